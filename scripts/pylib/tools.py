@@ -67,7 +67,10 @@ def promtool():
         tool = os.path.join(directory, "usr", "bin", "promtool")
         if not os.path.exists(tool):
             fetch("promtool", "apt-get", "download", "prometheus", cwd=directory)
-            package = glob.glob(os.path.join(directory, "prometheus_*.deb"))[0]
+            packages = glob.glob(os.path.join(directory, "prometheus_*.deb"))
+            if not packages:
+                raise Unavailable("promtool cannot be fetched: apt-get has downloaded no package prometheus")
+            package = packages[0]
             fetch("promtool", "dpkg-deb", "--extract", package, os.path.join(directory, "new"))
             os.makedirs(os.path.dirname(tool), exist_ok=True)
             os.rename(os.path.join(directory, "new", "usr", "bin", "promtool"), tool)

@@ -94,6 +94,8 @@ def a_revoked_token_leaves_nothing_on_the_page(t):
     boss.shows("Revoked admin")
     b.until(lambda: b.css("#token"), "no login after the token was revoked", 15)
     check("secret-volume" not in b.script("return document.documentElement.outerHTML"), "data is left on the page")
+    boss.go("#/events")
+    boss.shows("boss · DELETE · /api/v1/tokens/admin · from 127.0.0.1")
     equal(b.script("return document.cookie"), "", "cookies that scripts see")
     equal(b.script("return JSON.stringify(localStorage)"), "{}", "what is stored")
     b.shows("Log in again")

@@ -117,7 +117,7 @@ impl Catalogue {
     }
 }
 
-/// Checks a name for a disk or a snapshot.
+/// Checks a name for a new disk or snapshot.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let bad = |why| Err(Error::BadName { name: shorten(name), why });
     if name.is_empty() {
@@ -130,6 +130,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
         bad("it contains '@', which separates a volume from its snapshot")
     } else if name.chars().any(char::is_control) {
         bad("it contains control characters")
+    } else if name.chars().any(is_deceptive) {
+        bad("it contains invisible characters, or ones that change the direction of the text")
     } else if name != name.trim() {
         bad("it begins or ends with a space")
     } else if name == "." || name == ".." {
@@ -137,6 +139,12 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     } else {
         Ok(())
     }
+}
+
+/// Whether a character makes a name look like another one: zero-width characters, and marks of the
+/// bidirectional algorithm (Unicode Standard Annex 9). Disks of older releases may have them.
+fn is_deceptive(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 /// Checks a size for a disk.

@@ -16,9 +16,12 @@ export function onSignedOut(handler) {
   signedOut = handler;
 }
 
-/** Ignores from now on that a session is not accepted; the caller loads the page again. */
+/** Ignores from now on that a session is not accepted; the caller loads the page again. Returns the function that
+ *  ends this. */
 export function ignoreSignOut() {
+  const before = signedOut;
   signedOut = () => {};
+  return () => onSignedOut(before);
 }
 
 /** Builds a path: the parts between the strings are encoded. */

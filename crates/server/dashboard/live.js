@@ -10,6 +10,29 @@ const EVENTS = 2000;
 const MISSED = ["volume", "job", "security"].map((topic) => ({ topic }));
 const RETRY_MS = [1000, 2000, 4000, 8000];
 
+/** Wraps `work` so that it never runs twice at the same time: a call while it runs waits for one more run, which
+ *  begins afterwards and which all such calls share. */
+export function oneAtATime(work) {
+  let running = null;
+  let next = null;
+  const run = () => {
+    if (running) {
+      next ??= running.then(() => {
+        next = null;
+        return run();
+      });
+      return next;
+    }
+    const ended = () => {
+      running = null;
+    };
+    const result = work();
+    running = result.then(ended, ended);
+    return result;
+  };
+  return run;
+}
+
 /** Runs `work` at once and then every `ms` while the tab is visible; never twice at the same time. Returns
  *  the function that ends it. */
 export function poll(work, ms) {

@@ -4,7 +4,7 @@ import { call, onSignedOut } from "./api.js";
 import { redrawCharts } from "./chart.js";
 import { showProblem } from "./dialog.js";
 import { h, icon, link, replace, setText } from "./dom.js";
-import { live, poll } from "./live.js";
+import { live, oneAtATime, poll } from "./live.js";
 import { may, scopeText, setClient, who } from "./session.js";
 import { accessPage } from "./pages/access.js";
 import { cachePage } from "./pages/cache.js";
@@ -34,6 +34,7 @@ const PAGES = [
 
 const app = document.getElementById("app");
 const SESSION_KEY = "forebay-signed-out";
+const EVENT_PAUSE_MS = 700;
 
 /** What a page uses while it is shown; everything ends with it. */
 class Context {
@@ -57,11 +58,14 @@ class Context {
     if (last) reader(last.stats);
   }
 
-  /** Calls `work` now, after each event of these topics (at most once a second), and every `ms`. */
+  /** Calls `work` now, after each event of these topics (after a pause as long as the last call), and every `ms`;
+   *  never twice at the same time. Returns a function that calls it, too. */
   refresh(topics, work, ms = 30000) {
     let timer = null;
     let failure = null;
-    const run = async () => {
+    let took = 0;
+    const run = oneAtATime(async () => {
+      const begun = performance.now();
       try {
         await work();
         failure = null;
@@ -70,13 +74,14 @@ class Context {
         if (problem.code !== "offline" && problem.message !== failure) showProblem(problem);
         failure = problem.message;
       }
-    };
+      took = performance.now() - begun;
+    });
     const soon = (events) => {
       if (timer === null && events.some((event) => topics.includes(event.topic))) {
         timer = setTimeout(() => {
           timer = null;
           run();
-        }, 700);
+        }, Math.max(EVENT_PAUSE_MS, took));
       }
     };
     this.onEnd(live.happened.subscribe(soon));
@@ -141,7 +146,15 @@ function toggleTheme() {
 }
 
 async function logOut() {
-  await call("DELETE", "/session").catch(() => {});
+  try {
+    await call("DELETE", "/session");
+  } catch (problem) {
+    // Otherwise the session goes on.
+    if (problem.status !== 401) {
+      showProblem(problem);
+      return;
+    }
+  }
   // Nothing of the session stays in the memory of the page.
   history.replaceState(null, "", "/");
   location.reload();
@@ -264,6 +277,9 @@ function takeReason() {
   sessionStorage.removeItem(SESSION_KEY);
   return reason;
 }
+
+// A browser may keep a page that was left, with its data, for the button "back".
+addEventListener("pageshow", (event) => event.persisted && location.reload());
 
 let leaving = false;
 onSignedOut((problem) => {

@@ -8,8 +8,14 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
+/// Whether a name is a segment of a path that browsers and other clients resolve, also if it is encoded (WHATWG
+/// URL, "single-dot" and "double-dot URL path segment").
+pub(crate) fn is_relative_path(name: &str) -> bool {
+    name == "." || name == ".."
+}
+
 /// Whether a character has an effect other than being displayed.
-fn is_active(c: char) -> bool {
+pub(crate) fn is_active(c: char) -> bool {
     c.is_control()
         || matches!(c,
                         // Marks and embeddings of the bidirectional algorithm (Unicode Standard Annex 9), and

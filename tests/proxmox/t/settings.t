@@ -6,7 +6,7 @@ use warnings;
 
 use FindBin;
 use lib "$FindBin::Bin/../lib";
-use Fixture qw(plugin refused);
+use Fixture qw(plugin refused scratch);
 use Test::More;
 
 my $plugin = plugin();
@@ -25,6 +25,32 @@ for my $version (sort { $a <=> $b } keys %expected) {
 my $properties = $plugin->properties();
 is_deeply([grep { !m/\Aforebay-/ } keys %$properties], [], 'all properties have the prefix of this plug-in');
 is_deeply([grep { !$plugin->options()->{$_} } keys %$properties], [], 'all properties can be set');
+is_deeply(
+    [sort grep { $plugin->options()->{$_}->{fixed} } keys %$properties],
+    [qw(forebay-api forebay-ca-file forebay-token-file)],
+    'where a token goes cannot be changed',
+);
+my $tls = 'https://10.0.0.5:8443';
+for my $file ('/etc/shadow', '/etc/pve/priv/storage/other.forebay-token', '/etc/pve/priv/storage/../fb.forebay-token') {
+    like(refused(sub { $plugin->on_add_hook('fb', { 'forebay-api' => $tls, 'forebay-token-file' => $file }) }),
+        qr!move the token to /etc/pve/priv/storage/fb\.forebay-token$!m, "$file is not sent as a token");
+}
+my $own = '/etc/pve/priv/storage/fb.forebay-token';
+ok(!defined($plugin->on_add_hook('fb', { 'forebay-api' => $tls, 'forebay-token-file' => $own })), 'its own token is');
+{
+    my @warnings;
+    my $file = scratch() . '/fb.forebay-token';
+    no warnings qw(once redefine);
+    local *Forebay::Proxmox::Settings::token_file = sub { $file };
+    local $SIG{__WARN__} = sub { push @warnings, @_ };
+    open(my $out, '>', $file) or die "$file: $!\n";
+    close($out);
+    $plugin->on_delete_hook('fb', { 'forebay-api' => $tls, 'forebay-token-file' => "$file.other" });
+    ok(-e $file, 'a token that is not of the storage stays');
+    $plugin->on_delete_hook('fb', { 'forebay-api' => $tls, 'forebay-token-file' => $file }) for 1 .. 2;
+    ok(!-e $file, 'a token is removed with its storage');
+    is_deeply(\@warnings, [], '... which may be repeated');
+}
 
 sub values_of {
     my ($files) = @_;

@@ -33,6 +33,7 @@ sub write_file {
     open(my $out, '>', "$dir/$name") or die "$name: $!\n";
     print $out $text;
     close($out) or die "$name: $!\n";
+    chmod(0600, "$dir/$name");
     return "$dir/$name";
 }
 
@@ -48,7 +49,10 @@ sub token {
     return "$token\n";
 }
 
-my $admin = write_file('admin', token('pve', '--role', 'administrator'));
+my $secret = token('pve', '--role', 'administrator');
+my $admin = write_file('admin', $secret);
+my $open = write_file('open', $secret);
+chmod(0640, $open);
 my $reader = write_file('reader', token('monitoring', '--role', 'reader'));
 
 sub over_tls {
@@ -75,6 +79,7 @@ for my $case (
     ['forebay-token-file', "$dir/none", qr/cannot read the token.*forebay-token-file/, 'no token'],
     ['forebay-token-file', write_file('empty', "\n"), qr/has no token.*forebay token create/, 'an empty file'],
     ['forebay-token-file', write_file('lines', "a b\r\nX-Evil: 1\n"), qr/has no token/, 'a file with something else'],
+    ['forebay-token-file', $open, qr/mode 0640.*chmod 600/, 'a file that others can read'],
     ['forebay-token-file', write_file('wrong', "forebay_0000\n"), qr/token/, 'a wrong token'],
 ) {
     my ($property, $value, $expected, $what) = @$case;

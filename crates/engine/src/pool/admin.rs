@@ -108,6 +108,15 @@ impl Pool {
         Ok(info)
     }
 
+    /// UUID and size of a disk. Unlike [`Pool::disk`], its cost does not depend on the number of disks.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]
+    pub fn identity(&self, name: &str) -> Result<([u8; 16], u64)> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        Ok((disk.record().uuid, disk.size()))
+    }
+
     /// Whether writes of these clients to a disk are durable when they are acknowledged.
     ///
     /// # Errors

@@ -160,7 +160,7 @@ async fn snapshots_and_clones_keep_the_contents_of_their_source() {
 async fn invalid_names_and_sizes_are_refused() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
-    for name in ["", "a/b", "a@b", " a", "a\n", "..", &"x".repeat(300)] {
+    for name in ["", "a/b", "a@b", " a", "a\n", "..", "a\u{202e}b", "a\u{200b}", &"x".repeat(300)] {
         assert!(matches!(
             pool.create_volume(name, 4096, SyncMode::Flush, 0).await,
             Err(Error::BadName { .. })

@@ -1,7 +1,7 @@
 // Tokens of clients over TCP; only administrators see this page.
 
 import { call, get, ignoreSignOut, url } from "../api.js";
-import { ask, formDialog, showDialog, toast } from "../dialog.js";
+import { ask, formDialog, showDialog, showProblem, toast } from "../dialog.js";
 import { badge, button, h, pageHead } from "../dom.js";
 import { parseCount, time } from "../format.js";
 import { scopeText, who } from "../session.js";
@@ -77,14 +77,27 @@ function createToken(refresh) {
         scope: scopeOf(values),
         expires_in_s: values.days * DAY_S,
       };
-      if (isFirst) ignoreSignOut();
-      const { secret } = await call("POST", "/tokens", { body });
-      if (isFirst) await call("POST", "/session", { body: { token: secret } });
+      const secret = isFirst ? await createFirst(body) : (await call("POST", "/tokens", { body })).secret;
       // After the form has closed, so that the focus returns to the page.
       setTimeout(() => showSecret(values.name, secret, isFirst ? () => location.reload() : null));
       if (!isFirst) await refresh();
     },
   });
+}
+
+/** Creates the first token, and logs in with it. */
+async function createFirst(body) {
+  // Requests of the page may be refused before the response arrives.
+  const heed = ignoreSignOut();
+  try {
+    const { secret } = await call("POST", "/tokens", { body });
+    // If this fails, the secret is shown nevertheless, and the page asks for it when it is loaded again.
+    await call("POST", "/session", { body: { token: secret } }).catch(showProblem);
+    return secret;
+  } catch (problem) {
+    heed();
+    throw problem;
+  }
 }
 
 function showSecret(name, secret, closed) {

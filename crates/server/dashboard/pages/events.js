@@ -24,7 +24,9 @@ export function eventText(event) {
     case "error":
       return `${event.what}${disks ? ` (${disks})` : ""}${data.message ? `: ${data.message}` : ""}`;
     case "security":
-      return [event.what, data.token ?? data.name, data.method, data.path, data.address].filter(Boolean).join(" · ");
+      return [event.what, data.who, data.method, data.path, data.from && `from ${data.from}`]
+        .filter(Boolean)
+        .join(" · ");
     default:
       return `${disks} ${CHANGES[event.what] ?? event.what}`;
   }

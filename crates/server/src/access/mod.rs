@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 pub use attempts::Failures;
 pub use audit::{Audit, AuditRecord};
+use hash::hash;
 pub use principal::{DiskRef, Principal, Right, Role, Scope, Via, may};
 pub use sessions::{LIFETIME as SESSION_LIFETIME, SessionSecret, Sessions};
 pub use tokens::{CreateToken, CreatedToken, FILE_NAME, TokenError, TokenView, Tokens};
@@ -78,11 +79,15 @@ impl Access {
     /// The principal of a session; `None` if it has ended, or its token is not valid any more.
     pub fn by_session(&self, secret: &str, address: Option<IpAddr>) -> Option<Principal> {
         let token = self.sessions.token(secret)?;
-        Some(self.tokens.by_id(&token)?.principal(Via::Session, address))
+        let principal = self.tokens.by_id(&token)?.principal(Via::Session, address);
+        Some(Principal { session: Some(hash(secret)), ..principal })
     }
 
     /// Whether a principal that was authenticated before still would be.
     pub fn is_valid(&self, principal: &Principal) -> bool {
+        if principal.session.as_ref().is_some_and(|session| !self.sessions.has(session)) {
+            return false;
+        }
         match (&principal.token, principal.via) {
             (Some(token), _) => self.tokens.by_id(token).is_some(),
             (None, Via::Loopback) => !self.demands_tokens(),
@@ -101,6 +106,7 @@ impl Access {
     ) -> Result<(Principal, SessionSecret), Denied> {
         let found = self.tokens.verify(secret)?;
         let session = self.sessions.begin(&found.id);
-        Ok((found.principal(Via::Session, address), session))
+        let principal = found.principal(Via::Session, address);
+        Ok((Principal { session: Some(hash(&session.0)), ..principal }, session))
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::hash::Hash;
 use crate::nbd::ExportPattern;
 
 /// The role of a token.
@@ -114,6 +115,8 @@ pub struct Principal {
     pub address: Option<IpAddr>,
     /// The id of its token.
     pub(super) token: Option<Arc<str>>,
+    /// The hash of the secret of its session.
+    pub(super) session: Option<Hash>,
 }
 
 /// A disk, for the decision of [`may`].
@@ -146,7 +149,8 @@ impl Principal {
     }
 
     fn administrator(name: &str, via: Via, address: Option<IpAddr>) -> Principal {
-        Principal { name: name.into(), role: Role::Administrator, scope: None, via, address, token: None }
+        let (name, role) = (name.into(), Role::Administrator);
+        Principal { name, role, scope: None, via, address, token: None, session: None }
     }
 }
 
@@ -168,7 +172,8 @@ mod tests {
     use super::*;
 
     fn principal(role: Role, scope: Option<Scope>) -> Principal {
-        Principal { name: "t".into(), role, scope, via: Via::Token, address: None, token: None }
+        let name = "t".into();
+        Principal { name, role, scope, via: Via::Token, address: None, token: None, session: None }
     }
 
     #[test]

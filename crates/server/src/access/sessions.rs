@@ -59,6 +59,11 @@ impl Sessions {
         (session.begun.elapsed() < LIFETIME).then(|| session.token.clone())
     }
 
+    /// Whether a session has not ended, by the hash of its secret.
+    pub(super) fn has(&self, session: &Hash) -> bool {
+        self.0.lock().get(session).is_some_and(|session| session.begun.elapsed() < LIFETIME)
+    }
+
     /// Ends a session.
     pub fn end(&self, secret: &str) {
         self.0.lock().remove(&hash(secret));
@@ -78,8 +83,10 @@ mod tests {
         assert_eq!(sessions.token(&one.0), None);
         tokio::time::advance(LIFETIME - Duration::from_secs(1)).await;
         assert_eq!(sessions.token(&two.0).as_deref(), Some("b"));
+        assert!(sessions.has(&hash(&two.0)) && !sessions.has(&hash(&one.0)));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(sessions.token(&two.0), None);
+        assert!(!sessions.has(&hash(&two.0)));
         assert_eq!(sessions.token(""), None);
     }
 

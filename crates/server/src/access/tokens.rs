@@ -21,6 +21,7 @@ use super::Denied;
 use super::hash::{Hash, hash, hex, parse, random};
 use super::principal::{Principal, Role, Scope, Via};
 use crate::clock::unix_ms;
+use crate::text::is_active;
 
 /// Name of the file in the data directory.
 pub const FILE_NAME: &str = "tokens.json";
@@ -175,7 +176,7 @@ pub(super) struct Found {
 impl Found {
     pub fn principal(self, via: Via, address: Option<IpAddr>) -> Principal {
         let token = Some(self.id.into());
-        Principal { name: self.name, role: self.role, scope: self.scope, via, address, token }
+        Principal { name: self.name, role: self.role, scope: self.scope, via, address, token, session: None }
     }
 }
 
@@ -361,8 +362,13 @@ fn decode(bytes: &[u8]) -> Result<Vec<Token>, String> {
 fn check(new: &CreateToken) -> Result<(), TokenError> {
     let bad = |why: &str| Err(TokenError::Bad(why.to_owned()));
     let name = &new.name;
-    if !(1..=MAX_NAME).contains(&name.len()) || name.contains('/') || name.chars().any(char::is_control) {
-        return bad("the name of a token must have 1 to 64 bytes, without '/' and control characters");
+    if !(1..=MAX_NAME).contains(&name.len()) || name.contains('/') || name.chars().any(is_active) {
+        return bad(
+            "the name of a token must have 1 to 64 bytes, without '/', control and invisible characters",
+        );
+    }
+    if crate::text::is_relative_path(name) {
+        return bad("a token cannot be named '.' or '..', which have another meaning in an address");
     }
     match (&new.scope, new.role) {
         (None, Role::Operator) => {

@@ -36,11 +36,18 @@ pub fn cookie_name(tls: bool) -> &'static str {
     if tls { COOKIE_TLS } else { COOKIE }
 }
 
-/// The secret of the session that a request names.
-pub(super) fn session_of(headers: &HeaderMap, tls: bool) -> Option<&str> {
+/// The secrets in the session cookies of a request.
+pub(super) fn sessions_of(headers: &HeaderMap, tls: bool) -> impl Iterator<Item = &str> {
     let pairs = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let mut values = pairs.flat_map(|pairs| pairs.split(';')).filter_map(|pair| pair.split_once('='));
-    values.find(|(name, _)| name.trim() == cookie_name(tls)).map(|(_, value)| value.trim())
+    let values = pairs.flat_map(|pairs| pairs.split(';')).filter_map(|pair| pair.split_once('='));
+    values.filter(move |(name, _)| name.trim() == cookie_name(tls)).map(|(_, value)| value.trim())
+}
+
+/// The secret of the session that a request names. With several cookies there is none: another server on a
+/// port of this host may have set one of them, so that the page acts with its session.
+fn session_of(headers: &HeaderMap, tls: bool) -> Option<&str> {
+    let mut sessions = sessions_of(headers, tls);
+    sessions.next().filter(|_| sessions.next().is_none())
 }
 
 /// Determines the principal of a request, runs the rest, and writes the audit log.
@@ -275,5 +282,12 @@ mod tests {
         assert_eq!((session_of(&some, false), session_of(&some, true)), (Some("x"), Some("y")));
         let none = headers(&[("cookie", "xforebay_session=x; forebay_session")]);
         assert_eq!(session_of(&none, false), None);
+        for two in [
+            &[("cookie", "forebay_session=x; forebay_session=y")][..],
+            &[("cookie", "forebay_session=x"), ("cookie", "forebay_session=x")],
+        ] {
+            assert_eq!(session_of(&headers(two), false), None);
+            assert_eq!(sessions_of(&headers(two), false).count(), 2);
+        }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A stream holds a position in the ring of events and one event on its way to the client. A client that
 //! reads slowly gets an event `missed` in place of those that the ring does not have any more. A stream ends
-//! when the token of its client is not valid any more, and after [`LIFETIME`], so that it
-//! does not outlive a session. Browsers connect again automatically, and continue after the last event that
-//! they received.
+//! when the session or the token of its client is not valid any more, when the client does not read for
+//! [`KEEP_ALIVE`], and after [`LIFETIME`]. Browsers connect again automatically, and continue after the last
+//! event that they received.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -95,6 +95,8 @@ async fn follow(
         if let Some(text) = text.take() {
             let sent = tokio::select! {
                 sent = sender.send(text.into()) => sent.is_ok(),
+                // A client that does not read does not keep its permit.
+                () = tokio::time::sleep(KEEP_ALIVE) => false,
                 () = caller.api.control.stopped() => false,
             };
             if !sent {

@@ -17,8 +17,8 @@ use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::Origin;
 use super::problem::{ApiError, Refusal};
+use super::{Entry, Origin};
 use crate::dashboard;
 
 /// The header of requests that change state. Its value is ignored.
@@ -28,14 +28,22 @@ pub const HEADER: &str = "x-forebay";
 #[derive(Clone)]
 pub(super) struct Guard {
     origin: Origin,
+    /// Schemes of pages of this server.
+    schemes: &'static [&'static str],
     /// Configured names of this server, in addition to those that [`Guard::names_this_server`] always
     /// accepts.
     hosts: Arc<[String]>,
 }
 
 impl Guard {
-    pub fn new(origin: Origin, hosts: &[String]) -> Guard {
-        Guard { origin, hosts: hosts.into() }
+    pub fn new(entry: &Entry) -> Guard {
+        let schemes: &[&str] = match (entry.origin, entry.tls) {
+            // Its clients are forwarded by other programs, such as ssh, which may add TLS.
+            (Origin::Socket, _) => &["http://", "https://"],
+            (_, true) => &["https://"],
+            (_, false) => &["http://"],
+        };
+        Guard { origin: entry.origin, schemes, hosts: entry.hosts.clone() }
     }
 
     fn check(&self, request: &Request) -> Result<(), ApiError> {
@@ -55,7 +63,7 @@ impl Guard {
         }
         let own_site = |site: &str| matches!(site, "same-origin" | "none");
         if !all(headers, "sec-fetch-site", own_site)
-            || !all(headers, header::ORIGIN.as_str(), |origin| is_origin_of(origin, host))
+            || !all(headers, header::ORIGIN.as_str(), |origin| self.is_origin_of(origin, host))
         {
             return refused(Refusal::ForeignOrigin, "web pages of other sites cannot use this API");
         }
@@ -84,6 +92,12 @@ impl Guard {
             }
         }
     }
+
+    /// Whether an `Origin` header names this server, which was addressed as `host`.
+    fn is_origin_of(&self, origin: &str, host: &str) -> bool {
+        let authority = self.schemes.iter().find_map(|scheme| origin.strip_prefix(scheme));
+        authority.is_some_and(|authority| !host.is_empty() && authority.eq_ignore_ascii_case(host))
+    }
 }
 
 /// Whether there is exactly one such header and it passes the test.
@@ -94,12 +108,6 @@ fn only(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
 /// Whether each such header passes the test; true without such a header.
 fn all(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
     headers.get_all(name).iter().all(|value| value.to_str().is_ok_and(&test))
-}
-
-/// Whether an `Origin` header names this server, which was addressed as `host`.
-fn is_origin_of(origin: &str, host: &str) -> bool {
-    let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-    authority.is_some_and(|authority| !host.is_empty() && authority.eq_ignore_ascii_case(host))
 }
 
 fn declares_json(headers: &HeaderMap) -> bool {
@@ -123,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_loopback_listener_accepts_loopback_addresses_and_configured_names() {
-        let guard = Guard::new(Origin::Loopback, &["Storage.lan".into()]);
+        let guard = Guard::new(&Entry::new(Origin::Loopback, &["Storage.lan".into()]));
         for host in [
             "localhost",
             "LOCALHOST:80",
@@ -150,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_remote_listener_accepts_all_addresses_but_only_configured_names() {
-        let guard = Guard::new(Origin::Remote, &["storage.lan".into()]);
+        let guard = Guard::new(&Entry::new(Origin::Remote, &["storage.lan".into()]));
         for host in ["10.0.0.1:80", "[fe80::1]", "localhost", "storage.lan:8080"] {
             assert!(guard.names_this_server(host), "{host}");
         }
@@ -161,8 +169,9 @@ mod tests {
 
     #[test]
     fn an_origin_is_compared_with_the_whole_authority() {
-        assert!(is_origin_of("http://localhost:8080", "localhost:8080"));
-        assert!(is_origin_of("https://Storage.lan", "storage.lan"));
+        let guard = Guard::new(&Entry::new(Origin::Socket, &[]));
+        assert!(guard.is_origin_of("http://localhost:8080", "localhost:8080"));
+        assert!(guard.is_origin_of("https://Storage.lan", "storage.lan"));
         for (origin, host) in [
             ("null", "localhost"),
             ("http://localhost:8081", "localhost:8080"),
@@ -171,7 +180,16 @@ mod tests {
             ("http://", ""),
             ("file://localhost", "localhost"),
         ] {
-            assert!(!is_origin_of(origin, host), "{origin} {host}");
+            assert!(!guard.is_origin_of(origin, host), "{origin} {host}");
+        }
+    }
+
+    #[test]
+    fn an_origin_over_tcp_has_the_scheme_of_the_listener() {
+        for tls in [false, true] {
+            let guard = Guard::new(&Entry { tls, ..Entry::new(Origin::Remote, &[]) });
+            assert_eq!(guard.is_origin_of("http://10.0.0.1:8443", "10.0.0.1:8443"), !tls);
+            assert_eq!(guard.is_origin_of("https://10.0.0.1:8443", "10.0.0.1:8443"), tls);
         }
     }
 

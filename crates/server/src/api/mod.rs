@@ -158,7 +158,7 @@ pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
         .layer(from_fn_with_state(api.clone(), idempotent::once))
         // From here on, the last layer runs first; all apply to every route and to the fallbacks.
         .layer(from_fn_with_state(api.clone(), auth::authenticate))
-        .layer(from_fn_with_state(Guard::new(api.entry.origin, &api.entry.hosts), guard))
+        .layer(from_fn_with_state(Guard::new(&api.entry), guard))
         .layer(from_fn(panics::answer_panics))
         .layer(from_fn_with_state(api.entry.tls, headers::secure))
         // Refused requests have an id, too.

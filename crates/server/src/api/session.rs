@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Api;
-use super::auth::{Caller, Peer, cookie_name, denied_error, session_of};
+use super::auth::{Caller, Peer, cookie_name, denied_error, sessions_of};
 use super::extract::Body;
 use super::problem::{ApiError, Refusal};
 use super::route::{Answer, Route};
@@ -71,7 +71,7 @@ async fn login(State(api): State<Api>, peer: Option<axum::Extension<Peer>>, body
 }
 
 async fn logout(State(api): State<Api>, headers: HeaderMap) -> Answer {
-    if let Some(session) = session_of(&headers, api.entry.tls) {
+    for session in sessions_of(&headers, api.entry.tls) {
         api.access.sessions.end(session);
     }
     let mut response = Json(serde_json::json!({})).into_response();

@@ -1,5 +1,7 @@
 //! Actions on disks: images, volumes and snapshots.
 
+use std::collections::HashMap;
+
 use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Role};
 
 use super::{
@@ -67,8 +69,8 @@ impl Control {
     pub(super) async fn reset_volumes(&self, volumes: &[String]) -> Result<Reply> {
         let names: Vec<&str> = volumes.iter().map(String::as_str).collect();
         self.pool().reset_all(&names).await?;
-        let reset = names.iter().filter_map(|n| DiskView::new(&self.pool().disk(n).ok()?));
-        Ok(Reply::Disks(reset.collect()))
+        let reset = self.find_all(&names);
+        Ok(Reply::Disks(reset.iter().filter_map(|disk| DiskView::new(disk.as_ref()?)).collect()))
     }
 
     pub(super) async fn roll_back_volume(&self, name: &str, snapshot: &str) -> Result<Reply> {
@@ -94,6 +96,12 @@ impl Control {
         let cached_bytes = stats.cached_bytes;
         let limited = LimitedView { requests: stats.limited.ops, waited_us: stats.limited.bytes };
         Ok(Reply::DiskStats(DiskStatsView { guest: stats.guest.into(), space, cached_bytes, limited }))
+    }
+
+    /// Looks up many disks. One look-up passes all disks, to count snapshots and clones, so they share it.
+    pub(super) fn find_all(&self, names: &[&str]) -> Vec<Option<DiskInfo>> {
+        let mut disks: HashMap<_, _> = self.pool().disks().into_iter().map(|d| (d.name.clone(), d)).collect();
+        names.iter().map(|name| disks.remove(*name)).collect()
     }
 
     /// Returns the disk of this name. It must be of this kind: `volume rm` must not remove an image.

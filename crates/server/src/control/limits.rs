@@ -107,7 +107,8 @@ impl Control {
     pub(super) async fn inherit_tenant(&self, source: &str, made: Vec<DiskInfo>) -> Result<Vec<DiskInfo>> {
         let uuids: Vec<_> = made.iter().map(|disk| disk.uuid).collect();
         self.limits().inherit(source, &uuids).await?;
-        let pool = self.pool();
-        Ok(made.into_iter().map(|disk| pool.disk(&disk.name).unwrap_or(disk)).collect())
+        let names: Vec<&str> = made.iter().map(|disk| disk.name.as_str()).collect();
+        let found = self.find_all(&names);
+        Ok(made.into_iter().zip(found).map(|(made, found)| found.unwrap_or(made)).collect())
     }
 }

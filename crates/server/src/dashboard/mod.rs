@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 
 use axum::Router;
 use axum::extract::Path;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use sha2::{Digest, Sha256};
@@ -21,7 +21,8 @@ use assets::{ASSETS, SHELL};
 
 /// The content security policy of pages: nothing is loaded from elsewhere, and no script or style is inline.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
-                      connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+                      connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; \
+                      require-trusted-types-for 'script'; trusted-types 'none'";
 /// What the shell has in place of [`Pages::version`].
 const PLACEHOLDER: &str = "{version}";
 
@@ -62,6 +63,8 @@ pub(crate) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
 async fn shell(headers: HeaderMap) -> Response {
     let fixed = [
         (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
+        // A page that opened the dashboard has no reference to its window.
+        (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (header::ETAG, PAGES.tag.clone()),
     ];

@@ -46,9 +46,9 @@ impl Notice {
         let mapped: BTreeSet<&str> =
             targets.iter().flat_map(|target| target.luns.values().map(|lun| lun.disk.as_str())).collect();
         let facts = |name: &str| {
-            let disk = pool.disk(name).ok()?;
+            let (uuid, size) = pool.identity(name).ok()?;
             let write_through = pool.is_write_through(name, Client::Remote).ok()?;
-            Some((name.to_owned(), UnitFacts { uuid: disk.uuid, size: disk.size, write_through }))
+            Some((name.to_owned(), UnitFacts { uuid, size, write_through }))
         };
         let disks = mapped.into_iter().filter_map(facts).collect();
         let document = Document { version: VERSION, group, portals: portals.to_vec(), targets, disks };

@@ -232,10 +232,12 @@ fn check_volume(limits: &LimitSet) -> Result<()> {
 }
 
 fn check_tenant(name: &str) -> Result<()> {
-    match (1..=MAX_TENANT_NAME).contains(&name.len()) && !name.chars().any(char::is_control) {
-        true => Ok(()),
-        false => {
-            Err(LimitError::Bad("the name of a tenant must have 1 to 64 bytes, without control characters"))
-        }
+    let bad = |why| Err(LimitError::Bad(why));
+    if !(1..=MAX_TENANT_NAME).contains(&name.len()) || name.chars().any(char::is_control) {
+        return bad("the name of a tenant must have 1 to 64 bytes, without control characters");
     }
+    if crate::text::is_relative_path(name) {
+        return bad("a tenant cannot be named '.' or '..', which have another meaning in an address");
+    }
+    Ok(())
 }

@@ -2,8 +2,9 @@
 //!
 //! **Bounds.** A listener has a limit on its connections (`capped`). A client has [`HEADER_TIME`] for the TLS
 //! handshake, and again for the header of each request, also on an idle connection; a header has at most
-//! [`HEADER_BYTES`] and [`HEADERS`] fields. Bodies are bounded in size and time by the API. What is no HTTP
-//! is answered by hyper, with an empty body.
+//! [`HEADERS`] fields. Its size is compared with [`HEADER_BYTES`] when it is incomplete after a read, and the
+//! buffer can be twice as large: a header of up to that size passes if it arrives at once. A client that does not read its responses is disconnected (`unstalled`). Bodies
+//! are bounded in size and time by the API. What is no HTTP is answered by hyper, with an empty body.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use tower::ServiceExt;
 
 use super::capped;
 use super::https::HttpsCertificate;
+use super::unstalled::Unstalled;
 use crate::api::Peer;
 
 const HEADER_TIME: Duration = Duration::from_secs(20);
@@ -101,7 +103,7 @@ where
         .header_read_timeout(HEADER_TIME)
         .max_headers(HEADERS)
         .max_buf_size(HEADER_BYTES)
-        .serve_connection(TokioIo::new(io), service);
+        .serve_connection(TokioIo::new(Unstalled::new(io)), service);
     let mut serving = std::pin::pin!(serving);
     let served = tokio::select! {
         served = &mut serving => Some(served),
@@ -116,5 +118,49 @@ where
     };
     if let Err(error) = served {
         tracing::debug!(%error, ?peer, "a connection of the API failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+
+    const BODY: usize = 256 << 10;
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+
+    /// A connection that is served, with little room for what its client does not read.
+    fn served() -> (DuplexStream, JoinSet<()>, watch::Sender<bool>) {
+        let (client, io) = duplex(1024);
+        let (stopping, stopped) = watch::channel(false);
+        let router = Router::new().route("/", get(async || vec![b'x'; BODY]));
+        let mut serving = JoinSet::new();
+        serving.spawn(connection(io, router, Peer::default(), stopped));
+        (client, serving, stopping)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_is_disconnected() {
+        let (mut client, mut serving, _stopping) = served();
+        for _ in 0..3 {
+            client.write_all(REQUEST).await.unwrap();
+        }
+        let ended = tokio::time::timeout(Duration::from_secs(3600), serving.join_next()).await;
+        ended.expect("the connection is kept").unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_slowly_gets_its_response() {
+        let (mut client, _serving, _stopping) = served();
+        client.write_all(REQUEST).await.unwrap();
+        let (mut read, mut chunk) = (0, [0; 1024]);
+        while read < BODY {
+            tokio::time::sleep(Duration::from_secs(15)).await;
+            let got = client.read(&mut chunk).await.unwrap();
+            assert!(got > 0, "the connection ended after {read} bytes");
+            read += got;
+        }
     }
 }

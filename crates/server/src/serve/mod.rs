@@ -50,6 +50,7 @@ mod sockets;
 mod standby;
 mod store;
 mod timer;
+mod unstalled;
 mod upgrade;
 mod workers;
 

@@ -241,6 +241,16 @@ async fn a_session_lasts_until_logout_or_until_its_token_is_revoked() {
         let mut foreign = with(Method::GET, "/session", &one);
         foreign.headers_mut().insert(header::ORIGIN, "https://evil.example".parse().unwrap());
         assert_eq!(api.send(foreign).await.0, StatusCode::FORBIDDEN);
+        // Neither can one without TLS, which others can change, if this server has TLS.
+        for (origin, is_tls) in [("http://localhost", false), ("https://localhost", true)] {
+            let mut request = with(Method::GET, "/session", &one);
+            request.headers_mut().insert(header::ORIGIN, origin.parse().unwrap());
+            let status = if is_tls == tls { StatusCode::OK } else { StatusCode::FORBIDDEN };
+            assert_eq!(api.send(request).await.0, status, "{origin}");
+        }
+        // Another port of the host can add a cookie: its session is not used instead.
+        let both = with(Method::GET, "/session", &format!("{one}; {two}"));
+        assert_eq!(api.send(both).await.0, StatusCode::UNAUTHORIZED);
         let mut foreign = with(Method::POST, "/volumes/x/reset", &one);
         foreign.headers_mut().remove(HEADER);
         assert_eq!(api.send(foreign).await.1["code"], "header_missing");

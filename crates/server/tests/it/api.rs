@@ -116,6 +116,10 @@ async fn volumes_snapshots_and_clones_are_created_changed_and_removed() {
     assert_eq!((status, snapshot["name"].as_str()), (StatusCode::CREATED, Some("a b@s")));
     assert_eq!(api.get("/volumes/a%20b/snapshots").await.1.as_array().map(Vec::len), Some(1));
     let (status, clones) = api.post("/clones", json!({"source": "a b@s", "name": "c", "count": 2})).await;
+    let (_, reset) = api.post("/resets", json!({"volumes": ["c-002", "c-001"]})).await;
+    let reset: Vec<_> = reset.as_array().unwrap().iter().map(|d| (&d["name"], &d["origin"])).collect();
+    let from = json!("a b@s");
+    assert_eq!(reset, [(&json!("c-002"), &from), (&json!("c-001"), &from)]);
     assert_eq!(status, StatusCode::CREATED);
     let names: Vec<_> = clones.as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["c-001", "c-002"]);

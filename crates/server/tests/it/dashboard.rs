@@ -54,7 +54,8 @@ async fn files_are_served_to_clients_without_a_token_and_data_is_not() {
         {
             assert!(policy.contains(part), "{policy}");
         }
-        assert!(!policy.contains("unsafe"));
+        assert!(!policy.contains("unsafe") && policy.contains("require-trusted-types-for 'script'"));
+        assert_eq!(value(&headers, "cross-origin-opener-policy"), "same-origin");
         for name in ["x-content-type-options", "x-frame-options", "referrer-policy"] {
             assert!(headers.contains_key(name), "{name}");
         }

@@ -176,6 +176,26 @@ async fn events_resume_and_are_scoped() {
 }
 
 #[tokio::test]
+async fn the_stream_of_a_session_ends_at_the_logout() {
+    let (rig, local) = Caller::new(Origin::Socket).await;
+    let new = CreateToken { name: "page".into(), role: Role::Reader, scope: None, expires_in_s: None };
+    let token = rig.access.tokens.create(new).unwrap().secret;
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Remote, &[])));
+    let begun = send(&api, build(Method::POST, "/session"), json!({"token": token})).await;
+    let cookie = begun.headers()[header::SET_COOKIE].to_str().unwrap().split(';').next().unwrap().to_owned();
+    let with = |method, path| build(method, path).header(header::COOKIE, &cookie);
+    let mut events = send(&api, with(Method::GET, "/events"), Value::Null).await.into_body();
+    local.post("/volumes", json!({"name": "before", "size_bytes": 1 << 20})).await;
+    assert_eq!(event(&mut events, "volume").await.0["disks"], json!(["before"]));
+    send(&api, with(Method::DELETE, "/session"), Value::Null).await;
+    // The token is still valid.
+    local.post("/volumes", json!({"name": "after", "size_bytes": 1 << 20})).await;
+    let rest = tokio::time::timeout(Duration::from_secs(60), events.collect()).await;
+    let rest = rest.expect("the stream goes on").unwrap().to_bytes();
+    assert!(!str::from_utf8(&rest).unwrap().contains("after"));
+}
+
+#[tokio::test]
 async fn streams_of_events_are_limited_and_given_back() {
     let (_rig, api) = Caller::new(Origin::Socket).await;
     let mut streams = Vec::new();

@@ -53,7 +53,7 @@ fn an_expired_token_is_reported_as_such() {
 fn invalid_tokens_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::load(dir.path());
-    for name in ["", "a/b", "a\nb", &"n".repeat(65)] {
+    for name in ["", "a/b", "a\nb", ".", "..", "a\u{202e}b", &"n".repeat(65)] {
         assert!(matches!(tokens.create(new(name, Role::Reader)), Err(TokenError::Bad(_))), "{name:?}");
     }
     let with = |role, scope, expires_in_s| CreateToken { scope, expires_in_s, ..new("a", role) };

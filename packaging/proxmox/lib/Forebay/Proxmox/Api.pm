@@ -14,7 +14,7 @@ use IO::Select;
 use IO::Socket::IP;
 use IO::Socket::UNIX;
 use JSON;
-use Socket qw(MSG_NOSIGNAL SOCK_STREAM);
+use Socket qw(SOCK_STREAM);
 use Time::HiRes qw(time);
 
 use constant CONNECT_TIMEOUT_S => 5;
@@ -47,6 +47,8 @@ sub call {
 sub attempt {
     my ($self, $method, $path, $body) = @_;
 
+    # A broken connection is an error here, not a signal; closing a connection with TLS writes to it, too.
+    local $SIG{PIPE} = 'IGNORE';
     my $deadline = time() + $self->{timeout_s};
     my $request = $self->_request($method, $path, $body);
     my $socket = $self->_connect();
@@ -133,6 +135,8 @@ sub _authorization {
 
     my $file = $address->{token} // return '';
     open(my $in, '<', $file) or die "cannot read the token of Forebay in $file ($!): correct 'forebay-token-file'\n";
+    my $mode = (stat($in))[2] & 07777;
+    die sprintf("%s can be read by others (mode %04o): run 'chmod 600' on it, and replace the token\n", $file, $mode) if $mode & 077;
     my $token = <$in> // '';
     close($in);
     $token =~ m/\A([A-Za-z0-9_-]+)\s*\z/ or die "$file has no token: write the output of 'forebay token create' to it\n";
@@ -163,7 +167,7 @@ sub _send {
 
     while (length($bytes)) {
         _wait(can_write => $socket, $deadline);
-        my $sent = _send_some($socket, $bytes);
+        my $sent = $socket->syswrite($bytes);
         if (defined($sent)) {
             substr($bytes, 0, $sent, '');
         } elsif (!$!{EINTR} && !$!{EAGAIN}) {
@@ -172,15 +176,6 @@ sub _send {
         }
     }
     return;
-}
-
-# A broken connection is an error here, not a signal.
-sub _send_some {
-    my ($socket, $bytes) = @_;
-
-    return send($socket, $bytes, MSG_NOSIGNAL) if !$socket->isa('IO::Socket::SSL');
-    local $SIG{PIPE} = 'IGNORE';
-    return $socket->syswrite($bytes);
 }
 
 sub _receive {

@@ -31,7 +31,7 @@ sub properties {
             default => DEFAULT_API,
         },
         'forebay-token-file' => {
-            description => "File with a token of the API, for an https address.",
+            description => "File with a token of the API, for an https address: /etc/pve/priv/storage/STORAGE.forebay-token.",
             type => 'string',
         },
         'forebay-ca-file' => {
@@ -86,8 +86,30 @@ sub properties {
 # The properties that a storage of this type can have.
 sub options {
     my %own = map { $_ => { optional => 1 } } keys %{ properties() };
+    # A user with the right to change storages must not be able to have a token sent to another server.
+    $own{$_}->{fixed} = 1 for qw(forebay-api forebay-token-file forebay-ca-file);
     my %common = map { $_ => { optional => 1 } } qw(nodes shared disable content bwlimit);
     return { %common, %own };
+}
+
+# The file in which the token of a storage must be. The plug-in runs as root: with a free path, a user with the right to
+# add storages could have any file of a node sent to any server. A path that root writes into storage.cfg is not restricted.
+sub token_file {
+    my ($storeid) = @_;
+
+    $storeid =~ m/\A([A-Za-z][A-Za-z0-9_.-]*)\z/ or die "'$storeid' is not a valid name of a storage\n";
+    return "/etc/pve/priv/storage/$1.forebay-token";
+}
+
+# Dies if a new storage is not permitted.
+sub check_new {
+    my ($storeid, $scfg) = @_;
+
+    parse($scfg);
+    my $own = token_file($storeid);
+    my $file = $scfg->{'forebay-token-file'} // $own;
+    die "forebay-token-file '$file' is not valid for this storage: move the token to $own\n" if $file ne $own;
+    return;
 }
 
 # The settings of a storage. Dies if they are invalid or contradict each other.

@@ -77,7 +77,17 @@ sub options {
 sub on_add_hook {
     my ($class, $storeid, $scfg) = @_;
 
-    Forebay::Proxmox::Settings::parse($scfg);
+    Forebay::Proxmox::Settings::check_new($storeid, $scfg);
+    return;
+}
+
+# The token does not outlive its storage: another one of the same name could have another server.
+sub on_delete_hook {
+    my ($class, $storeid, $scfg) = @_;
+
+    my $file = Forebay::Proxmox::Settings::token_file($storeid);
+    return if ($scfg->{'forebay-token-file'} // '') ne $file;
+    unlink($file) or $!{ENOENT} or warn "cannot remove the token of the storage in $file: $!\n";
     return;
 }
 
