@@ -511,7 +511,7 @@ impl Log {
             None => {
                 let id = self.next.take().await?;
                 // What frees room has to fit into the last of it, and so has what cannot be abandoned.
-                let is_needed = self.is_left_behind || (self.is_short && frees_room(group.stream));
+                let is_needed = self.left_behind > 0 || (self.is_short && frees_room(group.stream));
                 (id, 0, !is_needed)
             }
         };
