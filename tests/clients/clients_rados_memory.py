@@ -1,5 +1,6 @@
-"""Loss of a host's memory, with pools in Ceph: clients on the same host that may have answers for lost writes are
-refused until an administrator resumes the volume, also after other servers had the pool in between.
+"""Loss of a host's memory, with pools in Ceph: clients on the same host that may have answers for
+lost writes are refused until an administrator resumes the volume, also after other servers had the
+pool in between.
 
 As in `clients_lost`, the process of a test is a client from before the loss.
 """

@@ -1,6 +1,6 @@
-"""Partitions of the network around pools in Ceph: a server from OSDs, from monitors, from its clients and from the
-other server, in both directions or in one. The pool has one owner; its clients are served by it, or again by
-the next one, and no acknowledged write is lost.
+"""Partitions of the network around pools in Ceph: a server from OSDs, from monitors, from its
+clients and from the other server, in both directions or in one. The pool has one owner; its clients
+are served by it, or again by the next one, and no acknowledged write is lost.
 
 The cluster, the clients and both servers are hosts of separate networks: see `networks`.
 """
@@ -23,7 +23,8 @@ ROUNDS = int(os.environ.get("FOREBAY_RADOS_PARTITIONS", "0"))
 BLOCKS = 64
 # A client looks for another server if an answer takes longer.
 ANSWER_S = 1.0
-# How long partitions last that have no takeover: longer than the time after which an owner is regarded as dead.
+# How long partitions last that have no takeover: longer than the time after which an owner is regarded as
+# dead.
 CUT_S = 4.5
 PROGRESS = 50
 VOLUME = "disk"
@@ -104,8 +105,8 @@ def attach(server, limit):
 
 
 class LedgerClient(threading.Thread):
-    """Sends one request at a time, writes durably. If an answer is late, or the connection ends, it looks for the
-    server that has the pool."""
+    """Sends one request at a time, writes durably. If an answer is late, or the connection ends, it
+    looks for the server that has the pool."""
 
     def __init__(self, site):
         super().__init__(daemon=True)
@@ -174,8 +175,8 @@ def ended(h, cookie):
 
 
 def moves(site, name, *rules):
-    """The owner is cut off by these rules: the standby takes the pool over. The former owner answers nothing more,
-    and ends when it notices."""
+    """The owner is cut off by these rules: the standby takes the pool over. The former owner
+    answers nothing more, and ends when it notices."""
     former, host = site.owner, site.hosts[site.owner]
     with site.load() as client:
         idle = Connection((former.host, former.port), VOLUME)

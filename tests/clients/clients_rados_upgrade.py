@@ -1,4 +1,5 @@
-"""Upgrades of a server whose iSCSI initiators have two paths (ALUA) to a pool in Ceph: their sessions stay."""
+"""Upgrades of a server whose iSCSI initiators have two paths (ALUA) to a pool in Ceph: their
+sessions stay."""
 
 import os
 import time

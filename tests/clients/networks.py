@@ -1,7 +1,7 @@
 """Hosts in separate networks on this machine, and packet filters between them. All of it ends with the test.
 
-The process of the test moves into a new network, the hub: what it starts from then on is there. Further hosts are
-network namespaces that are connected to the hub only.
+The process of the test moves into a new network, the hub: what it starts from then on is there.
+Further hosts are network namespaces that are connected to the hub only.
 """
 
 import ctypes
@@ -18,7 +18,8 @@ START_S = 20
 
 
 def enter_hub():
-    """Moves this process into a new network with the address `HUB`; skips the test if that is not possible."""
+    """Moves this process into a new network with the address `HUB`; skips the test if that is not
+    possible."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET):
         raise Skipped(f"needs root for network namespaces: {os.strerror(ctypes.get_errno())}")
@@ -55,7 +56,8 @@ class Host:
         return run(*self.prefix, *argv, **kwargs)
 
     def drop(self, *rules):
-        """Drops packets from now on: rules are such as `input tcp sport 80`, and `output` for those it sends."""
+        """Drops packets from now on: rules are such as `input tcp sport 80`, and `output` for those
+        it sends."""
         chains = {name: [] for name in ("input", "output")}
         for rule in rules:
             chain, _, match = rule.partition(" ")

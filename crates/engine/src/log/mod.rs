@@ -623,8 +623,8 @@ impl Log {
         self.table.insert(SegmentRecord { written: end as u32, last_seq: head.seq, ..record });
     }
 
-    /// Ends the segment of a stream, durably, outside of a group. If there is no room for its footer, or it is
-    /// overdue, the segment ends without one.
+    /// Ends the segment of a stream, durably, outside of a group. If there is no room for its footer, or it
+    /// is overdue, the segment ends without one.
     pub async fn end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());

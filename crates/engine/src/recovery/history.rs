@@ -18,9 +18,9 @@
 //! - A stop at any moment leaves no such proof. Any remains after the end of history belong to the one group
 //!   that was not synced, whichever of its batches are intact and in whichever segments they are, and that
 //!   group begins at `G`. The same holds for a group that was abandoned, which the next one of a higher epoch
-//!   replaces, and for remains of earlier lives of the pool (a life is the time from one opening to the next):
-//!   each left one group, begun where its history ended, and later lives continued from there. So the group of
-//!   any such remains begins at `G` or before.
+//!   replaces, and for remains of earlier lives of the pool (a life is the time from one opening to the
+//!   next): each left one group, begun where its history ended, and later lives continued from there. So the
+//!   group of any such remains begins at `G` or before.
 //! - A group that was abandoned because an object did not answer may become complete later ([`crate::log`]).
 //!   If the one in its place is damaged, history continues with the abandoned one, and what follows begins at
 //!   `G`, not after it. It proves damage by its link: it follows another batch than the last one of history,

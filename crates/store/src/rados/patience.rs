@@ -5,8 +5,8 @@
 //! longer than usual, and a change of the pool's header, which began later, is acknowledged before it. While
 //! the whole cluster is slow or does not answer, nothing is overdue.
 //!
-//! What was given up wrongly costs an append and a segment, so the time doubles with each one that is overdue,
-//! and is halved by each one that ends in time.
+//! What was given up wrongly costs an append and a segment, so the time doubles with each one that is
+//! overdue, and is halved by each one that ends in time.
 
 use std::time::Duration;
 
