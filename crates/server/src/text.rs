@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-/// Whether a name is a segment of a path that browsers and other clients resolve, also if it is encoded (WHATWG
-/// URL, "single-dot" and "double-dot URL path segment").
+/// Whether a name is a segment of a path that browsers and other clients resolve, also if it is encoded
+/// (WHATWG URL, "single-dot" and "double-dot URL path segment").
 pub(crate) fn is_relative_path(name: &str) -> bool {
     name == "." || name == ".."
 }
