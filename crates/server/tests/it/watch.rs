@@ -191,7 +191,7 @@ async fn the_stream_of_a_session_ends_at_the_logout() {
     // The token is still valid.
     local.post("/volumes", json!({"name": "after", "size_bytes": 1 << 20})).await;
     let rest = tokio::time::timeout(Duration::from_secs(60), events.collect()).await;
-    let rest = rest.expect("the stream goes on").unwrap().to_bytes();
+    let rest = rest.expect("the stream continues").unwrap().to_bytes();
     assert!(!str::from_utf8(&rest).unwrap().contains("after"));
 }
 
