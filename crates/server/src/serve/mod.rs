@@ -368,7 +368,7 @@ impl Server<'_> {
             Err((done, api, reply)) => {
                 let _ = reply.send(Ok(done));
                 last_replies(api, LAST_REPLIES).await;
-                if self.signals.have_arrived().await {
+                if self.signals.end_process().await {
                     return Ok(None);
                 }
                 if !self.config.standby {

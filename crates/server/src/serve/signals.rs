@@ -50,6 +50,17 @@ impl Signals {
         self.arrived
     }
 
+    /// From now on, a signal to stop ends the process at once: for one that is about to execute a program,
+    /// in which the handler of this one has no effect. Returns whether one has arrived before.
+    pub async fn end_process(&mut self) -> bool {
+        for number in [libc::SIGTERM, libc::SIGINT] {
+            // SAFETY: the default action needs no memory of this process. It cannot fail for these numbers.
+            unsafe { libc::signal(number, libc::SIG_DFL) };
+        }
+        // The former handler may have left a signal that the runtime has not distributed yet.
+        tokio::time::timeout(DISTRIBUTED, self.stop()).await.is_ok()
+    }
+
     /// Sends a signal that has arrived, and all that arrive until this process has ended, to the process that
     /// replaces it: a child that is not waited for, so its id is not reused.
     pub async fn pass_on(&mut self, pid: u32) {
