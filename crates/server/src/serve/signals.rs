@@ -44,9 +44,10 @@ impl Signals {
         }
     }
 
-    /// Whether a signal has arrived; [`Signals::stop`] then returns at once.
+    /// Whether a signal has arrived, also one that the runtime still distributes; [`Signals::stop`] then
+    /// returns at once.
     pub async fn have_arrived(&mut self) -> bool {
-        self.arrived = tokio::time::timeout(Duration::ZERO, self.stop()).await.is_ok();
+        self.arrived = tokio::time::timeout(DISTRIBUTED, self.stop()).await.is_ok();
         self.arrived
     }
 
@@ -57,8 +58,7 @@ impl Signals {
             // SAFETY: the default action needs no memory of this process. It cannot fail for these numbers.
             unsafe { libc::signal(number, libc::SIG_DFL) };
         }
-        // The former handler may have left a signal that the runtime has not distributed yet.
-        tokio::time::timeout(DISTRIBUTED, self.stop()).await.is_ok()
+        self.have_arrived().await
     }
 
     /// Sends a signal that has arrived, and all that arrive until this process has ended, to the process that
@@ -76,8 +76,7 @@ impl Signals {
                 tracing::warn!(%error, "a signal to stop may not reach the new process");
             }
         }
-        // The former handler may have left a signal that the runtime has not distributed yet.
-        if tokio::time::timeout(DISTRIBUTED, self.stop()).await.is_ok() {
+        if self.have_arrived().await {
             pass_on_signal(libc::SIGTERM);
         }
     }
