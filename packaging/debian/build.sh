@@ -27,6 +27,9 @@ for unit in forebay.service forebay.socket forebay-control.socket; do
 done
 sed -i -e 's|/usr/local/bin/forebay|/usr/bin/forebay|' -e 's| Installed to /etc/systemd/system together with its sockets;| |' \
     -e 's|; *see docs/upgrade.md| See /usr/share/doc/forebay/upgrade.md|' "$stage/$units/forebay.service"
+for unit in forebay.service forebay.socket forebay-control.socket; do
+    sed -f "$root/packaging/systemd/instance.sed" "$stage/$units/$unit" > "$stage/$units/${unit%.*}@.${unit##*.}"
+done
 
 mkdir -p "$stage/usr/share/man/man1" "$stage/usr/share/bash-completion/completions" "$stage/usr/share/zsh/vendor-completions" \
     "$stage/usr/share/fish/vendor_completions.d" "$stage/$doc/examples" "$stage/DEBIAN" "$stage/usr/share/lintian/overrides"

@@ -36,6 +36,9 @@ def the_package_has_what_it_promises(t):
         ("/usr/lib/systemd/system/forebay.service", "-rw-r--r--"),
         ("/usr/lib/systemd/system/forebay.socket", "-rw-r--r--"),
         ("/usr/lib/systemd/system/forebay-control.socket", "-rw-r--r--"),
+        ("/usr/lib/systemd/system/forebay@.service", "-rw-r--r--"),
+        ("/usr/lib/systemd/system/forebay@.socket", "-rw-r--r--"),
+        ("/usr/lib/systemd/system/forebay-control@.socket", "-rw-r--r--"),
         ("/usr/share/man/man1/forebay.1.gz", "-rw-r--r--"),
         ("/usr/share/bash-completion/completions/forebay", "-rw-r--r--"),
         ("/usr/share/zsh/vendor-completions/_forebay", "-rw-r--r--"),
@@ -57,6 +60,13 @@ def the_package_has_what_it_promises(t):
     check("ExecStart=/usr/bin/forebay serve" in service, "the unit starts the binary of the package")
     for setting in ("WatchdogSec=", "NotifyAccess=all", "Sockets=forebay.socket", "ExecReload=", "Restart=always"):
         check(setting in service, f"the unit has {setting}")
+    # Nothing of an instance is that of another one, or of the single server.
+    for name in ("forebay@.service", "forebay@.socket", "forebay-control@.socket"):
+        with open(f"{unpacked}/usr/lib/systemd/system/{name}") as f:
+            settings = [line for line in f if not line.startswith("#")]
+        for line in settings:
+            paths = re.findall(r"(?:/run|/etc|Directory=)[^ ]*forebay[^ ]*|\S*forebay\S*\.(?:service|socket)", line)
+            check(all("%i" in path for path in paths), f"{name}: {line}")
     if shutil.which("lintian"):
         found = run("lintian", "--fail-on", "error", "--no-tag-display-limit", package, check=False)
         equal(found.returncode, 0, f"lintian: {found.stdout}")

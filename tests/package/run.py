@@ -209,6 +209,29 @@ def unit_links(machine):
     return sorted(name for name in found if name.startswith("forebay"))
 
 
+INSTANCE = """
+data = "/var/lib/forebay-second"
+socket = "/run/forebay-second/control.sock"
+
+[nbd]
+listen = ["unix:/run/forebay-second/nbd.sock"]
+"""
+
+
+def second_pool(m, package):
+    """A server for another pool, which an upgrade of the package upgrades as well."""
+    with open(m.path("/etc/forebay/second.toml"), "w") as f:
+        f.write(INSTANCE)
+    unit = "forebay@second.service"
+    m.run("systemctl", "enable", "--now", unit)
+    before = m.run("systemctl", "show", "--value", "-p", "MainPID", unit).stdout
+    text = m.install(package)
+    equal(text.count("connections continue"), 2, f"upgraded servers: {text}")
+    check(before != m.run("systemctl", "show", "--value", "-p", "MainPID", unit).stdout, "another process serves the second pool")
+    m.run("systemctl", "disable", "--now", unit)
+    os.remove(m.path("/etc/forebay/second.toml"))
+
+
 def life_of_a_package(m, packages):
     """From the installation to the purge."""
     conffile = m.path("/etc/forebay/forebay.toml")
@@ -246,6 +269,9 @@ def life_of_a_package(m, packages):
             time.sleep(0.2)
         writer.check("after a reload")
     check("[logging]" in open(conffile).read(), "a changed configuration file is kept")
+    if m.leader:
+        second_pool(m, packages[1])
+        writer.check("after an upgrade of another server")
 
     pid, good = m.pid(), open(conffile).read()
     with open(conffile, "a") as f:

@@ -1,0 +1,62 @@
+"""Several pools on the same hosts: each pool has a process of its own on each host that may serve it."""
+
+import time
+
+from ceph import Cluster, Nodes, first_answer
+from clients_rados_handover import TAKEOVER_S, Probe, after_handover, named, wait_standby
+from harness import BLOCK, alone, check, connect, equal, needs, test
+
+CLUSTER = Cluster()
+
+
+@needs(CLUSTER)
+@alone
+@test
+def rados_pools_of_one_host_change_hands_separately(t):
+    # Host `a` serves the first pool, `b` the second one; each stands by for the other.
+    pools = [Nodes(t, CLUSTER, name) for name in ("first", "second")]
+    pools[1].write_serving(1)
+    probes = []
+    for number, nodes in enumerate(pools):
+        nodes.start()
+        # The same names in both.
+        for volume in ("disk", "probe"):
+            nodes.cli("volume", "create", volume, "--size", "1M")
+        h = connect(nodes, "disk")
+        h.pwrite(bytes([number + 1]) * BLOCK, 0)
+        h.flush()
+        probes.append(Probe(nodes, "probe"))
+        probes[-1].start()
+        wait_standby(nodes)
+
+    time.sleep(1.0)
+    probes[0].take_longest()
+    begin = time.monotonic()
+    # Host `b` fails: a process that serves and one that waits.
+    lost = [pools[0].waiting, pools[1].serving]
+    for server in lost:
+        server.kill()
+    pools[1].take_over(TAKEOVER_S)
+    took = first_answer(pools[1].serving, "probe", begin)
+    check(took < TAKEOVER_S, f"the takeover took {took:.1f} s")
+    undisturbed = probes[0].take_longest()
+    for number, nodes in enumerate(pools):
+        equal(bytes(connect(nodes, "disk").pread(BLOCK, 0)), bytes([number + 1]) * BLOCK, f"contents of pool {number}")
+
+    # It returns, and gets its pool back.
+    for server in lost:
+        server.stand_by()
+    for nodes in pools:
+        wait_standby(nodes)
+    done = pools[1].serving.json("pool", "handover", "--to", named(lost[1]))
+    after_handover(pools[1])
+    for nodes, probe in zip(pools, probes, strict=True):
+        nodes.check_waiting()
+        answers = probe.answers
+        deadline = time.monotonic() + TAKEOVER_S
+        while probe.answers == answers:
+            check(time.monotonic() < deadline, f"the clients of {nodes.address} continue")
+            time.sleep(0.01)
+        probe.finish()
+    print(f"failure of a host: {took:.2f} s for its pool, {undisturbed:.2f} s at most for the other one, "
+          f"{done['pause_ms']} ms to give it back")
