@@ -1,12 +1,32 @@
 """Several pools on the same hosts: each pool has a process of its own on each host that may serve it."""
 
+import json
+import os
 import time
 
 from ceph import Cluster, Nodes, first_answer
+from clients_metrics import ControlSocket, scrape
 from clients_rados_handover import TAKEOVER_S, Probe, after_handover, named, wait_standby
 from harness import BLOCK, alone, check, connect, equal, needs, test
 
 CLUSTER = Cluster()
+
+
+def named_by_owner(nodes):
+    """Waits until the API and the metrics of the owner report its standby."""
+    name = f"host {os.uname().nodename}, process {nodes.waiting.process.pid}"
+    waiting = [{"server": name, "alive": True}]
+    deadline = time.monotonic() + TAKEOVER_S
+    while True:
+        connection = ControlSocket(nodes.serving.control)
+        connection.request("GET", "/api/v1/pool")
+        found = json.loads(connection.getresponse().read())["owner"]["standbys"]
+        connection.close()
+        if found == waiting:
+            equal(scrape(nodes.serving)["forebay_pool_standbys"], 1, "the metric")
+            return
+        check(time.monotonic() < deadline, f"standbys {found} instead of {waiting}")
+        time.sleep(0.2)
 
 
 @needs(CLUSTER)
@@ -28,6 +48,7 @@ def rados_pools_of_one_host_change_hands_separately(t):
         probes.append(Probe(nodes, "probe"))
         probes[-1].start()
         wait_standby(nodes)
+        named_by_owner(nodes)
 
     time.sleep(1.0)
     probes[0].take_longest()

@@ -28,6 +28,14 @@ const listOf = (addresses) =>
       )
     : "–";
 
+function standbyList(standbys) {
+  if (!standbys) return "…";
+  if (standbys.length === 0) return badge("none", "warn");
+  return standbys.map((one) =>
+    h("div", {}, one.server, " ", one.alive ? badge("waits", "good") : badge("does not answer", "bad")),
+  );
+}
+
 function ownerFacts(server) {
   const since = time(Date.now() - server.uptime_s * 1000);
   if (!server.owner) {
@@ -43,7 +51,7 @@ function ownerFacts(server) {
     ["Serving since", since],
     ["Term of the ownership", count(server.owner.term)],
     ["Lease", `certain for ${micros(server.owner.lease_ms * 1000)}`],
-    ["Standbys", h("span", {}, "listed by ", h("code", {}, "forebay pool show"))],
+    ["Standbys", standbyList(server.owner.standbys)],
   ];
 }
 

@@ -9,7 +9,7 @@ use super::client::Client;
 use super::offline::{OfflineError, cannot_open};
 use super::{CliError, output};
 use crate::config::rados_options;
-use crate::control::{Handover, NewOwner};
+use crate::control::{Handover, NewOwner, StandbyView};
 
 /// A pool in a list.
 #[derive(Debug, Serialize)]
@@ -39,13 +39,6 @@ struct PoolView {
     standbys: Vec<StandbyView>,
 }
 
-/// A server that waits for a pool.
-#[derive(Debug, Serialize)]
-struct StandbyView {
-    server: String,
-    alive: bool,
-}
-
 pub(super) fn list(pool: String, ceph: CephArgs, json: bool) -> Result<(), CliError> {
     let options = rados_options(ceph.ceph_conf, ceph.ceph_user)?;
     let names = match list_pools(&pool, &options) {
@@ -63,7 +56,7 @@ pub(super) fn show(address: RadosAddress, ceph: CephArgs, json: bool) -> Result<
     let options = rados_options(ceph.ceph_conf, ceph.ceph_user)?;
     let found = ownership(&address, &options).map_err(|source| cannot_open(&address, source))?;
     let Ownership { owner, reserved_for, term, alive, is_serving, open_segments, standbys } = found;
-    let standbys = standbys.into_iter().map(|s| StandbyView { server: s.server, alive: s.alive }).collect();
+    let standbys = standbys.into_iter().map(StandbyView::from).collect();
     let address = address.to_string();
     let view =
         PoolView { address, owner, reserved_for, term, alive, serving: is_serving, open_segments, standbys };

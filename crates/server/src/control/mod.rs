@@ -414,6 +414,7 @@ impl Control {
             lease_ms: u64::try_from((held.lease_left)().as_millis()).unwrap_or(u64::MAX),
             server: held.owner,
             term: held.term,
+            standbys: held.standbys.map(|all| all.into_iter().map(StandbyView::from).collect()),
         });
         ServerView {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -5,6 +5,7 @@ use forebay_engine::{
     CommitStats, Count, DiskGuestStats, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role,
     StoreStats, SyncMode,
 };
+use forebay_store::rados::Standby;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -326,6 +327,24 @@ pub struct OwnerView {
     pub term: u64,
     /// Milliseconds for which it is certain that no other server has the pool.
     pub lease_ms: u64,
+    /// Servers that wait for the pool, as of some seconds ago; absent in the first seconds.
+    #[serde(default)]
+    pub standbys: Option<Vec<StandbyView>>,
+}
+
+/// A server that waits for a pool in Ceph.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyView {
+    /// The server, as the pool names it.
+    pub server: String,
+    /// Whether it renews its announcement.
+    pub alive: bool,
+}
+
+impl From<Standby> for StandbyView {
+    fn from(standby: Standby) -> StandbyView {
+        StandbyView { server: standby.server, alive: standby.alive }
+    }
 }
 
 /// A number of operations and their bytes.

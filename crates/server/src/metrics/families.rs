@@ -92,6 +92,7 @@ metrics! {
     OWNER gauge "pool_owner_info" "The owner of a pool in Ceph; always 1.";
     TERM gauge "pool_term" "Number of the ownership of a pool in Ceph.";
     LEASE gauge "pool_lease_seconds" "Time for which this server is certain to own a pool in Ceph.";
+    STANDBYS gauge "pool_standbys" "Servers that wait for a pool in Ceph, and are alive.";
     VOLUME_OPS counter "volume_operations_total" "Operations of the guest of a volume.";
     VOLUME_BYTES counter "volume_bytes_total" "Bytes of operations of the guest of a volume.";
     VOLUME_CLIENTS gauge "volume_clients" "Connections that have a volume open.";
@@ -130,6 +131,9 @@ pub(super) fn write_all(s: &Sample<'_>) -> String {
         put(&mut text, &OWNER, &[(&[("pool", s.pool), ("owner", &held.owner)], 1.0)]);
         one(&mut text, &TERM, held.term);
         put(&mut text, &LEASE, &[(NONE, (held.lease_left)().as_secs_f64())]);
+        if let Some(standbys) = &held.standbys {
+            one(&mut text, &STANDBYS, standbys.iter().filter(|standby| standby.alive).count() as u64);
+        }
     }
     volumes(&mut text, &s.disks, &s.observed.series);
     text.finish()

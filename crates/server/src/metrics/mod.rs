@@ -13,6 +13,8 @@ mod text;
 
 use std::time::Duration;
 
+use forebay_store::rados::Standby;
+
 use crate::control::Control;
 use crate::nbd::ExportPattern;
 use crate::plane::PlaneCounters;
@@ -49,6 +51,8 @@ pub struct Held {
     pub term: u64,
     /// How long it is still certain that no other server has the pool.
     pub lease_left: std::sync::Arc<dyn Fn() -> Duration + Send + Sync>,
+    /// The servers that wait for the pool; `None` before the first look.
+    pub standbys: Option<Vec<Standby>>,
 }
 
 /// What is measured in addition to the pool.

@@ -54,6 +54,7 @@ impl Lease {
             owner: store.owner().to_owned(),
             term: store.term(),
             lease_left: store.lease_left(),
+            standbys: None,
         })
     }
 

@@ -29,6 +29,7 @@ mod descriptors;
 mod error;
 mod handover;
 mod health;
+mod heirs;
 mod host;
 mod http;
 mod https;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use axum::serve::Listener;
 use forebay_engine::Pool;
+use forebay_store::rados::StandbyWatch;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -18,6 +19,7 @@ use super::capped::Capped;
 use super::classes;
 use super::descriptors::Descriptors;
 use super::health;
+use super::heirs;
 use super::http::{self, ClientAddress};
 use super::https::HttpsCertificate;
 use super::lease::Lease;
@@ -70,6 +72,8 @@ pub(super) struct Prepared {
     cache: Option<CacheCopy>,
     /// For other servers of a pool in Ceph.
     publisher: Option<Publisher>,
+    /// Those servers.
+    standbys: Option<StandbyWatch>,
     /// What metrics report in addition to the pool.
     observed: Observed,
     /// Number of connections that continue.
@@ -158,6 +162,7 @@ impl Prepared {
             most_connections: descriptors.clients,
             cache: state.cache,
             publisher,
+            standbys: store.rados().map(|store| store.standbys()),
             observed: observed(config, store),
             resumed,
         })
@@ -199,6 +204,7 @@ impl Prepared {
             tokio::spawn(notify::feed_watchdog(plane.probe())),
         ];
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
+        background.extend(self.standbys.map(|standbys| tokio::spawn(heirs::watch(standbys, control.clone()))));
         let serve = Api { control: control.clone(), access: self.access.clone() };
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
         let mut listeners = vec![serve.listen(socket_listener, Entry::new(Origin::Socket, &[]), None)];

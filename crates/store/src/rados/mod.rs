@@ -45,6 +45,7 @@ use self::ownership::{BEAT_EVERY, announce_serving, beat, fence, invite, release
 use self::patience::Patience;
 #[cfg(feature = "test-util")]
 pub use self::simulated::{Broken, GROUPS, SimulatedClient, SimulatedRados, World};
+pub use self::standby::StandbyWatch;
 use crate::{BoxFuture, Result, StoreError};
 
 /// For this long after it sent a heartbeat that was acknowledged, no other server has taken the pool
@@ -276,6 +277,11 @@ impl RadosStore {
     /// The number of the ownership.
     pub fn term(&self) -> u64 {
         u64::from_str_radix(&self.shared.term, 16).unwrap_or_default()
+    }
+
+    /// Watches the servers that wait for the pool.
+    pub fn standbys(&self) -> StandbyWatch {
+        StandbyWatch::new(self.shared.cluster.clone())
     }
 
     /// Announces to a standby that the pool is about to be released to it, so that it takes it without delay;

@@ -6,14 +6,16 @@
 //! without a key. A key is news for administrators and owners, and decides nothing about writes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::Standby;
 use super::cluster::{Answer, Cluster, Step, WhenFull};
 use super::header::{HEADER, Header, standby_key, standby_of};
 use super::owner::Owner;
 use super::ownership::{BEAT_EVERY, DEAD_AFTER, LOOK_EVERY};
 use super::watch::{Errors, Watch};
+use super::{Standby, store_error};
+use crate::Result;
 
 /// Most servers that are announced.
 const MOST_STANDBYS: usize = 32;
@@ -104,7 +106,12 @@ pub(super) struct Survey {
 
 impl Survey {
     pub fn new(header: &Header) -> Survey {
-        Survey { unknown: header.standbys.clone(), alive: Vec::new(), passed: Duration::ZERO }
+        Survey::since(header.standbys.clone())
+    }
+
+    /// A survey that begins with these keys.
+    fn since(keys: Vec<String>) -> Survey {
+        Survey { unknown: keys, alive: Vec::new(), passed: Duration::ZERO }
     }
 
     /// To be called after each look at the header.
@@ -134,6 +141,34 @@ impl Survey {
         let dead = dead.filter(|owner| !self.alive.contains(owner)).map(|owner| (owner, false));
         let all = self.alive.iter().cloned().map(|owner| (owner, true)).chain(dead);
         all.map(|(owner, alive)| Standby { server: owner.to_string(), alive }).collect()
+    }
+}
+
+/// The servers that wait for a pool, for its owner. Keeps the connection to the cluster open, but not the
+/// ownership.
+pub struct StandbyWatch {
+    cluster: Arc<dyn Cluster>,
+    /// The keys at the last look.
+    before: Vec<String>,
+}
+
+impl StandbyWatch {
+    pub(super) fn new(cluster: Arc<dyn Cluster>) -> StandbyWatch {
+        StandbyWatch { cluster, before: Vec::new() }
+    }
+
+    /// Who waits. A server that was announced at the last look, and has not renewed that, is not alive; so
+    /// looks have to be at least [`DEAD_AFTER`] apart.
+    ///
+    /// # Errors
+    /// Those of the cluster.
+    pub async fn look(&mut self) -> Result<Vec<Standby>> {
+        let header = Header::read(&*self.cluster).await;
+        let header = header.map_err(|e| store_error("reading the header of the pool", e))?;
+        let mut survey = Survey::since(std::mem::take(&mut self.before));
+        survey.note(&header, DEAD_AFTER);
+        self.before = header.standbys;
+        Ok(survey.standbys())
     }
 }
 
