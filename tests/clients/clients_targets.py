@@ -3,8 +3,11 @@ shown."""
 
 import json
 import os
+import time
 
-from harness import check, equal, run, test
+from hosts import free_port
+from initiator import Initiator
+from harness import check, connect, equal, run, test
 
 A = "iqn.2026-01.org.example:a"
 B = "iqn.2026-01.org.example:b"
@@ -111,3 +114,49 @@ initiators = [{{ name = "{HOST}", luns = [0] }}]
     equal([(i["name"], i["luns"]) for i in target["initiators"]], [(HOST, [0])], "initiators")
     names = [other["name"] for other in s.json("target", "list")]
     check(B in names, "a target outside of the configuration is missing")
+
+
+@test
+def clients_of_a_disk_are_listed(t):
+    nbd_port, iscsi_port = free_port(), free_port()
+    s = t.server("--nbd", f"127.0.0.1:{nbd_port}", "--iscsi", f"127.0.0.1:{iscsi_port}")
+    for name in ("v", "w"):
+        s.cli("volume", "create", name, "--size", "8M")
+    s.cli("snapshot", "create", "v", "s")
+    s.cli("target", "create", A)
+    s.cli("lun", "map", A, "v")
+    s.cli("lun", "map", A, "w")
+    for host, luns in ((HOST, "0"), (HOST + "2", "1")):
+        s.cli("target", "allow", A, host, "--lun", luns)
+    equal(s.json("volume", "clients", "v"), [], "clients of an idle volume")
+    check("no clients" in s.cli("volume", "clients", "v").stdout, "the text without clients")
+    check("'nosuch'" in s.refused("volume", "clients", "nosuch"), "a volume that does not exist")
+
+    def listed(disk):
+        found = s.json("volume", "clients", disk)
+        return sorted((c["protocol"], c["client"].rsplit(":", 1)[0], c["initiator"], c["read_only"]) for c in found)
+
+    import nbd
+
+    local = connect(s, "v")
+    remote = nbd.NBD()
+    remote.connect_uri(f"nbd://127.0.0.1:{nbd_port}/v")
+    snapshot = connect(s, "v@s")
+    first, second = (Initiator(("127.0.0.1", iscsi_port), A, name=host).ready() for host in (HOST, HOST + "2"))
+    here = f"process {os.getpid()}"
+    of_v = [("iscsi", "127.0.0.1", HOST, False), ("nbd", "127.0.0.1", None, False), ("nbd", here, None, False)]
+    equal(listed("v"), of_v, "clients of the volume")
+    equal(listed("v@s"), [("nbd", here, None, True)], "clients of its snapshot")
+    equal(listed("w"), [("iscsi", "127.0.0.1", HOST + "2", False)], "an initiator that sees this LUN only")
+    check(here in s.cli("volume", "clients", "v").stdout, "the text")
+
+    s.upgrade()
+    equal(listed("v"), of_v, "clients that continue in an upgraded server")
+    for client in (local, remote, snapshot):
+        client.shutdown()
+    first.logout()
+    second.logout()
+    deadline = time.monotonic() + 20
+    while any(listed(disk) for disk in ("v", "w", "v@s")):
+        check(time.monotonic() < deadline, "clients that have left are listed")
+        time.sleep(0.05)

@@ -28,6 +28,7 @@ pub mod nbd;
 mod peer;
 mod pem;
 pub mod plane;
+pub mod registry;
 pub mod scsi;
 pub mod serve;
 pub mod size;

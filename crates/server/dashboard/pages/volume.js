@@ -106,6 +106,17 @@ export function classesCard(name, classes, refresh) {
   return cardWith("Block classes", scan, table, learned ? h("p", { class: "note" }, learned) : null);
 }
 
+function clientsCard(clients) {
+  const rows = clients.map((one) => [
+    one.protocol === "nbd" ? "NBD" : "iSCSI",
+    one.client,
+    one.initiator ?? "–",
+    one.read_only ? "read" : "read, write",
+    time(one.since_ms),
+  ]);
+  return card("Clients", plainTable("Clients", ["Protocol", "Client", ["Initiator", "minor"], "Access", "Since"], rows));
+}
+
 function snapshotsCard(volume, snapshots) {
   const rows = snapshots.map((snapshot) => {
     const name = snapshot.name.slice(volume.length + 1);
@@ -225,10 +236,11 @@ export function volumePage(context, name) {
         replace(rest);
         return;
       }
-      const [stats, snapshots, classes, targets] = await Promise.all([
+      const [stats, snapshots, classes, clients, targets] = await Promise.all([
         get(url`/stats/${name}`),
         get(path("/snapshots")),
         getOr(path("/classes"), null),
+        getOr(path("/clients"), []),
         may.readServer() ? getOr("/targets", []) : [],
       ]);
       replace(
@@ -260,6 +272,7 @@ export function volumePage(context, name) {
         rest,
         snapshotsCard(name, snapshots),
         classesCard(name, classes, () => refresh()),
+        clients.length ? clientsCard(clients) : null,
         luns.length
           ? card(
               "iSCSI",

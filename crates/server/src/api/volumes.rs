@@ -7,7 +7,7 @@ use super::route::Route;
 use super::{create, list, run};
 use crate::access::Right;
 use crate::control::{
-    Action, ClassesView, CreateVolume, DiskView, Persist, Resets, Resize, Rollback, VolumeLimits,
+    Action, ClassesView, CreateVolume, DiskClientView, DiskView, Persist, Resets, Resize, Rollback, VolumeLimits,
 };
 
 pub(super) fn routes() -> Vec<Route> {
@@ -138,5 +138,12 @@ fn class_routes() -> Vec<Route> {
             |c: Caller, Param(name)| run(c, Action::LearnClasses { name }),
         )
         .returns::<ClassesView>(),
+        Route::get(
+            "/volumes/{name}/clients",
+            "List the clients of a volume, image or VOLUME@SNAPSHOT: NBD connections, and iSCSI sessions",
+            Right::Read,
+            |c: Caller, Param(name)| run(c, Action::ListClients { name }),
+        )
+        .returns::<Vec<DiskClientView>>(),
     ]
 }

@@ -420,6 +420,12 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
+    /// List the clients of a disk: NBD connections, and iSCSI sessions that can access it
+    Clients {
+        /// VOLUME, IMAGE or VOLUME@SNAPSHOT
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
     /// Show how much of a disk its guest uses for page file, programs, free space and so on, with I/O
     /// counters
     Classes {

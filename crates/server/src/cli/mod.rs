@@ -4,6 +4,7 @@
 
 mod args;
 mod classes;
+mod clients;
 mod client;
 mod config;
 mod gc;

@@ -10,7 +10,7 @@ use super::args::{
 };
 use super::client::Client;
 use super::{
-    CliError, classes, config, gc, import, job, limit, offline, output, pool, profile, sizing, stats, target,
+    CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, sizing, stats, target,
     token, top,
 };
 use crate::config::{
@@ -200,6 +200,7 @@ impl ClientCommands {
                 let done: DiskView = self.client.post(&path, &serde_json::json!({})).await?;
                 self.print(&done, |d| format!("volume '{}' admits all clients", d.name))
             }
+            VolumeCommand::Clients { name } => clients::run(&self.client, &name, self.json).await,
             VolumeCommand::Classes { name, refresh } => {
                 classes::run(&self.client, &name, refresh, self.json).await
             }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    ActivityView, AllowInitiator, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskStatsView,
+    ActivityView, AllowInitiator, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskClientView, DiskStatsView,
     DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView, ReservationsView, ServerView,
     StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
 };
@@ -38,6 +38,7 @@ pub enum Action {
     SetTenant { name: String, limits: LimitSet },
     RemoveTenant { name: String },
     ShowClasses { name: String },
+    ListClients { name: String },
     LearnClasses { name: String },
     RollbackVolume { name: String, snapshot: String },
     ListSnapshots { volume: String },
@@ -73,6 +74,7 @@ impl Action {
                 | ShowActivity
                 | ShowVolume { .. }
                 | ShowClasses { .. }
+                | ListClients { .. }
                 | ShowLimits { .. }
                 | ListTenants
                 | ShowTenant { .. }
@@ -130,6 +132,7 @@ impl Action {
             | ResumeVolume { name }
             | PersistVolume { name, .. }
             | ShowClasses { name }
+            | ListClients { name }
             | LearnClasses { name }
             | DiskStats { name }
             | ShowProfile { image: name }
@@ -184,6 +187,7 @@ pub enum Reply {
     Profile(ProfileView),
     Prefetched(PrefetchedView),
     Classes(ClassesView),
+    Clients(Vec<DiskClientView>),
     Target(TargetView),
     Targets(Vec<TargetView>),
     Limits(VolumeLimits),

@@ -10,6 +10,7 @@
 mod action;
 mod cache;
 mod classes;
+mod clients;
 mod desktops;
 mod disks;
 mod error;
@@ -37,6 +38,7 @@ use tracing::Instrument;
 pub use action::{Action, Reply};
 pub use cache::*;
 pub use classes::*;
+pub use clients::*;
 pub use desktops::*;
 pub use disks::MAX_CLONES;
 use disks::disk_reply;
@@ -367,6 +369,7 @@ impl Control {
             A::SetTenant { name, limits } => self.set_tenant(name, *limits).await,
             A::RemoveTenant { name } => self.remove_tenant(name).await,
             A::ShowClasses { name } => self.show_classes(name),
+            A::ListClients { name } => self.list_clients(name),
             A::LearnClasses { name } => self.scan_classes(name, owner).await,
             A::RollbackVolume { name, snapshot } => self.roll_back_volume(name, snapshot).await,
             A::ListSnapshots { volume } => self.list_snapshots(volume),

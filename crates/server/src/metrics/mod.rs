@@ -16,7 +16,7 @@ use std::time::Duration;
 use forebay_store::rados::Standby;
 
 use crate::control::Control;
-use crate::nbd::ExportPattern;
+use crate::nbd::{Clients, ExportPattern};
 use crate::plane::PlaneCounters;
 use families::{Sample, write_all};
 
@@ -60,6 +60,7 @@ pub struct Held {
 pub struct Observed {
     pub(crate) plane: PlaneCounters,
     pub(crate) held: Option<Held>,
+    pub(crate) nbd: Clients,
     pub(crate) write_buffer: u64,
     pub(crate) series: VolumeSeries,
 }

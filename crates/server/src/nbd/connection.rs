@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::attachments::Peer;
-use super::context::{Attached, Context, Negotiated};
+use super::context::{Context, Negotiated};
 use super::errors::End;
 use super::handover::HandedOver;
 use super::negotiate::negotiate;
@@ -36,10 +36,11 @@ impl FrontEnd for Front {
         let client = peer::client_of(socket);
         let disk = context.pool.attach_as(&state.export, client).map_err(|e| e.to_string())?;
         let read_only = context.access.read_only;
-        let attachment = context.attachment(&state.export, !read_only && !disk.read_only());
+        let is_writable = !read_only && !disk.read_only();
         // The socket is known before any client is accepted: if its peer is gone, the next connection to the
         // disk waits for this one, which may have writes to execute.
-        let attached = Attached::new(disk, attachment, Some(Peer::of(socket)));
+        let (peer, name) = (Some(Peer::of(socket)), peer::name_of(socket));
+        let attached = context.attached((&state.export, disk), is_writable, peer, name);
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, .. }| {
             run(worker, |worker| async move {
                 let _admission = admission;
@@ -121,7 +122,7 @@ mod tests {
         let pool = engine.run(opening).await.unwrap();
         pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
         let tls = Certificates::load(&Config::default()).unwrap().listener(&ListenerConfig::default());
-        let context = Context { pool, tls, access: Default::default(), attachments: Arc::default() };
+        let context = Context { pool, tls, access: Default::default(), attachments: Arc::default(), clients: Default::default() };
         let (client, server) = UnixStream::pair().unwrap();
         let socket = RawSocket::Unix(server);
         let state = HandedOver { export: "v".into(), structured: true, block_status: false };

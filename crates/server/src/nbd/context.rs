@@ -6,8 +6,10 @@ use forebay_engine::{DiskHandle, Pool};
 
 use super::access::Access;
 use super::attachments::{Attachment, Attachments, Peer, Watched};
+use super::clients::{ClientGuard, ClientInfo, Clients};
 use super::stream::Stream;
 use super::tls::Tls;
+use crate::clock;
 use crate::plane::Received;
 
 /// The input of each connection of a listener.
@@ -18,12 +20,28 @@ pub(super) struct Context {
     pub access: Access,
     /// The connections of all listeners.
     pub attachments: Arc<Attachments>,
+    pub clients: Clients,
 }
 
 impl Context {
-    /// Registers a connection to a disk. Nothing depends on the order of connections that only read.
-    pub fn attachment(&self, disk: &str, is_writable: bool) -> Attachment {
-        if is_writable { self.attachments.attach(disk) } else { Attachment::default() }
+    /// Registers a connection of `client`, by the socket of `peer`, to a disk of this name. Nothing depends
+    /// on the order of connections that only read.
+    pub fn attached(
+        &self,
+        (name, disk): (&str, Arc<DiskHandle>),
+        is_writable: bool,
+        peer: Option<Peer>,
+        client: String,
+    ) -> Attached {
+        let attachment = if is_writable { self.attachments.attach(name) } else { Attachment::default() };
+        let info = ClientInfo {
+            disk: name.to_owned(),
+            client,
+            read_only: !is_writable,
+            since_ms: clock::unix_ms(),
+        };
+        let watched = peer.map(|peer| attachment.watch(peer));
+        Attached { watched, disk, attachment, listed: self.clients.begin(info) }
     }
 }
 
@@ -33,13 +51,7 @@ pub(super) struct Attached {
     pub watched: Option<Watched>,
     pub disk: Arc<DiskHandle>,
     pub attachment: Attachment,
-}
-
-impl Attached {
-    /// A client that is connected by the socket of `peer`.
-    pub fn new(disk: Arc<DiskHandle>, attachment: Attachment, peer: Option<Peer>) -> Attached {
-        Attached { watched: peer.map(|peer| attachment.watch(peer)), disk, attachment }
-    }
+    pub listed: ClientGuard,
 }
 
 /// The result of a negotiation: a client with its disk.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use forebay_engine::Pool;
 
+use super::clients::Clients;
 use super::config::{Config, ListenerConfig};
 use super::connection::Front;
 use super::context::Context;
@@ -40,6 +41,8 @@ pub struct Listening {
     pub addresses: Vec<ListenAddr>,
     /// The certificates, which can be reloaded.
     pub certificates: Certificates,
+    /// The connections that have a disk open.
+    pub clients: Clients,
 }
 
 /// Checks everything that does not depend on the pool: the certificates, and where clients may connect
@@ -61,15 +64,15 @@ fn check_listener(listener: &ListenerConfig, certificates: &Certificates) -> Res
 pub fn listen(plane: &mut Plane, pool: &Arc<Pool>, config: &Config) -> Result<Listening, BindError> {
     let certificates = Certificates::load(config)?;
     let mut addresses = Vec::new();
-    let attachments = Arc::default();
+    let (attachments, clients) = (Arc::default(), Clients::default());
     for listener in &config.listeners {
         check_listener(listener, &certificates)?;
         let tls = certificates.listener(listener);
         let (pool, access, attachments) = (pool.clone(), listener.access.clone(), Arc::clone(&attachments));
-        let context = Context { pool, tls, access, attachments };
+        let context = Context { pool, tls, access, attachments, clients: clients.clone() };
         addresses.extend(plane.listen(&(Arc::new(Front(context)) as _), &listener.listen)?);
     }
-    Ok(Listening { addresses, certificates })
+    Ok(Listening { addresses, certificates, clients })
 }
 
 fn refuse_clear(addresses: &[ListenAddr]) -> Result<(), BindError> {

@@ -8,13 +8,14 @@
 //! `access` decides which exports a client sees, by its listener and the names in its `certificate`.
 //! `attachments` lets a new connection start only after those that are gone have ended. `tls` holds the
 //! server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
-//! connection and of its transmission, `peer` distinguishes clients of this host, `errors` maps engine errors
+//! connection and of its transmission, `peer` identifies clients, `clients` lists them for administrators, `errors` maps engine errors
 //! to NBD, `handover` is the state of a connection that is passed to another process, `config` is the
 //! configuration, `listen` starts it all.
 
 mod access;
 mod attachments;
 mod certificate;
+mod clients;
 mod config;
 mod connection;
 mod context;
@@ -30,6 +31,7 @@ mod tls;
 mod transmission;
 
 pub use access::{Access, BadPattern, ExportPattern, SubjectPattern};
+pub use clients::Clients;
 pub use config::{ClientCertificates, Config, ListenerConfig, TlsConfig, TlsMode};
 pub use listen::{BindError, Listening, check, listen};
 pub use tls::{Certificates, TlsError};

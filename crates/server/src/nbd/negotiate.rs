@@ -322,8 +322,8 @@ impl<'a> Negotiation<'a> {
             self.context.attachments.end_gone(&about.name).await?;
         }
         let disk = self.context.pool.attach_when_reset_as(&about.name, self.client).await?;
-        let attachment = self.context.attachment(&about.name, is_writable);
-        Ok((Attached::new(disk, attachment, self.stream.peer()), about))
+        let (peer, client) = (self.stream.peer(), peer::name(&self.stream));
+        Ok((self.context.attached((&about.name, disk), is_writable, peer, client), about))
     }
 
     fn describe(&mut self, option: u32, info: &InfoRequest, disk: &DiskInfo) {

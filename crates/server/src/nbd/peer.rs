@@ -1,5 +1,8 @@
-//! The process behind a UNIX socket: a client of this host, which dies with it.
+//! The client at the other end of a connection. The process behind a UNIX socket is a client of this host,
+//! which dies with it.
 
+use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use forebay_engine::Client;
@@ -9,6 +12,8 @@ use crate::clock;
 use crate::peer::peer_of;
 use crate::plane::{RawSocket, Socket};
 
+/// The name of a client that is gone already.
+const UNKNOWN: &str = "unknown";
 /// Position of `starttime` among the fields after the name of the process (proc_pid_stat(5), field 22).
 const START_TIME: usize = 19;
 
@@ -25,6 +30,32 @@ pub(super) fn client_of(socket: &RawSocket) -> Client {
         RawSocket::Unix(socket) => local(socket.as_fd()),
         RawSocket::Tcp(_) => Client::Remote,
     }
+}
+
+/// The client for administrators: its address, or its process.
+pub(super) fn name(stream: &Stream) -> String {
+    match stream.socket() {
+        Some(Socket::Tcp(socket)) => name_of_address(socket.peer_addr()),
+        Some(Socket::Unix(socket)) => name_of_process(socket.as_fd()),
+        None => UNKNOWN.into(),
+    }
+}
+
+/// As [`name`], for a connection that another process handed over.
+pub(super) fn name_of(socket: &RawSocket) -> String {
+    match socket {
+        RawSocket::Tcp(socket) => name_of_address(socket.peer_addr()),
+        RawSocket::Unix(socket) => name_of_process(socket.as_fd()),
+    }
+}
+
+fn name_of_address(address: io::Result<SocketAddr>) -> String {
+    address.map_or_else(|_| UNKNOWN.into(), |address| address.to_string())
+}
+
+fn name_of_process(socket: BorrowedFd<'_>) -> String {
+    // Of another PID namespace, it has no number here.
+    peer_of(socket).map_or_else(|| "a process of this host".into(), |pid| format!("process {pid}"))
 }
 
 fn local(socket: BorrowedFd<'_>) -> Client {
@@ -67,6 +98,8 @@ mod tests {
     async fn the_client_of_a_unix_socket_is_local() {
         let (one, _other) = tokio::net::UnixStream::pair().expect("a socket pair");
         let own = started_ms(std::process::id() as i32);
-        assert_eq!(client(&Stream::Plain(Socket::Unix(one))), Client::Local { started_ms: own });
+        let stream = Stream::Plain(Socket::Unix(one));
+        assert_eq!(client(&stream), Client::Local { started_ms: own });
+        assert_eq!(name(&stream), format!("process {}", std::process::id()));
     }
 }

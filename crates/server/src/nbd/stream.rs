@@ -16,12 +16,16 @@ pub(super) enum Stream {
 
 impl Stream {
     /// The client's socket.
-    pub fn peer(&self) -> Option<Peer> {
-        let socket = match self {
+    pub fn socket(&self) -> Option<&Socket> {
+        match self {
             Stream::Plain(socket) => Some(socket),
             Stream::Tls(tls) => tls.get_ref().0.socket(),
-        };
-        socket.map(|socket| match socket {
+        }
+    }
+
+    /// What connections of the same disk learn of it.
+    pub fn peer(&self) -> Option<Peer> {
+        self.socket().map(|socket| match socket {
             Socket::Unix(s) => Peer { fd: s.as_raw_fd(), is_tcp: false },
             Socket::Tcp(s) => Peer { fd: s.as_raw_fd(), is_tcp: true },
         })

@@ -49,7 +49,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
         backlog.account().add_to_base(TLS_COST);
     }
     let unix_fd = n.stream.peer().filter(|peer| !peer.is_tcp).map(|peer| peer.fd);
-    let Attached { watched, disk, attachment } = n.attached;
+    let Attached { watched, disk, attachment, listed } = n.attached;
     let transmission = Transmission {
         worker: worker.clone(),
         disk,
@@ -65,7 +65,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
     let (stream, received) = (n.stream, n.received);
     let mut conversation = pin!(Conversation::new(worker, stream, unix_fd, received, backlog, transmission));
     // Declared later, so dropped earlier: before the conversation closes the socket.
-    let _watched = watched;
+    let _watched = (watched, listed);
     conversation.as_mut().await
 }
 

@@ -117,7 +117,7 @@ impl Prepared {
         let mut plane = Plane::with_bound(limits, config.client_memory, sockets.data()?);
         plane.set_gate(gate.clone());
         plane.keep_until_resumed(Arc::new(resumed_units));
-        let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, &pool, &config.nbd)?;
+        let nbd::Listening { addresses: nbd, certificates, clients } = nbd::listen(&mut plane, &pool, &config.nbd)?;
         let iscsi = iscsi::listen(
             &mut plane,
             iscsi::Disks::Own { pool: pool.clone(), units: units.clone() },
@@ -163,7 +163,7 @@ impl Prepared {
             cache: state.cache,
             publisher,
             standbys: store.rados().map(|store| store.standbys()),
-            observed: observed(config, store),
+            observed: Observed { nbd: clients, ..observed(config, store) },
             resumed,
         })
     }

@@ -1,0 +1,64 @@
+//! `forebay volume clients`: who has a disk open.
+
+use super::CliError;
+use super::client::Client;
+use super::output::{age, print_result, render, table};
+use crate::clock::unix_ms;
+use crate::control::{DiskClientView, Protocol};
+
+pub(super) async fn run(client: &Client, name: &str, as_json: bool) -> Result<(), CliError> {
+    let clients: Vec<DiskClientView> = client.get(&["volumes", name, "clients"]).await?;
+    print_result(&clients, as_json, |clients| describe(clients, unix_ms()))
+}
+
+fn describe(clients: &[DiskClientView], now_ms: u64) -> String {
+    if clients.is_empty() {
+        return "no clients".into();
+    }
+    let mut t = table(&["PROTOCOL", "CLIENT", "INITIATOR", "TARGET", "ACCESS", "SINCE"], &[]);
+    for client in clients {
+        let protocol = match client.protocol {
+            Protocol::Nbd => "nbd",
+            Protocol::Iscsi => "iscsi",
+        };
+        t.add_row([
+            protocol,
+            &client.client,
+            client.initiator.as_deref().unwrap_or("-"),
+            client.target.as_deref().unwrap_or("-"),
+            if client.read_only { "read" } else { "read, write" },
+            &age(now_ms, client.since_ms),
+        ]);
+    }
+    render(t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_shown_as_a_table() {
+        assert_eq!(describe(&[], 0), "no clients");
+        let nbd = DiskClientView {
+            protocol: Protocol::Nbd,
+            client: "10.0.0.7:51422".into(),
+            initiator: None,
+            target: None,
+            read_only: false,
+            since_ms: 1_000,
+        };
+        let name = |name: &str| Some(format!("iqn.2026-01.org.example:{name}"));
+        let iscsi = DiskClientView {
+            protocol: Protocol::Iscsi,
+            initiator: name("host"),
+            target: name("disks"),
+            read_only: true,
+            ..nbd.clone()
+        };
+        let text = describe(&[nbd, iscsi], 61_000);
+        let row = |at: usize| text.lines().nth(at).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(row(1).starts_with("nbd 10.0.0.7:51422 - - read, write "), "{text}");
+        assert!(row(2).contains("iqn.2026-01.org.example:host iqn.2026-01.org.example:disks read "), "{text}");
+    }
+}

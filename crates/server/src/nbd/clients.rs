@@ -1,0 +1,22 @@
+//! The connections that have a disk open, for administrators.
+
+use crate::registry::{Registered, Registry};
+
+/// A connection in transmission.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// The disk.
+    pub disk: String,
+    /// Its address, or the process at the other end of a UNIX socket.
+    pub client: String,
+    /// It cannot write.
+    pub read_only: bool,
+    /// When it opened the disk, in Unix milliseconds.
+    pub since_ms: u64,
+}
+
+/// All connections in transmission.
+pub type Clients = Registry<ClientInfo>;
+
+/// The registration of a connection.
+pub(super) type ClientGuard = Registered<ClientInfo>;
