@@ -17,6 +17,8 @@ use forebay_engine::{DiskLimits, Limits, Pool, Rate, RateLimits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::text::{is_active, is_relative_path};
+
 /// Most bytes of a tenant's name.
 const MAX_TENANT_NAME: usize = 64;
 
@@ -233,10 +235,10 @@ fn check_volume(limits: &LimitSet) -> Result<()> {
 
 fn check_tenant(name: &str) -> Result<()> {
     let bad = |why| Err(LimitError::Bad(why));
-    if !(1..=MAX_TENANT_NAME).contains(&name.len()) || name.chars().any(char::is_control) {
-        return bad("the name of a tenant must have 1 to 64 bytes, without control characters");
+    if !(1..=MAX_TENANT_NAME).contains(&name.len()) || name.chars().any(is_active) {
+        return bad("the name of a tenant must have 1 to 64 bytes, without control or invisible characters");
     }
-    if crate::text::is_relative_path(name) {
+    if is_relative_path(name) {
         return bad("a tenant cannot be named '.' or '..', which have another meaning in an address");
     }
     Ok(())
