@@ -133,10 +133,10 @@ function decode(part) {
 }
 
 function toggleTheme() {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const root = document.documentElement;
-  const now = root.dataset.theme ?? (dark ? "dark" : "light");
-  root.dataset.theme = now === "dark" ? "light" : "dark";
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+  // From now on it does not follow the system.
+  delete root.dataset.themeOf;
   try {
     localStorage.setItem("forebay-theme", root.dataset.theme);
   } catch {
