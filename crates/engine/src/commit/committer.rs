@@ -185,7 +185,8 @@ impl Committer {
                 self.intake.schedule.wake.notified().await;
                 continue;
             } else {
-                self.intake.schedule.wait_to_coalesce(&self.cx, || self.commit_cost()).await;
+                let (cost, dirty) = (|| self.commit_cost(), || self.space.dirty());
+                self.intake.schedule.wait_to_coalesce(&self.cx, cost, dirty).await;
             }
             let mut group = Group::default();
             stuck = match self.commit_once(&mut group).await {

@@ -12,6 +12,10 @@
 //! groups. So clients that write in lockstep, and the requests in flight of one client, share a commit
 //! instead of falling into two that alternate. A single guest that flushes is never delayed.
 //!
+//! Gathering ends when the group is *large*: when preparing it takes as long as the store needs for a commit.
+//! From then on it saves nothing, and two groups that alternate are quicker: the clients send one while the
+//! other one is prepared and written.
+//!
 //! A request that arrives while a commit gathers wakes the commit task only if it is the last one expected.
 //! If the task and the request miss each other, the deadline ends the wait.
 
@@ -29,6 +33,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 
 /// An urgent commit waits at most for the cost of a commit divided by this.
 const SHARE_OF_COST: u32 = 2;
+/// Bytes that are prepared for the log in a microsecond, about.
+const PREPARED_PER_US: u64 = 1 << 10;
 /// The mean number of waiters is kept in fixed point with this unit; each commit has a weight of one eighth.
 const UNIT: u64 = 256;
 
@@ -49,6 +55,8 @@ pub(crate) struct Schedule {
     expected: AtomicU64,
     /// `arrived` at which the commit that gathers requests begins; 0 if none gathers.
     gathering: AtomicU64,
+    /// Bytes of a group that is large.
+    large: AtomicU64,
     /// Recent mean number of requests that a commit served, in [`UNIT`]s.
     mean_served: AtomicU64,
     by_age: Counter,
@@ -64,11 +72,12 @@ impl Schedule {
         self.wake.notify_one();
     }
 
-    /// Makes the next commit urgent, for a request that waits for it. Others may follow first.
-    pub fn request_with_others(&self) {
+    /// Makes the next commit urgent, for a request that waits for it. Others may follow first, until `dirty`
+    /// bytes make a large group.
+    pub fn request_with_others(&self, dirty: u64) {
         self.urgent.store(true, Relaxed);
         let arrived = self.arrived.fetch_add(1, SeqCst) + 1;
-        if arrived >= self.gathering.load(SeqCst) {
+        if arrived >= self.gathering.load(SeqCst) || dirty >= self.large.load(Relaxed) {
             self.wake.notify_one();
         }
     }
@@ -96,9 +105,12 @@ impl Schedule {
         self.expected.store(self.arrived.load(Relaxed) + self.served.load(Relaxed), Relaxed);
     }
 
-    /// Waits until the expected requests have arrived, a commit is requested at once, or `delay` has passed.
-    async fn gather(&self, cx: &Context, delay: Duration) {
-        let is_complete = || self.arrived.load(SeqCst) >= self.gathering.load(SeqCst);
+    /// Waits until the expected requests have arrived, the group is large, a commit is requested at once, or
+    /// `delay` has passed.
+    async fn gather(&self, cx: &Context, delay: Duration, dirty: impl Fn() -> u64) {
+        let is_complete = || {
+            self.arrived.load(SeqCst) >= self.gathering.load(SeqCst) || dirty() >= self.large.load(Relaxed)
+        };
         self.gathering.store(self.expected.load(Relaxed), SeqCst);
         if !is_complete() {
             let began = cx.host.now();
@@ -130,8 +142,13 @@ fn delay(coalesce: Coalesce, cost: Duration, most: Duration) -> Duration {
 
 impl Schedule {
     /// Waits until the dirty data is [`DIRTY_AGE`] old or a commit is requested, and in the latter case for
-    /// the coalescing delay. `cost` returns the current duration of a commit.
-    pub async fn wait_to_coalesce(&self, cx: &Context, cost: impl Fn() -> Duration) {
+    /// the coalescing delay. `cost` returns the current duration of a commit, `dirty` the bytes of the group.
+    pub async fn wait_to_coalesce(
+        &self,
+        cx: &Context,
+        cost: impl Fn() -> Duration,
+        dirty: impl Fn() -> u64,
+    ) {
         if cx.config.coalesce == Coalesce::Off {
             return;
         }
@@ -144,12 +161,14 @@ impl Schedule {
             }
         }
         self.by_demand.add(0);
-        let delay = delay(cx.config.coalesce, cost(), cx.config.commit_delay);
+        let cost = cost();
+        let delay = delay(cx.config.coalesce, cost, cx.config.commit_delay);
         if cx.config.coalesce == Coalesce::Always {
             self.delayed_us.fetch_add(delay.as_micros() as u64, Relaxed);
             cx.host.sleep(delay).await;
         } else if !delay.is_zero() {
-            self.gather(cx, delay).await;
+            self.large.store(cost.as_micros() as u64 * PREPARED_PER_US, Relaxed);
+            self.gather(cx, delay, dirty).await;
         }
     }
 
@@ -182,7 +201,7 @@ mod tests {
     #[test]
     fn the_requests_of_the_last_commit_are_expected_again() {
         let schedule = Schedule::default();
-        let arrive = |n| (0..n).for_each(|_| schedule.request_with_others());
+        let arrive = |n| (0..n).for_each(|_| schedule.request_with_others(0));
         let lacking = || schedule.expected.load(Relaxed).saturating_sub(schedule.arrived.load(Relaxed));
         arrive(1);
         assert_eq!(lacking(), 0, "nothing is known of the first request");
