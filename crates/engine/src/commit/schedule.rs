@@ -143,12 +143,7 @@ fn delay(coalesce: Coalesce, cost: Duration, most: Duration) -> Duration {
 impl Schedule {
     /// Waits until the dirty data is [`DIRTY_AGE`] old or a commit is requested, and in the latter case for
     /// the coalescing delay. `cost` returns the current duration of a commit, `dirty` the bytes of the group.
-    pub async fn wait_to_coalesce(
-        &self,
-        cx: &Context,
-        cost: impl Fn() -> Duration,
-        dirty: impl Fn() -> u64,
-    ) {
+    pub async fn wait_to_coalesce(&self, cx: &Context, cost: impl Fn() -> Duration, dirty: impl Fn() -> u64) {
         if cx.config.coalesce == Coalesce::Off {
             return;
         }

@@ -7,7 +7,8 @@ use super::route::Route;
 use super::{create, list, run};
 use crate::access::Right;
 use crate::control::{
-    Action, ClassesView, CreateVolume, DiskClientView, DiskView, Persist, Resets, Resize, Rollback, VolumeLimits,
+    Action, ClassesView, CreateVolume, DiskClientView, DiskView, Persist, Resets, Resize, Rollback,
+    VolumeLimits,
 };
 
 pub(super) fn routes() -> Vec<Route> {

@@ -59,6 +59,9 @@ mod tests {
         let text = describe(&[nbd, iscsi], 61_000);
         let row = |at: usize| text.lines().nth(at).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(row(1).starts_with("nbd 10.0.0.7:51422 - - read, write "), "{text}");
-        assert!(row(2).contains("iqn.2026-01.org.example:host iqn.2026-01.org.example:disks read "), "{text}");
+        assert!(
+            row(2).contains("iqn.2026-01.org.example:host iqn.2026-01.org.example:disks read "),
+            "{text}"
+        );
     }
 }

@@ -4,8 +4,8 @@
 
 mod args;
 mod classes;
-mod clients;
 mod client;
+mod clients;
 mod config;
 mod gc;
 mod import;

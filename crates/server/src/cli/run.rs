@@ -10,8 +10,8 @@ use super::args::{
 };
 use super::client::Client;
 use super::{
-    CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, sizing, stats, target,
-    token, top,
+    CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, sizing,
+    stats, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SOCKET_NAME,

@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::{
-    ActivityView, AllowInitiator, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskClientView, DiskStatsView,
-    DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView, ReservationsView, ServerView,
-    StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
+    ActivityView, AllowInitiator, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskClientView,
+    DiskStatsView, DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView, ReservationsView,
+    ServerView, StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
 };
 use crate::limits::LimitSet;
 

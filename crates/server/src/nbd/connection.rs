@@ -122,7 +122,13 @@ mod tests {
         let pool = engine.run(opening).await.unwrap();
         pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
         let tls = Certificates::load(&Config::default()).unwrap().listener(&ListenerConfig::default());
-        let context = Context { pool, tls, access: Default::default(), attachments: Arc::default(), clients: Default::default() };
+        let context = Context {
+            pool,
+            tls,
+            access: Default::default(),
+            attachments: Arc::default(),
+            clients: Default::default(),
+        };
         let (client, server) = UnixStream::pair().unwrap();
         let socket = RawSocket::Unix(server);
         let state = HandedOver { export: "v".into(), structured: true, block_status: false };

@@ -34,12 +34,8 @@ impl Context {
         client: String,
     ) -> Attached {
         let attachment = if is_writable { self.attachments.attach(name) } else { Attachment::default() };
-        let info = ClientInfo {
-            disk: name.to_owned(),
-            client,
-            read_only: !is_writable,
-            since_ms: clock::unix_ms(),
-        };
+        let info =
+            ClientInfo { disk: name.to_owned(), client, read_only: !is_writable, since_ms: clock::unix_ms() };
         let watched = peer.map(|peer| attachment.watch(peer));
         Attached { watched, disk, attachment, listed: self.clients.begin(info) }
     }

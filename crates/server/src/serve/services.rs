@@ -117,7 +117,8 @@ impl Prepared {
         let mut plane = Plane::with_bound(limits, config.client_memory, sockets.data()?);
         plane.set_gate(gate.clone());
         plane.keep_until_resumed(Arc::new(resumed_units));
-        let nbd::Listening { addresses: nbd, certificates, clients } = nbd::listen(&mut plane, &pool, &config.nbd)?;
+        let nbd::Listening { addresses: nbd, certificates, clients } =
+            nbd::listen(&mut plane, &pool, &config.nbd)?;
         let iscsi = iscsi::listen(
             &mut plane,
             iscsi::Disks::Own { pool: pool.clone(), units: units.clone() },
@@ -204,7 +205,8 @@ impl Prepared {
             tokio::spawn(notify::feed_watchdog(plane.probe())),
         ];
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
-        background.extend(self.standbys.map(|standbys| tokio::spawn(heirs::watch(standbys, control.clone()))));
+        background
+            .extend(self.standbys.map(|standbys| tokio::spawn(heirs::watch(standbys, control.clone()))));
         let serve = Api { control: control.clone(), access: self.access.clone() };
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
         let mut listeners = vec![serve.listen(socket_listener, Entry::new(Origin::Socket, &[]), None)];
