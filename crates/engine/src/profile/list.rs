@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 
 use crate::hash::BuildU64Hasher;
 
@@ -87,16 +87,25 @@ fn take(bytes: &mut &[u8]) -> Option<u64> {
 /// A profile that is being recorded.
 #[derive(Default)]
 pub(super) struct Recorder {
-    seen: HashSet<u64, BuildU64Hasher>,
+    /// For each 64 blocks, those that were recorded: every read looks here, and this stays in the processor's
+    /// cache.
+    seen: HashMap<u64, u64, BuildU64Hasher>,
+    blocks: u64,
     runs: Vec<Range<u64>>,
 }
 
 impl Recorder {
     /// Records a block that was read; returns whether it is new.
     pub fn record(&mut self, block: u64) -> bool {
-        if self.is_full() || !self.seen.insert(block) {
+        if self.is_full() {
             return false;
         }
+        let (seen, this) = (self.seen.entry(block / 64).or_default(), 1 << (block % 64));
+        if *seen & this != 0 {
+            return false;
+        }
+        *seen |= this;
+        self.blocks += 1;
         match self.runs.last_mut() {
             Some(last) if last.end == block => last.end += 1,
             _ => self.runs.push(block..block + 1),
@@ -109,12 +118,11 @@ impl Recorder {
     }
 
     pub fn blocks(&self) -> u64 {
-        self.seen.len() as u64
+        self.blocks
     }
 
-    pub fn finish(&mut self, recorded_ms: u64) -> Profile {
-        self.seen = HashSet::default();
-        Profile { recorded_ms, runs: std::mem::take(&mut self.runs) }
+    pub fn finish(self, recorded_ms: u64) -> Profile {
+        Profile { recorded_ms, runs: self.runs }
     }
 }
 
