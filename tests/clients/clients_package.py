@@ -60,7 +60,7 @@ def the_package_has_what_it_promises(t):
     check("ExecStart=/usr/bin/forebay serve" in service, "the unit starts the binary of the package")
     for setting in ("WatchdogSec=", "NotifyAccess=all", "Sockets=forebay.socket", "ExecReload=", "Restart=always"):
         check(setting in service, f"the unit has {setting}")
-    # Nothing of an instance is that of another one, or of the single server.
+    # Instances share neither paths nor units with each other, or with the single server.
     for name in ("forebay@.service", "forebay@.socket", "forebay-control@.socket"):
         with open(f"{unpacked}/usr/lib/systemd/system/{name}") as f:
             settings = [line for line in f if not line.startswith("#")]

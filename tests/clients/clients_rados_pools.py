@@ -1,4 +1,4 @@
-"""Several pools on the same hosts: each pool has a process of its own on each host that may serve it."""
+"""Several pools on the same hosts: each has a process on every host that may serve it."""
 
 import json
 import os

@@ -133,8 +133,11 @@ def clients_of_a_disk_are_listed(t):
     check("'nosuch'" in s.refused("volume", "clients", "nosuch"), "a volume that does not exist")
 
     def listed(disk):
-        found = s.json("volume", "clients", disk)
-        return sorted((c["protocol"], c["client"].rsplit(":", 1)[0], c["initiator"], c["read_only"]) for c in found)
+        return sorted(
+            # Without the port.
+            (client["protocol"], client["client"].rsplit(":", 1)[0], client["initiator"], client["read_only"])
+            for client in s.json("volume", "clients", disk)
+        )
 
     import nbd
 
@@ -142,9 +145,14 @@ def clients_of_a_disk_are_listed(t):
     remote = nbd.NBD()
     remote.connect_uri(f"nbd://127.0.0.1:{nbd_port}/v")
     snapshot = connect(s, "v@s")
-    first, second = (Initiator(("127.0.0.1", iscsi_port), A, name=host).ready() for host in (HOST, HOST + "2"))
+    portal = ("127.0.0.1", iscsi_port)
+    first, second = (Initiator(portal, A, name=host).ready() for host in (HOST, HOST + "2"))
     here = f"process {os.getpid()}"
-    of_v = [("iscsi", "127.0.0.1", HOST, False), ("nbd", "127.0.0.1", None, False), ("nbd", here, None, False)]
+    of_v = [
+        ("iscsi", "127.0.0.1", HOST, False),
+        ("nbd", "127.0.0.1", None, False),
+        ("nbd", here, None, False),
+    ]
     equal(listed("v"), of_v, "clients of the volume")
     equal(listed("v@s"), [("nbd", here, None, True)], "clients of its snapshot")
     equal(listed("w"), [("iscsi", "127.0.0.1", HOST + "2", False)], "an initiator that sees this LUN only")

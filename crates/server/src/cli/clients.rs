@@ -1,4 +1,4 @@
-//! `forebay volume clients`: who has a disk open.
+//! `forebay volume clients`: the clients of a disk.
 
 use super::CliError;
 use super::client::Client;

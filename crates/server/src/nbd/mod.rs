@@ -8,9 +8,9 @@
 //! `access` decides which exports a client sees, by its listener and the names in its `certificate`.
 //! `attachments` lets a new connection start only after those that are gone have ended. `tls` holds the
 //! server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
-//! connection and of its transmission, `peer` identifies clients, `clients` lists them for administrators, `errors` maps engine errors
-//! to NBD, `handover` is the state of a connection that is passed to another process, `config` is the
-//! configuration, `listen` starts it all.
+//! connection and of its transmission, `peer` identifies clients, `clients` lists them for administrators,
+//! `errors` maps engine errors to NBD, `handover` is the state of a connection that is passed to another
+//! process, `config` is the configuration, `listen` starts it all.
 
 mod access;
 mod attachments;

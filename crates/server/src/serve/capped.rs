@@ -1,5 +1,5 @@
 //! A listener of the API with a limit on its connections; further ones wait in the kernel's queue. So do
-//! those that come after the control plane has stopped, for a successor.
+//! those that arrive after the control plane has stopped, for a successor.
 //!
 //! One remote address, or /64 network of IPv6, has at most half of the connections: further ones are closed
 //! at once. So a single host, which needs no token to connect, cannot lock all administrators out.

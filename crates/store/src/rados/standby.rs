@@ -157,7 +157,7 @@ impl StandbyWatch {
         StandbyWatch { cluster, before: Vec::new() }
     }
 
-    /// Who waits. A server that was announced at the last look, and has not renewed that, is not alive; so
+    /// The servers that wait. One that was announced at the last look, and has not renewed that, is not alive; so
     /// looks have to be at least [`DEAD_AFTER`] apart.
     ///
     /// # Errors
