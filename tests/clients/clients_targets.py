@@ -146,7 +146,7 @@ def clients_of_a_disk_are_listed(t):
     remote.connect_uri(f"nbd://127.0.0.1:{nbd_port}/v")
     snapshot = connect(s, "v@s")
     portal = ("127.0.0.1", iscsi_port)
-    first, second = (Initiator(portal, A, name=host).ready() for host in (HOST, HOST + "2"))
+    first, second = (Initiator(portal, A, name=host) for host in (HOST, HOST + "2"))
     here = f"process {os.getpid()}"
     of_v = [
         ("iscsi", "127.0.0.1", HOST, False),

@@ -157,8 +157,8 @@ impl StandbyWatch {
         StandbyWatch { cluster, before: Vec::new() }
     }
 
-    /// The servers that wait. One that was announced at the last look, and has not renewed that, is not alive; so
-    /// looks have to be at least [`DEAD_AFTER`] apart.
+    /// The servers that wait. One that was announced at the last look, and has not renewed that, is not
+    /// alive; so looks have to be at least [`DEAD_AFTER`] apart.
     ///
     /// # Errors
     /// Those of the cluster.
