@@ -87,6 +87,7 @@ import clients_rados_memory  # noqa: E402, F401
 import clients_rados_upgrade  # noqa: E402, F401
 import clients_rados_handover  # noqa: E402, F401
 import clients_rados_paths  # noqa: E402, F401
+import clients_rados_pools  # noqa: E402, F401
 import clients_rados_multipath  # noqa: E402, F401
 
 if __name__ == "__main__":
