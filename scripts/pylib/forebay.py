@@ -169,6 +169,8 @@ class Server:
         """Starts the process without waiting for it."""
         argv = [self.bin, "serve", "--data", self.data, "--socket", self.control, "--nbd", f"unix:{self.nbd}"]
         environment = {**os.environ, "FOREBAY_MEMORY_DIR": self.memory}
+        # The tests may run in a service, but the server is not started by it.
+        environment.pop("SYSTEMD_EXEC_PID", None)
         with open(self.log, "ab") as log:
             self.process = spawn(self.prefix + argv + self.args, stdout=log, stderr=log, env=environment)
         self.starts += 1

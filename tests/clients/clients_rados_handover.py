@@ -12,7 +12,7 @@ from clients_kept import KeptClient
 from clients_rados import CLUSTER, FENCED, TAKEOVER_S, TcpClient, wait_until
 from clients_rados_outages import RadosLoad
 from forebay import Failed
-from harness import BLOCK, alone, check, equal, needs, run, test
+from harness import BLOCK, alone, check, connect, equal, needs, run, test
 
 HANDOVERS = int(os.environ.get("FOREBAY_RADOS_HANDOVERS", "5"))
 UPGRADES = int(os.environ.get("FOREBAY_RADOS_UPGRADES", "3"))
@@ -145,6 +145,28 @@ def rados_handover_loses_no_acknowledged_write(t):
     crash_rounds(t, Ends(), HANDOVERS, hand_over, take_over, 1.0, clients)
     print(f"{HANDOVERS} handovers: pauses as reported {reported} ms, as a client saw them {seen} ms")
     check(max(seen) < PAUSE_S * 1000, f"a pause took {max(seen)} ms")
+
+
+@needs(CLUSTER)
+@alone
+@test
+def rados_handover_ends_a_service_of_systemd(t):
+    """Its sockets are those of systemd, which passes them to the next process of the unit."""
+    nodes = Nodes(t, CLUSTER, "unit")
+    former = nodes.serving
+    former.prefix = ["sh", "-c", 'SYSTEMD_EXEC_PID=$$ exec "$@"', "sh"]
+    nodes.start()
+    nodes.cli("volume", "create", "probe", "--size", "1M")
+    wait_standby(nodes)
+    nodes.serving.json("pool", "handover")
+    equal(former.process.wait(TAKEOVER_S), 1, "the exit status of the former owner")
+    check("starts it again as a standby" in former.log_tail(), former.log_tail())
+    nodes.take_over(TAKEOVER_S)
+    former.stand_by()
+    wait_standby(nodes)
+    nodes.serving.json("pool", "handover", "--to", named(former))
+    nodes.take_over(TAKEOVER_S)
+    connect(nodes, "probe").pread(BLOCK, 0)
 
 
 @needs(CLUSTER)

@@ -4,12 +4,11 @@ import json
 import os
 import time
 
-from ceph import Cluster, Nodes, first_answer
+from ceph import Nodes, first_answer
 from clients_metrics import ControlSocket, scrape
+from clients_rados import CLUSTER
 from clients_rados_handover import TAKEOVER_S, Probe, after_handover, named, wait_standby
 from harness import BLOCK, alone, check, connect, equal, needs, test
-
-CLUSTER = Cluster()
 
 
 def named_by_owner(nodes):
@@ -23,7 +22,7 @@ def named_by_owner(nodes):
         found = json.loads(connection.getresponse().read())["owner"]["standbys"]
         connection.close()
         if found == waiting:
-            equal(scrape(nodes.serving)["forebay_pool_standbys"], 1, "the metric")
+            equal(scrape(nodes.serving)[f'forebay_pool_standbys{{pool="{nodes.serving.address}"}}'], 1, "the metric")
             return
         check(time.monotonic() < deadline, f"standbys {found} instead of {waiting}")
         time.sleep(0.2)

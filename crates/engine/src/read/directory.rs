@@ -3,7 +3,6 @@
 use forebay_format::{
     BLOCK, DirectoryEntry, Entry, Fingerprint, SegmentFooter, SegmentRecord, SegmentState, SlotKind,
 };
-use forebay_store::Store;
 
 use super::relocation::RelocationRef;
 use super::store::StoreReader;
@@ -47,13 +46,13 @@ impl StoreReader {
     /// Reads the slots of a segment from its footer.
     pub async fn read_footer(&self, record: &SegmentRecord) -> Result<Vec<DirectoryEntry>> {
         let at = u64::from(record.written);
-        let head = self.store.read(record.segment, at, BLOCK).await?;
+        let head = self.read(record.segment, at, BLOCK).await?;
         let footer = SegmentFooter::decode(&head, self.pool, record.segment, record.written)?;
         let len = footer.directory_len().next_multiple_of(BLOCK);
         let bytes = if len == 0 {
             Vec::new()
         } else {
-            self.store.read(record.segment, at + BLOCK as u64, len).await?.to_vec()
+            self.read(record.segment, at + BLOCK as u64, len).await?.to_vec()
         };
         Ok(footer.decode_directory(&bytes)?)
     }

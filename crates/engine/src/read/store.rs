@@ -41,6 +41,16 @@ impl StoreReader {
         }
     }
 
+    /// Reads at most `len` bytes of an object. Latches the pool if another server has opened it: nothing may
+    /// be acknowledged after a request has failed because of that.
+    pub(super) async fn read(&self, object: SegmentId, offset: u64, len: usize) -> Result<IoBuf> {
+        let read = self.store.read(object, offset, len).await.map_err(Error::from);
+        if let Err(e @ Error::Fenced) = &read {
+            self.cx.latch(e);
+        }
+        read
+    }
+
     /// Reads exactly `len` bytes of an object; `offset` and `len` need not be aligned.
     ///
     /// # Errors
@@ -61,7 +71,7 @@ impl StoreReader {
         let Range { start, end } = offset..offset + len as u64;
         let from = start / IoBuf::ALIGN as u64 * IoBuf::ALIGN as u64;
         let until = end.next_multiple_of(IoBuf::ALIGN as u64);
-        let mut buf = self.store.read(object, from, (until - from) as usize).await?;
+        let mut buf = self.read(object, from, (until - from) as usize).await?;
         if from + (buf.len() as u64) < end {
             return Ok(None);
         }

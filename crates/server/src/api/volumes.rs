@@ -7,7 +7,7 @@ use super::route::Route;
 use super::{create, list, run};
 use crate::access::Right;
 use crate::control::{
-    Action, ClassesView, CreateVolume, DiskClientView, DiskView, Persist, Resets, Resize, Rollback,
+    Action, ClassesView, CreateVolume, DiskClientsView, DiskView, Persist, Resets, Resize, Rollback,
     VolumeLimits,
 };
 
@@ -145,6 +145,6 @@ fn class_routes() -> Vec<Route> {
             Right::Read,
             |c: Caller, Param(name)| run(c, Action::ListClients { name }),
         )
-        .returns::<Vec<DiskClientView>>(),
+        .returns::<DiskClientsView>(),
     ]
 }

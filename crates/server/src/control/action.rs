@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    ActivityView, AllowInitiator, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskClientView,
+    ActivityView, AllowInitiator, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskClientsView,
     DiskStatsView, DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView, ReservationsView,
     ServerView, StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
 };
@@ -187,7 +187,7 @@ pub enum Reply {
     Profile(ProfileView),
     Prefetched(PrefetchedView),
     Classes(ClassesView),
-    Clients(Vec<DiskClientView>),
+    Clients(DiskClientsView),
     Target(TargetView),
     Targets(Vec<TargetView>),
     Limits(VolumeLimits),

@@ -34,10 +34,16 @@ pub struct DiskClientView {
     pub since_ms: u64,
 }
 
+/// The clients of a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(as = DiskClients)]
+pub struct DiskClientsView(pub Vec<DiskClientView>);
+
 impl Control {
     pub(super) fn list_clients(&self, name: &str) -> Result<Reply> {
-        let disk = self.pool().disk(name)?.name;
-        let nbd = self.observed().nbd.list(|client| client.disk == disk);
+        self.pool().identity(name)?;
+        let nbd = self.observed().nbd.list(|client| client.disk == name);
         let nbd = nbd.into_iter().map(|it| DiskClientView {
             protocol: Protocol::Nbd,
             client: it.client,
@@ -46,7 +52,7 @@ impl Control {
             read_only: it.read_only,
             since_ms: it.since_ms,
         });
-        Ok(Reply::Clients(nbd.chain(self.initiators_of(&disk)).collect()))
+        Ok(Reply::Clients(DiskClientsView(nbd.chain(self.initiators_of(name)).collect())))
     }
 
     fn initiators_of(&self, disk: &str) -> Vec<DiskClientView> {

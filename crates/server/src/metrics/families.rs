@@ -132,7 +132,8 @@ pub(super) fn write_all(s: &Sample<'_>) -> String {
         one(&mut text, &TERM, held.term);
         put(&mut text, &LEASE, &[(NONE, (held.lease_left)().as_secs_f64())]);
         if let Some(standbys) = &held.standbys {
-            one(&mut text, &STANDBYS, standbys.iter().filter(|standby| standby.alive).count() as u64);
+            let alive = standbys.iter().filter(|standby| standby.alive).count();
+            put(&mut text, &STANDBYS, &[(&[("pool", s.pool)], alive as f64)]);
         }
     }
     volumes(&mut text, &s.disks, &s.observed.series);

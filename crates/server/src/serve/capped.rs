@@ -2,8 +2,9 @@
 //! those that arrive after the control plane has stopped, for a successor.
 //!
 //! One remote address, or /64 network of IPv6, has at most half of the connections: further ones are closed
-//! at once. So a single host, which needs no token to connect, cannot lock all administrators out.
-//! Connections over loopback are not counted, since a proxy has all its clients there.
+//! at once. So a single host, which needs no token to connect, cannot lock out administrators of other
+//! networks. Connections over loopback are not counted, since a proxy has all its clients there; one on
+//! another host has half of the connections for all of its clients.
 
 use std::io;
 use std::net::IpAddr;

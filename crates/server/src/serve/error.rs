@@ -12,6 +12,11 @@ pub enum ServeError {
     /// A basic system call failed.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
+    /// The pool was handed over, and systemd has the sockets of the standby.
+    #[error(
+        "the pool is handed over; this process ends, so that systemd starts it again as a standby with its sockets"
+    )]
+    StandsByWhenRestarted,
     /// The store cannot be opened.
     #[error("cannot open the pool in {pool}: {source}")]
     Store {

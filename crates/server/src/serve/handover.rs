@@ -198,6 +198,20 @@ pub(super) async fn last_replies(api: Vec<JoinHandle<()>>, time: Duration) {
     let _ = tokio::time::timeout(time, replies).await;
 }
 
+fn errno() -> Option<i32> {
+    std::io::Error::last_os_error().raw_os_error()
+}
+
+/// Whether systemd started this process, or one that an upgrade has replaced by it (systemd.exec(5),
+/// `$SYSTEMD_EXEC_PID`). Only systemd can then give a standby the sockets that it holds.
+pub(super) fn is_main_process_of_unit() -> bool {
+    let started = std::env::var("SYSTEMD_EXEC_PID").ok().and_then(|pid| pid.parse::<libc::pid_t>().ok());
+    let own = std::process::id().cast_signed();
+    // SAFETY: signal 0 sends nothing; the call only takes integers.
+    let has_ended = |pid| unsafe { libc::kill(pid, 0) } != 0 && errno() == Some(libc::ESRCH);
+    started.is_some_and(|pid| pid == own || (pid > 0 && has_ended(pid)))
+}
+
 /// Executes this program again, as the standby that it was when it was started. All descriptors and threads
 /// end with the former one, so there is nothing to undo. Returns if that is not possible.
 pub(super) fn stand_by_again(binary: &Binary) -> ServeError {

@@ -13,7 +13,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub(super) async fn watch(mut standbys: StandbyWatch, control: Control) {
     loop {
         // While the cluster does not answer, the last list remains.
-        if let Ok(found) = standbys.look().await {
+        if let Ok(Some(found)) = standbys.look().await {
             control.observe(|it| {
                 if let Some(held) = &mut it.held {
                     held.standbys = Some(found);

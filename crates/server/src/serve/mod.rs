@@ -70,7 +70,7 @@ use crate::iscsi::PortGroups;
 use crate::nbd;
 use descriptors::Descriptors;
 pub use error::ServeError;
-use handover::{hand_over, last_replies, stand_by_again};
+use handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
 pub use host::EngineThread;
 use https::HttpsCertificate;
 pub use https::HttpsError;
@@ -374,6 +374,9 @@ impl Server<'_> {
                 }
                 if !self.config.standby {
                     exit_without_pool(Loss::HandedOver);
+                }
+                if is_main_process_of_unit() {
+                    return Err(ServeError::StandsByWhenRestarted);
                 }
                 tracing::info!("standing by");
                 Err(stand_by_again(&self.binary))

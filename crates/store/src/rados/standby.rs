@@ -149,26 +149,30 @@ impl Survey {
 pub struct StandbyWatch {
     cluster: Arc<dyn Cluster>,
     /// The keys at the last look.
-    before: Vec<String>,
+    before: Option<Vec<String>>,
 }
 
 impl StandbyWatch {
     pub(super) fn new(cluster: Arc<dyn Cluster>) -> StandbyWatch {
-        StandbyWatch { cluster, before: Vec::new() }
+        StandbyWatch { cluster, before: None }
     }
 
     /// The servers that wait. One that was announced at the last look, and has not renewed that, is not
-    /// alive; so looks have to be at least [`DEAD_AFTER`] apart.
+    /// alive; so looks have to be at least [`DEAD_AFTER`] apart. `None` from the first one, which cannot
+    /// distinguish them.
     ///
     /// # Errors
     /// Those of the cluster.
-    pub async fn look(&mut self) -> Result<Vec<Standby>> {
+    pub async fn look(&mut self) -> Result<Option<Vec<Standby>>> {
         let header = Header::read(&*self.cluster).await;
         let header = header.map_err(|e| store_error("reading the header of the pool", e))?;
-        let mut survey = Survey::since(std::mem::take(&mut self.before));
-        survey.note(&header, DEAD_AFTER);
-        self.before = header.standbys;
-        Ok(survey.standbys())
+        let found = self.before.take().map(|before| {
+            let mut survey = Survey::since(before);
+            survey.note(&header, DEAD_AFTER);
+            survey.standbys()
+        });
+        self.before = Some(header.standbys);
+        Ok(found)
     }
 }
 
