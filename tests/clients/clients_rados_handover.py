@@ -155,7 +155,9 @@ def rados_handover_ends_a_service_of_systemd(t):
     nodes = Nodes(t, CLUSTER, "unit")
     former = nodes.serving
     former.prefix = ["sh", "-c", 'SYSTEMD_EXEC_PID=$$ exec "$@"', "sh"]
-    nodes.start()
+    former.stand_by()
+    former.wait_ready(TAKEOVER_S)
+    nodes.waiting.stand_by()
     nodes.cli("volume", "create", "probe", "--size", "1M")
     wait_standby(nodes)
     nodes.serving.json("pool", "handover")
