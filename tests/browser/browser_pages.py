@@ -52,6 +52,7 @@ def no_page_has_a_serious_fault_in_both_themes(t):
         b.prefer(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
         for page, shown in PAGES:
             visit(b, page, shown)
+            equal(b.script("return document.documentElement.dataset.theme"), scheme, f"the theme of {page}")
             if page in ("overview", "volumes/web-001"):
                 b.until(lambda: b.css(".chart canvas"), "no chart")
             equal(b.faults(), [], f"faults on {page} ({scheme})")
@@ -65,6 +66,8 @@ def no_page_has_a_serious_fault_in_both_themes(t):
         b.click("Cancel")
     # The switch overrides the system, and is kept.
     b.prefer(prefers_color_scheme="light")
+    theme = "return document.documentElement.dataset.theme"
+    b.until(lambda: b.script(theme) == "light", "the page does not follow the system")
     background = "return getComputedStyle(document.body).backgroundColor"
     light = b.script(background)
     b.click("Switch between light and dark")
