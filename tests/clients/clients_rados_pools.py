@@ -5,8 +5,9 @@ import os
 import time
 
 from ceph import Nodes, first_answer
-from clients_metrics import ControlSocket, scrape
-from clients_rados import CLUSTER
+from clients_api import pool
+from clients_metrics import scrape
+from clients_rados import CLUSTER, wait_until
 from clients_rados_handover import TAKEOVER_S, Probe, after_handover, named, wait_standby
 from harness import BLOCK, alone, check, connect, equal, needs, test
 
@@ -15,17 +16,8 @@ def named_by_owner(nodes):
     """Waits until the API and the metrics of the owner report its standby."""
     name = f"host {os.uname().nodename}, process {nodes.waiting.process.pid}"
     waiting = [{"server": name, "alive": True}]
-    deadline = time.monotonic() + TAKEOVER_S
-    while True:
-        connection = ControlSocket(nodes.serving.control)
-        connection.request("GET", "/api/v1/pool")
-        found = json.loads(connection.getresponse().read())["owner"]["standbys"]
-        connection.close()
-        if found == waiting:
-            equal(scrape(nodes.serving)[f'forebay_pool_standbys{{pool="{nodes.serving.address}"}}'], 1, "the metric")
-            return
-        check(time.monotonic() < deadline, f"standbys {found} instead of {waiting}")
-        time.sleep(0.2)
+    wait_until(lambda: json.loads(pool(nodes.serving))["owner"]["standbys"] == waiting, f"standbys {waiting}", TAKEOVER_S)
+    equal(scrape(nodes.serving)[f'forebay_pool_standbys{{pool="{nodes.serving.address}"}}'], 1, "the metric")
 
 
 @needs(CLUSTER)
@@ -72,11 +64,7 @@ def rados_pools_of_one_host_change_hands_separately(t):
     after_handover(pools[1])
     for nodes, probe in zip(pools, probes, strict=True):
         nodes.check_waiting()
-        answers = probe.answers
-        deadline = time.monotonic() + TAKEOVER_S
-        while probe.answers == answers:
-            check(time.monotonic() < deadline, f"the clients of {nodes.address} continue")
-            time.sleep(0.01)
+        wait_until(lambda probe=probe, answers=probe.answers: probe.answers > answers, f"progress of {nodes.address}", TAKEOVER_S)
         probe.finish()
     print(f"failure of a host: {took:.2f} s for its pool, {undisturbed:.2f} s at most for the other one, "
           f"{done['pause_ms']} ms to give it back")

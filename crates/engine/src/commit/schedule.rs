@@ -16,8 +16,8 @@
 //! From then on it saves nothing, and two groups that alternate are quicker: the clients send one while the
 //! other one is prepared and written.
 //!
-//! A request that arrives while a commit gathers wakes the commit task only if it is the last one expected.
-//! If the task and the request miss each other, the deadline ends the wait.
+//! A request that arrives while a commit gathers wakes the commit task only if it is the last one expected,
+//! or makes the group large. If the task and the request miss each other, the deadline ends the wait.
 
 use std::time::Duration;
 
