@@ -39,6 +39,8 @@ const EVENT_PAUSE_MS = 700;
 /** What a page uses while it is shown; everything ends with it. */
 class Context {
   #ends = [];
+  #running = new Set();
+  #leaves = false;
 
   constructor(title) {
     this.title = title;
@@ -49,7 +51,33 @@ class Context {
   }
 
   poll(work, ms) {
-    this.onEnd(poll(work, ms));
+    this.onEnd(poll(() => this.#run(work), ms));
+  }
+
+  /** Calls `work` unless the page is about to be left. */
+  async #run(work) {
+    if (this.#leaves) return;
+    const running = work();
+    this.#running.add(running);
+    try {
+      await running;
+    } finally {
+      this.#running.delete(running);
+    }
+  }
+
+  /** Removes what the page shows by `work`, and goes to `hash`. The page requests nothing meanwhile: its resource is
+   *  gone before the response arrives. */
+  async leave(hash, work) {
+    this.#leaves = true;
+    try {
+      await Promise.allSettled(this.#running);
+      await work();
+      location.hash = hash;
+    } catch (problem) {
+      this.#leaves = false;
+      throw problem;
+    }
   }
 
   onSample(reader) {
@@ -67,7 +95,7 @@ class Context {
     const run = oneAtATime(async () => {
       const begun = performance.now();
       try {
-        await work();
+        await this.#run(work);
         failure = null;
       } catch (problem) {
         // A failure that lasts is shown once.
@@ -86,7 +114,7 @@ class Context {
     };
     this.onEnd(live.happened.subscribe(soon));
     this.onEnd(() => clearTimeout(timer));
-    this.poll(run, ms);
+    this.onEnd(poll(run, ms));
     return run;
   }
 

@@ -64,17 +64,14 @@ function importImage() {
   });
 }
 
-function removeImage(name) {
+function removeImage(context, name) {
   formDialog({
     title: `Delete the image ${name}?`,
     action: "Delete",
     danger: true,
     confirm: name,
     intro: h("p", {}, "Its data is lost. An image with clones cannot be deleted."),
-    submit: async () => {
-      await call("DELETE", url`/images/${name}`);
-      location.hash = "#/images";
-    },
+    submit: () => context.leave("#/images", () => call("DELETE", url`/images/${name}`)),
     done: `Deleted ${name}`,
   });
 }
@@ -257,7 +254,7 @@ export function imagePage(context, name) {
           may.administer()
             ? [
                 button("Create clones", () => cloneDisks(name).catch(showProblem), "primary"),
-                button("Delete", () => removeImage(name), "danger"),
+                button("Delete", () => removeImage(context, name), "danger"),
               ]
             : [],
           h("p", { class: "sub" }, badge("image"), image.map_damaged ? badge("map damaged", "bad") : null),

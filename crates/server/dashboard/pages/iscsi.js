@@ -49,7 +49,7 @@ function createTarget() {
   });
 }
 
-function removeTarget(target) {
+function removeTarget(context, target) {
   const isUsed = target.sessions.length > 0;
   formDialog({
     title: `Delete the target ${target.name}?`,
@@ -57,10 +57,10 @@ function removeTarget(target) {
     danger: true,
     confirm: target.name,
     intro: h("p", {}, isUsed ? `${count(target.sessions.length)} sessions are ended. ` : "", "The disks are kept."),
-    submit: async () => {
-      await call("DELETE", url`/targets/${target.name}` + (isUsed ? "?force=true" : ""));
-      location.hash = "#/iscsi";
-    },
+    submit: () =>
+      context.leave("#/iscsi", () =>
+        call("DELETE", url`/targets/${target.name}` + (isUsed ? "?force=true" : "")),
+      ),
     done: `Deleted ${target.name}`,
   });
 }
@@ -253,7 +253,7 @@ export function targetPage(context, name) {
         head,
         pageHead(
           name,
-          administers ? [button("Delete", () => removeTarget(target), "danger")] : [],
+          administers ? [button("Delete", () => removeTarget(context, target), "danger")] : [],
           h(
             "p",
             { class: "sub" },

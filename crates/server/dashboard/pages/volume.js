@@ -159,7 +159,7 @@ function limitsCard(disk, stats) {
   );
 }
 
-function actionsOf(disk) {
+function actionsOf(context, disk) {
   const { name } = disk;
   return [
     disk.memory_lost && may.operate() && button("Resume", () => resumeVolume(name), "danger"),
@@ -170,14 +170,7 @@ function actionsOf(disk) {
     may.administer() && isDesktop(disk) && button("Make persistent", () => persistVolume(name)),
     may.operate() && disk.origin && button("Reset", () => resetVolumes([name])),
     may.administer() &&
-      button(
-        "Delete",
-        () =>
-          removeVolumes([name], () => {
-            location.hash = "#/volumes";
-          }),
-        "danger",
-      ),
+      button("Delete", () => removeVolumes([name], (work) => context.leave("#/volumes", work)), "danger"),
   ].filter(Boolean);
 }
 
@@ -247,7 +240,7 @@ export function volumePage(context, name) {
         head,
         pageHead(
           name,
-          actionsOf(disk),
+          actionsOf(context, disk),
           h(
             "p",
             { class: "sub" },

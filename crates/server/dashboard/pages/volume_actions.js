@@ -195,8 +195,8 @@ export function removeSnapshot(volume, snapshot) {
   });
 }
 
-/** Deletes volumes one after the other; those that cannot be deleted stay. */
-export function removeVolumes(names, done) {
+/** Deletes volumes one after the other; those that cannot be deleted stay. The page calls the deletion by `remove`. */
+export function removeVolumes(names, remove) {
   const one = names.length === 1;
   formDialog({
     title: one ? `Delete ${names[0]}?` : `Delete ${count(names.length)} volumes?`,
@@ -204,23 +204,23 @@ export function removeVolumes(names, done) {
     danger: true,
     confirm: one ? names[0] : `delete ${names.length} volumes`,
     intro: h("p", {}, one ? "Its data is lost." : "Their data is lost."),
-    submit: async () => {
-      const failures = [];
-      for (const name of names) {
-        try {
-          await call("DELETE", url`/volumes/${name}`);
-        } catch (problem) {
-          failures.push(problem);
-          if (problem.code === "offline" || problem.status === 401) throw problem;
-        }
-      }
-      if (failures.length === 1) throw failures[0];
-      if (failures.length)
-        throw new Error(`${failures.length} volumes were not deleted. The first: ${failures[0].message}`);
-      done?.();
-    },
+    submit: () => remove(() => deleteEach(names)),
     done: one ? `Deleted ${names[0]}` : `Deleted ${count(names.length)} volumes`,
   });
+}
+
+async function deleteEach(names) {
+  const failures = [];
+  for (const name of names) {
+    try {
+      await call("DELETE", url`/volumes/${name}`);
+    } catch (problem) {
+      failures.push(problem);
+      if (problem.code === "offline" || problem.status === 401) throw problem;
+    }
+  }
+  if (failures.length === 1) throw failures[0];
+  if (failures.length) throw new Error(`${failures.length} volumes were not deleted. The first: ${failures[0].message}`);
 }
 
 export function persistVolume(name) {

@@ -130,11 +130,14 @@ export function volumesPage(context) {
   const chosen = selectionBar(
     [
       may.operate() && button("Reset", () => resetVolumes(table.selected), "small"),
-      may.administer() &&
-        button("Delete", () => removeVolumes(table.selected, () => table.clearSelection()), "small danger"),
+      may.administer() && button("Delete", () => removeVolumes(table.selected, removeSelected), "small danger"),
     ].filter(Boolean),
     () => table.clearSelection(),
   );
+  const removeSelected = async (work) => {
+    await work();
+    table.clearSelection();
+  };
   const table = new Table({
     caption: "Volumes",
     columns: COLUMNS,
