@@ -66,7 +66,7 @@ fn conclude<T>(ctx: &Ctx, what: &str, op: OpId, result: Result<T, Error>) -> Opt
 pub(crate) fn leave(ctx: &Ctx, taken: impl IntoIterator<Item = Taken>) {
     for taken in taken {
         if !ctx.model.borrow().is_certain(taken.name()) {
-            std::mem::forget(taken);
+            taken.keep();
         }
     }
 }

@@ -97,6 +97,7 @@ impl Drop for Busy {
 pub struct Taken {
     ctx: Rc<Ctx>,
     name: String,
+    is_kept: bool,
 }
 
 impl Taken {
@@ -104,11 +105,18 @@ impl Taken {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// Never releases it in this life, because its state is unknown.
+    pub fn keep(mut self) {
+        self.is_kept = true;
+    }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.ctx.slot(&self.name, |s| s.taken = false);
+        if !self.is_kept {
+            self.ctx.slot(&self.name, |s| s.taken = false);
+        }
     }
 }
 
@@ -117,17 +125,21 @@ pub struct Locked {
     ctx: Rc<Ctx>,
     name: String,
     blocks: (u64, u64, bool),
+    is_kept: bool,
 }
 
 impl Locked {
     /// Never unlocks them in this life, because their contents are unknown.
-    pub fn keep(self) {
-        std::mem::forget(self);
+    pub fn keep(mut self) {
+        self.is_kept = true;
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
         self.ctx.slot(&self.name, |s| {
             let at = s.locks.iter().position(|l| *l == self.blocks).expect("it is locked");
             s.locks.swap_remove(at);
@@ -221,7 +233,7 @@ impl Ctx {
     /// Takes a name immediately, if it is free.
     pub fn take_now(self: &Rc<Ctx>, name: &str) -> Option<Taken> {
         let free = self.slot(name, |s| s.busy == 0 && !std::mem::replace(&mut s.taken, true));
-        free.then(|| Taken { ctx: self.clone(), name: name.to_owned() })
+        free.then(|| Taken { ctx: self.clone(), name: name.to_owned(), is_kept: false })
     }
 
     /// Takes a disk: waits for the operations in progress. `detach` closes the handles that clients share.
@@ -229,7 +241,7 @@ impl Ctx {
         if self.slot(name, |s| std::mem::replace(&mut s.taken, true)) {
             return None;
         }
-        let taken = Taken { ctx: self.clone(), name: name.to_owned() };
+        let taken = Taken { ctx: self.clone(), name: name.to_owned(), is_kept: false };
         let mut waits = 0;
         while self.slot(name, |s| s.busy) > 0 {
             self.sleep(1).await;
@@ -277,7 +289,8 @@ impl Ctx {
             }
             free
         });
-        free.then(|| Locked { ctx: self.clone(), name: name.to_owned(), blocks: (first, end, shared) })
+        let blocks = (first, end, shared);
+        free.then(|| Locked { ctx: self.clone(), name: name.to_owned(), blocks, is_kept: false })
     }
 
     /// Ends the run if `result` is a verdict against the engine.

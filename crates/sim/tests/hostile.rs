@@ -1,5 +1,6 @@
 //! Pools with changed fields and correct checksums are rejected or served, without a panic, a hang or
-//! excessive memory. A separate test program, because it uses its own allocator to measure memory.
+//! excessive memory; and a pool that ended leaves no memory. A separate test program, because it uses its own
+//! allocator to measure memory.
 //!
 //! `FOREBAY_ROUNDS=n` forges `n` pools, `FOREBAY_SEED=n` only one.
 
@@ -10,9 +11,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use counting::{Counting, peak_of};
+use counting::{Counting, kept_after, peak_of};
 use forebay_sim::hostile::{Original, exercise};
-use forebay_sim::{Rng, note, rounds};
+use forebay_sim::rados::RadosRound;
+use forebay_sim::{Rng, Round, note, rounds, trace};
 
 /// Default number of forged pools: half a minute on two slow cores.
 const POOLS: u64 = 3_000;
@@ -20,6 +22,10 @@ const POOLS: u64 = 3_000;
 const ORIGINALS: u64 = 24;
 /// Limit of the additional memory for working with a small pool.
 const MOST_BYTES: isize = 96 << 20;
+/// Default number of rounds whose memory is compared before and after.
+const KEPT_ROUNDS: u64 = 40;
+/// Limit of what a round leaves in use: tables of the thread, which the next one uses.
+const MOST_KEPT: isize = 256 << 10;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -56,4 +62,21 @@ fn every_structure_is_forged() {
         forebay_format::LAYOUTS.iter().map(|l| l.name).filter(|l| !structures.contains(l)).collect();
     // A block reference is part of others; a checkpoint in one piece is of an older version.
     assert_eq!(missing, ["checkpoint", "block reference"]);
+}
+
+/// Whatever a pool was doing when its process ended, was closed or lost it, nothing keeps its memory: a server
+/// opens pools again after a failed upgrade or handover.
+#[test]
+fn a_pool_that_ended_leaves_no_memory() {
+    let check = |round: &dyn Fn()| {
+        let kept = kept_after(|| {
+            round();
+            trace::clear();
+        });
+        assert!(kept < MOST_KEPT, "{kept} bytes are still in use after the round");
+    };
+    rounds("a_pool_that_ended", 0, KEPT_ROUNDS, |seed, ops| {
+        check(&|| _ = Round::new(seed, ops).run());
+        check(&|| _ = RadosRound::new(seed, ops).run());
+    });
 }

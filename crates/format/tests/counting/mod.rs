@@ -46,6 +46,13 @@ pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, isize) {
     (done, PEAK.get() - before)
 }
 
+/// Bytes that are in use after `work` beyond those before it.
+pub fn kept_after(work: impl FnOnce()) -> isize {
+    let before = IN_USE.get();
+    work();
+    IN_USE.get() - before
+}
+
 /// Bytes that `work` allocated in all, freed or not.
 pub fn allocated<T>(work: impl FnOnce() -> T) -> usize {
     let before = ALLOCATED.get();
