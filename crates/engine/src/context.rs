@@ -41,12 +41,13 @@ impl Context {
     /// Latches the pool: it acknowledges nothing until it is opened again. Only the first reason is kept. The
     /// writes that are not in the log stay in the retained memory for the next opening.
     pub fn latch(&self, why: &Error) {
-        self.retained.keep();
         let latch = match why {
             Error::Fenced => Latch::Fenced,
             other => Latch::Failed(other.to_string()),
         };
         let _ = self.latched.set(latch);
+        // A write that finds the memory frozen must find the pool latched before it is answered.
+        self.retained.freeze();
         self.has_latched.notify_waiters();
     }
 
@@ -95,5 +96,48 @@ impl Context {
 
     pub fn is_closing(&self) -> bool {
         self.closing.load(Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TokioHost;
+    use crate::{Pool, SyncMode};
+    use forebay_format::BLOCK;
+    use forebay_retained::set_hook;
+    use forebay_store::MemoryStore;
+
+    /// The pool latches at each step of a write in turn: the write is acknowledged only if all of it is
+    /// retained.
+    #[tokio::test]
+    async fn a_write_during_a_latch_is_retained_or_fails() {
+        const BLOCKS: usize = 8;
+        let mut failed = 0;
+        for step in 1.. {
+            let store = Arc::new(MemoryStore::new());
+            let pool = Pool::open(store, TokioHost::new(), PoolConfig::default()).await.unwrap();
+            pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+            let disk = pool.attach("v").unwrap();
+            disk.write(0, &[1; BLOCKS * BLOCK], false).await.unwrap();
+            let (cx, mut steps) = (pool.parts().cx.clone(), 0);
+            set_hook(Some(Box::new(move || {
+                steps += 1;
+                if steps == step {
+                    cx.latch(&Error::Fenced);
+                }
+            })));
+            let written = disk.try_write(0, &[2; BLOCKS * BLOCK]);
+            set_hook(None);
+            let is_latched = pool.parts().cx.check_latch().is_err();
+            let retained = pool.parts().cx.retained.stats().unretained == 0;
+            assert!(written.is_err() || retained, "step {step}: acknowledged, and not retained");
+            assert!(written.is_err() || !is_latched, "step {step}: acknowledged after the latch");
+            failed += u32::from(written.is_err());
+            if !is_latched {
+                break;
+            }
+        }
+        assert!(failed >= BLOCKS as u32, "{failed} writes met the latch");
     }
 }

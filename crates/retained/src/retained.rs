@@ -30,7 +30,9 @@ pub struct Retained {
     growth: Mutex<Growth>,
     /// The last statement about the log.
     cover: Mutex<RetainedCover>,
-    is_kept: AtomicBool,
+    is_frozen: AtomicBool,
+    /// Another process may own the memory.
+    is_left: AtomicBool,
     unretained: AtomicU64,
     unretained_total: AtomicU64,
 }
@@ -106,7 +108,7 @@ impl Drop for Slot {
             retained.unretained.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        if retained.is_kept() {
+        if retained.is_frozen() {
             return;
         }
         // SAFETY: as in `publish`. The record is cleared before another owner can get the slot.
@@ -197,15 +199,28 @@ impl Range {
     }
 }
 
-/// A published flag. Dropping it clears its record.
+/// A published flag. Dropping it clears its record, even in a frozen memory: it states what was true.
 pub struct Flag {
-    _slot: Slot,
+    slot: Slot,
+}
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        let retained = &self.slot.retained;
+        if let Some(place) = &self.slot.place
+            && retained.is_frozen()
+            && !retained.is_left.load(Ordering::Acquire)
+        {
+            // SAFETY: as in `Slot::publish`. The slot is not used again, since the memory is frozen.
+            unsafe { words::store_tag(place.record(), 0) };
+        }
+    }
 }
 
 impl Flag {
     /// A flag that was found when the memory was opened.
     pub(crate) fn found(retained: &Arc<Retained>, place: Place) -> Flag {
-        Flag { _slot: Slot::new(retained, Some(place)) }
+        Flag { slot: Slot::new(retained, Some(place)) }
     }
 }
 
@@ -239,7 +254,8 @@ impl Retained {
             space: Mutex::new(space),
             growth: Mutex::default(),
             cover: Mutex::new(cover),
-            is_kept: AtomicBool::new(false),
+            is_frozen: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
             unretained: AtomicU64::new(0),
             unretained_total: AtomicU64::new(0),
         };
@@ -320,7 +336,7 @@ impl Retained {
 
     /// Publishes a flag of a disk, with room of the emergency reserve.
     pub fn flag(self: &Arc<Self>, disk: u32, kind: u8) -> Flag {
-        Flag { _slot: self.record(disk, RetainedKind::Flag { kind }, false).0 }
+        Flag { slot: self.record(disk, RetainedKind::Flag { kind }, false).0 }
     }
 
     fn record(self: &Arc<Self>, disk: u32, kind: RetainedKind, is_reserved: bool) -> (Slot, u64) {
@@ -349,7 +365,7 @@ impl Retained {
 
     fn state_cover(&self, change: impl FnOnce(&mut RetainedCover)) {
         let mut cover = self.cover.lock();
-        if self.is_kept() {
+        if self.is_frozen() {
             return;
         }
         change(&mut cover);
@@ -359,14 +375,20 @@ impl Retained {
         unsafe { words::publish(self.header.add(slot), &cover.encode(), 0) };
     }
 
-    /// From now on the memory does not change: it can be left to another process. Dropping pages, ranges and
-    /// flags leaves their records there; what is published is not retained.
-    pub fn keep(&self) {
-        self.is_kept.store(true, Ordering::Release);
+    /// From now on nothing is added, and dropping pages and ranges leaves their records there; what is
+    /// published is not retained. Flags can still be withdrawn.
+    pub fn freeze(&self) {
+        self.is_frozen.store(true, Ordering::Release);
     }
 
-    fn is_kept(&self) -> bool {
-        self.is_kept.load(Ordering::Acquire)
+    /// From now on the memory does not change at all: it can be left to another process.
+    pub fn leave(&self) {
+        self.freeze();
+        self.is_left.store(true, Ordering::Release);
+    }
+
+    fn is_frozen(&self) -> bool {
+        self.is_frozen.load(Ordering::Acquire)
     }
 
     /// The use of the memory.
@@ -408,7 +430,7 @@ impl Retained {
 
     /// Takes a slot: a reserved one, a free one, or one of a new chunk.
     fn take(&self, kind: RetainedChunk, is_reserved: bool) -> Option<Place> {
-        if self.is_kept() {
+        if self.is_frozen() {
             return None;
         }
         let place = self.space.lock().take(kind, is_reserved);
@@ -425,7 +447,7 @@ impl Retained {
 
     /// Adds a chunk; false if the limit is reached or there is no memory.
     fn grow(&self, growth: &mut Growth, kind: RetainedChunk) -> bool {
-        if self.is_kept() {
+        if self.is_frozen() {
             return false;
         }
         let Some(chunk) = self.space.lock().begin_add() else { return false };
@@ -442,7 +464,7 @@ impl Retained {
 
     /// Gives the memory of empty chunks back that are not needed.
     fn shrink(&self, kind: RetainedChunk) {
-        if self.is_kept() {
+        if self.is_frozen() {
             return;
         }
         loop {

@@ -64,8 +64,8 @@ fn every_structure_is_forged() {
     assert_eq!(missing, ["checkpoint", "block reference"]);
 }
 
-/// Whatever a pool was doing when its process ended, was closed or lost it, nothing keeps its memory: a server
-/// opens pools again after a failed upgrade or handover.
+/// Whatever a pool was doing when its process ended, was closed or lost it, nothing keeps its memory: a
+/// server opens pools again after a failed upgrade or handover.
 #[test]
 fn a_pool_that_ended_leaves_no_memory() {
     let check = |round: &dyn Fn()| {

@@ -126,7 +126,7 @@ impl Metadata {
             return Err(Error::NotFound(shorten(&of.record().name)));
         }
         let parent = of.map(Disk::id);
-        let mut ops = Vec::new();
+        let (mut ops, mut new) = (Vec::new(), None);
         let previous = self.hidden_disk(parent, name);
         ops.extend(previous.map(|disk| CatalogueOp::Delete { disk: disk.id() }));
         if let Some(content) = content {
@@ -140,9 +140,23 @@ impl Metadata {
                 name: name.to_owned(),
                 ..(*written.record()).clone()
             };
+            new = Some(record.id);
             ops.push(CatalogueOp::Update { disk: record });
         }
-        if ops.is_empty() { Ok(()) } else { self.intake.commit_ops(ops).await }
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let replaced = self.intake.commit_ops(ops).await;
+        if let (Err(_), Some(disk)) = (&replaced, new) {
+            self.discard(disk).await;
+        }
+        replaced
+    }
+
+    /// Deletes a disk that did not become a hidden disk. If this fails as well, it is deleted the next time
+    /// the pool is opened.
+    async fn discard(&self, disk: DiskId) {
+        let _ = self.intake.commit_ops(vec![CatalogueOp::Delete { disk }]).await;
     }
 
     /// Writes a disk that is to become a hidden disk.
@@ -164,8 +178,7 @@ impl Metadata {
             self.intake.flush_disk(&disk).await
         };
         if let Err(e) = write.await {
-            // If this fails as well, the disk is deleted the next time the pool is opened.
-            let _ = self.intake.commit_ops(vec![CatalogueOp::Delete { disk: id }]).await;
+            self.discard(id).await;
             return Err(e);
         }
         Ok(disk)

@@ -259,6 +259,8 @@ impl Committer {
         let mut warm = Warm::new(&self.reader);
         warm.read_ahead(self.touched(), COMMIT_READS).await;
         let mut log = self.log.lock().await;
+        // Then the memory is frozen, and cannot state what the log has.
+        self.cx.check_latch()?;
         self.freeze(group, log.head().seq + 1);
         if group.frozen.is_empty() && group.ops.is_empty() {
             self.finish(group, Vec::new());

@@ -302,7 +302,8 @@ impl Intake {
     /// # Errors
     /// Those of a pool that does not run, in which no commit would include the change. A pool that closes
     /// sets its state while it holds the gate exclusively; so changes that passed the gate before are
-    /// committed, and no later change is acknowledged.
+    /// committed, and no later change is acknowledged. A pool that latches does not wait for the gate: what
+    /// was published after its memory was frozen is not retained, so the state is checked again at the end.
     pub fn change(
         &self,
         disk: &Arc<Disk>,
@@ -323,7 +324,7 @@ impl Intake {
         if disk.is_desktop() {
             drop(buffers);
             self.caches.add(disk, grown);
-            return Ok(());
+            return self.cx.check_latch();
         }
         if was_clean && !buffers.active().is_empty() {
             self.disks.lock().push(disk.clone());
@@ -336,7 +337,7 @@ impl Intake {
         if is_half_full || (was_clean && self.space.has_waiting()) {
             self.request_commit();
         }
-        Ok(())
+        self.cx.check_latch()
     }
 
     /// Writes whole sectors into the buffer of a disk. In the buffer of a desktop, blocks of zeroes are kept

@@ -71,7 +71,9 @@ impl DiskHandle {
         for piece in (0..len).step_by(COPY_BYTES as usize) {
             self.begin(Kind::Write, COPY_BYTES.min(len - piece)).await;
         }
-        let whole = self.whole_blocks(offset, len);
+        // A last block that the end of the disk cuts off is copied as bytes: the disk may grow meanwhile, and
+        // the rest of the block be written.
+        let whole = offset.div_ceil(BLOCK as u64)..(offset + len) / BLOCK as u64;
         if whole.is_empty()
             || offset % BLOCK as u64 != source_offset % BLOCK as u64
             || !self.may_share(source)

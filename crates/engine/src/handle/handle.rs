@@ -382,11 +382,11 @@ impl DiskHandle {
         if whole.is_empty() {
             self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize], room).await?;
         } else {
-            let (first, last) = (whole.start * BLOCK as u64, whole.end * BLOCK as u64);
+            let first = whole.start * BLOCK as u64;
             if offset < first {
                 self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize], room).await?;
             }
-            self.discard_blocks(whole, allocated, room)?;
+            let last = self.discard_blocks(whole, offset + len, allocated, room)? * BLOCK as u64;
             if offset + len > last {
                 self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize], room).await?;
             }
@@ -401,15 +401,26 @@ impl DiskHandle {
         self.begin(Kind::Write, 0).await;
         let mut room = self.intake.admit(&self.disk, 0).await?.room;
         let whole = self.whole_blocks(offset, len);
-        self.discard_blocks(whole, false, &mut room)?;
+        self.discard_blocks(whole, offset + len, false, &mut room)?;
         self.disk.guest.discard.add(len);
         self.finish(fua).await
     }
 
-    /// Zeroes whole blocks. Their former contents become garbage when the change is committed.
-    fn discard_blocks(&self, whole: Range<u64>, allocated: bool, room: &mut Reservation) -> Result<()> {
+    /// Zeroes whole blocks of a request that ends at `end`. Their former contents become garbage when the
+    /// change is committed. Returns the end of the blocks, which are fewer if the last one was cut off by the
+    /// end of the disk, and the disk has grown since: then the rest of that block may have been written.
+    fn discard_blocks(
+        &self,
+        mut whole: Range<u64>,
+        end: u64,
+        allocated: bool,
+        room: &mut Reservation,
+    ) -> Result<u64> {
         let garbage = self.garbage_of(&whole);
         self.change(whole.clone(), |buffer| {
+            if whole.end * BLOCK as u64 > end && self.size() > end {
+                whole.end -= 1;
+            }
             self.intake.space.add_discards(garbage);
             self.disk.occupied.free(whole.clone());
             buffer.zero(whole.clone(), allocated, Some(room));
@@ -420,7 +431,7 @@ impl DiskHandle {
                 self.intake.record_cold(&self.disk, end..end + 1, std::iter::empty());
             }
         }
-        Ok(())
+        Ok(whole.end)
     }
 
     /// Bytes that become garbage when these blocks are replaced: none if they are all holes, since a guest

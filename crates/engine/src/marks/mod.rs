@@ -51,6 +51,7 @@ mod task;
 use std::sync::Arc;
 
 use forebay_format::{CatalogueOp, Mark};
+use forebay_retained::DamagedPage;
 use tokio::sync::{Notify, oneshot};
 
 use crate::catalogue::Catalogue;
@@ -73,6 +74,8 @@ pub(crate) struct Marks {
     is_settled: AtomicBool,
     /// What became of these marks, as far as it is not in the log yet.
     decisions: Mutex<Vec<CatalogueOp>>,
+    /// Pages of the retained memory because of which these decisions were made.
+    evidence: Mutex<Vec<DamagedPage>>,
     requests: Mutex<Requests>,
     /// Wakes the task that makes and removes marks.
     wake: Notify,
@@ -102,6 +105,7 @@ impl Marks {
             catalogue,
             is_settled: AtomicBool::new(false),
             decisions: Mutex::default(),
+            evidence: Mutex::default(),
             requests: Mutex::default(),
             wake: Notify::new(),
         }

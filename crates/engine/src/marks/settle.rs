@@ -1,6 +1,7 @@
 //! Decides, when a pool is opened, what has become of the clients of marked disks.
 
 use forebay_format::{CatalogueOp, Mark, check64};
+use forebay_retained::DamagedPage;
 
 use super::Marks;
 use crate::recovery::MemoryLoss;
@@ -41,11 +42,13 @@ fn settled(mark: Mark, opening: Opening) -> Mark {
 }
 
 impl Marks {
-    /// Settles the marks of earlier openings. Called before any client is served.
+    /// Settles the marks of earlier openings. Called before any client is served. The evidence of the loss
+    /// stays in the retained memory until the decisions are durable.
     ///
     /// # Errors
     /// Those of a commit, and of writing the superblock, apart from [`Error::NoSpace`].
-    pub(crate) async fn settle(&self, loss: &MemoryLoss) -> Result<()> {
+    pub(crate) async fn settle(&self, loss: &MemoryLoss, evidence: Vec<DamagedPage>) -> Result<()> {
+        *self.evidence.lock() = evidence;
         self.decide(loss).await;
         match self.record_decisions().await {
             Err(Error::NoSpace) => {
@@ -102,6 +105,7 @@ impl Marks {
             let swapped = log.swap_superblock(|s| (s.memory, s.boot) = (memory, boot)).await;
             self.committer.latching(swapped)?;
         }
+        self.evidence.lock().clear();
         self.is_settled.store(true, Relaxed);
         Ok(())
     }

@@ -377,10 +377,22 @@ impl Pool {
         Ok(Arc::new(DiskHandle::new(metadata, marks, disk, name.to_owned(), None)))
     }
 
-    /// Turns an import into an image, durably.
-    pub async fn finish_import(&self, import: Arc<DiskHandle>) -> Result<DiskInfo> {
+    /// Turns an import into an image, durably. After an error, the import is removed.
+    pub async fn finish_import(self: &Arc<Pool>, import: Arc<DiskHandle>) -> Result<DiskInfo> {
         let _admin = self.parts.editor.lock.lock().await;
         let image = self.import(&import)?;
+        let made = self.make_image(&import, &image).await;
+        let name = import.name();
+        drop(import);
+        if let Err(e) = made {
+            // The reason of the failure says more. If the pool has latched, the next opening removes it.
+            let _ = self.delete_imports(vec![image.id()]).await;
+            return Err(e);
+        }
+        self.disk(&name)
+    }
+
+    async fn make_image(&self, import: &DiskHandle, image: &Arc<Disk>) -> Result<()> {
         import.flush().await?;
         image.check_map(&import.name())?;
         // The cleaner packs images, but cannot move an open segment.
@@ -389,23 +401,19 @@ impl Pool {
         let disk = DiskRecord { role: Role::Image, ..(*image.record()).clone() };
         self.parts.intake.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
         self.parts.space.reclaim_is_due();
-        self.parts.classes.scans.request(&image);
-        let name = import.name();
-        drop(import);
-        self.disk(&name)
+        self.parts.classes.scans.request(image);
+        Ok(())
     }
 
     /// Removes an import.
-    pub async fn abandon_import(&self, import: Arc<DiskHandle>) -> Result<()> {
+    pub async fn abandon_import(self: &Arc<Pool>, import: Arc<DiskHandle>) -> Result<()> {
         let _admin = self.parts.editor.lock.lock().await;
         let disk = self.import(&import)?;
-        let name = import.name();
         drop(import);
-        self.delete_disk(&disk, &name).await
+        self.delete_imports(vec![disk.id()]).await
     }
 
-    /// Removes imports that a crash interrupted, before new ones can begin. If there is no room for that, a
-    /// task retries: a full pool must open, otherwise no disk could ever be deleted.
+    /// Removes imports that a crash interrupted, before new ones can begin.
     pub(crate) async fn remove_imports(self: &Arc<Pool>) -> Result<()> {
         let interrupted: Vec<_> = {
             let catalogue = self.parts.catalogue.read();
@@ -415,12 +423,18 @@ impl Pool {
             return Ok(());
         }
         tracing::info!(imports = interrupted.len(), "removing interrupted imports");
-        match self.delete_imports(&interrupted).await {
+        self.delete_imports(interrupted).await
+    }
+
+    /// Deletes imports. If there is no room for that, a task retries: a full pool must open, otherwise no disk
+    /// could ever be deleted.
+    async fn delete_imports(self: &Arc<Pool>, imports: Vec<DiskId>) -> Result<()> {
+        match self.commit_deletions(&imports).await {
             Err(Error::NoSpace) => {
-                tracing::warn!("no room to remove interrupted imports: retrying until there is");
+                tracing::warn!("no room to remove an import: retrying until there is");
                 let pool = self.clone();
                 let retry = async move {
-                    while matches!(pool.delete_imports(&interrupted).await, Err(Error::NoSpace)) {
+                    while matches!(pool.commit_deletions(&imports).await, Err(Error::NoSpace)) {
                         pool.parts.cx.host.sleep(FULL_RETRY).await;
                     }
                 };
@@ -431,7 +445,7 @@ impl Pool {
         }
     }
 
-    async fn delete_imports(&self, imports: &[DiskId]) -> Result<()> {
+    async fn commit_deletions(&self, imports: &[DiskId]) -> Result<()> {
         self.parts
             .intake
             .commit_ops(imports.iter().map(|disk| CatalogueOp::Delete { disk: *disk }).collect())

@@ -11,7 +11,7 @@ use crate::handle::DiskHandle;
 use crate::limit::Tenant;
 use crate::limits::ATTACH_WAIT;
 use crate::parts::Parts;
-use crate::recovery::{Mode, OnLoss, recover};
+use crate::recovery::{Mode, OnLoss, TakenOver, recover};
 use crate::stats::{StoreStats, count};
 use crate::sync::Mutex;
 use crate::{Client, DiskGuestStats, DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
@@ -35,7 +35,7 @@ impl Pool {
 impl Drop for Pool {
     /// A pool that is dropped without being closed leaves the retained memory as a crash does.
     fn drop(&mut self) {
-        self.parts.cx.retained.keep();
+        self.parts.cx.retained.leave();
     }
 }
 
@@ -59,16 +59,26 @@ impl Pool {
         pool.parts.committer.check_space().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
         pool.start(warm, next_segment);
-        let Parts { cx, classes, profiles, desktops, marks, .. } = &pool.parts;
-        // Before desktops are reset, and before any client.
-        marks.settle(&taken.loss).await?;
+        if let Err(e) = pool.prepare(taken).await {
+            pool.parts.cx.latch(&e);
+            pool.stop().await;
+            return Err(e);
+        }
+        Ok(pool)
+    }
+
+    /// What is done after the background tasks were started, and before any client is served.
+    async fn prepare(self: &Arc<Pool>, taken: TakenOver) -> Result<()> {
+        let Parts { cx, classes, profiles, desktops, marks, .. } = &self.parts;
+        // Before desktops are reset.
+        marks.settle(&taken.loss, taken.damaged_pages).await?;
         cx.host.spawn("marks", Box::pin(marks.clone().mark_loop()));
-        pool.remove_imports().await?;
+        self.remove_imports().await?;
         desktops.restore(taken.valid, taken.loss.reason().is_some()).await?;
         cx.host.spawn("resets", Box::pin(desktops.clone().reset_loop()));
         profiles.prefetch_all_images();
         cx.host.spawn("classes", Box::pin(classes.clone().load()));
-        Ok(pool)
+        Ok(())
     }
 
     /// The parts of the pool.
@@ -95,16 +105,8 @@ impl Pool {
     /// The error because of which acknowledged data did not become durable, or because of which the
     /// checkpoint failed.
     pub async fn close(&self) -> Result<()> {
-        let Parts { intake, committer, reclaimer, cx, marks, .. } = &self.parts;
-        intake.close(|| marks.last_ops());
-        marks.stop();
-        intake.caches.wake();
-        intake.caches.wake_resets();
-        let mut progress = intake.progress.subscribe();
-        progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
-        // What is left are writes to desktops, and those for which the store has no room.
-        cx.retained.keep();
-        reclaimer.stop().await;
+        self.stop().await;
+        let Parts { committer, cx, .. } = &self.parts;
         cx.check_latch()?;
         // Writes the segment's directory, from which the next start reads its fingerprints.
         let ended = committer.log.lock().await.end_segment(Stream::Data).await;
@@ -112,6 +114,21 @@ impl Pool {
         committer.checkpoint().await?;
         committer.log.lock().await.discard_prepared().await;
         Ok(())
+    }
+
+    /// Makes the last commit, and stops the background tasks.
+    async fn stop(&self) {
+        let Parts { intake, reclaimer, cx, marks, .. } = &self.parts;
+        intake.close(|| marks.last_ops());
+        marks.stop();
+        intake.caches.wake();
+        intake.caches.wake_resets();
+        let mut progress = intake.progress.subscribe();
+        // The sender exists as long as the pool.
+        let _ = progress.wait_for(|p| p.stopped).await;
+        // What is left are writes to desktops, and those for which the store has no room.
+        cx.retained.leave();
+        reclaimer.stop().await;
     }
 
     /// Whether the retained memory holds something that the next opening needs.

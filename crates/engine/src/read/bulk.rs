@@ -117,6 +117,7 @@ impl StoreReader {
                         Some(content) if sound => each(*i, Ok(content)),
                         _ => {
                             self.count_damage(location.object, location.offset);
+                            self.record_damaged(&blocks[*i]);
                             each(*i, Err(damage(location.object, location.offset)));
                         }
                     }

@@ -3,7 +3,8 @@
 //! **Whose it is.** The superblock names the memory that belongs to the pool. An opening that does not have
 //! that memory replaces the name ([`MemoryState::Lost`]), after the loss is durably recorded with the disks
 //! and before any client is served. So memory is used only if no other opening of the pool has come in
-//! between. An opening that is interrupted before that finds the loss again.
+//! between. An opening that is interrupted before that finds the loss again. One that fails leaves the memory
+//! as it was.
 //!
 //! **What is in the log already.** Under the lock of the log, a commit freezes the buffers, states in the
 //! memory's *cover* that all records so far are in the log if its history reaches the group's first batch,
@@ -21,7 +22,8 @@
 //! **That history is this one.** A commit states in the memory's *floor* which batch history has reached
 //! before it drops the records of its group. History that does not reach the floor lacks them: the store was
 //! replaced by an older copy, or lost what it had synced, or a copy of the pool has used the memory. What is
-//! left in the memory is not a prefix then, and all of it is lost.
+//! left in the memory is not a prefix then, and all of it is lost. Before anything is removed from it, the
+//! superblock disowns it, since history may reach the floor when the next opening looks.
 //!
 //! **Desktops** keep their contents if the memory was kept and says that they are valid: they are from the
 //! first client on, until a reset is due. All others are reset ([`crate::desktop`]).
@@ -30,7 +32,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use forebay_format::{DiskId, Role, Superblock};
-use forebay_retained::{Contents, Flag, Identity, Lost, Memory, Retained};
+use forebay_retained::{Contents, DamagedPage, Flag, Identity, Lost, Memory, Retained};
 use hashbrown::HashMap;
 
 use super::superblock::Mode;
@@ -91,9 +93,7 @@ pub(super) fn open_memory(
         }
         Err(lost) => lost.to_string(),
     };
-    let mut id = [0; 8];
-    host.random(&mut id);
-    let id = u64::from_le_bytes(id).max(1);
+    let id = random_id(host);
     let no_room = |e| Error::Memory(format!("{e}; free some MiB there, or use another directory"));
     let retained = Retained::create(memory, &identity, id, limit).map_err(no_room)?;
     let state = match superblock.memory {
@@ -101,6 +101,13 @@ pub(super) fn open_memory(
         _ => MemoryState::Lost(why),
     };
     Ok(OpenedMemory::new(retained, state, config))
+}
+
+/// An id for a memory.
+pub(super) fn random_id(host: &dyn Host) -> u64 {
+    let mut id = [0; 8];
+    host.random(&mut id);
+    u64::from_le_bytes(id).max(1)
 }
 
 /// The disks whose writes, if they were answered before they were durable, are lost.
@@ -143,6 +150,8 @@ pub(crate) struct TakenOver {
     pub valid: Vec<(Arc<Disk>, Flag)>,
     /// What is not there any more.
     pub loss: MemoryLoss,
+    /// The evidence of a partial loss, for the next opening if this one is interrupted.
+    pub damaged_pages: Vec<DamagedPage>,
 }
 
 /// Gives the contents of retained memory back to the disks of a pool whose history ends with batch `head`.
@@ -160,14 +169,9 @@ pub(super) fn take_over(
     }
     let covered = contents.cover.filter(|cover| cover.seq <= head && mutation != Mutation::IgnoreCover);
     let mut taken = TakenOver::default();
-    if contents.floor > head {
-        let why = "the log is older than the retained memory, as after a restore from a backup";
-        taken.loss = MemoryLoss::All(why.to_owned());
-        cx.retained.set_cover(NO_COVER);
-        return taken;
-    }
     if !contents.damaged.is_empty() {
         taken.loss = MemoryLoss::Some(contents.damaged.into_iter().map(DiskId).collect());
+        taken.damaged_pages = contents.damaged_pages;
     }
     for (id, kind, flag) in contents.flags {
         let desktop = catalogue.get(DiskId(id)).filter(|disk| kind == VALID && disk.is_desktop());

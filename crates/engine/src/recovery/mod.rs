@@ -48,6 +48,6 @@ mod replay;
 mod superblock;
 
 pub(crate) use checkpoint::read_checkpoint;
-pub(crate) use memory::MemoryLoss;
+pub(crate) use memory::{MemoryLoss, TakenOver};
 pub(crate) use recover::{OnLoss, Recovered, recover};
 pub(crate) use superblock::Mode;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use forebay_format::{SegmentId, SegmentState};
+use forebay_retained::Retained;
 use forebay_store::{Metered, ObjectStat, Store, StoreError};
 use futures_util::{StreamExt, stream};
 
@@ -13,7 +14,7 @@ use super::loss::measure_loss;
 use super::memory::{MemoryLoss, MemoryState, OpenedMemory, TakenOver, open_memory, take_over};
 use super::plausible::{check_ids, check_record};
 use super::replay::{record_segments, replay};
-use super::superblock::{Mode, load_superblock, raise_epoch_above};
+use super::superblock::{Mode, disown_memory, load_superblock, raise_epoch_above};
 use crate::catalogue::Catalogue;
 use crate::commit::{Applier, segments_with_blocks};
 use crate::context::Context;
@@ -24,6 +25,7 @@ use crate::limits::SCANS_AT_ONCE;
 use crate::log::{Gap, Head, Log, SYNC, Scanned, SegmentScan, for_good, scan_past_gaps};
 use crate::log_damage::LogDamage;
 use crate::map::Tree;
+use crate::memory::NO_COVER;
 use crate::progress::CommitProgress;
 use crate::read::{Reader, StoreReader};
 use crate::sync::RwLock;
@@ -92,6 +94,8 @@ pub(crate) async fn recover(
     let mut superblock = load_superblock(&store, &*host, &config, mode).await?;
     let head = Head { seq: superblock.seq, chain: superblock.chain };
     let OpenedMemory { retained, state } = open_memory(&*host, &config, mode, &superblock)?;
+    // Declared after the contents, whose records are removed when they are dropped.
+    let untouched = Untouched(Some(retained.clone()));
     let cx = Context::new(host, config, retained);
     let progress = Arc::new(CommitProgress::default());
     let source = StoreReader::new(store.clone(), cx.clone(), superblock.pool);
@@ -125,6 +129,14 @@ pub(crate) async fn recover(
         stream::iter(ended).for_each_concurrent(SCANS_AT_ONCE, |o| store.trim(o.id)).await;
     }
     let taken = match state {
+        MemoryState::Kept(contents) if contents.floor > head.seq => {
+            if mode == Mode::Own {
+                disown_memory(&*cx.host, &store, &mut superblock).await?;
+            }
+            let why = "the log is older than the retained memory, as after a restore from a backup";
+            cx.retained.set_cover(NO_COVER);
+            TakenOver { loss: MemoryLoss::All(why.to_owned()), ..TakenOver::default() }
+        }
         MemoryState::Kept(contents) => take_over(&applier, contents, head.seq, &replaced),
         MemoryState::Lost(why) => TakenOver { loss: MemoryLoss::All(why), ..TakenOver::default() },
     };
@@ -136,6 +148,7 @@ pub(crate) async fn recover(
     log.appended.fetch_add(replayed, crate::sync::atomic::Ordering::Relaxed);
     let mut dedup = Dedup::new(cx.config.dedup_index, checkpoint.sampling.saturating_sub(1));
     dedup.segments_left = segments_with_blocks(log.table()).len() as u64;
+    untouched.recovered();
     let took = cx.host.now().saturating_sub(begin);
     let (batches, ms) = (applied.len() as u64, took.as_millis() as u64);
     tracing::info!(batches, megabytes = replayed >> 20, ms, "recovered");
@@ -155,6 +168,24 @@ pub(crate) async fn recover(
         damage,
         taken,
     })
+}
+
+/// Leaves the retained memory as it is if the opening fails or is cancelled.
+struct Untouched(Option<Arc<Retained>>);
+
+impl Untouched {
+    /// The contents belong to the recovered pool.
+    fn recovered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Untouched {
+    fn drop(&mut self) {
+        if let Some(retained) = &self.0 {
+            retained.leave();
+        }
+    }
 }
 
 /// Whether a segment may hold batches that the checkpoint does not cover.

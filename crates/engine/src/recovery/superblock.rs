@@ -3,6 +3,7 @@
 use forebay_format::{BLOCK, FormatError, PoolId, Superblock};
 use forebay_store::{Metered, Store};
 
+use super::memory::random_id;
 use super::plausible::check_superblock;
 use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SEGMENTS_AT_LEAST};
 use crate::log::{SWAP, for_good};
@@ -84,6 +85,18 @@ pub(super) async fn raise_epoch_above(
         store.swap_superblock(superblock).await.map_err(|e| for_good(e, SWAP))?;
     }
     Ok(())
+}
+
+/// Replaces the name of the pool's memory by one that no memory has: an opening that is interrupted before the
+/// loss is recorded finds it again.
+pub(super) async fn disown_memory(
+    host: &dyn Host,
+    store: &Metered,
+    superblock: &mut Superblock,
+) -> Result<()> {
+    superblock.memory = random_id(host);
+    superblock.generation += 1;
+    Ok(store.swap_superblock(superblock).await.map_err(|e| for_good(e, SWAP))?)
 }
 
 /// The superblock of a new pool, before its first generation.

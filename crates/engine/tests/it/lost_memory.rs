@@ -10,7 +10,7 @@ use forebay_engine::{
     Client, CloneRequest, Coalesce, DiskHandle, Error, Fast, OnMemoryLoss, Pool, RemoteAnswers, Result,
     SyncMode,
 };
-use forebay_store::{Crash, FaultyStore, MemoryStore};
+use forebay_store::{FaultyStore, MemoryStore};
 
 use crate::common::machine::Machine;
 use crate::common::*;
@@ -25,7 +25,7 @@ async fn create(pool: &Pool, name: &str) {
 }
 
 /// An empty image of 1 MiB, and a desktop of it.
-async fn create_desktop(pool: &Pool, image: &str, name: &str) {
+async fn create_desktop(pool: &Arc<Pool>, image: &str, name: &str) {
     let import = pool.begin_import(image, 1 << 20, 0).await.unwrap();
     pool.finish_import(import).await.unwrap();
     let desktop = CloneRequest { name: name.into(), write_cache: 1 << 20, ..CloneRequest::default() };
@@ -415,42 +415,6 @@ async fn a_visible_disk_fails_requests_until_it_is_resumed() {
     write(&disk).await;
     w.copy_from(0, &disk, 0, 4096).await.unwrap();
     assert!(read(&other, 0, BLOCK).await == noise(1, BLOCK));
-}
-
-/// Wherever the opening after a loss is interrupted, the next one, which has the memory of the interrupted
-/// one, knows of the loss.
-#[tokio::test(start_paused = true)]
-async fn an_interrupted_opening_does_not_forget_the_loss() {
-    let mut interrupted = 0;
-    for op in 1.. {
-        let (mut machine, store) = (remote_in_memory(), FaultyStore::new(op));
-        let pool = machine.open(&store).await;
-        create(&pool, "v").await;
-        create_desktop(&pool, "golden", "desk").await;
-        for name in ["v", "desk"] {
-            write(&pool.attach_as(name, Client::Remote).unwrap()).await;
-        }
-        store.crash(Crash::Kill);
-        machine.memory = Arc::new(forebay_retained::HeapMemory::new(256));
-        machine.seed += 1;
-        let store = store.reopen();
-        store.crash_at(store.ops() + op, Crash::Kill);
-        let done = machine.try_open(&store).await.is_ok();
-        machine.seed += 1;
-        machine.memory = Arc::new(machine.memory.snapshot());
-        if done {
-            store.crash(Crash::Kill);
-        }
-        interrupted += u32::from(!done);
-        let store = store.reopen();
-        let pool = machine.open(&store).await;
-        refused(pool.attach_as("v", Client::Remote), "resume v");
-        refused(pool.attach_as("desk", Client::Remote), "reset desk");
-        if done {
-            break;
-        }
-    }
-    assert!(interrupted > 3, "the opening was interrupted {interrupted} times");
 }
 
 /// A store without room for the marks: nothing is answered that is not durable, and the pool opens.

@@ -15,6 +15,7 @@ mod damage;
 mod desktop;
 mod fair;
 mod full;
+mod interrupted;
 mod loss;
 mod lost_memory;
 mod maps_damaged;

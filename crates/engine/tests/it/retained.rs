@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_engine::{CloneRequest, Error, Pool};
 use forebay_retained::{BlockRecord, HeapMemory, Identity, RangeRecord, Retained};
-use forebay_store::MemoryStore;
+use forebay_store::{Crash, Fault, FaultyOp, FaultyStore, MemoryStore, When};
 
 use crate::common::machine::Machine;
 use crate::common::*;
@@ -19,7 +19,7 @@ async fn create(pool: &Pool, name: &str) {
 }
 
 /// An image of noise, and two desktops of it. The first is reset at disconnect.
-async fn create_desktops(pool: &Pool) {
+async fn create_desktops(pool: &Arc<Pool>) {
     let image = pool.begin_import("golden", 8 << 20, 0).await.unwrap();
     image.write(0, &noise(1, 2 * MIB), false).await.unwrap();
     pool.finish_import(image).await.unwrap();
@@ -254,7 +254,7 @@ async fn records_that_fit_no_disk_are_ignored() {
     ]
     .map(|(disk, start, end)| retained.range(None, range(disk, start, end)));
     let flags = [retained.flag(disk, 1), retained.flag(disk, 255), retained.flag(u32::MAX, 1)];
-    retained.keep();
+    retained.leave();
     drop((found, pages, empty, ranges, flags, retained));
 
     let pool = machine.open(&store).await;
@@ -276,4 +276,30 @@ async fn a_pool_does_not_open_without_memory() {
     }
     let machine = Machine { memory: Arc::new(HeapMemory::new(3)), ..Machine::new() };
     machine.try_open(&Arc::new(MemoryStore::new())).await.map(drop).unwrap();
+}
+
+/// The reset cannot be made any more, and the next user must not get the contents.
+#[tokio::test]
+async fn a_desktop_whose_user_leaves_after_a_failure_is_reset() {
+    let (mut machine, store) = (Machine::new(), FaultyStore::new(1));
+    let pool = machine.open(&store).await;
+    create_desktops(&pool).await;
+    create(&pool, "v").await;
+    let (pc, v) = (pool.attach("pc").unwrap(), pool.attach("v").unwrap());
+    pc.write(0, &noise(10, MIB / 2), false).await.unwrap();
+    v.write(0, &noise(11, BLOCK), false).await.unwrap();
+    store.inject(FaultyOp::Append, Fault::Io, When::Every(1));
+    let failed = v.flush().await;
+    assert!(matches!(failed, Err(Error::Latched(_))), "{failed:?}");
+    pc.mark_clean_disconnect();
+    drop(pc);
+    store.crash(Crash::Kill);
+    store.clear_faults();
+    machine.memory = Arc::new(machine.memory.snapshot());
+    machine.seed += 1;
+    let pool = machine.open(&store.reopen()).await;
+    let pc = pool.attach_when_reset("pc").await.unwrap();
+    assert!(read(&pc, 0, MIB).await == noise(1, 2 * MIB)[..MIB], "the next user sees the last one's data");
+    let v = pool.attach("v").unwrap();
+    assert!(read(&v, 0, BLOCK).await == noise(11, BLOCK), "the volume keeps what was acknowledged");
 }

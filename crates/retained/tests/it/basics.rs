@@ -42,7 +42,7 @@ fn memory_that_is_kept_does_not_change() {
     let mut room = retained.reserve(300, 2);
     let mut pages: Vec<_> = (0..300).map(|n| put(&retained, room.as_mut(), block(1, n), n)).collect();
     retained.set_cover(Cover { seq: 1, order: 2 });
-    retained.keep();
+    retained.leave();
     let kept = |what: &str| {
         let (_, found) = reopen(&memory).unwrap();
         let numbers: Vec<_> = found.pages.iter().map(|(of, order, _)| (of.block, *order)).collect();

@@ -147,7 +147,7 @@ impl World {
             Op::SetLimit { chunks } => self.retained.set_limit(chunks << 20),
             Op::Kill => self.reopen(Arc::new(self.memory.snapshot())),
             Op::Keep => {
-                self.retained.keep();
+                self.retained.leave();
                 self.reopen(self.memory.clone());
             }
         }

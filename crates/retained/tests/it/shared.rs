@@ -168,7 +168,7 @@ fn a_full_tmpfs_stops_growth_and_loses_nothing() {
         assert!(pages.iter().zip(0..).all(|(page, n)| **page == content(n)));
         // The other program that needs room finds none, and the memory does not change.
         assert!(std::fs::write(dir.join("other"), vec![1; 1 << 20]).is_err());
-        retained.keep();
+        retained.leave();
         drop((pages, retained));
 
         let (retained, found) =
@@ -416,7 +416,7 @@ fn what_a_killed_process_reported_is_found() {
             };
             assert!(found.damaged.is_empty());
             (0..WRITERS).for_each(|disk| check_disk(&found, seed, disk, done[disk as usize]));
-            retained.keep();
+            retained.leave();
         }
         std::fs::remove_file(&path).unwrap();
     });

@@ -188,7 +188,7 @@ fn a_kill_while_the_memory_is_formatted_leaves_the_old_contents_or_none() {
     let old = create(&memory);
     let pages: Vec<_> = (0..300).map(|n| put(&old, None, block(1, n), n)).collect();
     old.set_cover(Cover { seq: 1, order: 2 });
-    old.keep();
+    old.leave();
     drop((pages, old));
     let steps = Rc::new(Cell::new(0));
     let (counted, watched) = (steps.clone(), memory.clone());
@@ -214,7 +214,7 @@ fn a_kill_while_the_memory_is_opened_loses_nothing() {
     let memory = heap();
     let first = create(&memory);
     let pages: Vec<_> = (0..300).map(|n| put(&first, None, block(1, n), n)).collect();
-    first.keep();
+    first.leave();
     drop((pages, first));
     // A chunk that was being added when its process was killed.
     memory.add(40).unwrap();
