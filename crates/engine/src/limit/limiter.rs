@@ -202,6 +202,12 @@ impl Limiter {
         self.own.changed.notify_waiters();
     }
 
+    /// Admits all requests, also those that wait, until [`Limiter::update`] is called.
+    pub fn lift(&self) {
+        self.is_limited.store(false, Relaxed);
+        self.own.changed.notify_waiters();
+    }
+
     /// Admits a request of `bytes` if it need not wait for any other.
     pub fn try_take(&self, kind: Kind, bytes: u64, host: &dyn Host) -> bool {
         if !self.is_limited.load(Relaxed) {
@@ -240,10 +246,13 @@ impl Limiter {
 
     async fn take_in_turn(&self, kind: Kind, bytes: u64, host: &dyn Host) {
         let _turn = self.own.queue(kind).lock().await;
-        // Without limits any more, the tenant's queue is left as well.
-        while self.is_limited.load(Relaxed) {
+        loop {
             // Before the look at the limits.
             let changed = self.own.changed.notified();
+            if !self.is_limited.load(Relaxed) {
+                // The tenant's queue is left as well.
+                return;
+            }
             let tenant = self.tenant();
             let wait = self.wait(tenant.as_deref(), kind, Cost::of(bytes), host);
             tokio::select! {

@@ -72,6 +72,17 @@ pub(super) fn set_tenant_limits(pool: &Pool, name: &str, limits: Limits) {
     }
 }
 
+/// Lifts the limits of all disks, or puts them into effect again.
+pub(super) fn lift_limits(pool: &Pool, lifted: bool) {
+    for disk in pool.parts.catalogue.read().visible() {
+        if lifted {
+            disk.limiter.lift();
+        } else {
+            disk.limiter.update();
+        }
+    }
+}
+
 fn disks_with_tenants(pool: &Pool) -> Vec<(Arc<Disk>, Arc<Tenant>)> {
     let catalogue = pool.parts.catalogue.read();
     catalogue.visible().filter_map(|disk| Some((disk.clone(), disk.limiter.tenant()?))).collect()

@@ -184,4 +184,10 @@ impl Pool {
     pub fn set_tenant_limits(&self, name: &str, limits: Limits) {
         limits::set_tenant_limits(self, name, limits);
     }
+
+    /// Admits all requests at once, also those that wait for a limit, until it is called with `false`: for a
+    /// server that finishes its requests before another process takes its place.
+    pub fn lift_limits(&self, lifted: bool) {
+        limits::lift_limits(self, lifted);
+    }
 }

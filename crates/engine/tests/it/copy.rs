@@ -259,3 +259,39 @@ async fn copies_survive_a_concurrent_reclaim() {
     assert_eq!(check(&store).await, Vec::<String>::new());
     assert!(all(&open(&store).await.attach("to").unwrap()).await == model);
 }
+
+/// The block that the end of a disk cuts off, while the disk grows: what is written to its new part stays.
+#[tokio::test]
+async fn a_request_up_to_the_end_spares_what_is_written_after_a_growth() {
+    const END: u64 = 10 * 4096 + 512;
+    let rest = noise(3, 4096 - 512);
+    for (seed, kind) in (0..60).flat_map(|seed| [(seed, 0), (seed, 1), (seed, 2)]) {
+        let store = forebay_store::FaultyStore::new(seed);
+        store.set_delay(4);
+        let pool = open_with(&store, PoolConfig { map_cache: 0, ..config() }).await;
+        for name in ["from", "to"] {
+            pool.create_volume(name, END, SyncMode::Flush, 0).await.unwrap();
+            let disk = pool.attach(name).unwrap();
+            disk.write(0, &noise(1, END as usize), true).await.unwrap();
+        }
+        let (from, to) = (pool.attach("from").unwrap(), pool.attach("to").unwrap());
+        let request = async {
+            match kind {
+                0 => to.copy_from(0, &from, 0, END).await,
+                1 => to.write_zeroes(4096, END - 4096, false, false).await,
+                _ => to.discard(4096, END - 4096, false).await,
+            }
+        };
+        let grow = async {
+            for _ in 0..seed / 2 {
+                tokio::task::yield_now().await;
+            }
+            pool.resize("to", 2 * END).await.unwrap();
+            to.write(END, &rest, false).await.unwrap();
+            to.flush().await.unwrap();
+        };
+        let (done, ()) = tokio::join!(request, grow);
+        done.unwrap();
+        assert!(read(&to, END, rest.len()).await == rest, "kind {kind}, seed {seed}: newer data is lost");
+    }
+}

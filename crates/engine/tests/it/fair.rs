@@ -163,6 +163,29 @@ async fn a_changed_limit_applies_to_requests_that_wait() {
     }
 }
 
+/// Also those that wait in the queue of their tenant.
+#[tokio::test(start_paused = true)]
+async fn lifted_limits_admit_all_requests_that_wait() {
+    let (pool, disks) = open(&["v", "w"], config()).await;
+    let of_tenant = DiskLimits { tenant: Some("t".into()), limits: Limits::default() };
+    pool.set_limits("v", &own(iops(1, None))).unwrap();
+    pool.set_limits("w", &of_tenant).unwrap();
+    pool.set_tenant_limits("t", iops(1, None));
+    for lifted in [true, false] {
+        let read = |n: usize| {
+            let disk = disks[n % 2].clone();
+            tokio::spawn(async move { disk.read(0, &mut [0; 512]).await.unwrap() })
+        };
+        let waiting: Vec<_> = (0..100).map(read).collect();
+        sleep(Duration::from_millis(1500)).await;
+        assert!(waiting.iter().filter(|task| task.is_finished()).count() < 10);
+        pool.lift_limits(lifted);
+        let ended = timeout(Duration::from_millis(100), futures_util::future::join_all(waiting)).await;
+        assert_eq!(ended.is_ok(), lifted);
+        pool.lift_limits(false);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_wait_in_order_and_leave_when_they_are_dropped() {
     let (pool, disks) = open(&["v"], config()).await;

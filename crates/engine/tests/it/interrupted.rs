@@ -2,6 +2,7 @@
 //! for the next one. Time is tokio's paused clock.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_engine::{Client, CloneRequest, Error, Pool, RemoteAnswers, SyncMode};
 use forebay_retained::HeapMemory;
@@ -123,6 +124,10 @@ async fn an_opening_that_fails_keeps_acknowledged_writes() {
             failed += u32::from(opened.is_err());
             let is_over = opened.is_ok();
             drop(opened);
+            if !is_over {
+                tokio::time::sleep(Duration::from_secs(60)).await;
+                assert_eq!(Arc::strong_count(&store), 1, "{op:?} {after}: a task of the pool goes on");
+            }
             store.clear_faults();
             store.crash(Crash::Kill);
             end_process(&mut machine);

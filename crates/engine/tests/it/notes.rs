@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use forebay_engine::{Error, Pool, SyncMode};
-use forebay_store::MemoryStore;
+use forebay_store::{Fault, FaultyOp, FaultyStore, MemoryStore, When};
 
 async fn document(pool: &Pool, name: &str) -> Option<Vec<u8>> {
     pool.document(name).await.unwrap()
@@ -143,4 +143,28 @@ async fn reservations_belong_to_their_disk_and_are_deleted_with_it() {
         drop(pool);
         assert_eq!(check(store).await, Vec::<String>::new());
     }
+}
+
+/// Wherever there is no room: the old content is there, and nothing else occupies space.
+#[tokio::test]
+async fn a_replacement_that_fails_leaves_nothing() {
+    let mut failed = 0;
+    for after in 0.. {
+        let store = FaultyStore::new(1);
+        let pool = open_with(&store, config()).await;
+        pool.set_document("d", Some(&noise(1, 100_000))).await.unwrap();
+        pool.reclaim(&|_| ()).await.unwrap();
+        let before = pool.stats().await.space.unwrap().live_bytes;
+        store.inject(FaultyOp::Append, Fault::Full, When::After(after));
+        let replaced = pool.set_document("d", Some(&noise(2, 50_000))).await;
+        store.clear_faults();
+        if replaced.is_ok() {
+            break;
+        }
+        failed += 1;
+        assert_eq!(document(&pool, "d").await, Some(noise(1, 100_000)));
+        pool.reclaim(&|_| ()).await.unwrap();
+        assert_eq!(pool.stats().await.space.unwrap().live_bytes, before, "append {after}");
+    }
+    assert!(failed > 1, "{failed} failures");
 }

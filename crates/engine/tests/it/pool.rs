@@ -1,7 +1,7 @@
 //! The engine's public interface, on a store in memory, as used by a front end and an administrator.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::common::*;
 use forebay_engine::{Error, Fast, Pool, SyncMode};
@@ -203,6 +203,34 @@ async fn finished_imports_appear_and_unfinished_ones_are_removed() {
     let pool = open(&store).await;
     assert_eq!(pool.disks().len(), 1);
     pool.create_volume("third", 512, SyncMode::Flush, 0).await.unwrap();
+}
+
+/// There is no room to make an image of it: the import is removed, and its name is free.
+#[tokio::test]
+async fn an_import_that_cannot_be_finished_is_removed() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let import = pool.begin_import("golden", 1 << 20, 0).await.unwrap();
+    import.write(0, &noise(1, 1 << 20), true).await.unwrap();
+    let other = pool.begin_import("other", 1 << 20, 0).await.unwrap();
+    let room = store.capacity().await.unwrap();
+    store.set_capacity(room.total - room.free);
+    let finished = pool.finish_import(import).await.map(drop);
+    assert!(matches!(finished, Err(Error::NoSpace)), "{finished:?}");
+    store.set_capacity(room.total);
+    let again = async {
+        loop {
+            match pool.begin_import("golden", 1 << 20, 0).await {
+                Err(Error::Exists(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+                begun => break begun.unwrap(),
+            }
+        }
+    };
+    let again = tokio::time::timeout(Duration::from_secs(30), again).await.expect("the import is removed");
+    for import in [again, other] {
+        pool.finish_import(import).await.unwrap();
+    }
+    assert_eq!(pool.disks().len(), 2);
 }
 
 #[tokio::test]

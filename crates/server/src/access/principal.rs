@@ -139,6 +139,11 @@ impl Principal {
         Principal::administrator("loopback", Via::Loopback, address)
     }
 
+    /// The id of its token, which no other token has, also not a later one with its name.
+    pub fn token_id(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
     /// Whether a tenant is in its scope.
     pub fn sees_tenant(&self, name: &str) -> bool {
         match &self.scope {

@@ -1,10 +1,11 @@
 //! Repeated requests: a `POST` with the header `Idempotency-Key` has its effect once. A repetition with the
-//! same key, path and body gets the response of the first.
+//! same key, path and body gets the response of the first. A request with a key goes on when its client
+//! disconnects, because the client will ask for the result; an import ends with the stream of its progress.
 //!
 //! **Bounds.** Responses are kept for [`KEEP`], at most [`MAX_KEYS`] of them with [`MAX_BYTES`] in total, in
 //! memory: a restart of the server forgets them. The oldest are dropped first. Responses that are streams, or
 //! longer than [`MAX_RESPONSE`], are not kept; such a key is answered as done. Failures of the server (5xx)
-//! are not kept: a repetition tries again.
+//! are not kept: a repetition tries again. A client has at most [`MAX_RUNNING`] such requests under way.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,12 +19,13 @@ use axum::response::{IntoResponse, Response};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use super::extract::buffer;
 use super::problem::{ApiError, PROBLEM_JSON, Refusal};
 use super::route::is_of_access;
 use super::{Api, PREFIX};
-use crate::access::{Principal, Via};
+use crate::access::Principal;
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -33,8 +35,9 @@ const KEEP: Duration = Duration::from_secs(24 * 3600);
 const MAX_KEYS: usize = 1024;
 const MAX_RESPONSE: usize = 256 << 10;
 const MAX_BYTES: usize = 8 << 20;
+const MAX_RUNNING: usize = 32;
 
-/// Client and key.
+/// Client, by the id of its token if it has one, and key.
 type Key = (String, String);
 
 #[derive(Clone)]
@@ -71,6 +74,12 @@ impl Keys {
         if let Some(entry) = all.get(key) {
             return Some(if entry.request == request { replay(&entry.state) } else { other_request() });
         }
+        let is_running =
+            |((client, _), entry): &(&Key, &Entry)| *client == key.0 && matches!(entry.state, Outcome::Running);
+        if all.iter().filter(is_running).count() >= MAX_RUNNING {
+            let detail = format!("{MAX_RUNNING} requests of this client with an Idempotency-Key are running");
+            return Some(ApiError::refused(Refusal::TooManyRequests, detail).retry_after(1).into_response());
+        }
         while all.len() >= MAX_KEYS || all.values().map(Entry::bytes).sum::<usize>() > MAX_BYTES {
             let ended = all.iter().filter(|(_, entry)| matches!(entry.state, Outcome::Done(..)));
             let Some(oldest) = ended.min_by_key(|(_, entry)| entry.begun).map(|(key, _)| key.clone()) else {
@@ -93,17 +102,17 @@ impl Keys {
     }
 }
 
-/// Forgets a request that ended without a response that is kept, such as one whose client disconnected.
-struct Begun<'a> {
-    keys: &'a Keys,
-    key: &'a Key,
+/// Forgets a request that ended without a response that is kept.
+struct Begun {
+    keys: Keys,
+    key: Key,
     kept: bool,
 }
 
-impl Drop for Begun<'_> {
+impl Drop for Begun {
     fn drop(&mut self) {
         if !self.kept {
-            self.keys.forget(self.key);
+            self.keys.forget(&self.key);
         }
     }
 }
@@ -146,9 +155,9 @@ pub(super) async fn once(State(api): State<Api>, request: Request, next: Next) -
     };
     // A client without a right has no keys; the route refuses it.
     let Some(principal) = request.extensions().get::<Principal>() else { return next.run(request).await };
-    let client = match principal.via {
-        Via::Token | Via::Session => format!("token {}", principal.name),
-        Via::Socket | Via::Loopback => principal.name.to_string(),
+    let client = match principal.token_id() {
+        Some(id) => format!("token {id}"),
+        None => principal.name.to_string(),
     };
     let key = (client, key);
     let (parts, bytes) = match buffer(request).await {
@@ -159,13 +168,19 @@ pub(super) async fn once(State(api): State<Api>, request: Request, next: Next) -
     if let Some(response) = api.keys.begin(&key, digest.finalize().into()) {
         return response;
     }
-    let mut begun = Begun { keys: &api.keys, key: &key, kept: false };
-    let response = next.run(Request::from_parts(parts, Body::from(bytes))).await;
-    if response.status().is_server_error() {
-        return response;
-    }
-    begun.kept = true;
-    keep(&api.keys, &key, response).await
+    let mut begun = Begun { keys: api.keys.clone(), key, kept: false };
+    let run = async move {
+        let response = next.run(Request::from_parts(parts, Body::from(bytes))).await;
+        if response.status().is_server_error() {
+            return response;
+        }
+        begun.kept = true;
+        keep(&begun.keys, &begun.key, response).await
+    };
+    // On its own: this future is dropped when the client disconnects.
+    tokio::spawn(run.in_current_span())
+        .await
+        .unwrap_or_else(|e| ApiError::refused(Refusal::Panicked, e.to_string()).into_response())
 }
 
 /// Keeps a response that is short, and returns it.
@@ -220,6 +235,17 @@ mod tests {
         tokio::time::advance(KEEP).await;
         assert!(keys.begin(&("a".into(), "x".into()), [0; 32]).is_none());
         assert_eq!(keys.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_client_has_a_bounded_number_of_requests_under_way() {
+        let keys = Keys::default();
+        let begin = |client: &str, n: usize| keys.begin(&(client.to_owned(), n.to_string()), [0; 32]);
+        assert!((0..MAX_RUNNING).all(|n| begin("a", n).is_none()));
+        assert_eq!(begin("a", MAX_RUNNING).unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(begin("b", 0).is_none(), "another client is not affected");
+        keys.end(&("a".to_owned(), "0".to_owned()), done(2));
+        assert!(begin("a", MAX_RUNNING).is_none());
     }
 
     #[test]

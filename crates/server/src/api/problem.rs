@@ -90,6 +90,8 @@ pub(super) enum Refusal {
     KeyInUse,
     /// Another request had the same `Idempotency-Key`.
     KeyReused,
+    /// Too many requests of the client are under way.
+    TooManyRequests,
     /// The handler panicked.
     Panicked,
 }
@@ -125,6 +127,7 @@ impl Refusal {
             Refusal::Changed => "changed",
             Refusal::KeyInUse => "key_in_use",
             Refusal::KeyReused => "key_reused",
+            Refusal::TooManyRequests => "too_many_requests",
             Refusal::Panicked => "internal",
         }
     }
@@ -181,6 +184,9 @@ impl Refusal {
                 "Key was used",
                 "use a new Idempotency-Key for each request",
             ),
+            Refusal::TooManyRequests => {
+                (StatusCode::TOO_MANY_REQUESTS, "Too many requests", "wait until earlier ones have ended")
+            }
             Refusal::Panicked => (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "Defect of the server",

@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, watch};
 use utoipa::ToSchema;
 
 use super::view::ratio;
-use super::{Control, ControlError, JobKind, Reply, Result};
+use super::{Control, ControlError, ErrorKind, JobKind, Reply, Result};
 
 /// A background scan works this long, then pauses [`PAUSE_FACTOR`] times as long as it worked.
 const SCAN_BURST: Duration = Duration::from_millis(10);
@@ -63,6 +63,9 @@ impl From<ClassesInfo> for ClassesView {
     }
 }
 
+/// Most scans that administrators requested and that have not ended.
+const MAX_REQUESTED: usize = 4;
+
 /// The state of scans. One runs at a time, because each may use about 200 MiB of memory.
 #[derive(Default)]
 pub(super) struct Scans {
@@ -78,9 +81,16 @@ impl Control {
     }
 
     /// Scans a disk at the request of an administrator, and replies with its classes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BadState`] if [`MAX_REQUESTED`] scans are running or queued: each occupies a job permit.
     pub(super) async fn scan_classes(&self, name: &str, owner: &str) -> Result<Reply> {
         let requested = &self.inner.scans.requested;
-        requested.fetch_add(1, Relaxed);
+        if requested.fetch_add(1, Relaxed) >= MAX_REQUESTED {
+            requested.fetch_sub(1, Relaxed);
+            let why = format!("{MAX_REQUESTED} scans are running or queued; repeat the request when one has ended");
+            return Err(ControlError::new(ErrorKind::BadState, why));
+        }
         let scanned = match self.pool().peek(name) {
             Ok(peek) => {
                 let job = self.begin_job(JobKind::Scan, Some(name), owner, false);
