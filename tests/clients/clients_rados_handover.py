@@ -118,6 +118,7 @@ def rados_handover_loses_no_acknowledged_write(t):
         # The load begins, and the standby waits.
         time.sleep(1.0)
         nodes.check_waiting()
+        wait_standby(nodes)
         probe.take_longest()
         heir = nodes.waiting
         to = ["--to", named(heir)] if len(reported) % 2 else []
