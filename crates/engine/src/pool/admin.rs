@@ -385,7 +385,7 @@ impl Pool {
         let name = import.name();
         drop(import);
         if let Err(e) = made {
-            // The reason of the failure says more. If the pool has latched, the next opening removes it.
+            // The reason of the failure tells more. If the pool has latched, the next opening removes it.
             let _ = self.delete_imports(vec![image.id()]).await;
             return Err(e);
         }
@@ -426,8 +426,8 @@ impl Pool {
         self.delete_imports(interrupted).await
     }
 
-    /// Deletes imports. If there is no room for that, a task retries: a full pool must open, otherwise no disk
-    /// could ever be deleted.
+    /// Deletes imports. If there is no room for that, a task retries: a full pool must open, otherwise no
+    /// disk could ever be deleted.
     async fn delete_imports(self: &Arc<Pool>, imports: Vec<DiskId>) -> Result<()> {
         match self.commit_deletions(&imports).await {
             Err(Error::NoSpace) => {

@@ -186,7 +186,7 @@ impl Pool {
     }
 
     /// Admits all requests at once, also those that wait for a limit, until it is called with `false`: for a
-    /// server that finishes its requests before another process takes its place.
+    /// server that finishes its requests before another process replaces it.
     pub fn lift_limits(&self, lifted: bool) {
         limits::lift_limits(self, lifted);
     }

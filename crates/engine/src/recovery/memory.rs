@@ -35,7 +35,7 @@ use forebay_format::{DiskId, Role, Superblock};
 use forebay_retained::{Contents, DamagedPage, Flag, Identity, Lost, Memory, Retained};
 use hashbrown::HashMap;
 
-use super::superblock::Mode;
+use super::superblock::{Mode, random_id};
 use crate::buffer::DiskRecords;
 use crate::commit::Applier;
 use crate::disk::{Disk, blocks};
@@ -101,13 +101,6 @@ pub(super) fn open_memory(
         _ => MemoryState::Lost(why),
     };
     Ok(OpenedMemory::new(retained, state, config))
-}
-
-/// An id for a memory.
-pub(super) fn random_id(host: &dyn Host) -> u64 {
-    let mut id = [0; 8];
-    host.random(&mut id);
-    u64::from_le_bytes(id).max(1)
 }
 
 /// The disks whose writes, if they were answered before they were durable, are lost.

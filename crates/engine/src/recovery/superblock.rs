@@ -3,7 +3,6 @@
 use forebay_format::{BLOCK, FormatError, PoolId, Superblock};
 use forebay_store::{Metered, Store};
 
-use super::memory::random_id;
 use super::plausible::check_superblock;
 use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SEGMENTS_AT_LEAST};
 use crate::log::{SWAP, for_good};
@@ -87,8 +86,15 @@ pub(super) async fn raise_epoch_above(
     Ok(())
 }
 
-/// Replaces the name of the pool's memory by one that no memory has: an opening that is interrupted before the
-/// loss is recorded finds it again.
+/// An id for a retained memory.
+pub(super) fn random_id(host: &dyn Host) -> u64 {
+    let mut id = [0; 8];
+    host.random(&mut id);
+    u64::from_le_bytes(id).max(1)
+}
+
+/// Replaces the name of the pool's memory by one that no memory has: an opening that is interrupted before
+/// the loss is recorded finds it again.
 pub(super) async fn disown_memory(
     host: &dyn Host,
     store: &Metered,

@@ -1,5 +1,5 @@
-//! Openings that fail or are interrupted: what the retained memory holds, and what it says of a loss, is there
-//! for the next one. Time is tokio's paused clock.
+//! Openings that fail or are interrupted: the next one finds what the retained memory holds, and what it
+//! reports of a loss. Time is tokio's paused clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +126,7 @@ async fn an_opening_that_fails_keeps_acknowledged_writes() {
             drop(opened);
             if !is_over {
                 tokio::time::sleep(Duration::from_secs(60)).await;
-                assert_eq!(Arc::strong_count(&store), 1, "{op:?} {after}: a task of the pool goes on");
+                assert_eq!(Arc::strong_count(&store), 1, "{op:?} {after}: a task of the pool continues");
             }
             store.clear_faults();
             store.crash(Crash::Kill);

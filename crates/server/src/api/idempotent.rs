@@ -1,5 +1,5 @@
 //! Repeated requests: a `POST` with the header `Idempotency-Key` has its effect once. A repetition with the
-//! same key, path and body gets the response of the first. A request with a key goes on when its client
+//! same key, path and body gets the response of the first. A request with a key continues when its client
 //! disconnects, because the client will ask for the result; an import ends with the stream of its progress.
 //!
 //! **Bounds.** Responses are kept for [`KEEP`], at most [`MAX_KEYS`] of them with [`MAX_BYTES`] in total, in
@@ -74,8 +74,9 @@ impl Keys {
         if let Some(entry) = all.get(key) {
             return Some(if entry.request == request { replay(&entry.state) } else { other_request() });
         }
-        let is_running =
-            |((client, _), entry): &(&Key, &Entry)| *client == key.0 && matches!(entry.state, Outcome::Running);
+        let is_running = |((client, _), entry): &(&Key, &Entry)| {
+            *client == key.0 && matches!(entry.state, Outcome::Running)
+        };
         if all.iter().filter(is_running).count() >= MAX_RUNNING {
             let detail = format!("{MAX_RUNNING} requests of this client with an Idempotency-Key are running");
             return Some(ApiError::refused(Refusal::TooManyRequests, detail).retry_after(1).into_response());

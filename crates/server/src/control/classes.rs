@@ -88,7 +88,8 @@ impl Control {
         let requested = &self.inner.scans.requested;
         if requested.fetch_add(1, Relaxed) >= MAX_REQUESTED {
             requested.fetch_sub(1, Relaxed);
-            let why = format!("{MAX_REQUESTED} scans are running or queued; repeat the request when one has ended");
+            let why =
+                format!("{MAX_REQUESTED} scans are running or queued; repeat the request when one has ended");
             return Err(ControlError::new(ErrorKind::BadState, why));
         }
         let scanned = match self.pool().peek(name) {
