@@ -276,16 +276,17 @@ async fn a_request_up_to_the_end_spares_what_is_written_after_a_growth() {
         }
         let (from, to) = (pool.attach("from").unwrap(), pool.attach("to").unwrap());
         let request = async {
+            for _ in 0..seed {
+                tokio::task::yield_now().await;
+            }
             match kind {
                 0 => to.copy_from(0, &from, 0, END).await,
-                1 => to.write_zeroes(4096, END - 4096, false, false).await,
+                // The part of the first block is written before the others are zeroed.
+                1 => to.write_zeroes(512, END - 512, false, false).await,
                 _ => to.discard(4096, END - 4096, false).await,
             }
         };
         let grow = async {
-            for _ in 0..seed / 2 {
-                tokio::task::yield_now().await;
-            }
             pool.resize("to", 2 * END).await.unwrap();
             to.write(END, &rest, false).await.unwrap();
             to.flush().await.unwrap();
