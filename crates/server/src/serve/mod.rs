@@ -75,12 +75,12 @@ pub use host::EngineThread;
 use https::HttpsCertificate;
 pub use https::HttpsError;
 use inherited::Inherited;
-use lease::Lease;
 use loss::{Loss, exit_without_pool};
 use open::OpenPool;
 pub use reload::Load;
 use reload::Reloader;
-use replace::{Outcome, Resumption, replace};
+use reopen::Reopened;
+use replace::{Outcome, Resumption, cut, replace};
 use services::{Prepared, Services};
 use signals::Signals;
 use sockets::Sockets;
@@ -169,10 +169,22 @@ async fn take_over<'a>(
     successor.ready(connection.as_ref().map(|connection| connection.as_heir()).as_ref())?;
     let state = successor.receive_state()?;
     let store = server.open_released_store(connection.as_ref()).await?;
-    let open = server.open_pool(store).await?;
-    let prepared = server.prepare(&open, &sockets, state).await?;
+    let opened = async {
+        let open = server.open_pool(store.clone()).await?;
+        let prepared = server.prepare(&open, &sockets, state).await?;
+        successor.opened().map(|()| (open, prepared))
+    };
+    let (open, prepared) = match opened.await {
+        Ok(opened) => opened,
+        Err(e) => {
+            // The predecessor takes it when this process has ended, and no other server does.
+            if let (Some(store), Some(connection)) = (store.rados(), connection) {
+                store.release_to(connection.as_heir());
+            }
+            return Err(e);
+        }
+    };
     let resumed = prepared.resumed;
-    successor.opened()?;
     let services = prepared.run(server.upgrades.clone(), server.reloader.clone())?;
     open.announce_serving();
     successor.serving(resumed);
@@ -392,11 +404,14 @@ impl Server<'_> {
         sockets: &Sockets,
     ) -> Result<Option<(OpenPool, Services)>, ServeError> {
         let Resumption { state, back, store } = resumption;
-        let opened = match store {
-            Some(store) => Some(self.open_pool(Lease::new(store)).await?),
-            None => self.reopen(back.as_ref()).await?,
+        let Some(Reopened { open, is_same }) = self.reopen(back, store).await? else { return Ok(None) };
+        let state = if is_same {
+            state
+        } else {
+            tracing::warn!("another server had the pool: clients have to connect again");
+            cut(&state);
+            HandedOver::default()
         };
-        let Some(open) = opened else { return Ok(None) };
         let prepared = self.prepare(&open, sockets, state).await?;
         let services = prepared.run(self.upgrades.clone(), self.reloader.clone())?;
         open.announce_serving();

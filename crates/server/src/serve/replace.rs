@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::Pool;
-use forebay_store::rados::Heir;
-use tokio::sync::OwnedSemaphorePermit;
+use forebay_engine::{Error as EngineError, Pool};
+use forebay_store::rados::RadosStore;
 use tokio::task::JoinHandle;
 
 use super::ServeError;
@@ -18,7 +17,6 @@ use super::reopen::Back;
 use super::services::Services;
 use super::signals::Signals;
 use super::sockets::Sockets;
-use super::store::Opened;
 use super::upgrade::{CacheCopy, Failure, HandedOver, Predecessor};
 use crate::config::ServeConfig;
 use crate::control::{ControlError, ErrorKind, Upgraded};
@@ -26,6 +24,8 @@ use crate::plane::Parked;
 
 /// Time in which the requests in progress have to be finished.
 const QUIESCE: Duration = Duration::from_millis(500);
+/// Time in which acknowledged writes have to become durable, while clients wait.
+const FLUSH: Duration = Duration::from_secs(3);
 /// Time in which administrative jobs have to be finished.
 pub(super) const JOBS: Duration = Duration::from_secs(2);
 
@@ -45,8 +45,8 @@ pub(super) enum Outcome<T> {
 pub(super) struct Resumption {
     pub state: HandedOver,
     pub back: Option<Back>,
-    /// The store, if it was opened again.
-    pub store: Option<Opened>,
+    /// The store, if it was taken back already.
+    pub store: Option<Arc<RadosStore>>,
 }
 
 impl Resumption {
@@ -107,8 +107,11 @@ pub(super) async fn replace(
     let quiesced = begun.elapsed();
     let (state, closed, api) = park(services).await;
     let state = HandedOver { cache, ..state };
+    let back = back.map(|back| Back { successor: successor.heir.clone(), ..back });
+    drop(paused);
+    let released = release(open, back.as_ref()).await;
     let resume = |state, e| Outcome::Resume(Box::new(Resumption::new(state, back)), e);
-    if let Err(e) = release(open, successor.heir.clone(), paused).await {
+    if let Err(e) = released {
         return (resume(state, failed(e, CONTINUES)), Some(sockets));
     }
     let pool_closed = begun.elapsed();
@@ -151,17 +154,15 @@ async fn copy_cache(pool: Arc<Pool>) -> Option<CacheCopy> {
     copied.inspect_err(|e| tracing::warn!("the read cache is not handed over: {e}")).ok()
 }
 
-/// Closes the pool, and releases it: to the successor only, if that is known. Jobs may begin again, which the
-/// control plane refuses now.
-async fn release(
-    open: &OpenPool,
-    heir: Option<Heir>,
-    paused: OwnedSemaphorePermit,
-) -> Result<(), ServeError> {
-    drop(paused);
+/// Closes the pool, and releases it: one in Ceph to the successor only; to this process if the pool was not
+/// closed in good order, since writes that were acknowledged may be in its memory.
+async fn release(open: &OpenPool, back: Option<&Back>) -> Result<(), ServeError> {
     let closed = open.close().await;
-    if let (Ok(()), Some(store), Some(heir)) = (&closed, open.store.rados(), heir) {
-        store.release_to(heir);
+    if let (Some(store), Some(back)) = (open.store.rados(), back) {
+        match (&closed, &back.successor) {
+            (Ok(()), Some(heir)) => store.release_to(heir.clone()),
+            _ => back.reserve(&store),
+        }
     }
     open.release_store().await;
     closed
@@ -195,11 +196,26 @@ async fn lost(error: Failure, successor: Predecessor, state: HandedOver) -> (Han
     (HandedOver { units, ..HandedOver::default() }, failed(error, then))
 }
 
-/// Finishes the requests that were read, and makes them durable.
+/// Finishes the requests that were read, and makes them durable as far as the store has room. After an error
+/// the services continue.
 pub(super) async fn quiesce(services: &Services, open: &OpenPool) -> Result<(), String> {
-    // Requests that wait for a commit need not wait for others to share it.
-    let (quiet, _) = tokio::join!(services.plane.quiesce(QUIESCE), open.pool.flush());
-    quiet.map_err(|busy| format!("requests of {busy} connections were not finished within {QUIESCE:?}"))
+    let quiet = async {
+        let quiet = services.plane.quiesce(QUIESCE).await;
+        quiet.map_err(|busy| format!("requests of {busy} connections were not finished within {QUIESCE:?}"))
+    };
+    // Requests that wait for a commit need not wait for others to share it. What finds no room stays in memory.
+    let flushed = async { flush(open).await.map(drop) };
+    let done = tokio::try_join!(quiet, flushed);
+    done.map(drop).inspect_err(|_| services.plane.continue_serving())
+}
+
+/// Makes everything durable that was acknowledged.
+///
+/// # Errors
+/// The store does not answer in time. The inner error is that of the pool.
+pub(super) async fn flush(open: &OpenPool) -> Result<Result<(), EngineError>, String> {
+    let late = |_| format!("acknowledged writes did not become durable within {FLUSH:?}");
+    tokio::time::timeout(FLUSH, open.pool.flush()).await.map_err(late)
 }
 
 /// Closes connections without an answer.

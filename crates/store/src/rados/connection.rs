@@ -122,8 +122,9 @@ impl PoolConnection {
                 Fate::Taken { owner, term, is_serving } => {
                     return Ok(HandedOver::To { owner, term, is_serving });
                 }
-                Fate::Back(term) => {
-                    if let Some(store) = RadosStore::of_owner(self.cluster.clone(), &self.here, term).await? {
+                Fate::Back(taken) => {
+                    let cluster = self.cluster.clone();
+                    if let Some(store) = RadosStore::of_owner(cluster, &self.here, taken, true).await? {
                         return Ok(HandedOver::Back(store));
                     }
                 }
