@@ -21,6 +21,18 @@ def build_package(directory, revision="-1"):
     return run(script, binary(), directory, env=env).stdout.strip()
 
 
+def settings_of(path):
+    """The lines of each section of a unit."""
+    sections = {}
+    with open(path) as f:
+        for line in f.read().splitlines():
+            if line.startswith("["):
+                lines = sections.setdefault(line.strip("[]"), [])
+            elif line and not line.startswith("#"):
+                lines.append(line)
+    return sections
+
+
 @test
 def the_package_has_what_it_promises(t):
     if shutil.which("dpkg-deb") is None:
@@ -60,6 +72,10 @@ def the_package_has_what_it_promises(t):
     check("ExecStart=/usr/bin/forebay serve" in service, "the unit starts the binary of the package")
     for setting in ("WatchdogSec=", "NotifyAccess=all", "Sockets=forebay.socket", "ExecReload=", "Restart=always"):
         check(setting in service, f"the unit has {setting}")
+    # Without it, systemd gives up after five ends within ten seconds.
+    for name in ("forebay.service", "forebay@.service"):
+        sections = settings_of(f"{unpacked}/usr/lib/systemd/system/{name}")
+        check("StartLimitIntervalSec=0" in sections["Unit"], f"{name} is started again without limit")
     # Instances share neither paths nor units with each other, or with the single server.
     for name in ("forebay@.service", "forebay@.socket", "forebay-control@.socket"):
         with open(f"{unpacked}/usr/lib/systemd/system/{name}") as f:
