@@ -76,6 +76,11 @@ def the_package_has_what_it_promises(t):
     for name in ("forebay.service", "forebay@.service"):
         sections = settings_of(f"{unpacked}/usr/lib/systemd/system/{name}")
         check("StartLimitIntervalSec=0" in sections["Unit"], f"{name} is started again without limit")
+        # A host stops its guests, then the server, then the Ceph that holds the pool.
+        words = [word for line in sections["Unit"] for word in line.replace("=", " ").split()]
+        check("ceph.target" in words, f"{name} stops before Ceph")
+        equal("libvirt-guests.service" in words, name == "forebay.service", f"{name} stops after guests of libvirt")
+        equal("pve-guests.service" in words, name == "forebay.service", f"{name} stops after guests of Proxmox VE")
     # Instances share neither paths nor units with each other, or with the single server.
     for name in ("forebay@.service", "forebay@.socket", "forebay-control@.socket"):
         with open(f"{unpacked}/usr/lib/systemd/system/{name}") as f:
