@@ -195,8 +195,8 @@ impl Lock {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = Lock::take(path, &options, libc::LOCK_EX)?;
-        file.set_len(0)?;
-        writeln!(file, "{}", std::process::id())?;
+        // It is only displayed. A full file system must not keep a pool from being opened.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Lock { file, exclusive: true })
     }
 
