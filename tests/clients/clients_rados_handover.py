@@ -163,6 +163,7 @@ def rados_handover_ends_a_service_of_systemd(t):
     nodes.serving.json("pool", "handover")
     equal(former.process.wait(TAKEOVER_S), 1, "the exit status of the former owner")
     check("starts it again as a standby" in former.log_tail(), former.log_tail())
+    equal(os.listdir(former.memory), [], "the memory of the former owner, after everything was made durable")
     nodes.take_over(TAKEOVER_S)
     former.stand_by()
     wait_standby(nodes)

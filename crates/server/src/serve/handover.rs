@@ -102,6 +102,10 @@ pub(super) async fn hand_over(
         open.release_store().await;
         return Outcome::Resume(Box::new(Resumption::new(state, Some(back))), failed(e, CONTINUES));
     }
+    if !open.pool.retains() {
+        // Later, an heir on this host may have the file.
+        open.engine.remove_memory();
+    }
     if let Some(store) = open.store.rados() {
         store.release_to(heir);
     }
@@ -125,9 +129,6 @@ pub(super) async fn hand_over(
         Ok(Some(Settled::To { owner, term, is_serving })) => {
             tracing::info!(%owner, term, is_serving, ?pause, "another server has the pool");
             cut(&state);
-            if !open.pool.retains() {
-                open.engine.remove_memory();
-            }
             let closed = closed + state.connections.len();
             let pause_ms = pause.as_millis() as u64;
             Outcome::Done(NewOwner { owner, term, serving: is_serving, pause_ms, closed }, api)
