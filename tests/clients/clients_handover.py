@@ -339,6 +339,28 @@ def notify_upgrade(s, notify):
 
 
 @test
+def the_watchdog_is_fed_while_no_process_serves(t):
+    """The new process may take longer than the service manager waits for a sign of life."""
+    watchdog_s = 0.6
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(t.path("n"))
+    notify.settimeout(watchdog_s)
+    s = t.server(start=False)
+    s.prefix = ["env", f"NOTIFY_SOCKET={t.path('n')}", f"WATCHDOG_USEC={watchdog_s * 1e6:.0f}"]
+    s.start()
+    hangs = script(t, "hangs", FAKE + "receive(); send(READY); receive(); time.sleep(60)\n")
+    command = spawn(
+        [s.bin, "--socket", s.control, "upgrade", "--binary", hangs, "--timeout", "3"], stderr=subprocess.PIPE, text=True
+    )
+    # A time-out of the socket is the failure.
+    while command.poll() is None:
+        while notify.recv(100) != b"WATCHDOG=1":
+            pass
+    check("did not answer within 3s" in command.communicate()[1], "the upgrade")
+    s.stop()
+
+
+@test
 def the_read_cache_is_handed_over(t):
     s = t.server()
     s.cli("image", "import", "golden", t.noise_file("f", 32 * MIB))

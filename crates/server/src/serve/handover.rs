@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use super::ServeError;
 use super::claim;
+use super::notify;
 use super::open::OpenPool;
 use super::reopen::Back;
 use super::replace::{JOBS, Outcome, Resumption, cut, flush, park, quiesce};
@@ -94,6 +95,7 @@ pub(super) async fn hand_over(
         }
     };
     let (state, closed, api) = park(services).await;
+    let _fed = notify::feed_meanwhile();
     if let Err(e) = open.close().await {
         // Writes that were acknowledged may be in the memory of this host.
         if let Some(store) = open.store.rados() {

@@ -407,6 +407,7 @@ impl Server<'_> {
         let Some(Reopened { open, is_same }) = self.reopen(back, store).await? else { return Ok(None) };
         let state = if is_same {
             state
+        let _fed = notify::feed_meanwhile();
         } else {
             tracing::warn!("another server had the pool: clients have to connect again");
             cut(&state);

@@ -105,6 +105,7 @@ pub(super) async fn replace(
         return unchanged(services, failed(e, CONTINUES), sockets);
     }
     let quiesced = begun.elapsed();
+    let _fed = notify::feed_meanwhile();
     let (state, closed, api) = park(services).await;
     let state = HandedOver { cache, ..state };
     let back = back.map(|back| Back { successor: successor.heir.clone(), ..back });
