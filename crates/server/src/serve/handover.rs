@@ -152,10 +152,12 @@ async fn prepare(
 ) -> Result<Instant, ControlError> {
     let _paused = services.control.pause(JOBS).await?;
     // So that little is left to do while clients wait.
-    open.pool.checkpoint().await.map_err(|e| failed(e, CONTINUES))?;
+    let stopped = || failed("a signal to stop has arrived", "the server stops");
+    let made = signals.unless_stopped(open.checkpoint()).await.ok_or_else(stopped)?;
+    made.map_err(|e| failed(e, CONTINUES))?;
     invite(open, Some(heir)).await?;
     if signals.have_arrived().await {
-        return Err(failed("a signal to stop has arrived", "the server stops"));
+        return Err(stopped());
     }
     let begun = Instant::now();
     quiesce(services, open).await.map_err(|e| failed(e, CONTINUES))?;

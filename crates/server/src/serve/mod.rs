@@ -84,7 +84,7 @@ use replace::{Outcome, Resumption, cut, replace};
 use services::{Prepared, Services};
 use signals::Signals;
 use sockets::Sockets;
-use upgrade::{Binary, HandedOver, Successor};
+use upgrade::{Binary, HandedOver, Successor, stop_successor};
 
 /// Longest time for each step of the new process in an upgrade, unless the request has another one.
 const UPGRADE_STEP: Duration = Duration::from_secs(10);
@@ -142,7 +142,7 @@ async fn start(
     let Some((store, mut sockets, portals)) = server.open_store_and_bind(inherited).await? else {
         return Ok(());
     };
-    let open = server.open_pool(store).await?;
+    let open = server.open_pool_unless_stopped(store).await?;
     let state = match portals {
         Some(portals) => portals.hand_over().await,
         None => HandedOver::default(),
@@ -163,14 +163,14 @@ async fn take_over<'a>(
     successor: &Successor,
     reloader: Arc<Reloader>,
 ) -> Result<(Server<'a>, OpenPool, Services, Sockets), ServeError> {
-    let server = Server::new(config, binary, reloader)?;
+    let mut server = Server::new(config, binary, reloader)?;
     let mut sockets = successor.adopt_sockets(config)?;
     let connection = server.connect().await?;
     successor.ready(connection.as_ref().map(|connection| connection.as_heir()).as_ref())?;
     let state = successor.receive_state()?;
     let store = server.open_released_store(connection.as_ref()).await?;
     let opened = async {
-        let open = server.open_pool(store.clone()).await?;
+        let open = server.open_pool_unless_stopped(store.clone()).await?;
         let prepared = server.prepare(&open, &sockets, state).await?;
         successor.opened().map(|()| (open, prepared))
     };
@@ -346,9 +346,11 @@ impl Server<'_> {
     ) -> Result<Option<Continue>, ServeError> {
         let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
         let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
+        let overdue = Signals::new()?.overdue();
         let (outcome, kept) = tokio::select! {
             biased;
             loss = open.fenced() => exit_without_pool(loss),
+            () = overdue => exit_as_crash(),
             done = replace(binary, time, self.config, open, services, sockets, &mut self.signals) => done,
         };
         match Continue::after(outcome, kept, reply) {
@@ -371,9 +373,11 @@ impl Server<'_> {
         services: Services,
         sockets: Sockets,
     ) -> Result<Option<Continue>, ServeError> {
+        let overdue = Signals::new()?.overdue();
         let outcome = tokio::select! {
             biased;
             loss = open.fenced() => exit_without_pool(loss),
+            () = overdue => exit_as_crash(),
             done = hand_over(request, self.config, open, services, &mut self.signals) => done,
         };
         match Continue::after(outcome, Some(sockets), reply) {
@@ -403,11 +407,11 @@ impl Server<'_> {
         resumption: Resumption,
         sockets: &Sockets,
     ) -> Result<Option<(OpenPool, Services)>, ServeError> {
+        let _fed = notify::feed_meanwhile();
         let Resumption { state, back, store } = resumption;
         let Some(Reopened { open, is_same }) = self.reopen(back, store).await? else { return Ok(None) };
         let state = if is_same {
             state
-        let _fed = notify::feed_meanwhile();
         } else {
             tracing::warn!("another server had the pool: clients have to connect again");
             cut(&state);
@@ -480,6 +484,14 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     };
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Ends an upgrade, or a handover, which a signal to stop has not ended.
+fn exit_as_crash() -> ! {
+    stop_successor();
+    eprintln!("forebay: exiting without waiting for the store; the next start recovers from the log");
+    // SAFETY: as below.
+    unsafe { libc::_exit(1) }
 }
 
 fn exit_immediately() -> ! {

@@ -97,7 +97,7 @@ impl Server<'_> {
     ) -> Result<Option<Reopened>, ServeError> {
         let Some(mut back) = back else {
             let store = self.open_released_store(None).await?;
-            let open = self.open_pool(store).await?;
+            let open = self.open_pool_unless_stopped(store).await?;
             return Ok(Some(Reopened { open, is_same: true }));
         };
         let mut is_same = true;
@@ -120,7 +120,7 @@ impl Server<'_> {
                         back.successor = None;
                     }
                     let lease = Lease::new(opened);
-                    match self.open_pool(lease.clone()).await {
+                    match self.open_pool_unless_stopped(lease.clone()).await {
                         Err(e @ ServeError::Pool(EngineError::Store(_))) => {
                             self.give_up(lease, &back).await;
                             e

@@ -94,19 +94,18 @@ pub(super) async fn replace(
     };
     let cache = copy_cache(open.pool.clone()).await;
     // So that little is left to do while clients wait.
-    if let Err(e) = open.pool.checkpoint().await {
-        return unchanged(services, failed(e, CONTINUES), sockets);
-    }
-    if signals.have_arrived().await {
-        return unchanged(services, failed("a signal to stop has arrived", "the server stops"), sockets);
+    match signals.unless_stopped(open.checkpoint()).await {
+        Some(Ok(())) if !signals.have_arrived().await => {}
+        Some(Err(e)) => return unchanged(services, failed(e, CONTINUES), sockets),
+        _ => return unchanged(services, failed("a signal to stop has arrived", "the server stops"), sockets),
     }
     let begun = Instant::now();
     if let Err(e) = quiesce(&services, open).await {
         return unchanged(services, failed(e, CONTINUES), sockets);
     }
     let quiesced = begun.elapsed();
-    let _fed = notify::feed_meanwhile();
     let (state, closed, api) = park(services).await;
+    let _fed = notify::feed_meanwhile();
     let state = HandedOver { cache, ..state };
     let back = back.map(|back| Back { successor: successor.heir.clone(), ..back });
     drop(paused);

@@ -33,7 +33,7 @@ mod successor;
 
 pub(super) use cache::CacheCopy;
 pub(super) use message::{ListenerState, Service};
-pub(super) use predecessor::{Binary, Failure, HandedOver, Predecessor};
+pub(super) use predecessor::{Binary, Failure, HandedOver, Predecessor, stop_successor};
 pub(super) use successor::Successor;
 
 /// The environment variable that makes a process a successor: the process id of its predecessor.
