@@ -8,8 +8,9 @@ import threading
 import time
 
 from clients_tls import authorities, tls_server
+from clients_upgrade import FAKE, script
 from datastore import TARGET, target, wait_for
-from forebay import Failed
+from forebay import Failed, spawn
 from harness import BLOCK, MIB, check, connect, equal, test
 from initiator import BLOCK as SECTOR
 from initiator import CHECK, CONFLICT, GOOD, Initiator

@@ -11,6 +11,7 @@ from clients_crash import CONFIG, crash_rounds
 from clients_kept import KeptClient
 from clients_rados import CLUSTER, FENCED, TAKEOVER_S, TcpClient, wait_until
 from clients_rados_outages import RadosLoad
+from clients_upgrade import FAKE, script
 from forebay import Failed
 from harness import BLOCK, alone, check, connect, equal, needs, run, test
 
@@ -225,6 +226,20 @@ def end_when_chosen(serving, heir, number):
     heir.process.send_signal(number)
 
 
+# A successor to which the pool is released, and which does not take it.
+HANGS = f"""{FAKE}
+def first_line(path):
+    return open(path).read().strip()
+boot, namespace = first_line("/proc/sys/kernel/random/boot_id"), os.readlink("/proc/self/ns/pid")
+started = first_line("/proc/self/stat").rsplit(")", 1)[1].split()[19]
+host = first_line("/proc/sys/kernel/hostname")
+receive()
+send({{**READY, "heir": f"{{host}} {{os.getpid()}} {{boot}} {{namespace}} {{started}}"}})
+receive()
+time.sleep(60)
+"""
+
+
 @needs(CLUSTER)
 @alone
 @test
@@ -244,6 +259,11 @@ def rados_upgrades_leave_nothing_to_a_standby(t):
     # A binary that ends when it has the connections: the former process takes the pool back.
     why = nodes.serving.refused("upgrade", "--binary", "/bin/false")
     check("this process continues" in why, why)
+    # One that hangs is ended before the standby takes the pool, although the upgrade has time.
+    why = nodes.serving.refused("upgrade", "--binary", script(t, "hangs", HANGS), "--timeout", "30")
+    check("gave no sign of life" in why and "this process continues" in why, why)
+    nodes.check_waiting()
+    check(load.error is None, f"{load.error!r}")
     CLUSTER.kill_mon()
     why = nodes.serving.refused("upgrade")
     check("monitors" in why and "this process continues" in why, why)

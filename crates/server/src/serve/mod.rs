@@ -44,6 +44,7 @@ mod publish;
 mod reload;
 mod reopen;
 mod replace;
+mod sentinel;
 mod services;
 mod signals;
 mod socket;

@@ -14,6 +14,7 @@ use super::notify;
 use super::open::OpenPool;
 use super::pressure;
 use super::reopen::Back;
+use super::sentinel::Sentinel;
 use super::services::Services;
 use super::signals::Signals;
 use super::sockets::Sockets;
@@ -110,20 +111,24 @@ pub(super) async fn replace(
     let back = back.map(|back| Back { successor: successor.heir.clone(), ..back });
     drop(paused);
     let released = release(open, back.as_ref()).await;
-    let resume = |state, e| Outcome::Resume(Box::new(Resumption::new(state, back)), e);
+    let resume = |state, back, e| Outcome::Resume(Box::new(Resumption::new(state, back)), e);
     if let Err(e) = released {
-        return (resume(state, failed(e, CONTINUES)), Some(sockets));
+        return (resume(state, back, failed(e, CONTINUES)), Some(sockets));
     }
     let pool_closed = begun.elapsed();
-    let (opened, state, mut successor) = blocking(move || {
+    let sentinel = back.as_ref().map(|back| Sentinel::watch(back, successor.pid()));
+    let (mut opened, state, mut successor) = blocking(move || {
         let opened = successor.hand_over(&state);
         (opened, state, successor)
     })
     .await;
+    if sentinel.is_some_and(Sentinel::end) {
+        opened = Err(Failure::Silent);
+    }
     if let Err(e) = opened {
         // It must not use the connections any more.
         blocking(move || drop(successor)).await;
-        return (resume(state, failed(e, CONTINUES)), Some(sockets));
+        return (resume(state, back, failed(e, CONTINUES)), Some(sockets));
     }
     let opened = begun.elapsed();
     let (served, successor) = blocking(move || {
@@ -135,7 +140,7 @@ pub(super) async fn replace(
         Ok(resumed) => resumed,
         Err(e) => {
             let (state, e) = lost(e, successor, state).await;
-            return (resume(state, e), Some(sockets));
+            return (resume(state, back, e), Some(sockets));
         }
     };
     let (pid, pause) = (successor.pid(), begun.elapsed());

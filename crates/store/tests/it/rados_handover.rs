@@ -181,6 +181,43 @@ fn a_former_owner_recognises_that_another_server_had_the_pool() {
     });
 }
 
+/// In an upgrade, this is another process of the same host.
+#[test]
+fn an_heir_that_hangs_is_noticed_before_another_server_takes_the_pool() {
+    for takes in [false, true] {
+        on_a_cluster(async |site| {
+            let (client, store, connection) = owner(&site).await;
+            let (c, heir) = stand_by(&site, "c");
+            let (_b, other) = stand_by(&site, "b");
+            sleep(3 * S).await;
+            let chosen = find(&connection, "c").await;
+            if !takes {
+                site.rados.pause(c.number());
+                heir.abort();
+            }
+            let term = release(&client, store, chosen.clone()).await;
+            let mut taken = None;
+            if takes {
+                taken = Some(heir.await.unwrap().unwrap());
+                let alive = tokio::time::timeout(10 * S, connection.abandoned(&Waiting::NONE)).await;
+                assert!(alive.is_err(), "it sends heartbeats");
+                site.rados.pause(c.number());
+            }
+            let begun = Instant::now();
+            assert!(connection.abandoned(&Waiting::NONE).await);
+            assert!(begun.elapsed() >= 2 * S && begun.elapsed() < 3 * S, "{:?}", begun.elapsed());
+            assert!(!other.is_finished(), "another server has the pool");
+            let cancelled = Waiting { is_cancelled: &|| true, ..Waiting::NONE };
+            assert!(!connection.abandoned(&cancelled).await);
+            if !takes {
+                let back = site.open("first", Claim::Back { term }).await.unwrap();
+                assert!(back.continues(term, Some(&chosen)));
+            }
+            drop(taken);
+        });
+    }
+}
+
 #[test]
 fn a_reservation_ends_when_both_sides_have_died() {
     on_a_cluster(async |site| {

@@ -78,6 +78,8 @@ pub(in crate::serve) enum Failure {
     Refused(String),
     #[error("the new process {0}; see the server's log")]
     Exited(String),
+    #[error("the new process gave no sign of life in the pool")]
+    Silent,
     #[error("the new process cannot take over: {0}")]
     Channel(String),
     #[error(
