@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -12,7 +13,7 @@ from clients_kept import KeptClient
 from clients_rados import CLUSTER, FENCED, TAKEOVER_S, TcpClient, wait_until
 from clients_rados_outages import RadosLoad
 from clients_upgrade import FAKE, script
-from forebay import Failed
+from forebay import Failed, spawn
 from harness import BLOCK, alone, check, connect, equal, needs, run, test
 
 HANDOVERS = int(os.environ.get("FOREBAY_RADOS_HANDOVERS", "5"))
@@ -276,6 +277,35 @@ def rados_upgrades_leave_nothing_to_a_standby(t):
     nodes.stop()
     nodes.offline("check")
     print(f"{UPGRADES} upgrades while a standby waits: pauses {pauses} ms, longest request {load.longest:.2f} s")
+
+
+@needs(CLUSTER)
+@alone
+@test
+def rados_signals_end_an_upgrade_while_the_cluster_hangs(t):
+    t.defer(CLUSTER.heal)
+    s = RadosServer(t, CLUSTER, "stuck").start()
+    s.cli("volume", "create", "v", "--size", "1M")
+    h = connect(s, "v")
+    h.pwrite(b"w" * BLOCK, 0)
+    for number in range(CLUSTER.OSDS):
+        CLUSTER.pause_osd(number)
+    spawn([s.bin, "--socket", s.control, "upgrade"], stderr=subprocess.DEVNULL)
+    with open(s.log) as log:
+        while "upgrade begins" not in log.readline():
+            time.sleep(0.01)
+    time.sleep(1.0)
+    for _ in range(2):
+        check(s.process.poll() is None, "the upgrade has ended already")
+        s.process.terminate()
+        time.sleep(0.5)
+    s.process.wait(10)
+    s.process = None
+    for number in range(CLUSTER.OSDS):
+        CLUSTER.resume_osd(number)
+    s.start()
+    equal(bytes(connect(s, "v").pread(BLOCK, 0)), b"w" * BLOCK, "an acknowledged write")
+    s.stop()
 
 
 @needs(CLUSTER)

@@ -104,17 +104,17 @@ impl Server<'_> {
         }
     }
 
-    /// Opens the pool. A signal to stop ends the process meanwhile, as a crash would: the store may not answer,
-    /// and no client is served yet.
+    /// Opens the pool. `None` if a signal to stop arrives before. The store may not answer, and no client is
+    /// served yet: so the caller calls [`exit_while_opening`].
     pub(super) async fn open_pool_unless_stopped(
         &mut self,
         store: Arc<Lease>,
-    ) -> Result<OpenPool, ServeError> {
+    ) -> Result<Option<OpenPool>, ServeError> {
         let opening = Self::open_pool(store, self.engine.clone(), self.reloader.current().pool.clone());
         tokio::select! {
             biased;
-            opened = opening => opened,
-            () = self.signals.stop() => exit_while_opening(),
+            opened = opening => opened.map(Some),
+            () = self.signals.stop() => Ok(None),
             () = claim::keep_starting() => unreachable!("it never completes"),
         }
     }
@@ -136,7 +136,8 @@ impl Server<'_> {
     }
 }
 
-fn exit_while_opening() -> ! {
+/// Ends the process as a crash would.
+pub(super) fn exit_while_opening() -> ! {
     tracing::info!("stopped while the pool was opened");
     // SAFETY: the call does not return. It runs no exit handlers, because other threads still run.
     unsafe { libc::_exit(0) }

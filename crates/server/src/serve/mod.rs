@@ -69,6 +69,7 @@ use crate::config::ServeConfig;
 use crate::control::{Control, ControlError, Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
 use crate::iscsi::PortGroups;
 use crate::nbd;
+use begin::exit_while_opening;
 use descriptors::Descriptors;
 pub use error::ServeError;
 use handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
@@ -143,7 +144,11 @@ async fn start(
     let Some((store, mut sockets, portals)) = server.open_store_and_bind(inherited).await? else {
         return Ok(());
     };
-    let open = server.open_pool_unless_stopped(store).await?;
+    let Some(open) = server.open_pool_unless_stopped(store).await? else {
+        // Removes the files.
+        drop(sockets);
+        exit_while_opening();
+    };
     let state = match portals {
         Some(portals) => portals.hand_over().await,
         None => HandedOver::default(),
@@ -171,7 +176,8 @@ async fn take_over<'a>(
     let state = successor.receive_state()?;
     let store = server.open_released_store(connection.as_ref()).await?;
     let opened = async {
-        let open = server.open_pool_unless_stopped(store.clone()).await?;
+        let opened = server.open_pool_unless_stopped(store.clone()).await?;
+        let open = opened.unwrap_or_else(|| exit_while_opening());
         let prepared = server.prepare(&open, &sockets, state).await?;
         successor.opened().map(|()| (open, prepared))
     };
@@ -328,7 +334,10 @@ impl Server<'_> {
                         open = pool;
                         services
                     }
-                    None => return Ok(()),
+                    None => {
+                        drop(sockets);
+                        exit_while_opening()
+                    }
                 },
             };
             notify::notify("READY=1");
@@ -410,7 +419,9 @@ impl Server<'_> {
     ) -> Result<Option<(OpenPool, Services)>, ServeError> {
         let _fed = notify::feed_meanwhile();
         let Resumption { state, back, store } = resumption;
-        let Some(Reopened { open, is_same }) = self.reopen(back, store).await? else { return Ok(None) };
+        let Some(Reopened { open, is_same }) = self.reopen(back, store).await? else {
+            return Ok(None);
+        };
         let state = if is_same {
             state
         } else {

@@ -89,7 +89,8 @@ impl Server<'_> {
     }
 
     /// Opens the pool after another process did not take it; from `store`, if this process has taken that back
-    /// already. `None` if a signal to stop arrives before.
+    /// already. `None` if a signal to stop arrives before; then the pool may still be being opened, and the
+    /// caller ends the process.
     pub(super) async fn reopen(
         &mut self,
         back: Option<Back>,
@@ -98,7 +99,7 @@ impl Server<'_> {
         let Some(mut back) = back else {
             let store = self.open_released_store(None).await?;
             let open = self.open_pool_unless_stopped(store).await?;
-            return Ok(Some(Reopened { open, is_same: true }));
+            return Ok(open.map(|open| Reopened { open, is_same: true }));
         };
         let mut is_same = true;
         loop {
@@ -125,7 +126,7 @@ impl Server<'_> {
                             self.give_up(lease, &back).await;
                             e
                         }
-                        opened => return opened.map(|open| Some(Reopened { open, is_same })),
+                        opened => return opened.map(|open| open.map(|open| Reopened { open, is_same })),
                     }
                 }
                 Err(ServeError::Store { source: StoreError::Busy(_), .. }) => exit_without_pool(Loss::Taken),

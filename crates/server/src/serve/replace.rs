@@ -85,7 +85,7 @@ pub(super) async fn replace(
         let started = Predecessor::start(&binary, &sockets, time);
         (started, sockets)
     });
-    let (mut successor, sockets) = match started.await {
+    let (successor, sockets) = match started.await {
         (Ok(successor), sockets) => (successor, sockets),
         (Err(e), sockets) => return unchanged(services, failed(e, CONTINUES), sockets),
     };
@@ -95,10 +95,8 @@ pub(super) async fn replace(
     };
     let cache = copy_cache(open.pool.clone()).await;
     // So that little is left to do while clients wait.
-    match signals.unless_stopped(open.checkpoint()).await {
-        Some(Ok(())) if !signals.have_arrived().await => {}
-        Some(Err(e)) => return unchanged(services, failed(e, CONTINUES), sockets),
-        _ => return unchanged(services, failed("a signal to stop has arrived", "the server stops"), sockets),
+    if let Err(e) = checkpoint(open, signals).await {
+        return unchanged(services, e, sockets);
     }
     let begun = Instant::now();
     if let Err(e) = quiesce(&services, open).await {
@@ -116,15 +114,7 @@ pub(super) async fn replace(
         return (resume(state, back, failed(e, CONTINUES)), Some(sockets));
     }
     let pool_closed = begun.elapsed();
-    let sentinel = back.as_ref().map(|back| Sentinel::watch(back, successor.pid()));
-    let (mut opened, state, mut successor) = blocking(move || {
-        let opened = successor.hand_over(&state);
-        (opened, state, successor)
-    })
-    .await;
-    if sentinel.is_some_and(Sentinel::end) {
-        opened = Err(Failure::Silent);
-    }
+    let (opened, state, mut successor) = deliver(successor, state, back.as_ref()).await;
     if let Err(e) = opened {
         // It must not use the connections any more.
         blocking(move || drop(successor)).await;
@@ -151,6 +141,31 @@ pub(super) async fn replace(
     let pause_ms = pause.as_millis() as u64;
     let version = successor.release.clone();
     (Outcome::Done(Upgraded { pid, version, pause_ms, connections: resumed, closed }, api), None)
+}
+
+/// Makes a checkpoint before the pool is closed, unless a signal to stop arrives.
+async fn checkpoint(open: &OpenPool, signals: &mut Signals) -> Result<(), ControlError> {
+    match signals.unless_stopped(open.checkpoint()).await {
+        Some(Ok(())) if !signals.have_arrived().await => Ok(()),
+        Some(Err(e)) => Err(failed(e, CONTINUES)),
+        _ => Err(failed("a signal to stop has arrived", "the server stops")),
+    }
+}
+
+/// Hands the connections over, and waits until the successor is able to serve them.
+async fn deliver(
+    mut successor: Predecessor,
+    state: HandedOver,
+    back: Option<&Back>,
+) -> (Result<(), Failure>, HandedOver, Predecessor) {
+    let sentinel = back.map(|back| Sentinel::watch(back, successor.pid()));
+    let (opened, state, successor) = blocking(move || {
+        let opened = successor.hand_over(&state);
+        (opened, state, successor)
+    })
+    .await;
+    let is_silent = sentinel.is_some_and(Sentinel::end);
+    (if is_silent { Err(Failure::Silent) } else { opened }, state, successor)
 }
 
 /// A copy of the read cache, as far as there is memory for it.
