@@ -350,9 +350,8 @@ def the_watchdog_is_fed_while_no_process_serves(t):
     s.prefix = ["env", f"NOTIFY_SOCKET={t.path('n')}", f"WATCHDOG_USEC={watchdog_s * 1e6:.0f}"]
     s.start()
     hangs = script(t, "hangs", FAKE + "receive(); send(READY); receive(); time.sleep(60)\n")
-    command = spawn(
-        [s.bin, "--socket", s.control, "upgrade", "--binary", hangs, "--timeout", "3"], stderr=subprocess.PIPE, text=True
-    )
+    argv = [s.bin, "--socket", s.control, "upgrade", "--binary", hangs, "--timeout", "3"]
+    command = spawn(argv, stderr=subprocess.PIPE, text=True)
     # A time-out of the socket is the failure.
     while command.poll() is None:
         while notify.recv(100) != b"WATCHDOG=1":

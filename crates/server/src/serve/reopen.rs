@@ -4,8 +4,8 @@
 //! does not end the server; a signal to stop does. Until this process owns the pool again, it is reserved
 //! for it: memory of this host may hold writes that were acknowledged.
 //!
-//! Connections continue only if no other server had the pool in between. A client may have been served by that
-//! one, so requests that were read or sent long ago must not be executed or answered any more.
+//! Connections continue only if no other server had the pool in between. A client may have been served by
+//! that one, so requests that were read or sent long ago must not be executed or answered any more.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Server<'_> {
         }
     }
 
-    /// Opens the pool after another process did not take it; from `store`, if this process has taken that back
+    /// Opens the pool after another process did not take it; from `store`, if this one has taken that back
     /// already. `None` if a signal to stop arrives before; then the pool may still be being opened, and the
     /// caller ends the process.
     pub(super) async fn reopen(

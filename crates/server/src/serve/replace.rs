@@ -223,7 +223,8 @@ pub(super) async fn quiesce(services: &Services, open: &OpenPool) -> Result<(), 
         let quiet = services.plane.quiesce(QUIESCE).await;
         quiet.map_err(|busy| format!("requests of {busy} connections were not finished within {QUIESCE:?}"))
     };
-    // Requests that wait for a commit need not wait for others to share it. What finds no room stays in memory.
+    // Requests that wait for a commit need not wait for others to share it. What finds no room stays in
+    // memory.
     let flushed = async { flush(open).await.map(drop) };
     let done = tokio::try_join!(quiet, flushed);
     done.map(drop).inspect_err(|_| services.plane.continue_serving())

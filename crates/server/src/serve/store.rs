@@ -110,8 +110,8 @@ pub(super) async fn taken_back(
     finish_or_reserve(Ok(in_ceph(store)), heir, config, host).await
 }
 
-/// As [`finish`]. If it fails, the pool is reserved for `heir`: this process or another one of this host tries
-/// again.
+/// As [`finish`]. If it fails, the pool is reserved for `heir`: this process or another one of this host
+/// tries again.
 async fn finish_or_reserve(
     opened: Result<Opened, StoreError>,
     heir: Heir,

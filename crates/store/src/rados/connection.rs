@@ -103,8 +103,8 @@ impl PoolConnection {
         found.map(|owner| owner.map(Heir)).map_err(|e| store_error("looking for a standby", e))
     }
 
-    /// Waits until another process of this host, to which this one released the pool, gives no sign of life in
-    /// the pool, and returns true while no other server takes it over yet; false if cancelled. Blocks.
+    /// Waits until another process of this host, to which this one released the pool, gives no sign of life
+    /// in the pool, and returns true while no other server takes it over yet; false if cancelled. Blocks.
     pub fn is_abandoned(&self, waiting: &Waiting<'_>) -> bool {
         block_on(self.abandoned(waiting))
     }

@@ -24,9 +24,10 @@
 //! **Handing over.** An owner releases its pool with the name of an heir. From then on the pool has no owner,
 //! and until its next owner nothing in the header changes but keys. The heir takes it at once; every other
 //! server waits for [`DEAD_AFTER`], as for the heartbeat of an owner, except for the one that released it,
-//! which may take it back earlier. One that releases it only to open it again is its own heir. A reservation is a matter of time and of good will, like a heartbeat: a
-//! server that disregards it takes the pool with a higher term, and fences as always. The swap compares all
-//! that was seen, so a server that has waited for a dead owner does not take a pool that was reserved since.
+//! which may take it back earlier. One that releases it only to open it again is its own heir. A reservation
+//! is a matter of time and of good will, like a heartbeat: a server that disregards it takes the pool with a
+//! higher term, and fences as always. The swap compares all that was seen, so a server that has waited for a
+//! dead owner does not take a pool that was reserved since.
 
 use std::time::Duration;
 
