@@ -12,5 +12,5 @@ s|/etc/forebay/forebay\.toml|/etc/forebay/%i.toml|g
 s|/run/forebay/|/run/forebay-%i/|g
 s,^\(State\|Runtime\)Directory=forebay$,&-%i,
 # A standby may wait for days, and guests that do not need it must not wait with it.
-/^# On nodes of Proxmox VE: /d
-/^Before=pve-guests\.service$/d
+/^# The guests of Proxmox VE and of libvirt /d
+/^Before=pve-guests\.service libvirt-guests\.service$/d

@@ -8,8 +8,9 @@ import threading
 import time
 
 from clients_tls import authorities, tls_server
+from clients_upgrade import FAKE, script
 from datastore import TARGET, target, wait_for
-from forebay import Failed
+from forebay import Failed, spawn
 from harness import BLOCK, MIB, check, connect, equal, test
 from initiator import BLOCK as SECTOR
 from initiator import CHECK, CONFLICT, GOOD, Initiator
@@ -336,6 +337,27 @@ def notify_upgrade(s, notify):
     first, second = told.pop().split(b"\n")
     equal(second, b"READY=1", "the end of an upgrade")
     return int(first.removeprefix(b"MAINPID="))
+
+
+@test
+def the_watchdog_is_fed_while_no_process_serves(t):
+    """The new process may take longer than the service manager waits for a sign of life."""
+    watchdog_s = 0.6
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(t.path("n"))
+    notify.settimeout(watchdog_s)
+    s = t.server(start=False)
+    s.prefix = ["env", f"NOTIFY_SOCKET={t.path('n')}", f"WATCHDOG_USEC={watchdog_s * 1e6:.0f}"]
+    s.start()
+    hangs = script(t, "hangs", FAKE + "receive(); send(READY); receive(); time.sleep(60)\n")
+    argv = [s.bin, "--socket", s.control, "upgrade", "--binary", hangs, "--timeout", "3"]
+    command = spawn(argv, stderr=subprocess.PIPE, text=True)
+    # A time-out of the socket is the failure.
+    while command.poll() is None:
+        while notify.recv(100) != b"WATCHDOG=1":
+            pass
+    check("did not answer within 3s" in command.communicate()[1], "the upgrade")
+    s.stop()
 
 
 @test

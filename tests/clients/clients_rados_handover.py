@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -11,7 +12,8 @@ from clients_crash import CONFIG, crash_rounds
 from clients_kept import KeptClient
 from clients_rados import CLUSTER, FENCED, TAKEOVER_S, TcpClient, wait_until
 from clients_rados_outages import RadosLoad
-from forebay import Failed
+from clients_upgrade import FAKE, script
+from forebay import Failed, spawn
 from harness import BLOCK, alone, check, connect, equal, needs, run, test
 
 HANDOVERS = int(os.environ.get("FOREBAY_RADOS_HANDOVERS", "5"))
@@ -164,6 +166,7 @@ def rados_handover_ends_a_service_of_systemd(t):
     nodes.serving.json("pool", "handover")
     equal(former.process.wait(TAKEOVER_S), 1, "the exit status of the former owner")
     check("starts it again as a standby" in former.log_tail(), former.log_tail())
+    equal(os.listdir(former.memory), [], "the memory of the former owner, after everything was made durable")
     nodes.take_over(TAKEOVER_S)
     former.stand_by()
     wait_standby(nodes)
@@ -225,6 +228,20 @@ def end_when_chosen(serving, heir, number):
     heir.process.send_signal(number)
 
 
+# A successor to which the pool is released, and which does not take it.
+HANGS = f"""{FAKE}
+def first_line(path):
+    return open(path).read().strip()
+boot, namespace = first_line("/proc/sys/kernel/random/boot_id"), os.readlink("/proc/self/ns/pid")
+started = first_line("/proc/self/stat").rsplit(")", 1)[1].split()[19]
+host = first_line("/proc/sys/kernel/hostname")
+receive()
+send({{**READY, "heir": f"{{host}} {{os.getpid()}} {{boot}} {{namespace}} {{started}}"}})
+receive()
+time.sleep(60)
+"""
+
+
 @needs(CLUSTER)
 @alone
 @test
@@ -244,6 +261,11 @@ def rados_upgrades_leave_nothing_to_a_standby(t):
     # A binary that ends when it has the connections: the former process takes the pool back.
     why = nodes.serving.refused("upgrade", "--binary", "/bin/false")
     check("this process continues" in why, why)
+    # One that hangs is ended before the standby takes the pool, although the upgrade has time.
+    why = nodes.serving.refused("upgrade", "--binary", script(t, "hangs", HANGS), "--timeout", "30")
+    check("gave no sign of life" in why and "this process continues" in why, why)
+    nodes.check_waiting()
+    check(load.error is None, f"{load.error!r}")
     CLUSTER.kill_mon()
     why = nodes.serving.refused("upgrade")
     check("monitors" in why and "this process continues" in why, why)
@@ -256,6 +278,35 @@ def rados_upgrades_leave_nothing_to_a_standby(t):
     nodes.stop()
     nodes.offline("check")
     print(f"{UPGRADES} upgrades while a standby waits: pauses {pauses} ms, longest request {load.longest:.2f} s")
+
+
+@needs(CLUSTER)
+@alone
+@test
+def rados_signals_end_an_upgrade_while_the_cluster_hangs(t):
+    t.defer(CLUSTER.heal)
+    s = RadosServer(t, CLUSTER, "stuck").start()
+    s.cli("volume", "create", "v", "--size", "1M")
+    h = connect(s, "v")
+    h.pwrite(b"w" * BLOCK, 0)
+    for number in range(CLUSTER.OSDS):
+        CLUSTER.pause_osd(number)
+    spawn([s.bin, "--socket", s.control, "upgrade"], stderr=subprocess.DEVNULL)
+    with open(s.log) as log:
+        while "upgrade begins" not in log.readline():
+            time.sleep(0.01)
+    time.sleep(1.0)
+    for _ in range(2):
+        check(s.process.poll() is None, "the upgrade has ended already")
+        s.process.terminate()
+        time.sleep(0.5)
+    s.process.wait(10)
+    s.process = None
+    for number in range(CLUSTER.OSDS):
+        CLUSTER.resume_osd(number)
+    s.start()
+    equal(bytes(connect(s, "v").pread(BLOCK, 0)), b"w" * BLOCK, "an acknowledged write")
+    s.stop()
 
 
 @needs(CLUSTER)

@@ -277,6 +277,11 @@ impl Handle {
         quiet
     }
 
+    /// Serves again after [`Handle::quiesce`].
+    pub(crate) fn continue_serving(&self) {
+        self.phase.send_replace(Phase::Serving);
+    }
+
     /// Stops after [`Handle::quiesce`], and returns the connections that can be handed over, and the number
     /// of those that were closed.
     pub(crate) async fn hand_over(mut self) -> (Vec<Parked>, usize) {

@@ -5,11 +5,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_engine::Pool;
+use forebay_engine::{Pool, PoolConfig};
 use forebay_store::rados::PoolConnection;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::claim;
 use super::inherited::Inherited;
 use super::lease::Lease;
 use super::loss::{Loss, exit_without_pool};
@@ -17,7 +18,7 @@ use super::open::OpenPool;
 use super::sockets::{self, Sockets};
 use super::standby::StandbyPortals;
 use super::store::{self, Opened};
-use super::{ServeError, Server};
+use super::{EngineThread, ServeError, Server};
 use crate::config::{PoolLocation, RadosPool, WhileStandby};
 use crate::plane::Bound;
 
@@ -103,15 +104,41 @@ impl Server<'_> {
         }
     }
 
-    pub(super) async fn open_pool(&self, store: Arc<Lease>) -> Result<OpenPool, ServeError> {
+    /// Opens the pool. `None` if a signal to stop arrives before. The store may not answer, and no client is
+    /// served yet: so the caller calls [`exit_while_opening`].
+    pub(super) async fn open_pool_unless_stopped(
+        &mut self,
+        store: Arc<Lease>,
+    ) -> Result<Option<OpenPool>, ServeError> {
+        let opening = Self::open_pool(store, self.engine.clone(), self.reloader.current().pool.clone());
+        tokio::select! {
+            biased;
+            opened = opening => opened.map(Some),
+            () = self.signals.stop() => Ok(None),
+            () = claim::keep_starting() => unreachable!("it never completes"),
+        }
+    }
+
+    async fn open_pool(
+        store: Arc<Lease>,
+        engine: Arc<EngineThread>,
+        config: PoolConfig,
+    ) -> Result<OpenPool, ServeError> {
         let opened = Instant::now();
-        let opening = Pool::open(store.clone(), self.engine.host(), self.reloader.current().pool.clone());
+        let opening = Pool::open(store.clone(), engine.host(), config);
         let pool = tokio::select! {
             biased;
             () = store.lost() => exit_without_pool(Loss::Taken),
-            pool = self.engine.run(opening) => pool?,
+            pool = engine.run(opening) => pool?,
         };
         tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
-        Ok(OpenPool { pool, store, engine: self.engine.clone() })
+        Ok(OpenPool { pool, store, engine })
     }
+}
+
+/// Ends the process as a crash would.
+pub(super) fn exit_while_opening() -> ! {
+    tracing::info!("stopped while the pool was opened");
+    // SAFETY: the call does not return. It runs no exit handlers, because other threads still run.
+    unsafe { libc::_exit(0) }
 }

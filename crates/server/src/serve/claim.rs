@@ -52,7 +52,7 @@ pub(super) async fn open<T: Send + 'static>(
 }
 
 /// Reports to the service manager that the start is in progress. Never completes.
-async fn keep_starting() {
+pub(super) async fn keep_starting() {
     loop {
         tokio::time::sleep(EXTEND).await;
         notify::notify(&format!("EXTEND_TIMEOUT_USEC={}", EXTENDED.as_micros()));

@@ -13,17 +13,18 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_store::rados::{HandedOver as Settled, Heir, Waiting};
+use forebay_store::rados::{HandedOver as Settled, Heir, RadosStore, Waiting};
 use tokio::task::JoinHandle;
 
+use super::ServeError;
 use super::claim;
+use super::notify;
 use super::open::OpenPool;
 use super::reopen::Back;
-use super::replace::{JOBS, Outcome, Resumption, cut, park, quiesce};
+use super::replace::{JOBS, Outcome, Resumption, cut, flush, park, quiesce};
 use super::services::Services;
 use super::signals::Signals;
 use super::upgrade::{Binary, HandedOver, VARIABLE};
-use super::{ServeError, store};
 use crate::config::ServeConfig;
 use crate::control::{ControlError, ErrorKind, Handover, NewOwner};
 
@@ -94,15 +95,24 @@ pub(super) async fn hand_over(
         }
     };
     let (state, closed, api) = park(services).await;
+    let _fed = notify::feed_meanwhile();
     if let Err(e) = open.close().await {
+        // Writes that were acknowledged may be in the memory of this host.
+        if let Some(store) = open.store.rados() {
+            back.reserve(&store);
+        }
         open.release_store().await;
         return Outcome::Resume(Box::new(Resumption::new(state, Some(back))), failed(e, CONTINUES));
+    }
+    if !open.pool.retains() {
+        // Later, an heir on this host may have the file.
+        open.engine.remove_memory();
     }
     if let Some(store) = open.store.rados() {
         store.release_to(heir);
     }
     let settle = async {
-        let Back { connection, term } = back.clone();
+        let Back { connection, term, .. } = back.clone();
         let settled = claim::open(
             move |stopped| {
                 let is_cancelled = || stopped.get();
@@ -121,14 +131,11 @@ pub(super) async fn hand_over(
         Ok(Some(Settled::To { owner, term, is_serving })) => {
             tracing::info!(%owner, term, is_serving, ?pause, "another server has the pool");
             cut(&state);
-            if !open.pool.retains() {
-                open.engine.remove_memory();
-            }
             let closed = closed + state.connections.len();
             let pause_ms = pause.as_millis() as u64;
             Outcome::Done(NewOwner { owner, term, serving: is_serving, pause_ms, closed }, api)
         }
-        Ok(Some(Settled::Back(store))) => taken_back(config, open, store, state, back).await,
+        Ok(Some(Settled::Back(store))) => taken_back(store, state, back),
         Err(e) => {
             let resumption = Resumption::new(state, Some(back));
             Outcome::Resume(Box::new(resumption), failed(e, CONTINUES))
@@ -145,33 +152,28 @@ async fn prepare(
 ) -> Result<Instant, ControlError> {
     let _paused = services.control.pause(JOBS).await?;
     // So that little is left to do while clients wait.
-    open.pool.checkpoint().await.map_err(|e| failed(e, CONTINUES))?;
+    let stopped = || failed("a signal to stop has arrived", "the server stops");
+    let made = signals.unless_stopped(open.checkpoint()).await.ok_or_else(stopped)?;
+    made.map_err(|e| failed(e, CONTINUES))?;
     invite(open, Some(heir)).await?;
     if signals.have_arrived().await {
-        return Err(failed("a signal to stop has arrived", "the server stops"));
+        return Err(stopped());
     }
     let begun = Instant::now();
     quiesce(services, open).await.map_err(|e| failed(e, CONTINUES))?;
+    // What stays in the memory of this host would be lost.
+    let flushed = flush(open).await.and_then(|flushed| flushed.map_err(|e| e.to_string()));
+    if let Err(e) = flushed {
+        services.plane.continue_serving();
+        return Err(failed(e, CONTINUES));
+    }
     Ok(begun)
 }
 
 /// The standby did not take the pool, or died before it served.
-async fn taken_back(
-    config: &ServeConfig,
-    open: &OpenPool,
-    store: Arc<forebay_store::rados::RadosStore>,
-    state: HandedOver,
-    back: Back,
-) -> Outcome<NewOwner> {
-    // Only then is the pool as these connections know it.
-    let is_same = store.term() == back.term + 1;
-    let term = store.term();
-    let state = if is_same {
-        state
-    } else {
-        cut(&state);
-        HandedOver::default()
-    };
+fn taken_back(store: Arc<RadosStore>, state: HandedOver, back: Back) -> Outcome<NewOwner> {
+    // Only then is the pool as these connections know it: otherwise they are cut when it is open.
+    let is_same = store.continues(back.term, None);
     let why = match is_same {
         true => "the standby did not take the pool",
         false => "the standby took the pool and died before it served clients",
@@ -180,11 +182,7 @@ async fn taken_back(
         true => "this server took it back, and continues to serve its clients",
         false => "this server took it back; its clients have to connect again",
     };
-    let mut resumption = Resumption::new(state, Some(Back { term, ..back }));
-    match store::taken_back(config, store, open.engine.host()).await {
-        Ok(opened) => resumption.store = Some(opened),
-        Err(error) => tracing::warn!(%error, "the pool cannot be opened again; trying again"),
-    }
+    let resumption = Resumption { state, back: Some(back), store: Some(store) };
     Outcome::Resume(Box::new(resumption), failed(why, then))
 }
 

@@ -44,6 +44,7 @@ mod publish;
 mod reload;
 mod reopen;
 mod replace;
+mod sentinel;
 mod services;
 mod signals;
 mod socket;
@@ -68,6 +69,7 @@ use crate::config::ServeConfig;
 use crate::control::{Control, ControlError, Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
 use crate::iscsi::PortGroups;
 use crate::nbd;
+use begin::exit_while_opening;
 use descriptors::Descriptors;
 pub use error::ServeError;
 use handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
@@ -75,16 +77,16 @@ pub use host::EngineThread;
 use https::HttpsCertificate;
 pub use https::HttpsError;
 use inherited::Inherited;
-use lease::Lease;
 use loss::{Loss, exit_without_pool};
 use open::OpenPool;
 pub use reload::Load;
 use reload::Reloader;
-use replace::{Outcome, Resumption, replace};
+use reopen::Reopened;
+use replace::{Outcome, Resumption, cut, replace};
 use services::{Prepared, Services};
 use signals::Signals;
 use sockets::Sockets;
-use upgrade::{Binary, HandedOver, Successor};
+use upgrade::{Binary, HandedOver, Successor, stop_successor};
 
 /// Longest time for each step of the new process in an upgrade, unless the request has another one.
 const UPGRADE_STEP: Duration = Duration::from_secs(10);
@@ -142,7 +144,11 @@ async fn start(
     let Some((store, mut sockets, portals)) = server.open_store_and_bind(inherited).await? else {
         return Ok(());
     };
-    let open = server.open_pool(store).await?;
+    let Some(open) = server.open_pool_unless_stopped(store).await? else {
+        // Removes the files.
+        drop(sockets);
+        exit_while_opening();
+    };
     let state = match portals {
         Some(portals) => portals.hand_over().await,
         None => HandedOver::default(),
@@ -163,16 +169,29 @@ async fn take_over<'a>(
     successor: &Successor,
     reloader: Arc<Reloader>,
 ) -> Result<(Server<'a>, OpenPool, Services, Sockets), ServeError> {
-    let server = Server::new(config, binary, reloader)?;
+    let mut server = Server::new(config, binary, reloader)?;
     let mut sockets = successor.adopt_sockets(config)?;
     let connection = server.connect().await?;
     successor.ready(connection.as_ref().map(|connection| connection.as_heir()).as_ref())?;
     let state = successor.receive_state()?;
     let store = server.open_released_store(connection.as_ref()).await?;
-    let open = server.open_pool(store).await?;
-    let prepared = server.prepare(&open, &sockets, state).await?;
+    let opened = async {
+        let opened = server.open_pool_unless_stopped(store.clone()).await?;
+        let open = opened.unwrap_or_else(|| exit_while_opening());
+        let prepared = server.prepare(&open, &sockets, state).await?;
+        successor.opened().map(|()| (open, prepared))
+    };
+    let (open, prepared) = match opened.await {
+        Ok(opened) => opened,
+        Err(e) => {
+            // The predecessor takes it when this process has ended, and no other server does.
+            if let (Some(store), Some(connection)) = (store.rados(), connection) {
+                store.release_to(connection.as_heir());
+            }
+            return Err(e);
+        }
+    };
     let resumed = prepared.resumed;
-    successor.opened()?;
     let services = prepared.run(server.upgrades.clone(), server.reloader.clone())?;
     open.announce_serving();
     successor.serving(resumed);
@@ -315,7 +334,10 @@ impl Server<'_> {
                         open = pool;
                         services
                     }
-                    None => return Ok(()),
+                    None => {
+                        drop(sockets);
+                        exit_while_opening()
+                    }
                 },
             };
             notify::notify("READY=1");
@@ -334,9 +356,11 @@ impl Server<'_> {
     ) -> Result<Option<Continue>, ServeError> {
         let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
         let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
+        let overdue = Signals::new()?.overdue();
         let (outcome, kept) = tokio::select! {
             biased;
             loss = open.fenced() => exit_without_pool(loss),
+            () = overdue => exit_as_crash(),
             done = replace(binary, time, self.config, open, services, sockets, &mut self.signals) => done,
         };
         match Continue::after(outcome, kept, reply) {
@@ -359,9 +383,11 @@ impl Server<'_> {
         services: Services,
         sockets: Sockets,
     ) -> Result<Option<Continue>, ServeError> {
+        let overdue = Signals::new()?.overdue();
         let outcome = tokio::select! {
             biased;
             loss = open.fenced() => exit_without_pool(loss),
+            () = overdue => exit_as_crash(),
             done = hand_over(request, self.config, open, services, &mut self.signals) => done,
         };
         match Continue::after(outcome, Some(sockets), reply) {
@@ -391,12 +417,18 @@ impl Server<'_> {
         resumption: Resumption,
         sockets: &Sockets,
     ) -> Result<Option<(OpenPool, Services)>, ServeError> {
+        let _fed = notify::feed_meanwhile();
         let Resumption { state, back, store } = resumption;
-        let opened = match store {
-            Some(store) => Some(self.open_pool(Lease::new(store)).await?),
-            None => self.reopen(back.as_ref()).await?,
+        let Some(Reopened { open, is_same }) = self.reopen(back, store).await? else {
+            return Ok(None);
         };
-        let Some(open) = opened else { return Ok(None) };
+        let state = if is_same {
+            state
+        } else {
+            tracing::warn!("another server had the pool: clients have to connect again");
+            cut(&state);
+            HandedOver::default()
+        };
         let prepared = self.prepare(&open, sockets, state).await?;
         let services = prepared.run(self.upgrades.clone(), self.reloader.clone())?;
         open.announce_serving();
@@ -464,6 +496,14 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     };
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Ends an upgrade, or a handover, which a signal to stop has not ended.
+fn exit_as_crash() -> ! {
+    stop_successor();
+    eprintln!("forebay: exiting without waiting for the store; the next start recovers from the log");
+    // SAFETY: as below.
+    unsafe { libc::_exit(1) }
 }
 
 fn exit_immediately() -> ! {

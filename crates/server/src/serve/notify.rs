@@ -8,6 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
+
 use crate::clock;
 use crate::plane::Probe;
 
@@ -52,6 +54,30 @@ pub async fn feed_watchdog(plane: Probe) {
         ticks.tick().await;
         plane.answered().await;
         notify("WATCHDOG=1");
+    }
+}
+
+/// Reports to the watchdog while it exists.
+pub struct Fed(Option<JoinHandle<()>>);
+
+/// Reports to the watchdog for a time in which there are no data-plane threads: other processes and the store
+/// determine how long it is, and a restart would only disconnect the clients that wait.
+pub fn feed_meanwhile() -> Fed {
+    let feed = |time| async move {
+        let mut ticks = tokio::time::interval(time / 3);
+        loop {
+            ticks.tick().await;
+            notify("WATCHDOG=1");
+        }
+    };
+    Fed(watchdog().map(|time| tokio::spawn(feed(time))))
+}
+
+impl Drop for Fed {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
     }
 }
 

@@ -21,6 +21,12 @@ impl OpenPool {
         Ok(self.engine.run(async move { pool.close().await }).await?)
     }
 
+    /// Makes a checkpoint, which is completed also if the caller does not wait for it.
+    pub async fn checkpoint(&self) -> Result<(), ServeError> {
+        let pool = self.pool.clone();
+        Ok(self.engine.run(async move { pool.checkpoint().await }).await?)
+    }
+
     /// Lets another server open the pool, which was closed.
     pub async fn release_store(&self) {
         // The next server opens the store first, and then the memory.

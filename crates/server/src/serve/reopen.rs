@@ -1,7 +1,11 @@
 //! Opening the pool again after this process released it to another one that did not take it.
 //!
 //! Until then clients wait: their connections are parked. So an outage of Ceph delays them, as always, and
-//! does not end the server; a signal to stop does.
+//! does not end the server; a signal to stop does. Until this process owns the pool again, it is reserved
+//! for it: memory of this host may hold writes that were acknowledged.
+//!
+//! Connections continue only if no other server had the pool in between. A client may have been served by
+//! that one, so requests that were read or sent long ago must not be executed or answered any more.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -9,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::Error as EngineError;
 use forebay_store::StoreError;
-use forebay_store::rados::{Claim, PoolConnection};
+use forebay_store::rados::{Claim, Heir, PoolConnection, RadosStore};
 
+use super::claim::blocking;
 use super::lease::Lease;
 use super::loss::{Loss, exit_without_pool};
 use super::open::OpenPool;
@@ -29,6 +34,15 @@ pub(super) struct Back {
     pub connection: Arc<PoolConnection>,
     /// The ownership that ends.
     pub term: u64,
+    /// The process of this host to which the pool is released, and which this one ends if it does not serve.
+    pub successor: Option<Heir>,
+}
+
+/// The pool, opened again.
+pub(super) struct Reopened {
+    pub open: OpenPool,
+    /// No other server had the pool in between.
+    pub is_same: bool,
 }
 
 impl Back {
@@ -39,7 +53,12 @@ impl Back {
         else {
             return Ok(None);
         };
-        Ok(Some(Back { connection: store::connect(pool).await?, term }))
+        Ok(Some(Back { connection: store::connect(pool).await?, term, successor: None }))
+    }
+
+    /// Reserves the pool for this process when its store is released.
+    pub fn reserve(&self, store: &RadosStore) {
+        store.release_to(self.connection.as_heir());
     }
 }
 
@@ -69,21 +88,47 @@ impl Server<'_> {
         }
     }
 
-    /// Opens the pool after another process did not take it. `None` if a signal to stop arrives before.
-    pub(super) async fn reopen(&mut self, back: Option<&Back>) -> Result<Option<OpenPool>, ServeError> {
-        let Some(Back { connection, term }) = back else {
+    /// Opens the pool after another process did not take it; from `store`, if this one has taken that back
+    /// already. `None` if a signal to stop arrives before; then the pool may still be being opened, and the
+    /// caller ends the process.
+    pub(super) async fn reopen(
+        &mut self,
+        back: Option<Back>,
+        mut store: Option<Arc<RadosStore>>,
+    ) -> Result<Option<Reopened>, ServeError> {
+        let Some(mut back) = back else {
             let store = self.open_released_store(None).await?;
-            return self.open_pool(store).await.map(Some);
+            let open = self.open_pool_unless_stopped(store).await?;
+            return Ok(open.map(|open| Reopened { open, is_same: true }));
         };
+        let mut is_same = true;
         loop {
-            let (config, host, connection) = (self.config, self.engine.host(), connection.clone());
-            let claim = Claim::Back { term: *term };
-            let error = match store::claim(config, connection, claim, host, self.signals.stop()).await {
+            let (config, host, connection) = (self.config, self.engine.host(), back.connection.clone());
+            let claim = Claim::Back { term: back.term };
+            let claimed = match store.take() {
+                Some(store) => {
+                    let heir = back.connection.as_heir();
+                    store::taken_back(config, store, heir, host).await.map(Some)
+                }
+                None => store::claim(config, connection, claim, host, self.signals.stop()).await,
+            };
+            let error = match claimed {
                 Ok(None) => return Ok(None),
-                Ok(Some(opened)) => match self.open_pool(Lease::new(opened)).await {
-                    Err(e @ ServeError::Pool(EngineError::Store(_))) => e,
-                    other => return other.map(Some),
-                },
+                Ok(Some(opened)) => {
+                    if let Some(store) = &opened.rados {
+                        is_same &= store.continues(back.term, back.successor.as_ref());
+                        back.term = store.term();
+                        back.successor = None;
+                    }
+                    let lease = Lease::new(opened);
+                    match self.open_pool_unless_stopped(lease.clone()).await {
+                        Err(e @ ServeError::Pool(EngineError::Store(_))) => {
+                            self.give_up(lease, &back).await;
+                            e
+                        }
+                        opened => return opened.map(|open| open.map(|open| Reopened { open, is_same })),
+                    }
+                }
                 Err(ServeError::Store { source: StoreError::Busy(_), .. }) => exit_without_pool(Loss::Taken),
                 Err(e) => e,
             };
@@ -92,5 +137,14 @@ impl Server<'_> {
                 return Ok(None);
             }
         }
+    }
+
+    /// Releases what was claimed for an opening that failed, before the next attempt.
+    async fn give_up(&self, lease: Arc<Lease>, back: &Back) {
+        if let Some(store) = lease.rados() {
+            back.reserve(&store);
+        }
+        self.engine.release_memory();
+        blocking(move || lease.close()).await;
     }
 }

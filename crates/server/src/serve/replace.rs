@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::Pool;
-use forebay_store::rados::Heir;
-use tokio::sync::OwnedSemaphorePermit;
+use forebay_engine::{Error as EngineError, Pool};
+use forebay_store::rados::RadosStore;
 use tokio::task::JoinHandle;
 
 use super::ServeError;
@@ -15,10 +14,10 @@ use super::notify;
 use super::open::OpenPool;
 use super::pressure;
 use super::reopen::Back;
+use super::sentinel::Sentinel;
 use super::services::Services;
 use super::signals::Signals;
 use super::sockets::Sockets;
-use super::store::Opened;
 use super::upgrade::{CacheCopy, Failure, HandedOver, Predecessor};
 use crate::config::ServeConfig;
 use crate::control::{ControlError, ErrorKind, Upgraded};
@@ -26,6 +25,8 @@ use crate::plane::Parked;
 
 /// Time in which the requests in progress have to be finished.
 const QUIESCE: Duration = Duration::from_millis(500);
+/// Time in which acknowledged writes have to become durable, while clients wait.
+const FLUSH: Duration = Duration::from_secs(3);
 /// Time in which administrative jobs have to be finished.
 pub(super) const JOBS: Duration = Duration::from_secs(2);
 
@@ -45,8 +46,8 @@ pub(super) enum Outcome<T> {
 pub(super) struct Resumption {
     pub state: HandedOver,
     pub back: Option<Back>,
-    /// The store, if it was opened again.
-    pub store: Option<Opened>,
+    /// The store, if it was taken back already.
+    pub store: Option<Arc<RadosStore>>,
 }
 
 impl Resumption {
@@ -84,7 +85,7 @@ pub(super) async fn replace(
         let started = Predecessor::start(&binary, &sockets, time);
         (started, sockets)
     });
-    let (mut successor, sockets) = match started.await {
+    let (successor, sockets) = match started.await {
         (Ok(successor), sockets) => (successor, sockets),
         (Err(e), sockets) => return unchanged(services, failed(e, CONTINUES), sockets),
     };
@@ -94,11 +95,8 @@ pub(super) async fn replace(
     };
     let cache = copy_cache(open.pool.clone()).await;
     // So that little is left to do while clients wait.
-    if let Err(e) = open.pool.checkpoint().await {
-        return unchanged(services, failed(e, CONTINUES), sockets);
-    }
-    if signals.have_arrived().await {
-        return unchanged(services, failed("a signal to stop has arrived", "the server stops"), sockets);
+    if let Err(e) = checkpoint(open, signals).await {
+        return unchanged(services, e, sockets);
     }
     let begun = Instant::now();
     if let Err(e) = quiesce(&services, open).await {
@@ -106,21 +104,21 @@ pub(super) async fn replace(
     }
     let quiesced = begun.elapsed();
     let (state, closed, api) = park(services).await;
+    let _fed = notify::feed_meanwhile();
     let state = HandedOver { cache, ..state };
-    let resume = |state, e| Outcome::Resume(Box::new(Resumption::new(state, back)), e);
-    if let Err(e) = release(open, successor.heir.clone(), paused).await {
-        return (resume(state, failed(e, CONTINUES)), Some(sockets));
+    let back = back.map(|back| Back { successor: successor.heir.clone(), ..back });
+    drop(paused);
+    let released = release(open, back.as_ref()).await;
+    let resume = |state, back, e| Outcome::Resume(Box::new(Resumption::new(state, back)), e);
+    if let Err(e) = released {
+        return (resume(state, back, failed(e, CONTINUES)), Some(sockets));
     }
     let pool_closed = begun.elapsed();
-    let (opened, state, mut successor) = blocking(move || {
-        let opened = successor.hand_over(&state);
-        (opened, state, successor)
-    })
-    .await;
+    let (opened, state, mut successor) = deliver(successor, state, back.as_ref()).await;
     if let Err(e) = opened {
         // It must not use the connections any more.
         blocking(move || drop(successor)).await;
-        return (resume(state, failed(e, CONTINUES)), Some(sockets));
+        return (resume(state, back, failed(e, CONTINUES)), Some(sockets));
     }
     let opened = begun.elapsed();
     let (served, successor) = blocking(move || {
@@ -132,7 +130,7 @@ pub(super) async fn replace(
         Ok(resumed) => resumed,
         Err(e) => {
             let (state, e) = lost(e, successor, state).await;
-            return (resume(state, e), Some(sockets));
+            return (resume(state, back, e), Some(sockets));
         }
     };
     let (pid, pause) = (successor.pid(), begun.elapsed());
@@ -145,23 +143,46 @@ pub(super) async fn replace(
     (Outcome::Done(Upgraded { pid, version, pause_ms, connections: resumed, closed }, api), None)
 }
 
+/// Makes a checkpoint before the pool is closed, unless a signal to stop arrives.
+async fn checkpoint(open: &OpenPool, signals: &mut Signals) -> Result<(), ControlError> {
+    match signals.unless_stopped(open.checkpoint()).await {
+        Some(Ok(())) if !signals.have_arrived().await => Ok(()),
+        Some(Err(e)) => Err(failed(e, CONTINUES)),
+        _ => Err(failed("a signal to stop has arrived", "the server stops")),
+    }
+}
+
+/// Hands the connections over, and waits until the successor is able to serve them.
+async fn deliver(
+    mut successor: Predecessor,
+    state: HandedOver,
+    back: Option<&Back>,
+) -> (Result<(), Failure>, HandedOver, Predecessor) {
+    let sentinel = back.map(|back| Sentinel::watch(back, successor.pid()));
+    let (opened, state, successor) = blocking(move || {
+        let opened = successor.hand_over(&state);
+        (opened, state, successor)
+    })
+    .await;
+    let is_silent = sentinel.is_some_and(Sentinel::end);
+    (if is_silent { Err(Failure::Silent) } else { opened }, state, successor)
+}
+
 /// A copy of the read cache, as far as there is memory for it.
 async fn copy_cache(pool: Arc<Pool>) -> Option<CacheCopy> {
     let copied = blocking(move || CacheCopy::new(&pool, pressure::spare())).await;
     copied.inspect_err(|e| tracing::warn!("the read cache is not handed over: {e}")).ok()
 }
 
-/// Closes the pool, and releases it: to the successor only, if that is known. Jobs may begin again, which the
-/// control plane refuses now.
-async fn release(
-    open: &OpenPool,
-    heir: Option<Heir>,
-    paused: OwnedSemaphorePermit,
-) -> Result<(), ServeError> {
-    drop(paused);
+/// Closes the pool, and releases it: one in Ceph to the successor only; to this process if the pool was not
+/// closed in good order, since writes that were acknowledged may be in its memory.
+async fn release(open: &OpenPool, back: Option<&Back>) -> Result<(), ServeError> {
     let closed = open.close().await;
-    if let (Ok(()), Some(store), Some(heir)) = (&closed, open.store.rados(), heir) {
-        store.release_to(heir);
+    if let (Some(store), Some(back)) = (open.store.rados(), back) {
+        match (&closed, &back.successor) {
+            (Ok(()), Some(heir)) => store.release_to(heir.clone()),
+            _ => back.reserve(&store),
+        }
     }
     open.release_store().await;
     closed
@@ -195,11 +216,27 @@ async fn lost(error: Failure, successor: Predecessor, state: HandedOver) -> (Han
     (HandedOver { units, ..HandedOver::default() }, failed(error, then))
 }
 
-/// Finishes the requests that were read, and makes them durable.
+/// Finishes the requests that were read, and makes them durable as far as the store has room. After an error
+/// the services continue.
 pub(super) async fn quiesce(services: &Services, open: &OpenPool) -> Result<(), String> {
-    // Requests that wait for a commit need not wait for others to share it.
-    let (quiet, _) = tokio::join!(services.plane.quiesce(QUIESCE), open.pool.flush());
-    quiet.map_err(|busy| format!("requests of {busy} connections were not finished within {QUIESCE:?}"))
+    let quiet = async {
+        let quiet = services.plane.quiesce(QUIESCE).await;
+        quiet.map_err(|busy| format!("requests of {busy} connections were not finished within {QUIESCE:?}"))
+    };
+    // Requests that wait for a commit need not wait for others to share it. What finds no room stays in
+    // memory.
+    let flushed = async { flush(open).await.map(drop) };
+    let done = tokio::try_join!(quiet, flushed);
+    done.map(drop).inspect_err(|_| services.plane.continue_serving())
+}
+
+/// Makes everything durable that was acknowledged.
+///
+/// # Errors
+/// The store does not answer in time. The inner error is that of the pool.
+pub(super) async fn flush(open: &OpenPool) -> Result<Result<(), EngineError>, String> {
+    let late = |_| format!("acknowledged writes did not become durable within {FLUSH:?}");
+    tokio::time::timeout(FLUSH, open.pool.flush()).await.map_err(late)
 }
 
 /// Closes connections without an answer.

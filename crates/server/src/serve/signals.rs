@@ -2,7 +2,8 @@
 //!
 //! **Invariant.** A signal to stop that reaches the process, at any time of an upgrade, stops the server:
 //! this process until another one serves the clients, and that one afterwards. The sender may not know the
-//! new process id yet.
+//! new process id yet. If a step of the upgrade does not end, because the store does not answer, this process
+//! ends as in a crash after [`PATIENCE`], or with a second signal.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
@@ -12,6 +13,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Time in which the runtime distributes a signal that it has received.
 const DISTRIBUTED: Duration = Duration::from_millis(2);
+
+/// Longest time from a signal to stop until an upgrade or a handover has taken notice of it.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The process that has replaced this one.
 static REPLACED_BY: AtomicI32 = AtomicI32::new(0);
@@ -49,6 +53,27 @@ impl Signals {
     pub async fn have_arrived(&mut self) -> bool {
         self.arrived = tokio::time::timeout(DISTRIBUTED, self.stop()).await.is_ok();
         self.arrived
+    }
+
+    /// The result of work; `None` if a signal to stop arrives before, and [`Signals::stop`] then returns at
+    /// once.
+    pub async fn unless_stopped<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = self.stop() => {
+                self.arrived = true;
+                None
+            }
+        }
+    }
+
+    /// Completes when a signal to stop has had no effect for a long time, or another one arrives. These are
+    /// other signals than those of this value, which takes notice of them as well.
+    pub async fn overdue(mut self) {
+        self.stop().await;
+        // Either ends the wait.
+        let _ = tokio::time::timeout(PATIENCE, self.stop()).await;
     }
 
     /// From now on, a signal to stop ends the process at once: for one that is about to execute a program,

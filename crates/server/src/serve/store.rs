@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use forebay_engine::Host;
-use forebay_store::rados::{Claim, PoolConnection, RadosStore, Waiting};
+use forebay_store::rados::{Claim, Heir, PoolConnection, RadosStore, Waiting};
 use forebay_store::{BoxFuture, DirectoryOptions, DirectoryStore, Limited, Slow, Store, StoreError};
 
 use super::ServeError;
@@ -84,7 +84,7 @@ pub(super) async fn open_when_free(
     }
 }
 
-/// As [`open_when_free`], over a connection.
+/// As [`open_when_free`], over a connection, for a process that took part in an upgrade or a handover.
 pub(super) async fn claim(
     config: &ServeConfig,
     connection: Arc<PoolConnection>,
@@ -92,10 +92,10 @@ pub(super) async fn claim(
     host: Arc<dyn Host>,
     stop: impl Future<Output = ()>,
 ) -> Result<Option<Opened>, ServeError> {
-    let name = config.location.to_string();
+    let (name, heir) = (config.location.to_string(), connection.as_heir());
     let opening = move |stopped: &Stopped| claim_pool(&connection, &name, claim, stopped, &|| ());
     match claim::open(opening, stop).await.transpose() {
-        Some(opened) => finish(opened, config, host).await.map(Some),
+        Some(opened) => finish_or_reserve(opened, heir, config, host).await.map(Some),
         None => Ok(None),
     }
 }
@@ -104,9 +104,26 @@ pub(super) async fn claim(
 pub(super) async fn taken_back(
     config: &ServeConfig,
     store: Arc<RadosStore>,
+    heir: Heir,
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
-    finish(Ok(in_ceph(store)), config, host).await
+    finish_or_reserve(Ok(in_ceph(store)), heir, config, host).await
+}
+
+/// As [`finish`]. If it fails, the pool is reserved for `heir`: this process or another one of this host
+/// tries again.
+async fn finish_or_reserve(
+    opened: Result<Opened, StoreError>,
+    heir: Heir,
+    config: &ServeConfig,
+    host: Arc<dyn Host>,
+) -> Result<Opened, ServeError> {
+    let store = opened.as_ref().ok().and_then(|opened| opened.rados.clone());
+    let finished = finish(opened, config, host).await;
+    if let (Err(_), Some(store)) = (&finished, store) {
+        store.release_to(heir);
+    }
+    finished
 }
 
 fn open_directory(path: &Path, descriptors: &Descriptors) -> Result<Opened, StoreError> {

@@ -49,7 +49,7 @@ impl Drop for Lock {
 /// Opens for writing; creates the directory if it is missing, and the store if the directory is empty.
 pub(super) fn open(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     let what = || format!("opening the store {}", dir.display());
-    fs::create_dir_all(dir).map_err(|e| denied(what, &e))?;
+    create_durably(dir).map_err(|e| denied(what, &e))?;
     let known = is_store(dir)?;
     let lock = Lock::exclusive(&dir.join(LOCK)).map_err(|e| e.into_store_error(what))?;
     let segments = dir.join(SEGMENTS);
@@ -79,6 +79,15 @@ pub(super) fn open(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(io)?;
     let (superblock, direct) = open_superblock(&path, true, direct).map_err(io)?;
     Ok(OpenedFiles { lock: Some(lock), superblock, segments, direct })
+}
+
+/// Creates a directory and its missing parents, so that they outlive a power failure.
+fn create_durably(dir: &Path) -> io::Result<()> {
+    let dir = std::path::absolute(dir)?;
+    let missing: Vec<_> = dir.ancestors().take_while(|path| !path.exists()).collect();
+    fs::create_dir_all(&dir)?;
+    let parents = missing.into_iter().filter_map(Path::parent);
+    parents.into_iter().try_for_each(|parent| File::open(parent)?.sync_all())
 }
 
 /// Opens read-only, while no server has it open. Changes nothing.
@@ -195,8 +204,8 @@ impl Lock {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = Lock::take(path, &options, libc::LOCK_EX)?;
-        file.set_len(0)?;
-        writeln!(file, "{}", std::process::id())?;
+        // It is only displayed. A full file system must not keep a pool from being opened.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Lock { file, exclusive: true })
     }
 

@@ -103,6 +103,17 @@ impl PoolConnection {
         found.map(|owner| owner.map(Heir)).map_err(|e| store_error("looking for a standby", e))
     }
 
+    /// Waits until another process of this host, to which this one released the pool, gives no sign of life
+    /// in the pool, and returns true while no other server takes it over yet; false if cancelled. Blocks.
+    pub fn is_abandoned(&self, waiting: &Waiting<'_>) -> bool {
+        block_on(self.abandoned(waiting))
+    }
+
+    /// As [`PoolConnection::is_abandoned`].
+    pub async fn abandoned(&self, waiting: &Waiting<'_>) -> bool {
+        handover::is_abandoned(&*self.cluster, waiting).await
+    }
+
     /// Waits until the pool that this process released in `term` is served by another server, or takes it
     /// back. Blocks.
     ///
@@ -122,8 +133,9 @@ impl PoolConnection {
                 Fate::Taken { owner, term, is_serving } => {
                     return Ok(HandedOver::To { owner, term, is_serving });
                 }
-                Fate::Back(term) => {
-                    if let Some(store) = RadosStore::of_owner(self.cluster.clone(), &self.here, term).await? {
+                Fate::Back(taken) => {
+                    let cluster = self.cluster.clone();
+                    if let Some(store) = RadosStore::of_owner(cluster, &self.here, taken, true).await? {
                         return Ok(HandedOver::Back(store));
                     }
                 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::cluster::{Cluster, Errno};
 use super::header::Header;
 use super::owner::Owner;
-use super::ownership::{LOOK_FOR_HEIR, is_free, name, swap_owner, taking_failed};
+use super::ownership::{LOOK_EVERY, LOOK_FOR_HEIR, Taken, is_free, name, swap_owner, taking_failed};
 use super::watch::Watch;
 use super::{Claim, Waiting};
 use crate::{Result, StoreError};
@@ -19,12 +19,11 @@ const HEIR_TAKES: Duration = Duration::from_secs(2);
 const HEIR_SERVES: Duration = Duration::from_secs(15);
 
 /// The outcome of a handover.
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
     /// Another server has the pool.
     Taken { owner: String, term: u64, is_serving: bool },
-    /// This server has it again, in this term.
-    Back(u64),
+    /// This server has it again.
+    Back(Taken),
 }
 
 /// Waits until the pool that was released in `term` is served by another server, or takes it back.
@@ -65,7 +64,7 @@ pub(super) async fn settle(
         let is_mine = !is_taken && seen.owner == here.text() && waited < HEIR_TAKES;
         if (is_free(seen, here, claim) && !is_mine) || watch.is_silent() {
             match swap_owner(cluster, seen, here, Vec::new()).await {
-                Ok(term) => return Ok(Fate::Back(term)),
+                Ok(taken) => return Ok(Fate::Back(taken)),
                 Err(Errno(libc::ECANCELED)) => {}
                 Err(e) => return Err(taking_failed(e)),
             }
@@ -76,6 +75,26 @@ pub(super) async fn settle(
         // An error is logged, and ends with the outage.
         let _ = watch.look(cluster, LOOK_FOR_HEIR).await;
     }
+}
+
+/// Waits until an heir on this host gives no sign of life: it does not take the pool that was released to it,
+/// or has no heartbeat as its owner. Others would take the pool over soon. Returns false if cancelled.
+pub(super) async fn is_abandoned(cluster: &dyn Cluster, waiting: &Waiting<'_>) -> bool {
+    let mut watch: Option<Watch> = None;
+    while !(waiting.is_cancelled)() {
+        match &mut watch {
+            Some(watch) if watch.is_silent_for(HEIR_TAKES) => return true,
+            // An error is logged, and no sign of its end.
+            Some(watch) => {
+                let _ = watch.look(cluster, LOOK_EVERY).await;
+            }
+            None => {
+                cluster.sleep(LOOK_EVERY).await;
+                watch = Header::read(cluster).await.ok().map(Watch::new);
+            }
+        }
+    }
+    false
 }
 
 fn cancelled() -> StoreError {

@@ -41,7 +41,9 @@ use self::header::{HeaderKeys, digits};
 use self::librados::LibradosCluster;
 pub use self::notice::{MAX_GROUPS, MAX_NOTICE, NoticeBoard, PoolView};
 use self::owner::Owner;
-use self::ownership::{BEAT_EVERY, announce_serving, beat, fence, invite, release, take, taking_failed};
+use self::ownership::{
+    BEAT_EVERY, Taken, announce_serving, beat, fence, invite, release, take, taking_failed,
+};
 use self::patience::Patience;
 #[cfg(feature = "test-util")]
 pub use self::simulated::{Broken, GROUPS, SimulatedClient, SimulatedRados, World};
@@ -133,6 +135,8 @@ pub struct RadosStore {
     is_writable: bool,
     /// This server, as the header of the pool names it.
     owner: String,
+    /// The owner before, or the server that the pool was reserved for; empty if it was free for all.
+    before: String,
 }
 
 /// State that operations in flight use as well.
@@ -209,7 +213,8 @@ impl RadosStore {
 
     fn read_only(cluster: Arc<dyn Cluster>) -> Arc<RadosStore> {
         let shared = Shared::new(cluster, String::new());
-        Arc::new(RadosStore { shared: Arc::new(shared), is_writable: false, owner: String::new() })
+        let (owner, before) = (String::new(), String::new());
+        Arc::new(RadosStore { shared: Arc::new(shared), is_writable: false, owner, before })
     }
 
     async fn claim(
@@ -219,23 +224,27 @@ impl RadosStore {
         waiting: &Waiting<'_>,
     ) -> Result<Arc<RadosStore>> {
         loop {
-            let term = take(&*cluster, owner, claim, waiting).await?;
-            if let Some(store) = RadosStore::of_owner(cluster.clone(), owner, term).await? {
+            let taken = take(&*cluster, owner, claim, waiting).await?;
+            let tries_again = matches!(claim, Claim::Back { .. });
+            if let Some(store) = RadosStore::of_owner(cluster.clone(), owner, taken, tries_again).await? {
                 return Ok(store);
             }
         }
     }
 
     /// The store of the owner of a term, after the fence; `None` if another server has taken the pool over.
-    /// The heartbeat begins before the fence, which may take longer than others wait for it.
+    /// The heartbeat begins before the fence, which may take longer than others wait for it. If the fence
+    /// fails, a server that tries again keeps a reservation.
     async fn of_owner(
         cluster: Arc<dyn Cluster>,
         owner: &Owner,
-        term: u64,
+        taken: Taken,
+        tries_again: bool,
     ) -> Result<Option<Arc<RadosStore>>> {
+        let Taken { term, before } = taken;
         let shared = Arc::new(Shared::new(cluster.clone(), digits(term)));
         cluster.spawn(Box::pin(keep(Arc::downgrade(&shared))));
-        let store = Arc::new(RadosStore { shared, is_writable: true, owner: owner.to_string() });
+        let store = Arc::new(RadosStore { shared, is_writable: true, owner: owner.to_string(), before });
         match fence(&*cluster, term).await {
             Ok(obsolete_keys) => {
                 store.shared.keys.remove_later(obsolete_keys);
@@ -245,7 +254,12 @@ impl RadosStore {
                 store.shared.lost.set();
                 Ok(None)
             }
-            Err(e) => Err(taking_failed(e)),
+            Err(e) => {
+                if tries_again {
+                    store.release_to(Heir(owner.clone()));
+                }
+                Err(taking_failed(e))
+            }
         }
     }
 
@@ -277,6 +291,13 @@ impl RadosStore {
     /// The number of the ownership.
     pub fn term(&self) -> u64 {
         u64::from_str_radix(&self.shared.term, 16).unwrap_or_default()
+    }
+
+    /// Whether no server had the pool since this one released it in `term`; none but `heir`, if that is one
+    /// to which it was released, and which had it until this ownership began.
+    pub fn continues(&self, term: u64, heir: Option<&Heir>) -> bool {
+        let terms = self.term().saturating_sub(term);
+        terms == 1 || (terms == 2 && heir.is_some_and(|heir| heir.text() == self.before))
     }
 
     /// Watches the servers that wait for the pool.

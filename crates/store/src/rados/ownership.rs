@@ -24,9 +24,10 @@
 //! **Handing over.** An owner releases its pool with the name of an heir. From then on the pool has no owner,
 //! and until its next owner nothing in the header changes but keys. The heir takes it at once; every other
 //! server waits for [`DEAD_AFTER`], as for the heartbeat of an owner, except for the one that released it,
-//! which may take it back earlier. A reservation is a matter of time and of good will, like a heartbeat: a
-//! server that disregards it takes the pool with a higher term, and fences as always. The swap compares all
-//! that was seen, so a server that has waited for a dead owner does not take a pool that was reserved since.
+//! which may take it back earlier. One that releases it only to open it again is its own heir. A reservation
+//! is a matter of time and of good will, like a heartbeat: a server that disregards it takes the pool with a
+//! higher term, and fences as always. The swap compares all that was seen, so a server that has waited for a
+//! dead owner does not take a pool that was reserved since.
 
 use std::time::Duration;
 
@@ -52,8 +53,14 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub(super) const LOOK_FOR_HEIR: Duration = Duration::from_millis(20);
 const HEIR_LOOKS: Duration = Duration::from_secs(30);
 
-/// Takes a pool, or creates it: this server is its owner then, and has to [`fence`] the earlier ones. Returns
-/// the term.
+/// An ownership that has begun.
+pub(super) struct Taken {
+    pub term: u64,
+    /// What the header named as the owner before, or as its heir; empty if the pool was free for all.
+    pub before: String,
+}
+
+/// Takes a pool, or creates it: this server is its owner then, and has to [`fence`] the earlier ones.
 ///
 /// # Errors
 /// [`StoreError::Busy`] if another server has it, and the claim does not wait; `ECANCELED` as
@@ -63,7 +70,7 @@ pub(super) async fn take(
     owner: &Owner,
     claim: Claim,
     waiting: &Waiting<'_>,
-) -> Result<u64> {
+) -> Result<Taken> {
     let mut announcement = Announcement::new(owner);
     loop {
         let taken = match Header::read(cluster).await {
@@ -75,7 +82,7 @@ pub(super) async fn take(
             Err(e) => Err(e),
         };
         match taken {
-            Ok(term) => return Ok(term),
+            Ok(taken) => return Ok(taken),
             // Another server was faster.
             Err(Errno(libc::ECANCELED | libc::EEXIST)) => {}
             Err(e) => return Err(taking_failed(e)),
@@ -92,14 +99,15 @@ pub(super) fn taking_failed(e: Errno) -> StoreError {
     StoreError::Io { what: "opening the pool".into(), reason: reason.into(), errno: e.0 }
 }
 
-async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<u64> {
+async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<Taken> {
     let term = owner.first_term();
     let attributes = [(TERM, digits(term)), (OWNER, owner.text()), (SWAPS, digits(0)), (BEAT, digits(0))];
     let set = attributes.into_iter().map(|(name, value)| Step::Set(name, value));
     // Removes nothing, but fails in a Ceph pool whose objects cannot have keys.
     let needs_keys = Step::RemoveKeys(vec![open_key(SegmentId(0))]);
     let steps = [Step::Create].into_iter().chain(set).chain([needs_keys]).collect();
-    cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| term)
+    let taken = Taken { term, before: String::new() };
+    cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| taken)
 }
 
 /// Requires all that was seen: an owner that is alive again keeps the pool, and so does an heir.
@@ -108,7 +116,7 @@ pub(super) async fn swap_owner(
     seen: &Header,
     owner: &Owner,
     obsolete_keys: Vec<String>,
-) -> Answer<u64> {
+) -> Answer<Taken> {
     let term = seen.term.checked_add(1).ok_or(Errno(libc::EOVERFLOW))?;
     let steps = vec![
         Step::Require(TERM, digits(seen.term)),
@@ -122,7 +130,9 @@ pub(super) async fn swap_owner(
         Step::Set(BEAT, digits(0)),
         Step::RemoveKeys(obsolete_keys),
     ];
-    cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| term)
+    let before = if seen.owner.is_empty() { &seen.heir } else { &seen.owner };
+    let taken = Taken { term, before: before.clone() };
+    cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| taken)
 }
 
 /// Whether a pool can be taken without waiting for a sign of life.

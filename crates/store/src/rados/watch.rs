@@ -57,7 +57,12 @@ impl Watch {
     /// Whether nothing has changed for so long that the owner is regarded as dead, or the heir of a pool that
     /// was handed over.
     pub fn is_silent(&self) -> bool {
-        self.unchanged >= DEAD_AFTER
+        self.is_silent_for(DEAD_AFTER)
+    }
+
+    /// Whether nothing has changed for this long.
+    pub fn is_silent_for(&self, time: Duration) -> bool {
+        self.unchanged >= time
     }
 }
 

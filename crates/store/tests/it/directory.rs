@@ -181,6 +181,20 @@ fn a_full_disk_fails_appends_until_space_is_freed() {
 }
 
 #[test]
+fn a_store_on_a_full_disk_opens() {
+    let Some(mount) = Mount::tmpfs(1 << 20) else {
+        return skip("this test needs permission to mount a tmpfs");
+    };
+    let data = mount.path().join("data");
+    drop(open(&data).unwrap());
+    let full = fs::write(mount.path().join("other"), vec![1; 2 << 20]);
+    assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    let store = open(&data).unwrap();
+    assert_eq!(open(&data).map(drop), Err(StoreError::Busy(String::new())), "the lock is held");
+    assert_eq!(block_on(store.list()).unwrap(), []);
+}
+
+#[test]
 fn a_file_system_that_becomes_read_only_is_reported() {
     let Some(mount) = Mount::tmpfs(8 << 20) else {
         return skip("this test needs permission to mount a tmpfs");

@@ -119,6 +119,106 @@ fn an_heir_that_dies_before_it_serves_loses_the_pool_to_the_former_owner() {
 }
 
 #[test]
+fn a_server_that_reserves_the_pool_for_itself_keeps_it_from_others() {
+    on_a_cluster(async |site| {
+        let (client, store, connection) = owner(&site).await;
+        let (_b, other) = stand_by(&site, "b");
+        sleep(3 * S).await;
+        let term = store.term();
+        store.release_to(connection.as_heir());
+        client.end_in_order();
+        drop(store);
+        sleep(3 * S).await;
+        assert!(!other.is_finished(), "the pool is reserved");
+        let back = site.open("first", Claim::Back { term }).await.unwrap();
+        assert!(back.continues(term, None));
+        holds(&back).await;
+        assert_eq!(site.rados.taken_early(), 0);
+    });
+}
+
+#[test]
+fn a_former_owner_recognises_that_another_server_had_the_pool() {
+    // The heir dies with the pool, or gives up and reserves it for itself.
+    for gives_up in [false, true] {
+        on_a_cluster(async |site| {
+            let (client, store, connection) = owner(&site).await;
+            let (c, heir) = stand_by(&site, "c");
+            sleep(3 * S).await;
+            let chosen = find(&connection, "c").await;
+            let term = release(&client, store, chosen.clone()).await;
+            let taken = heir.await.unwrap().unwrap();
+            if gives_up {
+                taken.release_to(chosen.clone());
+                c.end_in_order();
+            } else {
+                site.rados.pause(c.number());
+            }
+            drop(taken);
+            let back = site.open("first", Claim::Back { term }).await.unwrap();
+            assert_eq!(back.term(), term + 2);
+            assert!(back.continues(term, Some(&chosen)), "only the heir had it");
+            assert!(!back.continues(term, None) && !back.continues(term, Some(&connection.as_heir())));
+        });
+    }
+    // The heir takes nothing, and another standby has the pool for some time.
+    on_a_cluster(async |site| {
+        let (client, store, connection) = owner(&site).await;
+        let (c, heir) = stand_by(&site, "c");
+        let (b, other) = stand_by(&site, "b");
+        sleep(3 * S).await;
+        let chosen = find(&connection, "c").await;
+        site.rados.pause(c.number());
+        heir.abort();
+        let term = release(&client, store, chosen.clone()).await;
+        let served = other.await.unwrap().unwrap();
+        b.end_in_order();
+        drop(served);
+        sleep(S).await;
+        let back = site.open("first", Claim::Back { term }).await.unwrap();
+        assert_eq!(back.term(), term + 2);
+        assert!(!back.continues(term, Some(&chosen)), "another server had it");
+    });
+}
+
+/// In an upgrade, this is another process of the same host.
+#[test]
+fn an_heir_that_hangs_is_noticed_before_another_server_takes_the_pool() {
+    for takes in [false, true] {
+        on_a_cluster(async |site| {
+            let (client, store, connection) = owner(&site).await;
+            let (c, heir) = stand_by(&site, "c");
+            let (_b, other) = stand_by(&site, "b");
+            sleep(3 * S).await;
+            let chosen = find(&connection, "c").await;
+            if !takes {
+                site.rados.pause(c.number());
+                heir.abort();
+            }
+            let term = release(&client, store, chosen.clone()).await;
+            let mut taken = None;
+            if takes {
+                taken = Some(heir.await.unwrap().unwrap());
+                let alive = tokio::time::timeout(10 * S, connection.abandoned(&Waiting::NONE)).await;
+                assert!(alive.is_err(), "it sends heartbeats");
+                site.rados.pause(c.number());
+            }
+            let begun = Instant::now();
+            assert!(connection.abandoned(&Waiting::NONE).await);
+            assert!(begun.elapsed() >= 2 * S && begun.elapsed() < 3 * S, "{:?}", begun.elapsed());
+            assert!(!other.is_finished(), "another server has the pool");
+            let cancelled = Waiting { is_cancelled: &|| true, ..Waiting::NONE };
+            assert!(!connection.abandoned(&cancelled).await);
+            if !takes {
+                let back = site.open("first", Claim::Back { term }).await.unwrap();
+                assert!(back.continues(term, Some(&chosen)));
+            }
+            drop(taken);
+        });
+    }
+}
+
+#[test]
 fn a_reservation_ends_when_both_sides_have_died() {
     on_a_cluster(async |site| {
         let (client, store, connection) = owner(&site).await;

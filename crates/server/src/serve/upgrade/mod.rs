@@ -21,6 +21,8 @@
 //! predecessor does not know which requests were executed: it closes the connections, and continues to serve
 //! clients that reconnect.
 //!
+//! For a pool in Ceph, a successor that hangs is ended before its time is over: [`super::sentinel`].
+//!
 //! If the predecessor ends after it sent `State`, the successor continues alone, since the pool was closed in
 //! good order. If it ends earlier, the successor exits: the connections must not outlive data that was
 //! acknowledged to them.
@@ -33,7 +35,7 @@ mod successor;
 
 pub(super) use cache::CacheCopy;
 pub(super) use message::{ListenerState, Service};
-pub(super) use predecessor::{Binary, Failure, HandedOver, Predecessor};
+pub(super) use predecessor::{Binary, Failure, HandedOver, Predecessor, stop_successor};
 pub(super) use successor::Successor;
 
 /// The environment variable that makes a process a successor: the process id of its predecessor.

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::time::Duration;
 
 use forebay_store::rados::Heir;
@@ -19,6 +20,18 @@ use super::message::{ConnectionState, Message};
 use crate::plane::Parked;
 use crate::scsi::UnitState;
 use crate::serve::sockets::Sockets;
+
+/// The process that is to take over, while this one decides whether it does.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+/// Stops the process that is to take over, if there is one, although the caller ends without waiting for it.
+pub(in crate::serve) fn stop_successor() {
+    let pid = CHILD.load(SeqCst);
+    if pid > 0 {
+        // SAFETY: the call accesses no memory. The child was not waited for, so its id is not reused.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
+    }
+}
 
 /// Time to wait for the end of a process that was killed.
 const REAP_STEP: Duration = Duration::from_millis(5);
@@ -65,6 +78,8 @@ pub(in crate::serve) enum Failure {
     Refused(String),
     #[error("the new process {0}; see the server's log")]
     Exited(String),
+    #[error("the new process gave no sign of life in the pool")]
+    Silent,
     #[error("the new process cannot take over: {0}")]
     Channel(String),
     #[error(
@@ -95,6 +110,7 @@ pub(in crate::serve) struct Predecessor {
 
 impl Drop for Predecessor {
     fn drop(&mut self) {
+        CHILD.store(0, SeqCst);
         if !self.serves {
             let _ = self.child.kill();
             let _ = self.child.wait();
@@ -121,6 +137,7 @@ impl Predecessor {
             .stdin(OwnedFd::from(theirs))
             .spawn()
             .map_err(failed)?;
+        CHILD.store(child.id().cast_signed(), SeqCst);
         let channel = Channel::to_successor(mine);
         let mut this =
             Predecessor { child, channel, time, release: String::new(), heir: None, serves: false };

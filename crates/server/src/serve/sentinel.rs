@@ -1,0 +1,62 @@
+//! A watch on the process to which a pool in Ceph was released in an upgrade.
+//!
+//! The time limit of an upgrade is longer than other servers wait for a sign of life. If the new process
+//! hangs before it has taken the pool, or afterwards, a standby would take the pool over, and clients would
+//! lose their connections. So the process is ended before that, and the former one takes the pool back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use forebay_store::rados::Waiting;
+use parking_lot::Mutex;
+
+use super::reopen::Back;
+
+/// What is awaited of the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Awaited,
+    Received,
+    /// The process was ended.
+    Missing,
+}
+
+/// See the module.
+pub(super) struct Sentinel {
+    answer: Arc<Mutex<Answer>>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Sentinel {
+    /// Watches a child that is not waited for before [`Sentinel::end`] has returned.
+    pub fn watch(back: &Back, pid: u32) -> Sentinel {
+        let answer = Arc::new(Mutex::new(Answer::Awaited));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let sentinel = Sentinel { answer: answer.clone(), is_over: is_over.clone() };
+        let connection = back.connection.clone();
+        // Nothing waits for the end of this thread: the cluster may not answer.
+        tokio::task::spawn_blocking(move || {
+            let is_cancelled = || is_over.load(SeqCst);
+            if !connection.is_abandoned(&Waiting { is_cancelled: &is_cancelled, ..Waiting::NONE }) {
+                return;
+            }
+            let mut answer = answer.lock();
+            if *answer == Answer::Awaited {
+                *answer = Answer::Missing;
+                // SAFETY: the call accesses no memory. The id is that of the child: see the contract.
+                unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
+            }
+        });
+        sentinel
+    }
+
+    /// The process has answered, or failed to. Returns whether it was ended.
+    pub fn end(self) -> bool {
+        self.is_over.store(true, SeqCst);
+        let mut answer = self.answer.lock();
+        if *answer == Answer::Awaited {
+            *answer = Answer::Received;
+        }
+        *answer == Answer::Missing
+    }
+}
