@@ -113,7 +113,12 @@ pub(super) async fn session(
         identity,
         aside: Aside::default(),
     };
+    let tasks = session.commands.tasks.clone();
     let done = Conversation::new(worker, stream, None, login.received, backlog.clone(), session).await;
+    // A task that gathers waits for data that cannot arrive any more, and nothing aborts it from here on. A
+    // request of another nexus to abort it, which waits for its end, must not wait for the running ones too.
+    tasks.abort(|_| true);
+    drop(tasks);
     // Started requests are finished before another session of this initiator begins.
     requests_ended(&backlog).await;
     luns.iter().for_each(|luns| luns.leave());
