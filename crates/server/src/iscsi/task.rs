@@ -1,8 +1,9 @@
 //! The commands of a session that are under way, and how they are aborted (RFC 7143, 4.2.3.3 and 11.5).
 //!
 //! A task gathers its data, which is solicited once the session has memory for all of it; then it runs. An
-//! abort ends a task that gathers at once. A running task cannot be stopped: it finishes without a response,
-//! and the request to abort it is answered afterwards. So an aborted task has no effect after that answer.
+//! abort ends a task that gathers at once, and one that only reads blocks at its next wait. Other running
+//! tasks cannot be stopped: they finish without a response, and the request to abort them is answered
+//! afterwards. So an aborted task has no effect after that answer.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -194,13 +195,21 @@ impl Tasks {
             let copied = held.min(task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE);
             let mut work = match held {
                 0 => None,
-                held => Some(backlog.account().take_shared(held + copied).await),
+                held => tokio::select! {
+                    work = backlog.account().take_shared(held + copied) => Some(work),
+                    // No command that is charged here changes anything, and it has not begun.
+                    () = task.stop.notified() => return,
+                },
             };
             if work.is_some() && (task.aborted.get() || backlog.is_gone()) {
                 // No initiator waits for the response.
                 return;
             }
-            let response = task.nexus.perform(&task.request, &data).await;
+            let response = tokio::select! {
+                response = task.nexus.perform(&task.request, &data) => response,
+                // A VERIFY can be as long as the disk.
+                () = task.stop.notified(), if task.request.only_reads() => return,
+            };
             drop(data);
             if let Some(served) = task.nexus.served(&task.request, &response) {
                 timed.end(served);
@@ -253,7 +262,8 @@ impl Tasks {
         task.ended.notify_waiters();
     }
 
-    /// Aborts the tasks for which `is_meant` is true. The returned ones still run, and end without an answer.
+    /// Aborts the tasks for which `is_meant` is true. The returned ones still run, and end without an answer,
+    /// those that only read soon.
     pub fn abort(&self, is_meant: impl Fn(&Task) -> bool) -> Vec<Rc<Task>> {
         let mut meant: Vec<_> = self.by_tag.borrow().values().filter(|t| is_meant(t)).cloned().collect();
         meant.retain(|task| {
