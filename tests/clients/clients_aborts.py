@@ -6,7 +6,7 @@ import time
 
 from datastore import TARGET, target, wait_for
 from harness import MIB, check, equal, test
-from initiator import BLOCK, GOOD, Initiator
+from initiator import BLOCK, CHECK, GOOD, NAME, Initiator
 
 ABORT_TASK, LOGICAL_UNIT_RESET = 1, 5
 # The time within which what does not wait for other commands is answered, also by a busy machine.
@@ -95,3 +95,36 @@ def commands_that_only_read_are_given_up(t):
     time.sleep(0.3)
     cut(again)
     wait_for(lambda: not s.json("target", "show", TARGET)["sessions"], "the end of a session whose connection was cut", PROMPT_S)
+
+
+@test
+def a_write_does_not_reach_a_unit_whose_access_was_revoked(t):
+    s, address = target(t, "disk", "other")
+    s.cli("target", "allow", TARGET, NAME)
+    old, new = b"old-" * 128, b"new!" * (64 << 8)
+    changes = (
+        ("lun", "unmap", TARGET, "0"),
+        ("lun", "map", TARGET, "disk", "--lun", "0", "--read-only"),
+        ("target", "allow", TARGET, NAME, "--lun", "1"),
+    )
+    for n, change in enumerate(changes):
+        i = Initiator(address, TARGET, isid=n).ready()
+        equal(i.write_blocks(0, old).status, GOOD, "a write")
+        r2t = begin_write(i)
+        s.cli(*change)
+        begun = time.monotonic()
+        equal(i.result().code, (0xB, 0x2F, 2), f"the write that was begun before {change}")
+        check(time.monotonic() - begun < PROMPT_S, "it ended late")
+        i.data_out(r2t, new)
+        check(i.command(bytes(6)).status == CHECK, "no unit attention, and no missing unit")
+        if n == 0:
+            # The write that was ended does not hold the disk.
+            s.cli("volume", "rm", "disk")
+            s.cli("volume", "create", "disk", "--size", "64M")
+        s.cli("target", "allow", TARGET, NAME)
+        if n != 2:
+            s.cli("lun", "map", TARGET, "disk", "--lun", "0")
+        other = Initiator(address, TARGET, isid=100 + n).ready()
+        equal(other.read_blocks(0, 1).data, bytes(BLOCK) if n == 0 else old, f"the blocks after {change}")
+        i.close()
+        other.close()

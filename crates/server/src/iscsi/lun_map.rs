@@ -65,7 +65,7 @@ pub(super) struct LunMap {
     left: AtomicBool,
     /// LUNs whose commands another nexus aborted.
     aborted: Mutex<Vec<u16>>,
-    /// Signalled when a LUN is added to `aborted`.
+    /// Signalled when a LUN is added to `aborted`, or a nexus is withdrawn.
     pub abort: Notify,
 }
 
@@ -154,6 +154,14 @@ impl LunMap {
     /// Applies the current table of targets. False if the session has to end: the target no longer admits the
     /// initiator, or requires other credentials than it used.
     pub async fn refresh(self: &Arc<Self>) -> bool {
+        let stays = self.follow_table().await;
+        if !stays {
+            self.withdraw(|_, _| true);
+        }
+        stays
+    }
+
+    async fn follow_table(self: &Arc<Self>) -> bool {
         let Some(target) = self.context.targets.get(&self.target) else { return false };
         let Some(admission) = target.admission(&self.initiator) else { return false };
         if admission.chap.is_some_and(|chap| self.proved.as_ref() != Some(chap)) {
@@ -162,7 +170,7 @@ impl LunMap {
         let wanted: BTreeMap<_, _> =
             target.luns.iter().filter(|(number, _)| admission.sees(**number)).collect();
         let before = self.luns();
-        self.units.lock().retain(|number, (lun, _)| wanted.get(number) == Some(&&*lun));
+        self.withdraw(|number, lun| wanted.get(&number) != Some(&lun));
         for (number, lun) in wanted {
             if !self.units.lock().contains_key(number) {
                 self.add(*number, lun).await;
@@ -173,6 +181,23 @@ impl LunMap {
             self.units.lock().values().for_each(|(_, access)| access.note(UnitAttention::LunsChanged));
         }
         true
+    }
+
+    /// Removes units, and ends their commands that still gather data: these must not change a disk after the
+    /// access to it was revoked.
+    fn withdraw(&self, is_meant: impl Fn(u16, &Lun) -> bool) {
+        let mut removed = Vec::new();
+        self.units.lock().retain(|number, (lun, access)| {
+            let stays = !is_meant(*number, lun);
+            if !stays {
+                removed.push(access.clone());
+            }
+            stays
+        });
+        removed.iter().filter_map(Access::nexus).for_each(|nexus| nexus.withdraw());
+        if !removed.is_empty() {
+            self.abort.notify_one();
+        }
     }
 
     /// Gives units that were opened the state that the initiator observed while another server had the pool.

@@ -209,6 +209,7 @@ impl Protocol for Session {
                 // Running tasks end without an answer; the nexus that aborted them waits for their end.
                 self.commands.tasks.abort(|task| task.lun.number() == Some(lun));
             }
+            self.commands.end_withdrawn(output);
         }
         self.commands.solicit_more(output);
         if !self.worker.is_quiescing() && self.inbox.take_ping() {

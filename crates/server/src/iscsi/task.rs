@@ -40,7 +40,7 @@ pub(super) struct Task {
     /// Its data, until all of it was received.
     pub gather: RefCell<Option<Gather>>,
     aborted: Cell<bool>,
-    /// Signalled when it is aborted.
+    /// Signalled when it is aborted, or its unit is withdrawn.
     stop: Notify,
     /// Released when it ends.
     holds: RefCell<Option<(CommandSlot, Option<Underway>)>>,
@@ -198,17 +198,20 @@ impl Tasks {
                 held => tokio::select! {
                     work = backlog.account().take_shared(held + copied) => Some(work),
                     // No command that is charged here changes anything, and it has not begun.
-                    () = task.stop.notified() => return,
+                    () = task.stop.notified() => None,
                 },
             };
-            if work.is_some() && (task.aborted.get() || backlog.is_gone()) {
+            if held > 0 && (task.aborted.get() || backlog.is_gone()) {
                 // No initiator waits for the response.
                 return;
             }
             let response = tokio::select! {
                 response = task.nexus.perform(&task.request, &data) => response,
                 // A VERIFY can be as long as the disk.
-                () = task.stop.notified(), if task.request.only_reads() => return,
+                () = task.stop.notified(), if task.request.only_reads() => match task.aborted.get() {
+                    true => return,
+                    false => task.nexus.cleared(),
+                },
             };
             drop(data);
             if let Some(served) = task.nexus.served(&task.request, &response) {
@@ -222,7 +225,7 @@ impl Tasks {
                 tokio::select! {
                     () = backlog.room() => {}
                     // The task management function must not wait for the initiator to receive the response.
-                    () = task.stop.notified() => break,
+                    () = task.stop.notified() => continue,
                 }
                 if !link.push_some(task.tag, task.expected, &response, &mut sent) {
                     break;
@@ -276,6 +279,14 @@ impl Tasks {
             !gathers
         });
         meant
+    }
+
+    /// The tasks whose unit was withdrawn. Those that run and only read end soon.
+    pub fn withdrawn(&self) -> Vec<Rc<Task>> {
+        let by_tag = self.by_tag.borrow();
+        let tasks: Vec<_> = by_tag.values().filter(|task| task.nexus.is_withdrawn()).cloned().collect();
+        tasks.iter().for_each(|task| task.stop.notify_one());
+        tasks
     }
 
     /// Aborts tasks like [`Tasks::abort`], waits for their end, and answers request `tag` with the result of

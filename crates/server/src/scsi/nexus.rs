@@ -5,7 +5,8 @@
 //! nexuses share: reservations, mode parameters, commands of other sessions. It does not see registrations
 //! that were made through other targets.
 
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Weak};
 
 use forebay_engine::{DiskHandle, Error};
@@ -40,6 +41,8 @@ pub struct Nexus {
     pub(super) settings: Settings,
     /// The mapping or the disk refuses changes.
     read_only: bool,
+    /// The mapping was removed or replaced; commands that were admitted before may still exist.
+    withdrawn: AtomicBool,
     /// Results of third-party copies, until the initiator reads them.
     pub(super) outcomes: Mutex<Outcomes>,
 }
@@ -68,8 +71,8 @@ impl LogicalUnit {
     ) -> Arc<Nexus> {
         let member = self.add_member(port, settings.lun, owner.clone());
         let read_only = settings.read_only || self.disk().read_only();
-        let outcomes = Mutex::default();
-        Arc::new(Nexus { unit: self.clone(), member, owner, settings, read_only, outcomes })
+        let (withdrawn, outcomes) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(Nexus { unit: self.clone(), member, owner, settings, read_only, withdrawn, outcomes })
     }
 }
 
@@ -166,6 +169,22 @@ impl Nexus {
             self.unit.note_change(offset, len);
         }
         Ok(request)
+    }
+
+    /// Ends the access: commands that were admitted and have not begun fail.
+    pub fn withdraw(&self) {
+        self.withdrawn.store(true, Release);
+    }
+
+    /// Whether the access was ended.
+    pub fn is_withdrawn(&self) -> bool {
+        self.withdrawn.load(Acquire)
+    }
+
+    /// The response to a command that was admitted before the access was ended. Initiators repeat such a
+    /// command, and are then told what became of the unit.
+    pub fn cleared(&self) -> Response {
+        self.check(&Sense::new(SenseKey::AbortedCommand, codes::COMMANDS_CLEARED_BY_SERVER))
     }
 
     /// Whether changes of this nexus are refused.

@@ -18,6 +18,9 @@ impl Nexus {
     /// Executes a command that passed [`admit`](Self::admit), with the data that the initiator sent for it.
     /// The data of the response is cut to the allocation length.
     pub async fn perform(&self, request: &Request, data_out: &[u8]) -> Response {
+        if self.is_withdrawn() {
+            return self.cleared();
+        }
         if let Err(sense) = request.accepts(data_out.len() as u64) {
             return self.check(&sense);
         }

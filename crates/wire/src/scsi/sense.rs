@@ -69,6 +69,7 @@ pub mod codes {
         SPACE_ALLOCATION_FAILED = 0x27, 0x07, "The store is full.";
         MEDIUM_MAY_HAVE_CHANGED = 0x28, 0x00, "Not ready to ready change, medium may have changed.";
         COMMANDS_CLEARED = 0x2f, 0x00, "Another nexus aborted the commands of this one.";
+        COMMANDS_CLEARED_BY_SERVER = 0x2f, 0x02, "The server ended the commands.";
         POWER_ON_OCCURRED = 0x29, 0x01, "The unit is new to this nexus.";
         RESET_OCCURRED = 0x29, 0x03, "The unit was reset.";
         NEXUS_LOSS_OCCURRED = 0x29, 0x07, "The nexus was lost.";
