@@ -63,9 +63,7 @@ pub(super) struct LunMap {
     before: Mutex<Option<StandbyStates>>,
     /// The session has ended.
     left: AtomicBool,
-    /// LUNs whose commands another nexus aborted.
-    aborted: Mutex<Vec<u16>>,
-    /// Signalled when a LUN is added to `aborted`, or a nexus is withdrawn.
+    /// Signalled when another nexus aborts commands, or a nexus is withdrawn.
     pub abort: Notify,
 }
 
@@ -94,7 +92,6 @@ impl LunMap {
             units: Mutex::default(),
             before: Mutex::new(before),
             left: AtomicBool::new(false),
-            aborted: Mutex::default(),
             abort: Notify::new(),
         })
     }
@@ -144,11 +141,6 @@ impl LunMap {
         let removed = std::mem::take(&mut *units);
         drop(units);
         drop(removed);
-    }
-
-    /// Takes the LUNs whose commands another nexus aborted.
-    pub fn take_aborted(&self) -> Vec<u16> {
-        std::mem::take(&mut self.aborted.lock())
     }
 
     /// Applies the current table of targets. False if the session has to end: the target no longer admits the
@@ -259,8 +251,7 @@ impl NexusOwner for LunMap {
 }
 
 impl AbortTasks for LunMap {
-    fn abort_tasks(&self, lun: u16) {
-        self.aborted.lock().push(lun);
+    fn abort_tasks(&self, _: u16) {
         self.abort.notify_one();
     }
 }

@@ -22,6 +22,7 @@ use super::handover::HandedOver;
 use super::limits::{MAX_RECV, MAX_TASKS};
 use super::link::{CommandSlot, Link};
 use super::lun_map::LunMap;
+use super::task::Task;
 use super::text::{Invalid, TextRequests};
 use super::watch::{Inbox, NOT_ADMITTED, watch};
 use crate::clock::unix_ms;
@@ -202,13 +203,10 @@ impl Protocol for Session {
             // All connections of the session are going to end (11.9.1).
             self.link.put(&reply::asynchronous(&self.link.status_numbers(), 3, [0, 2, 0]), &[], output);
         }
-        if self.inbox.take_aborts()
-            && let Some(luns) = &self.commands.luns
-        {
-            for lun in luns.take_aborted() {
-                // Running tasks end without an answer; the nexus that aborted them waits for their end.
-                self.commands.tasks.abort(|task| task.lun.number() == Some(lun));
-            }
+        if self.inbox.take_aborts() {
+            // Running tasks end without an answer; the nexus that aborted them waits for their end. Tasks that
+            // arrived later are not meant.
+            self.commands.tasks.abort(Task::is_aborted_by_other);
             self.commands.end_withdrawn(output);
         }
         self.commands.solicit_more(output);

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use super::gather::Gather;
 use super::link::{CommandSlot, Link, SENT_AT_ONCE, Sent};
 use crate::plane::{Charge, Claim, FENCED, Front, Kind, MAX_UNSENT, Times, spawn_request};
-use crate::scsi::{Admitted, Nexus, Response, Underway};
+use crate::scsi::{Admitted, Arrival, Nexus, Response, Underway};
 
 /// Memory that a command is charged when it is accepted, in addition to its data and its work.
 pub(super) const TASK_COST: usize = 1 << 10;
@@ -37,6 +37,7 @@ pub(super) struct Task {
     pub expected: u32,
     pub nexus: Arc<Nexus>,
     pub request: scsi::Request,
+    arrival: Arrival,
     /// Its data, until all of it was received.
     pub gather: RefCell<Option<Gather>>,
     aborted: Cell<bool>,
@@ -65,6 +66,7 @@ impl Task {
             expected,
             nexus,
             request: admitted.request,
+            arrival: admitted.arrival,
             gather: RefCell::new(gather),
             aborted: Cell::new(false),
             stop: Notify::new(),
@@ -72,6 +74,11 @@ impl Task {
             has_ended: Cell::new(false),
             ended: Notify::new(),
         })
+    }
+
+    /// Whether another nexus aborted it.
+    pub fn is_aborted_by_other(&self) -> bool {
+        self.nexus.has_aborted(self.arrival)
     }
 
     /// Waits until it ends.

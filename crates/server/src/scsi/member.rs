@@ -1,6 +1,6 @@
 //! The state that a unit keeps for each nexus.
 
-use std::sync::atomic::{AtomicBool, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Release};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -11,9 +11,9 @@ use super::underway::Gate;
 
 /// A session whose commands can be aborted by another nexus. No lock of a unit is held during the call.
 pub trait AbortTasks: Send + Sync {
-    /// Aborts all commands of the session to a unit, for a reset or PREEMPT AND ABORT of another nexus. The
-    /// caller waits until those that change the unit have ended, so none of them may wait for an abort
-    /// itself.
+    /// Aborts the commands of the session to a unit that precede a reset or PREEMPT AND ABORT of another nexus
+    /// ([`Nexus::has_aborted`](super::Nexus::has_aborted)). The caller waits until those that change the unit
+    /// have ended, so none of them may wait for an abort itself.
     fn abort_tasks(&self, lun: u16);
 }
 
@@ -34,6 +34,9 @@ pub(super) struct Member {
     pub alert: AtomicBool,
     /// Its commands that change the unit.
     pub gate: Gate,
+    /// How often another nexus aborted its commands. Incremented after the gate was closed, and read before a
+    /// command enters the gate: so the abort waits for no command that it does not end.
+    pub aborts: AtomicU64,
     attentions: Mutex<Attentions>,
     /// Its session was handed over by another process, and has not resumed yet.
     pub resumes: bool,
@@ -48,6 +51,7 @@ impl Member {
             session,
             alert: AtomicBool::new(false),
             gate: Gate::default(),
+            aborts: AtomicU64::new(0),
             attentions: Mutex::default(),
             resumes: false,
         }

@@ -53,7 +53,13 @@ pub struct Admitted {
     pub request: Request,
     /// Present for a command that changes the unit. Drop it when the command has ended, not earlier.
     pub underway: Option<Underway>,
+    /// For [`Nexus::has_aborted`].
+    pub arrival: Arrival,
 }
+
+/// The order of a command and the aborts of other nexuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival(u64);
 
 impl Drop for Nexus {
     fn drop(&mut self) {
@@ -113,6 +119,7 @@ impl Nexus {
     #[inline]
     pub fn admit(&self, cdb: &[u8]) -> Result<Admitted, Response> {
         let decoded = Request::decode(cdb, &self.rules());
+        let arrival = Arrival(self.member.aborts.load(Acquire));
         let underway = decoded.as_ref().is_ok_and(Request::changes).then(|| self.member.gate.enter());
         let admitted = if self.unit.flags() != 0 || self.member.alert.load(Acquire) {
             self.admit_closely(cdb, decoded)
@@ -123,7 +130,12 @@ impl Nexus {
                 Err(sense) => Err(self.check(&sense)),
             }
         };
-        Ok(Admitted { request: admitted?, underway })
+        Ok(Admitted { request: admitted?, underway, arrival })
+    }
+
+    /// Whether another nexus has aborted the commands that were admitted until then.
+    pub fn has_aborted(&self, arrival: Arrival) -> bool {
+        self.member.aborts.load(Acquire) > arrival.0
     }
 
     /// The properties of the unit that commands are checked against.

@@ -165,11 +165,16 @@ impl LogicalUnit {
     }
 
     /// Aborts the commands to this unit of all nexuses except `but` for which `wanted` is true, and waits
-    /// until those that change the unit have ended.
+    /// until those that change the unit have ended. Commands that arrive later are not aborted.
     pub(super) async fn abort_others(&self, but: u64, wanted: impl Fn(&Port) -> bool) {
         let members: Vec<_> =
             self.members.lock().iter().filter(|m| m.id != but && wanted(&m.port)).cloned().collect();
-        let closed: Vec<_> = members.iter().map(|m| m.gate.close()).collect();
+        let close = |m: &Arc<Member>| {
+            let closed = m.gate.close();
+            m.aborts.fetch_add(1, AcqRel);
+            closed
+        };
+        let closed: Vec<_> = members.iter().map(close).collect();
         // No lock is held during these calls.
         for member in members {
             if let Some(session) = member.session.upgrade() {
