@@ -108,8 +108,8 @@ impl Pool {
         Ok(info)
     }
 
-    /// As [`Pool::disk`], without the numbers of its snapshots and clones: its cost does not depend on the number
-    /// of disks.
+    /// As [`Pool::disk`], without the numbers of its snapshots and clones: its cost does not depend on the
+    /// number of disks.
     ///
     /// # Errors
     /// [`Error::NotFound`]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_wire::iscsi::{Digests, Parameters};
 use serde::{Deserialize, Serialize};
 
-use super::context::{Context, Continued, LoggedIn, StandbyStates};
+use super::context::{Context, Continued, KnownDisks, LoggedIn, StandbyStates};
 use super::registry::Key;
 use crate::plane::Received;
 use crate::targets::{Chap, IqnName};
@@ -34,6 +34,8 @@ pub(super) struct HandedOver {
     /// The units of a session that began while another server had the pool; only within one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyStates>,
+    #[serde(default, skip_serializing_if = "KnownDisks::is_empty")]
+    pub known: KnownDisks,
 }
 
 /// The fields of [`Parameters`].
@@ -88,6 +90,7 @@ impl HandedOver {
                 since_ms: self.since_ms,
                 transfer_tag: self.transfer_tag,
                 standby: self.standby,
+                known: self.known,
                 until_resumed: Arc::new(()),
             }),
         })

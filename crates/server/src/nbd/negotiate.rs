@@ -113,7 +113,8 @@ struct Negotiation<'a> {
     account: Rc<MemoryAccount>,
     /// The charge for a long option.
     charge: Option<Charge>,
-    /// Options about exports that were received, each list as one for each export; and those that are permitted.
+    /// Options about exports that were received, each list as one for each export; and those that are
+    /// permitted.
     options: usize,
     permitted: usize,
 }

@@ -6,7 +6,7 @@
 //! that were made through other targets.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Weak};
 
 use forebay_engine::{DiskHandle, Error};
@@ -75,7 +75,7 @@ impl LogicalUnit {
         settings: Settings,
         owner: Weak<dyn NexusOwner>,
     ) -> Arc<Nexus> {
-        let member = self.add_member(port, settings.lun, owner.clone());
+        let member = self.add_member(port, settings, owner.clone());
         let read_only = settings.read_only || self.disk().read_only();
         let (withdrawn, outcomes) = (AtomicBool::new(false), Mutex::default());
         Arc::new(Nexus { unit: self.clone(), member, owner, settings, read_only, withdrawn, outcomes })
@@ -104,10 +104,29 @@ impl Nexus {
     }
 
     /// Whether a write has to be durable before it is answered; for transports that execute a
-    /// [`Request::Write`] themselves.
+    /// [`Request::Write`] themselves. Also with a volatile cache, if the initiator was told that there is
+    /// none.
     #[inline]
     pub fn durable(&self, fua: bool) -> bool {
-        fua || !self.unit.is_cache_volatile(self.settings.write_back)
+        let told = self.member.told_volatile.load(Relaxed);
+        fua || !(told && self.unit.is_cache_volatile(self.settings.write_back))
+    }
+
+    /// Continues under a number that a unit of the same session had before: the initiator may not read the
+    /// properties of the unit again. If that was of `another_disk`, only commands that identify the unit are
+    /// served until the initiator has read the identity: it might write to the wrong disk otherwise.
+    pub fn replaces(&self, another_disk: bool) {
+        self.member.told_volatile.store(false, Relaxed);
+        self.note(UnitAttention::ModeChanged);
+        if another_disk {
+            self.note(UnitAttention::InquiryChanged);
+            self.member.set_unidentified(true);
+        }
+    }
+
+    /// Whether the initiator knows that this disk has the number.
+    pub fn is_identified(&self) -> bool {
+        !self.member.is_unidentified()
     }
 
     /// Decodes a command and makes the checks that precede it: unit attentions, reservations, its range,
@@ -167,6 +186,9 @@ impl Nexus {
             return Err(self.check(&attention.sense()));
         }
         let request = decoded.map_err(|sense| self.check(&sense))?;
+        if reports && self.member.is_unidentified() {
+            return Err(self.check(&Sense::illegal(codes::LOGICAL_UNIT_NOT_SUPPORTED)));
+        }
         if let Err(why) = ready
             && needs_medium(&request)
         {
@@ -256,6 +278,9 @@ impl Nexus {
         self.member.forget(UnitAttention::PowerOn);
         state.attentions.iter().for_each(|attention| self.note(*attention));
         self.note(UnitAttention::AccessState);
+        if self.member.told_volatile.swap(state.told_volatile, Relaxed) != state.told_volatile {
+            self.note(UnitAttention::ModeChanged);
+        }
         if state.size != self.disk().size() {
             self.note(UnitAttention::CapacityChanged);
         }

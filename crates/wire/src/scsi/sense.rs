@@ -81,6 +81,7 @@ pub mod codes {
         CAPACITY_CHANGED = 0x2a, 0x09, "The size of the unit has changed.";
         THIN_PROVISIONING_THRESHOLD = 0x38, 0x07, "The store is nearly full.";
         SAVING_NOT_SUPPORTED = 0x39, 0x00, "Mode pages cannot be saved.";
+        INQUIRY_DATA_CHANGED = 0x3f, 0x03, "Another disk has the number of the unit.";
         REPORTED_LUNS_CHANGED = 0x3f, 0x0e, "The list of units has changed.";
         INTERNAL_TARGET_FAILURE = 0x44, 0x00, "The server or its store failed.";
         INSUFFICIENT_RESOURCES = 0x55, 0x03, "The server lacks resources to execute the command.";
