@@ -4,6 +4,7 @@
 //! A session is handed over while no command is under way. Results of third-party copies that the initiator
 //! has not read, and tokens, are dropped: the initiator then copies the data itself.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use forebay_wire::iscsi::{Digests, Parameters};
@@ -71,12 +72,13 @@ impl HandedOver {
         Ok(state)
     }
 
-    /// Registers the session.
-    pub fn resume(self, context: &Arc<Context>) -> Result<LoggedIn, String> {
+    /// Registers the session of an initiator at this address.
+    pub fn resume(self, context: &Arc<Context>, peer: IpAddr) -> Result<LoggedIn, String> {
         let target = context.targets.get(&self.target);
         let target = target.ok_or_else(|| format!("target {} does not exist any more", self.target))?;
         let key = Key { initiator: self.initiator.clone(), isid: self.isid, target: self.target };
-        let registered = context.registry.resume(key, self.tsih).ok_or("its session exists already")?;
+        let registered = context.registry.resume(key, peer, self.tsih);
+        let registered = registered.ok_or("its session exists already")?;
         Ok(LoggedIn {
             initiator: self.initiator,
             isid: self.isid,
