@@ -172,7 +172,7 @@ def a_new_session_replaces_the_old_one_with_its_identifier(t):
 @test
 def a_thousand_sessions_at_once(t):
     with open(t.path("config"), "w") as f:
-        f.write("[iscsi]\nmax_sessions = 1000\nmax_sessions_per_initiator = 500\n")
+        f.write("[iscsi]\nmax_sessions = 1000\nmax_sessions_per_initiator = 500\nmax_sessions_per_address = 2000\n")
     s, address = target(t, "disk", serve=["--config", t.path("config")])
     names = [f"iqn.2026-01.org.example:{n}" for n in range(2)]
     sessions = [Initiator(address, TARGET, name=name, isid=i) for name in names for i in range(500)]

@@ -214,3 +214,52 @@ def a_unit_is_resized_and_unmapped_under_load(t):
     equal(i.command(bytes(6), lun=1).code, (6, 0x3F, 0x0E), "what the initiator is told at another unit")
     equal(i.write_blocks(0, b"y" * BLOCK, lun=1).status, GOOD, "a write to the other unit")
     s.cli("volume", "rm", "disk")
+
+
+@test
+def a_number_that_gets_another_disk_is_identified_before_it_is_written(t):
+    s, address = target(t, "one", "two")
+    i = Initiator(address, TARGET).ready()
+    equal(i.write_blocks(0, b"1" * BLOCK).status, GOOD, "a write")
+    s.cli("lun", "unmap", TARGET, "0")
+    s.cli("lun", "unmap", TARGET, "1")
+    s.cli("lun", "map", TARGET, "two", "--lun", "0")
+
+    def told():
+        """The unit attentions, and then the failure, of writes."""
+        codes = []
+        while not codes or codes[-1][0] == 6:
+            codes.append(i.write_blocks(0, b"1" * BLOCK).code)
+        return set(codes)
+
+    wait_for(lambda: i.command(bytes(6)).code != (5, 0x25, 0), "the other disk")
+    check({(6, 0x3F, 3), (6, 0x3F, 0x0E), (5, 0x25, 0)} <= told(), "what the initiator is told")
+    # An upgrade does not forget what the initiator knows.
+    s.upgrade()
+    check({(6, 0x3F, 3), (5, 0x25, 0)} <= told(), "what it is told after an upgrade")
+    identification = struct.pack(">BBBHB", 0x12, 1, 0x83, 1024, 0)
+    equal(i.command(identification, expected=1024).status, GOOD, "INQUIRY for the identification")
+    equal(i.write_blocks(0, b"2" * BLOCK).status, GOOD, "a write after it")
+    s.upgrade()
+    equal(i.write_blocks(0, b"2" * BLOCK).status, GOOD, "a write after another upgrade")
+    s.cli("lun", "map", TARGET, "one")
+    equal(Initiator(address, TARGET, isid=2).ready().read_blocks(0, 1).data, b"2" * BLOCK, "the blocks of the other disk")
+
+
+@test
+def an_upgrade_to_volatile_answers_is_reported(t):
+    def answer_from(where):
+        with open(t.path("config"), "w") as f:
+            f.write(f'[durability]\nremote_answers = "{where}"\n')
+
+    answer_from("durable")
+    s, address = target(t, "disk", lun=["--write-back"], serve=["--config", t.path("config")])
+    i = Initiator(address, TARGET).ready()
+    caching = struct.pack(">BBBBBB", 0x1A, 8, 8, 0, 64, 0)
+    equal(i.command(caching, expected=64).data[4 + 2] & 4, 0, "WCE")
+    answer_from("memory")
+    s.upgrade()
+    equal(i.write_blocks(0, b"1" * BLOCK).code, (6, 0x2A, 1), "what an initiator is told")
+    equal(i.command(caching, expected=64).data[4 + 2] & 4, 4, "WCE after the upgrade")
+    s.upgrade()
+    equal(i.write_blocks(0, b"1" * BLOCK).status, GOOD, "a write after an upgrade that changes nothing")

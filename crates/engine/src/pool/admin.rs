@@ -108,6 +108,27 @@ impl Pool {
         Ok(info)
     }
 
+    /// As [`Pool::disk`], without the numbers of its snapshots and clones: its cost does not depend on the
+    /// number of disks.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]
+    pub fn disk_in_brief(&self, name: &str) -> Result<DiskInfo> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        Ok(self.info(&disk))
+    }
+
+    /// Some volumes, at most `most`, for whose names `is_meant` is true, without the numbers of their
+    /// snapshots and clones.
+    pub fn some_volumes(&self, most: usize, is_meant: impl Fn(&str) -> bool) -> Vec<DiskInfo> {
+        let found: Vec<_> = {
+            let catalogue = self.parts.catalogue.read();
+            let volumes = catalogue.visible().filter(|d| d.role() == Role::Volume);
+            volumes.filter(|d| is_meant(&d.record().name)).take(most).cloned().collect()
+        };
+        found.iter().map(|d| self.info(d)).collect()
+    }
+
     /// UUID and size of a disk. Unlike [`Pool::disk`], its cost does not depend on the number of disks.
     ///
     /// # Errors

@@ -143,6 +143,7 @@ fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>,
     add("iscsi.port_group", Some(c.iscsi_paths.group.to_string()), Upgrade);
     add("iscsi.max_sessions", Some(c.iscsi_limits.all.to_string()), Upgrade);
     add("iscsi.max_sessions_per_initiator", Some(c.iscsi_limits.per_initiator.to_string()), Upgrade);
+    add("iscsi.max_sessions_per_address", Some(c.iscsi_limits.per_address.to_string()), Upgrade);
     add(
         "iscsi.chap_algorithms",
         Some(list(c.chap_algorithms.iter().map(|a| format!("{a:?}").to_lowercase()))),

@@ -46,8 +46,10 @@ pub struct IscsiSection {
     pub port_group: Option<u16>,
     /// Maximum number of sessions.
     pub max_sessions: Option<usize>,
-    /// Maximum number of sessions of one initiator.
+    /// Maximum number of sessions of one initiator at one target.
     pub max_sessions_per_initiator: Option<usize>,
+    /// Maximum number of sessions from one address.
+    pub max_sessions_per_address: Option<usize>,
     /// Hash functions that CHAP may use; all supported ones if absent.
     pub chap_algorithms: Option<Vec<Algorithm>>,
     /// `[[iscsi.target]]`
@@ -139,19 +141,25 @@ pub struct IscsiPaths {
 pub struct SessionLimits {
     /// Maximum number of sessions.
     pub all: usize,
-    /// Maximum number of sessions of one initiator.
+    /// Maximum number of sessions of one initiator at one target. The name of an initiator is no proof of its
+    /// identity: with one number for all targets, sessions at an open target could exclude the initiator from
+    /// the others.
     pub per_initiator: usize,
+    /// Maximum number of sessions from one address, or one /64 network of IPv6.
+    pub per_address: usize,
 }
 
 impl IscsiSection {
     pub(super) fn limits(&self) -> Result<SessionLimits, ConfigError> {
-        let limits = SessionLimits {
-            all: self.max_sessions.unwrap_or(2048),
-            per_initiator: self.max_sessions_per_initiator.unwrap_or(64),
-        };
-        for (option, value) in
-            [("iscsi.max_sessions", limits.all), ("iscsi.max_sessions_per_initiator", limits.per_initiator)]
-        {
+        let all = self.max_sessions.unwrap_or(2048);
+        let per_initiator = self.max_sessions_per_initiator.unwrap_or(64);
+        let per_address = self.max_sessions_per_address.unwrap_or((all / 4).max(per_initiator));
+        let limits = SessionLimits { all, per_initiator, per_address };
+        for (option, value) in [
+            ("iscsi.max_sessions", all),
+            ("iscsi.max_sessions_per_initiator", per_initiator),
+            ("iscsi.max_sessions_per_address", per_address),
+        ] {
             if value == 0 {
                 let why = "use at least 1; to disable iSCSI, remove 'listen'";
                 return Err(ConfigError::Value { option, value: value.to_string(), why });

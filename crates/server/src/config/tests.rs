@@ -233,7 +233,7 @@ fn iscsi_paths_are_validated() {
 #[test]
 fn iscsi_portals_and_targets_are_validated() {
     let c = resolve("", data()).unwrap();
-    let limits = SessionLimits { all: 2048, per_initiator: 64 };
+    let limits = SessionLimits { all: 2048, per_initiator: 64, per_address: 512 };
     assert_eq!((c.iscsi, c.iscsi_limits, c.iscsi_targets), (vec![], limits, vec![]));
     let dir = tempfile::tempdir().unwrap();
     let secret = dir.path().join("secret");
@@ -246,7 +246,10 @@ fn iscsi_portals_and_targets_are_validated() {
          initiators = [{{name = 'iqn.1993-08.org.debian:01:x', luns = [4]}}]"
     );
     let c = resolve(&text, data()).unwrap();
-    assert_eq!((c.iscsi.len(), c.iscsi_limits), (2, SessionLimits { all: 9, per_initiator: 2 }));
+    assert_eq!(
+        (c.iscsi.len(), c.iscsi_limits),
+        (2, SessionLimits { all: 9, per_initiator: 2, per_address: 2 })
+    );
     let target = &c.iscsi_targets[0];
     assert_eq!((target.name.as_str(), target.open), ("iqn.2026-01.org.example:a", false));
     assert_eq!(target.chap.as_ref().unwrap().secret.reveal(), b"twelve bytes");

@@ -71,7 +71,7 @@ async fn start() -> Server {
     let targets = Arc::new(Targets::load(pool.clone()).await);
     make_targets(&targets).await;
     let units = Arc::new(Units::new());
-    let limits = SessionLimits { all: 2048, per_initiator: 64 };
+    let limits = SessionLimits { all: 2048, per_initiator: 64, per_address: 512 };
     let listen = [ListenAddr::Tcp("127.0.0.1:0".into())];
     let groups = Arc::new(iscsi::PortGroups::new(1));
     let settings = iscsi::Settings { limits, chap_algorithms: &Algorithm::ALL, groups, addresses: &listen };

@@ -208,6 +208,15 @@ impl Commands {
         }
     }
 
+    /// Ends the commands to units that were withdrawn, except for those that run and change the unit.
+    pub fn end_withdrawn(&self, output: &mut Output) {
+        for task in self.tasks.withdrawn() {
+            if self.tasks.stop_gathering(&task).is_some() {
+                self.end(&task, &task.nexus.cleared(), output);
+            }
+        }
+    }
+
     /// Fails the command whose data had a wrong digest.
     pub fn damaged_data(&self, tag: u32, output: &mut Output) {
         if let Some(task) = self.tasks.get(tag).filter(|t| self.tasks.stop_gathering(t).is_some()) {

@@ -26,8 +26,10 @@ impl FrontEnd for Front {
         run(worker, |worker| serve(worker, context, client));
     }
 
-    fn resume(&self, state: serde_json::Value, _: &RawSocket) -> Result<Resume, String> {
-        let login = HandedOver::parse(state)?.resume(&self.0)?;
+    fn resume(&self, state: serde_json::Value, socket: &RawSocket) -> Result<Resume, String> {
+        let RawSocket::Tcp(tcp_socket) = socket else { return Err("iSCSI needs a TCP connection".into()) };
+        let peer = tcp_socket.peer_addr().map_err(|e| e.to_string())?;
+        let login = HandedOver::parse(state)?.resume(&self.0, peer.ip())?;
         let context = self.0.clone();
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, until_resumed }| {
             let continued = login.continued.map(|c| Continued { until_resumed, ..c });

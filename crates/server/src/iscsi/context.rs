@@ -19,6 +19,9 @@ use crate::targets::{Chap, IqnName, ServedTargets, Target};
 /// What an initiator has observed of units in the state standby, by LUN.
 pub(super) type StandbyStates = BTreeMap<u16, StandbyState>;
 
+/// The disks that an initiator knows, by LUN: their UUIDs.
+pub(super) type KnownDisks = BTreeMap<u16, [u8; 16]>;
+
 /// The disks that targets map.
 pub enum Disks {
     /// Those of the pool that this server has.
@@ -77,6 +80,7 @@ pub(super) struct Continued {
     pub transfer_tag: u32,
     /// The units of a session that began while another server had the pool, by LUN.
     pub standby: Option<StandbyStates>,
+    pub known: KnownDisks,
     /// Dropped when the session has opened its units.
     #[expect(dead_code, reason = "held until it is dropped")]
     pub until_resumed: Arc<dyn Any + Send + Sync>,

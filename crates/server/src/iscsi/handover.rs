@@ -4,12 +4,13 @@
 //! A session is handed over while no command is under way. Results of third-party copies that the initiator
 //! has not read, and tokens, are dropped: the initiator then copies the data itself.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use forebay_wire::iscsi::{Digests, Parameters};
 use serde::{Deserialize, Serialize};
 
-use super::context::{Context, Continued, LoggedIn, StandbyStates};
+use super::context::{Context, Continued, KnownDisks, LoggedIn, StandbyStates};
 use super::registry::Key;
 use crate::plane::Received;
 use crate::targets::{Chap, IqnName};
@@ -34,6 +35,8 @@ pub(super) struct HandedOver {
     /// The units of a session that began while another server had the pool; only within one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyStates>,
+    #[serde(default, skip_serializing_if = "KnownDisks::is_empty")]
+    pub known: KnownDisks,
 }
 
 /// The fields of [`Parameters`].
@@ -69,12 +72,13 @@ impl HandedOver {
         Ok(state)
     }
 
-    /// Registers the session.
-    pub fn resume(self, context: &Arc<Context>) -> Result<LoggedIn, String> {
+    /// Registers the session of an initiator at this address.
+    pub fn resume(self, context: &Arc<Context>, peer: IpAddr) -> Result<LoggedIn, String> {
         let target = context.targets.get(&self.target);
         let target = target.ok_or_else(|| format!("target {} does not exist any more", self.target))?;
         let key = Key { initiator: self.initiator.clone(), isid: self.isid, target: self.target };
-        let registered = context.registry.resume(key, self.tsih).ok_or("its session exists already")?;
+        let registered = context.registry.resume(key, peer, self.tsih);
+        let registered = registered.ok_or("its session exists already")?;
         Ok(LoggedIn {
             initiator: self.initiator,
             isid: self.isid,
@@ -88,6 +92,7 @@ impl HandedOver {
                 since_ms: self.since_ms,
                 transfer_tag: self.transfer_tag,
                 standby: self.standby,
+                known: self.known,
                 until_resumed: Arc::new(()),
             }),
         })

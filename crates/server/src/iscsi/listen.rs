@@ -65,8 +65,9 @@ pub fn listen_as_standby(
 pub async fn follow(targets: Arc<Targets>, units: Arc<Units>) {
     let mut changed = targets.changed();
     while changed.changed().await.is_ok() {
-        let mapped: HashSet<String> =
-            targets.snapshot().values().flat_map(|t| t.luns.values().map(|lun| lun.disk.clone())).collect();
-        units.keep(|disk| mapped.contains(disk)).await;
+        let mapped = || -> HashSet<String> {
+            targets.snapshot().values().flat_map(|t| t.luns.values().map(|lun| lun.disk.clone())).collect()
+        };
+        units.keep(mapped).await;
     }
 }

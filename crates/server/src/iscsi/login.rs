@@ -119,7 +119,7 @@ impl LoginPhase<'_> {
             Some(target) => {
                 let (initiator, isid) = (leading.initiator.clone(), leading.isid);
                 let key = Key { initiator, isid, target: target.name.clone() };
-                match self.context.registry.begin(key).await {
+                match self.context.registry.begin(key, self.peer).await {
                     Ok(registered) => Some((target, registered)),
                     Err(status) => return Err(self.refuse(header, status).await),
                 }

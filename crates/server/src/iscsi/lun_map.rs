@@ -1,7 +1,7 @@
 //! The logical units that a session can use: those that its target maps and that are visible to its
 //! initiator.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
@@ -9,7 +9,7 @@ use forebay_wire::scsi::PortGroup;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::context::{Context, Disks, StandbyStates};
+use super::context::{Context, Disks, KnownDisks, StandbyStates};
 use super::groups::relative_port;
 use super::standby::Standby;
 use crate::scsi::{
@@ -61,11 +61,13 @@ pub(super) struct LunMap {
     units: Mutex<BTreeMap<u16, (Lun, Access)>>,
     /// The units before this server had the pool, until they are opened.
     before: Mutex<Option<StandbyStates>>,
+    /// The disks that the initiator knows under numbers from which units were removed.
+    known: Mutex<KnownDisks>,
+    /// These numbers, as far as the units were removed by this process.
+    removed: Mutex<BTreeSet<u16>>,
     /// The session has ended.
     left: AtomicBool,
-    /// LUNs whose commands another nexus aborted.
-    aborted: Mutex<Vec<u16>>,
-    /// Signalled when a LUN is added to `aborted`.
+    /// Signalled when another nexus aborts commands, or a nexus is withdrawn.
     pub abort: Notify,
 }
 
@@ -75,7 +77,7 @@ impl LunMap {
         target: &Target,
         (initiator, isid): (IqnName, [u8; 6]),
         proved: Option<Chap>,
-        before: Option<StandbyStates>,
+        (before, known): (Option<StandbyStates>, KnownDisks),
     ) -> Arc<LunMap> {
         let port = Port {
             initiator: initiator.to_string(),
@@ -93,8 +95,9 @@ impl LunMap {
             port: Arc::new(port),
             units: Mutex::default(),
             before: Mutex::new(before),
+            known: Mutex::new(known),
+            removed: Mutex::default(),
             left: AtomicBool::new(false),
-            aborted: Mutex::default(),
             abort: Notify::new(),
         })
     }
@@ -136,6 +139,14 @@ impl LunMap {
         Some(states.collect())
     }
 
+    /// The disks that the initiator knows, by LUN.
+    pub fn known_disks(&self) -> KnownDisks {
+        let mut known = self.known.lock().clone();
+        let identified = self.nexuses().into_iter().filter(|nexus| nexus.is_identified());
+        known.extend(identified.map(|nexus| (nexus.lun(), nexus.disk().uuid())));
+        known
+    }
+
     /// Releases all units at the end of the session, so that a session that replaces it starts without its
     /// state.
     pub fn leave(&self) {
@@ -146,14 +157,17 @@ impl LunMap {
         drop(removed);
     }
 
-    /// Takes the LUNs whose commands another nexus aborted.
-    pub fn take_aborted(&self) -> Vec<u16> {
-        std::mem::take(&mut self.aborted.lock())
-    }
-
     /// Applies the current table of targets. False if the session has to end: the target no longer admits the
     /// initiator, or requires other credentials than it used.
     pub async fn refresh(self: &Arc<Self>) -> bool {
+        let stays = self.follow_table().await;
+        if !stays {
+            self.withdraw(|_, _| true);
+        }
+        stays
+    }
+
+    async fn follow_table(self: &Arc<Self>) -> bool {
         let Some(target) = self.context.targets.get(&self.target) else { return false };
         let Some(admission) = target.admission(&self.initiator) else { return false };
         if admission.chap.is_some_and(|chap| self.proved.as_ref() != Some(chap)) {
@@ -162,17 +176,41 @@ impl LunMap {
         let wanted: BTreeMap<_, _> =
             target.luns.iter().filter(|(number, _)| admission.sees(**number)).collect();
         let before = self.luns();
-        self.units.lock().retain(|number, (lun, _)| wanted.get(number) == Some(&&*lun));
+        self.withdraw(|number, lun| wanted.get(&number) != Some(&lun));
+        let mut is_replaced = false;
         for (number, lun) in wanted {
             if !self.units.lock().contains_key(number) {
-                self.add(*number, lun).await;
+                is_replaced |= self.add(*number, lun).await;
             }
         }
         let observed = self.resume_standby().unwrap_or(before);
-        if !observed.is_empty() && self.luns() != observed {
+        if is_replaced || (!observed.is_empty() && self.luns() != observed) {
             self.units.lock().values().for_each(|(_, access)| access.note(UnitAttention::LunsChanged));
         }
         true
+    }
+
+    /// Removes units, and ends their commands that still gather data: these must not change a disk after the
+    /// access to it was revoked.
+    fn withdraw(&self, is_meant: impl Fn(u16, &Lun) -> bool) {
+        let mut removed = Vec::new();
+        self.units.lock().retain(|number, (lun, access)| {
+            let stays = !is_meant(*number, lun);
+            if !stays {
+                removed.push(access.clone());
+            }
+            stays
+        });
+        for nexus in removed.iter().filter_map(Access::nexus) {
+            nexus.withdraw();
+            self.removed.lock().insert(nexus.lun());
+            if nexus.is_identified() {
+                self.known.lock().insert(nexus.lun(), nexus.disk().uuid());
+            }
+        }
+        if !removed.is_empty() {
+            self.abort.notify_one();
+        }
     }
 
     /// Gives units that were opened the state that the initiator observed while another server had the pool.
@@ -187,8 +225,20 @@ impl LunMap {
         Some(before.into_keys().collect())
     }
 
-    /// Opens the unit of a LUN. If that fails, the LUN is left out.
-    async fn add(self: &Arc<Self>, number: u16, lun: &Lun) {
+    /// Informs the initiator that a number which it knows has a unit again. Returns whether that is of
+    /// another disk.
+    fn replace(&self, nexus: &Nexus) -> bool {
+        let known = self.known.lock().get(&nexus.lun()).copied();
+        let is_other = known.is_some_and(|uuid| uuid != nexus.disk().uuid());
+        if is_other || self.removed.lock().contains(&nexus.lun()) {
+            nexus.replaces(is_other);
+        }
+        is_other
+    }
+
+    /// Opens the unit of a LUN. If that fails, the LUN is left out. Returns whether the initiator knows
+    /// another disk under this number.
+    async fn add(self: &Arc<Self>, number: u16, lun: &Lun) -> bool {
         let settings = Settings { lun: number, read_only: lun.read_only, write_back: lun.write_back };
         let access = match &self.context.disks {
             Disks::Own { pool, units } => match units.open(pool, &lun.disk).await {
@@ -198,18 +248,20 @@ impl LunMap {
                 }
                 Err(error) => {
                     tracing::warn!(disk = lun.disk, target = %self.target, %error, "cannot serve a LUN");
-                    return;
+                    return false;
                 }
             },
             Disks::OfOther(standby) => match self.describe(standby, settings, &lun.disk) {
                 Some(unit) => Access::Standby(unit),
-                None => return,
+                None => return false,
             },
         };
+        let is_other = access.nexus().is_some_and(|nexus| self.replace(nexus));
         let mut units = self.units.lock();
         if !self.left.load(Relaxed) {
             units.insert(number, (lun.clone(), access));
         }
+        is_other
     }
 
     /// A unit of a disk that another server has; `None` if that did not publish it.
@@ -234,8 +286,7 @@ impl NexusOwner for LunMap {
 }
 
 impl AbortTasks for LunMap {
-    fn abort_tasks(&self, lun: u16) {
-        self.aborted.lock().push(lun);
+    fn abort_tasks(&self, _: u16) {
         self.abort.notify_one();
     }
 }

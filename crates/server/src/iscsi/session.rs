@@ -16,12 +16,13 @@ use forebay_wire::iscsi::{BHS, NO_TAG, Numbering, Pdu, Request, Step, before, de
 use tokio::net::TcpStream;
 
 use super::command::Commands;
-use super::context::{Context, LoggedIn};
+use super::context::{Context, KnownDisks, LoggedIn};
 use super::errors::End;
 use super::handover::HandedOver;
 use super::limits::{MAX_RECV, MAX_TASKS};
 use super::link::{CommandSlot, Link};
 use super::lun_map::LunMap;
+use super::task::Task;
 use super::text::{Invalid, TextRequests};
 use super::watch::{Inbox, NOT_ADMITTED, watch};
 use crate::clock::unix_ms;
@@ -72,7 +73,9 @@ pub(super) async fn session(
     let (mut luns, mut listed, mut end) = (None, None, None);
     if let Some((target, registered)) = &login.session {
         let (initiator, proved) = (login.initiator.clone(), login.proved.clone());
-        let before = login.continued.as_mut().and_then(|continued| continued.standby.take());
+        let before = login.continued.as_mut().map_or_else(Default::default, |continued| {
+            (continued.standby.take(), std::mem::take(&mut continued.known))
+        });
         let map = LunMap::new(context.clone(), target, (initiator.clone(), login.isid), proved, before);
         if !map.refresh().await {
             return Err(End::Ended(NOT_ADMITTED));
@@ -100,6 +103,7 @@ pub(super) async fn session(
         transfer_tag: 0,
         since_ms,
         standby: None,
+        known: KnownDisks::default(),
     });
     let session = Session {
         worker: worker.clone(),
@@ -113,7 +117,12 @@ pub(super) async fn session(
         identity,
         aside: Aside::default(),
     };
+    let tasks = session.commands.tasks.clone();
     let done = Conversation::new(worker, stream, None, login.received, backlog.clone(), session).await;
+    // A task that gathers waits for data that cannot arrive any more, and nothing aborts it from here on. A
+    // request of another nexus to abort it, which waits for its end, must not wait for the running ones too.
+    tasks.abort(|_| true);
+    drop(tasks);
     // Started requests are finished before another session of this initiator begins.
     requests_ended(&backlog).await;
     luns.iter().for_each(|luns| luns.leave());
@@ -186,7 +195,9 @@ impl Protocol for Session {
         let (stat_sn, exp_cmd_sn) = self.link.next_numbers();
         let transfer_tag = self.link.next_transfer_tag();
         let standby = self.commands.luns.as_ref().and_then(|luns| luns.standby_states());
-        serde_json::to_value(HandedOver { stat_sn, exp_cmd_sn, transfer_tag, standby, ..identity }).ok()
+        let known = self.commands.luns.as_ref().map(|luns| luns.known_disks()).unwrap_or_default();
+        let state = HandedOver { stat_sn, exp_cmd_sn, transfer_tag, standby, known, ..identity };
+        serde_json::to_value(state).ok()
     }
 
     fn attend(&mut self, _: &mut task::Context<'_>, output: &mut Output) -> Result<(), End> {
@@ -197,13 +208,11 @@ impl Protocol for Session {
             // All connections of the session are going to end (11.9.1).
             self.link.put(&reply::asynchronous(&self.link.status_numbers(), 3, [0, 2, 0]), &[], output);
         }
-        if self.inbox.take_aborts()
-            && let Some(luns) = &self.commands.luns
-        {
-            for lun in luns.take_aborted() {
-                // Running tasks end without an answer; the nexus that aborted them waits for their end.
-                self.commands.tasks.abort(|task| task.lun.number() == Some(lun));
-            }
+        if self.inbox.take_aborts() {
+            // Running tasks end without an answer; the nexus that aborted them waits for their end. Tasks
+            // that arrived later are not meant.
+            self.commands.tasks.abort(Task::is_aborted_by_other);
+            self.commands.end_withdrawn(output);
         }
         self.commands.solicit_more(output);
         if !self.worker.is_quiescing() && self.inbox.take_ping() {

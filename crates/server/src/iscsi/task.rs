@@ -1,8 +1,9 @@
 //! The commands of a session that are under way, and how they are aborted (RFC 7143, 4.2.3.3 and 11.5).
 //!
 //! A task gathers its data, which is solicited once the session has memory for all of it; then it runs. An
-//! abort ends a task that gathers at once. A running task cannot be stopped: it finishes without a response,
-//! and the request to abort it is answered afterwards. So an aborted task has no effect after that answer.
+//! abort ends a task that gathers at once, and one that only reads blocks at its next wait. Other running
+//! tasks cannot be stopped: they finish without a response, and the request to abort them is answered
+//! afterwards. So an aborted task has no effect after that answer.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -17,7 +18,7 @@ use tokio::sync::Notify;
 use super::gather::Gather;
 use super::link::{CommandSlot, Link, SENT_AT_ONCE, Sent};
 use crate::plane::{Charge, Claim, FENCED, Front, Kind, MAX_UNSENT, Times, spawn_request};
-use crate::scsi::{Admitted, Nexus, Response, Underway};
+use crate::scsi::{Admitted, Arrival, Nexus, Response, Underway};
 
 /// Memory that a command is charged when it is accepted, in addition to its data and its work.
 pub(super) const TASK_COST: usize = 1 << 10;
@@ -36,10 +37,11 @@ pub(super) struct Task {
     pub expected: u32,
     pub nexus: Arc<Nexus>,
     pub request: scsi::Request,
+    arrival: Arrival,
     /// Its data, until all of it was received.
     pub gather: RefCell<Option<Gather>>,
     aborted: Cell<bool>,
-    /// Signalled when it is aborted.
+    /// Signalled when it is aborted, or its unit is withdrawn.
     stop: Notify,
     /// Released when it ends.
     holds: RefCell<Option<(CommandSlot, Option<Underway>)>>,
@@ -64,6 +66,7 @@ impl Task {
             expected,
             nexus,
             request: admitted.request,
+            arrival: admitted.arrival,
             gather: RefCell::new(gather),
             aborted: Cell::new(false),
             stop: Notify::new(),
@@ -71,6 +74,11 @@ impl Task {
             has_ended: Cell::new(false),
             ended: Notify::new(),
         })
+    }
+
+    /// Whether another nexus aborted it.
+    pub fn is_aborted_by_other(&self) -> bool {
+        self.nexus.has_aborted(self.arrival)
     }
 
     /// Waits until it ends.
@@ -194,13 +202,24 @@ impl Tasks {
             let copied = held.min(task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE);
             let mut work = match held {
                 0 => None,
-                held => Some(backlog.account().take_shared(held + copied).await),
+                held => tokio::select! {
+                    work = backlog.account().take_shared(held + copied) => Some(work),
+                    // No command that is charged here changes anything, and it has not begun.
+                    () = task.stop.notified() => None,
+                },
             };
-            if work.is_some() && (task.aborted.get() || backlog.is_gone()) {
+            if held > 0 && (task.aborted.get() || backlog.is_gone()) {
                 // No initiator waits for the response.
                 return;
             }
-            let response = task.nexus.perform(&task.request, &data).await;
+            let response = tokio::select! {
+                response = task.nexus.perform(&task.request, &data) => response,
+                // A VERIFY can be as long as the disk.
+                () = task.stop.notified(), if task.request.only_reads() => match task.aborted.get() {
+                    true => return,
+                    false => task.nexus.cleared(),
+                },
+            };
             drop(data);
             if let Some(served) = task.nexus.served(&task.request, &response) {
                 timed.end(served);
@@ -213,7 +232,7 @@ impl Tasks {
                 tokio::select! {
                     () = backlog.room() => {}
                     // The task management function must not wait for the initiator to receive the response.
-                    () = task.stop.notified() => break,
+                    () = task.stop.notified() => continue,
                 }
                 if !link.push_some(task.tag, task.expected, &response, &mut sent) {
                     break;
@@ -253,7 +272,8 @@ impl Tasks {
         task.ended.notify_waiters();
     }
 
-    /// Aborts the tasks for which `is_meant` is true. The returned ones still run, and end without an answer.
+    /// Aborts the tasks for which `is_meant` is true. The returned ones still run, and end without an answer,
+    /// those that only read soon.
     pub fn abort(&self, is_meant: impl Fn(&Task) -> bool) -> Vec<Rc<Task>> {
         let mut meant: Vec<_> = self.by_tag.borrow().values().filter(|t| is_meant(t)).cloned().collect();
         meant.retain(|task| {
@@ -266,6 +286,14 @@ impl Tasks {
             !gathers
         });
         meant
+    }
+
+    /// The tasks whose unit was withdrawn. Those that run and only read end soon.
+    pub fn withdrawn(&self) -> Vec<Rc<Task>> {
+        let by_tag = self.by_tag.borrow();
+        let tasks: Vec<_> = by_tag.values().filter(|task| task.nexus.is_withdrawn()).cloned().collect();
+        tasks.iter().for_each(|task| task.stop.notify_one());
+        tasks
     }
 
     /// Aborts tasks like [`Tasks::abort`], waits for their end, and answers request `tag` with the result of

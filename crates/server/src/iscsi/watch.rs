@@ -51,7 +51,7 @@ impl Inbox {
         self.ended.get()
     }
 
-    /// Whether another nexus aborted commands; see [`LunMap::take_aborted`].
+    /// Whether another nexus aborted commands, or units were withdrawn.
     pub fn take_aborts(&self) -> bool {
         self.aborts.take()
     }

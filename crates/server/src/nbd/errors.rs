@@ -24,6 +24,8 @@ pub(super) enum End {
     Negotiation(#[from] Cut),
     #[error("not enough memory for a long option")]
     NoMemory,
+    #[error("the client sent too many options")]
+    TooManyOptions,
     #[error(transparent)]
     Fenced(#[from] Fenced),
     #[error("export '{name}' was refused: {why}")]

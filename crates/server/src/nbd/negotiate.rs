@@ -12,18 +12,31 @@ use super::context::{Attached, Context, Negotiated};
 use super::errors::{Denied, End, Fenced};
 use super::peer;
 use super::stream::Stream;
-use crate::plane::{Charge, Kind, MemoryAccount, Received};
+use crate::plane::{Budget, Charge, Kind, MemoryAccount, Received};
 
 /// Bytes of options that are received without a charge, and the charge for longer ones.
 const SHORT_OPTION: usize = 8 << 10;
 const LONG_OPTION: usize = 2 * OPTION_MAX as usize;
 /// Bytes of a list that are collected before they are sent.
 const LIST_CHUNK: usize = 16 << 10;
+/// Options about exports that a client can send; and further ones for each export that was listed. Programs
+/// that show all exports send two or three for each on one connection.
+const OPTIONS: usize = 64;
+const OPTIONS_PER_EXPORT: usize = 8;
 /// The block sizes that are announced to clients.
 const BLOCK_SIZES: BlockSizes = BlockSizes { min: 1, preferred: 4096, max: MAX_PAYLOAD };
 
-/// Negotiates with a client; `None` if it disconnected without choosing a disk.
+/// Negotiates with a client, within its share of the thread; `None` if it disconnected without choosing a
+/// disk.
 pub(super) async fn negotiate(
+    stream: Stream,
+    context: &Context,
+    account: Rc<MemoryAccount>,
+) -> Result<Option<Negotiated>, End> {
+    Budget::default().run(negotiate_unbounded(stream, context, account)).await
+}
+
+async fn negotiate_unbounded(
     stream: Stream,
     context: &Context,
     account: Rc<MemoryAccount>,
@@ -43,6 +56,8 @@ pub(super) async fn negotiate(
         context_of: None,
         account,
         charge: None,
+        options: 0,
+        permitted: OPTIONS,
     };
     nbd::greeting(&mut n.out);
     loop {
@@ -98,6 +113,10 @@ struct Negotiation<'a> {
     account: Rc<MemoryAccount>,
     /// The charge for a long option.
     charge: Option<Charge>,
+    /// Options about exports that were received, each list as one for each export; and those that are
+    /// permitted.
+    options: usize,
+    permitted: usize,
 }
 
 impl<'a> Negotiation<'a> {
@@ -164,6 +183,9 @@ impl<'a> Negotiation<'a> {
             }
             self.refuse_without_tls(option);
             return Ok(Turn::Continue);
+        }
+        if !is_allowed_in_clear && !matches!(request, OptionRequest::StructuredReply) {
+            self.count(1)?;
         }
         let done = match request {
             OptionRequest::Abort => {
@@ -251,8 +273,17 @@ impl<'a> Negotiation<'a> {
         Ok(self)
     }
 
+    /// Counts options about exports.
+    fn count(&mut self, options: usize) -> Result<(), End> {
+        self.options += options;
+        if self.options > self.permitted { Err(End::TooManyOptions) } else { Ok(()) }
+    }
+
     async fn list(&mut self) -> Result<(), End> {
-        for disk in self.context.pool.disks() {
+        let disks = self.context.pool.disks();
+        self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * disks.len());
+        self.count(disks.len())?;
+        for disk in disks {
             if !self.grant.sees(&disk.name) {
                 continue;
             }
@@ -292,10 +323,9 @@ impl<'a> Negotiation<'a> {
             if !self.grant.sees(name) {
                 return Err(Denied::no_export());
             }
-            return Ok(self.context.pool.disk(name)?);
+            return Ok(self.context.pool.disk_in_brief(name)?);
         }
-        let of_client = |d: &DiskInfo| d.role == Role::Volume && self.grant.sees(&d.name);
-        let mut volumes = self.context.pool.disks().into_iter().filter(of_client);
+        let mut volumes = self.context.pool.some_volumes(2, |name| self.grant.sees(name)).into_iter();
         match (volumes.next(), volumes.next()) {
             (Some(only), None) => Ok(only),
             (None, _) => Err(Denied::new(REP_ERR_UNKNOWN, "no volume exists; create one or name an image")),

@@ -32,7 +32,7 @@ mod tests;
 mod worker;
 
 pub(crate) use backlog::{Backlog, FENCED, MAX_UNSENT, Ticket, spawn_request};
-pub(crate) use budget::COSTLY_REQUEST;
+pub(crate) use budget::{Budget, COSTLY_REQUEST};
 pub use connections::ConnectionLimits;
 pub(crate) use connections::{Cut, LimitsHandle, MAX_LEAVING, network};
 pub(crate) use contain::contained;

@@ -24,6 +24,8 @@ pub enum UnitAttention {
     ReservationsReleased,
     /// The registration of this nexus was removed by another one.
     RegistrationsPreempted,
+    /// Another disk has the number of the unit.
+    InquiryChanged,
     /// The set of units that the initiator can use changed.
     LunsChanged,
     /// The store is nearly full.
@@ -47,6 +49,7 @@ impl UnitAttention {
             UnitAttention::ReservationsPreempted => codes::RESERVATIONS_PREEMPTED,
             UnitAttention::ReservationsReleased => codes::RESERVATIONS_RELEASED,
             UnitAttention::RegistrationsPreempted => codes::REGISTRATIONS_PREEMPTED,
+            UnitAttention::InquiryChanged => codes::INQUIRY_DATA_CHANGED,
             UnitAttention::LunsChanged => codes::REPORTED_LUNS_CHANGED,
             UnitAttention::Threshold => codes::THIN_PROVISIONING_THRESHOLD,
             UnitAttention::Ready => codes::MEDIUM_MAY_HAVE_CHANGED,

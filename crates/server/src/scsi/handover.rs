@@ -1,10 +1,10 @@
 //! The state of a logical unit that is handed over to another process.
 //!
 //! Everything is handed over that an initiator can observe and that is not stored with the disk:
-//! registrations and reservations that do not persist through power loss, RESERVE, mode parameters, and the
-//! pending unit attentions of each nexus. So a session that continues sees no power-on condition, and no
-//! other session gets a command past a reservation in between. Tokens are not handed over: they become
-//! unknown, and initiators copy the data themselves.
+//! registrations and reservations that do not persist through power loss, RESERVE, mode parameters, the
+//! pending unit attentions of each nexus, and whether it was told of a volatile write cache. So a session
+//! that continues sees no power-on condition, and no other session gets a command past a reservation in
+//! between. Tokens are not handed over: they become unknown, and initiators copy the data themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -47,6 +47,9 @@ struct NexusState {
     port: Port,
     lun: u16,
     attentions: Vec<UnitAttention>,
+    /// The initiator was told of a volatile write cache.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    told_volatile: bool,
 }
 
 impl UnitState {
@@ -82,6 +85,7 @@ impl UnitState {
             let id = unit.next_member.fetch_add(1, Relaxed);
             let port = Arc::new(nexus.port.clone());
             let member = Member::not_resumed(id, port, nexus.lun, &nexus.attentions);
+            member.told_volatile.store(nexus.told_volatile, Relaxed);
             unit.members.lock().push(Arc::new(member));
             if self.reserver == Some(n) {
                 reserver = Some(id);
@@ -118,7 +122,12 @@ impl UnitState {
 
 impl NexusState {
     fn of(member: &Member) -> NexusState {
-        NexusState { port: Port::clone(&member.port), lun: member.lun, attentions: member.pending() }
+        NexusState {
+            port: Port::clone(&member.port),
+            lun: member.lun,
+            attentions: member.pending(),
+            told_volatile: member.told_volatile.load(Relaxed),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The state that a unit keeps for each nexus.
 
-use std::sync::atomic::{AtomicBool, Ordering::Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -11,9 +12,9 @@ use super::underway::Gate;
 
 /// A session whose commands can be aborted by another nexus. No lock of a unit is held during the call.
 pub trait AbortTasks: Send + Sync {
-    /// Aborts all commands of the session to a unit, for a reset or PREEMPT AND ABORT of another nexus. The
-    /// caller waits until those that change the unit have ended, so none of them may wait for an abort
-    /// itself.
+    /// Aborts the commands of the session to a unit that precede a reset or PREEMPT AND ABORT of another
+    /// nexus ([`Nexus::has_aborted`](super::Nexus::has_aborted)). The caller waits until those that change
+    /// the unit have ended, so none of them may wait for an abort itself.
     fn abort_tasks(&self, lun: u16);
 }
 
@@ -30,11 +31,19 @@ pub(super) struct Member {
     pub port: Arc<Port>,
     pub lun: u16,
     pub session: Weak<dyn AbortTasks>,
-    /// Unit attentions are pending.
+    /// Unit attentions are pending, or the unit is not identified.
     pub alert: AtomicBool,
     /// Its commands that change the unit.
     pub gate: Gate,
+    /// How often another nexus aborted its commands. Incremented after the gate was closed, and read before a
+    /// command enters the gate: so the abort waits for no command that it does not end.
+    pub aborts: AtomicU64,
     attentions: Mutex<Attentions>,
+    /// The initiator was told of a volatile write cache. Otherwise its writes are durable when they are
+    /// answered, since it would not flush them.
+    pub told_volatile: AtomicBool,
+    /// Another disk had the number before, and the initiator has not read the identity of this one yet.
+    unidentified: AtomicBool,
     /// Its session was handed over by another process, and has not resumed yet.
     pub resumes: bool,
 }
@@ -48,7 +57,10 @@ impl Member {
             session,
             alert: AtomicBool::new(false),
             gate: Gate::default(),
+            aborts: AtomicU64::new(0),
             attentions: Mutex::default(),
+            told_volatile: AtomicBool::new(false),
+            unidentified: AtomicBool::new(false),
             resumes: false,
         }
     }
@@ -75,13 +87,27 @@ impl Member {
     pub fn take(&self, resets_only: bool) -> Option<UnitAttention> {
         let mut attentions = self.attentions.lock();
         let taken = attentions.take(resets_only);
-        self.alert.store(!attentions.is_empty(), Release);
+        self.update_alert(&attentions);
         taken
     }
 
     pub fn forget(&self, attention: UnitAttention) {
         let mut attentions = self.attentions.lock();
         attentions.forget(attention);
-        self.alert.store(!attentions.is_empty(), Release);
+        self.update_alert(&attentions);
+    }
+
+    pub fn is_unidentified(&self) -> bool {
+        self.unidentified.load(Acquire)
+    }
+
+    pub fn set_unidentified(&self, on: bool) {
+        let attentions = self.attentions.lock();
+        self.unidentified.store(on, Release);
+        self.update_alert(&attentions);
+    }
+
+    fn update_alert(&self, attentions: &Attentions) {
+        self.alert.store(!attentions.is_empty() || self.is_unidentified(), Release);
     }
 }

@@ -42,7 +42,7 @@ pub use describe::absent;
 pub use errors::sense_of;
 pub use handover::{ResumedUnits, UnitState};
 pub use member::AbortTasks;
-pub use nexus::{Admitted, Nexus, NexusOwner};
+pub use nexus::{Admitted, Arrival, Nexus, NexusOwner};
 pub use port::{Port, Settings};
 pub use response::Response;
 pub use standby::{StandbyState, StandbyUnit, Surroundings, UnitFacts};

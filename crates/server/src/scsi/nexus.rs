@@ -5,7 +5,8 @@
 //! nexuses share: reservations, mode parameters, commands of other sessions. It does not see registrations
 //! that were made through other targets.
 
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Weak};
 
 use forebay_engine::{DiskHandle, Error};
@@ -40,6 +41,8 @@ pub struct Nexus {
     pub(super) settings: Settings,
     /// The mapping or the disk refuses changes.
     read_only: bool,
+    /// The mapping was removed or replaced; commands that were admitted before may still exist.
+    withdrawn: AtomicBool,
     /// Results of third-party copies, until the initiator reads them.
     pub(super) outcomes: Mutex<Outcomes>,
 }
@@ -50,7 +53,13 @@ pub struct Admitted {
     pub request: Request,
     /// Present for a command that changes the unit. Drop it when the command has ended, not earlier.
     pub underway: Option<Underway>,
+    /// For [`Nexus::has_aborted`].
+    pub arrival: Arrival,
 }
+
+/// The order of a command and the aborts of other nexuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival(u64);
 
 impl Drop for Nexus {
     fn drop(&mut self) {
@@ -66,10 +75,10 @@ impl LogicalUnit {
         settings: Settings,
         owner: Weak<dyn NexusOwner>,
     ) -> Arc<Nexus> {
-        let member = self.add_member(port, settings.lun, owner.clone());
+        let member = self.add_member(port, settings, owner.clone());
         let read_only = settings.read_only || self.disk().read_only();
-        let outcomes = Mutex::default();
-        Arc::new(Nexus { unit: self.clone(), member, owner, settings, read_only, outcomes })
+        let (withdrawn, outcomes) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(Nexus { unit: self.clone(), member, owner, settings, read_only, withdrawn, outcomes })
     }
 }
 
@@ -95,10 +104,29 @@ impl Nexus {
     }
 
     /// Whether a write has to be durable before it is answered; for transports that execute a
-    /// [`Request::Write`] themselves.
+    /// [`Request::Write`] themselves. Also with a volatile cache, if the initiator was told that there is
+    /// none.
     #[inline]
     pub fn durable(&self, fua: bool) -> bool {
-        fua || !self.unit.is_cache_volatile(self.settings.write_back)
+        let told = self.member.told_volatile.load(Relaxed);
+        fua || !(told && self.unit.is_cache_volatile(self.settings.write_back))
+    }
+
+    /// Continues under a number that a unit of the same session had before: the initiator may not read the
+    /// properties of the unit again. If that was of `another_disk`, only commands that identify the unit are
+    /// served until the initiator has read the identity: it might write to the wrong disk otherwise.
+    pub fn replaces(&self, another_disk: bool) {
+        self.member.told_volatile.store(false, Relaxed);
+        self.note(UnitAttention::ModeChanged);
+        if another_disk {
+            self.note(UnitAttention::InquiryChanged);
+            self.member.set_unidentified(true);
+        }
+    }
+
+    /// Whether the initiator knows that this disk has the number.
+    pub fn is_identified(&self) -> bool {
+        !self.member.is_unidentified()
     }
 
     /// Decodes a command and makes the checks that precede it: unit attentions, reservations, its range,
@@ -110,6 +138,7 @@ impl Nexus {
     #[inline]
     pub fn admit(&self, cdb: &[u8]) -> Result<Admitted, Response> {
         let decoded = Request::decode(cdb, &self.rules());
+        let arrival = Arrival(self.member.aborts.load(Acquire));
         let underway = decoded.as_ref().is_ok_and(Request::changes).then(|| self.member.gate.enter());
         let admitted = if self.unit.flags() != 0 || self.member.alert.load(Acquire) {
             self.admit_closely(cdb, decoded)
@@ -120,7 +149,12 @@ impl Nexus {
                 Err(sense) => Err(self.check(&sense)),
             }
         };
-        Ok(Admitted { request: admitted?, underway })
+        Ok(Admitted { request: admitted?, underway, arrival })
+    }
+
+    /// Whether another nexus has aborted the commands that were admitted until then.
+    pub fn has_aborted(&self, arrival: Arrival) -> bool {
+        self.member.aborts.load(Acquire) > arrival.0
     }
 
     /// The properties of the unit that commands are checked against.
@@ -152,6 +186,9 @@ impl Nexus {
             return Err(self.check(&attention.sense()));
         }
         let request = decoded.map_err(|sense| self.check(&sense))?;
+        if reports && self.member.is_unidentified() {
+            return Err(self.check(&Sense::illegal(codes::LOGICAL_UNIT_NOT_SUPPORTED)));
+        }
         if let Err(why) = ready
             && needs_medium(&request)
         {
@@ -166,6 +203,22 @@ impl Nexus {
             self.unit.note_change(offset, len);
         }
         Ok(request)
+    }
+
+    /// Ends the access: commands that were admitted and have not begun fail.
+    pub fn withdraw(&self) {
+        self.withdrawn.store(true, Release);
+    }
+
+    /// Whether the access was ended.
+    pub fn is_withdrawn(&self) -> bool {
+        self.withdrawn.load(Acquire)
+    }
+
+    /// The response to a command that was admitted before the access was ended. Initiators repeat such a
+    /// command, and are then told what became of the unit.
+    pub fn cleared(&self) -> Response {
+        self.check(&Sense::new(SenseKey::AbortedCommand, codes::COMMANDS_CLEARED_BY_SERVER))
     }
 
     /// Whether changes of this nexus are refused.
@@ -225,6 +278,9 @@ impl Nexus {
         self.member.forget(UnitAttention::PowerOn);
         state.attentions.iter().for_each(|attention| self.note(*attention));
         self.note(UnitAttention::AccessState);
+        if self.member.told_volatile.swap(state.told_volatile, Relaxed) != state.told_volatile {
+            self.note(UnitAttention::ModeChanged);
+        }
         if state.size != self.disk().size() {
             self.note(UnitAttention::CapacityChanged);
         }

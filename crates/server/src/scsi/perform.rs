@@ -1,9 +1,11 @@
 //! Execution of an admitted command.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use forebay_engine::Result;
 use forebay_wire::scsi::{
     Request, ReserveOut, ReserveParameters, Sense, SenseKey, Status, VpdPage, capacity10, capacity16, codes,
-    copy_parameters, mode_select, mode_sense, target_port_groups, task_management_functions,
+    copy_parameters, mode_select, mode_sense, reports_cache, target_port_groups, task_management_functions,
 };
 
 use super::attention::UnitAttention;
@@ -14,10 +16,16 @@ use super::reserve::Refusal;
 use super::response::Response;
 use crate::plane::Served;
 
+/// The page of vital product data that identifies a unit.
+const IDENTIFICATION: u8 = 0x83;
+
 impl Nexus {
     /// Executes a command that passed [`admit`](Self::admit), with the data that the initiator sent for it.
     /// The data of the response is cut to the allocation length.
     pub async fn perform(&self, request: &Request, data_out: &[u8]) -> Response {
+        if self.is_withdrawn() {
+            return self.cleared();
+        }
         if let Err(sense) = request.accepts(data_out.len() as u64) {
             return self.check(&sense);
         }
@@ -90,7 +98,12 @@ impl Nexus {
             ModeSense { allocation, .. } => {
                 let mode = self.unit.mode(self.settings.write_back);
                 match mode_sense(request, &mode, self.is_read_only(), self.unit.blocks()) {
-                    Ok(data) => Response::data(data, allocation),
+                    Ok(data) => {
+                        if reports_cache(request) {
+                            self.member.told_volatile.store(mode.write_back, Relaxed);
+                        }
+                        Response::data(data, allocation)
+                    }
                     Err(sense) => self.check(&sense),
                 }
             }
@@ -130,6 +143,9 @@ impl Nexus {
             port: port.identity(),
             volatile_cache: self.unit.is_cache_volatile(self.settings.write_back),
         };
+        if page == Some(IDENTIFICATION) {
+            self.member.set_unidentified(false);
+        }
         describe::inquiry(page, &about, allocation).unwrap_or_else(|sense| self.check(&sense))
     }
 

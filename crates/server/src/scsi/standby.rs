@@ -10,11 +10,11 @@
 //! commands are not answered although SPC-4 lists them: their state is in the pool.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use forebay_wire::scsi::{
     BLOCK, Identity, ModeState, PortGroup, Request, Rules, Sense, SenseKey, VpdPage, capacity10, capacity16,
-    codes, mode_sense, target_port_groups, task_management_functions,
+    codes, mode_sense, reports_cache, target_port_groups, task_management_functions,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,9 @@ pub struct StandbyState {
     pub attentions: Vec<UnitAttention>,
     /// The size in bytes that was last seen.
     pub size: u64,
+    /// The initiator was told of a volatile write cache.
+    #[serde(default)]
+    pub told_volatile: bool,
 }
 
 /// A unit as one session sees it.
@@ -51,6 +54,8 @@ pub struct StandbyUnit {
     settings: Settings,
     /// The size in bytes that was last seen.
     size: AtomicU64,
+    /// The initiator was told of a volatile write cache.
+    told_volatile: AtomicBool,
     attentions: Mutex<Attentions>,
 }
 
@@ -69,7 +74,15 @@ impl StandbyUnit {
     pub fn new(port: Arc<Port>, settings: Settings, facts: &UnitFacts) -> StandbyUnit {
         let mut attentions = Attentions::default();
         attentions.note(UnitAttention::PowerOn);
-        StandbyUnit { port, settings, size: AtomicU64::new(facts.size), attentions: Mutex::new(attentions) }
+        let unit = StandbyUnit {
+            port,
+            settings,
+            size: AtomicU64::new(facts.size),
+            told_volatile: AtomicBool::new(false),
+            attentions: Mutex::new(attentions),
+        };
+        unit.told_volatile.store(unit.is_cache_volatile(facts), Relaxed);
+        unit
     }
 
     /// Notes a unit attention.
@@ -79,7 +92,11 @@ impl StandbyUnit {
 
     /// What the initiator has observed.
     pub fn state(&self) -> StandbyState {
-        StandbyState { attentions: self.attentions.lock().all().to_vec(), size: self.size.load(Relaxed) }
+        StandbyState {
+            attentions: self.attentions.lock().all().to_vec(),
+            size: self.size.load(Relaxed),
+            told_volatile: self.told_volatile.load(Relaxed),
+        }
     }
 
     /// Answers a command.
@@ -132,6 +149,9 @@ impl StandbyUnit {
             Request::ModeSense { allocation, .. } => {
                 let write_back = self.is_cache_volatile(facts);
                 let mode = ModeState { write_back, ..ModeState::default() };
+                if reports_cache(request) {
+                    self.told_volatile.store(write_back, Relaxed);
+                }
                 Response::data(mode_sense(request, &mode, self.settings.read_only, blocks)?, allocation)
             }
             Request::TargetPortGroups { allocation } => {
@@ -263,6 +283,7 @@ mod tests {
         fails(&resized(&unit, &TEST_UNIT_READY, 2 << 20), 6, codes::CAPACITY_CHANGED);
         unit.note(UnitAttention::LunsChanged);
         let state = unit.state();
-        assert_eq!(state, StandbyState { attentions: vec![UnitAttention::LunsChanged], size: 2 << 20 });
+        let attentions = vec![UnitAttention::LunsChanged];
+        assert_eq!(state, StandbyState { attentions, size: 2 << 20, told_volatile: true });
     }
 }

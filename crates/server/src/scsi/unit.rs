@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::attention::UnitAttention;
 use super::member::{AbortTasks, Member};
-use super::port::Port;
+use super::port::{Port, Settings};
 use super::reserve::Reservations;
 use super::tokens::{Grant, TokenSource, Tokens, UnitTokens};
 
@@ -87,12 +87,23 @@ impl LogicalUnit {
 
     /// Adds a nexus of a session. Its first command reports a power-on condition, unless the session was
     /// handed over by another process.
-    pub(super) fn add_member(&self, port: Arc<Port>, lun: u16, session: Weak<dyn AbortTasks>) -> Arc<Member> {
+    pub(super) fn add_member(
+        &self,
+        port: Arc<Port>,
+        settings: Settings,
+        session: Weak<dyn AbortTasks>,
+    ) -> Arc<Member> {
+        let (lun, is_volatile) = (settings.lun, self.is_cache_volatile(settings.write_back));
         if let Some(member) = self.resume_member(&port, lun, &session) {
+            if member.told_volatile.load(Relaxed) != is_volatile {
+                member.note(UnitAttention::ModeChanged);
+            }
             return member;
         }
         let id = self.next_member.fetch_add(1, Relaxed);
         let member = Arc::new(Member::new(id, port, lun, session));
+        // The initiator reads the mode parameters after it has found the unit.
+        member.told_volatile.store(is_volatile, Relaxed);
         member.note(UnitAttention::PowerOn);
         self.members.lock().push(member.clone());
         member
@@ -108,6 +119,7 @@ impl LogicalUnit {
         let mut members = self.members.lock();
         let waiting = members.iter_mut().find(|m| m.resumes && m.lun == lun && m.port.is(port))?;
         let resumed = Member::new(waiting.id, port.clone(), lun, session.clone());
+        resumed.told_volatile.store(waiting.told_volatile.load(Relaxed), Relaxed);
         waiting.pending().into_iter().for_each(|attention| resumed.note(attention));
         *waiting = Arc::new(resumed);
         Some(waiting.clone())
@@ -165,11 +177,16 @@ impl LogicalUnit {
     }
 
     /// Aborts the commands to this unit of all nexuses except `but` for which `wanted` is true, and waits
-    /// until those that change the unit have ended.
+    /// until those that change the unit have ended. Commands that arrive later are not aborted.
     pub(super) async fn abort_others(&self, but: u64, wanted: impl Fn(&Port) -> bool) {
         let members: Vec<_> =
             self.members.lock().iter().filter(|m| m.id != but && wanted(&m.port)).cloned().collect();
-        let closed: Vec<_> = members.iter().map(|m| m.gate.close()).collect();
+        let close = |m: &Arc<Member>| {
+            let closed = m.gate.close();
+            m.aborts.fetch_add(1, AcqRel);
+            closed
+        };
+        let closed: Vec<_> = members.iter().map(close).collect();
         // No lock is held during these calls.
         for member in members {
             if let Some(session) = member.session.upgrade() {

@@ -1,6 +1,6 @@
 //! The logical units of a server that are open.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use forebay_engine::{Client, Pool, Result};
@@ -40,6 +40,8 @@ impl Units {
     pub async fn open(&self, pool: &Arc<Pool>, disk: &str) -> Result<Arc<LogicalUnit>> {
         let mut units = self.units.lock().await;
         if let Some(unit) = units.find(disk) {
+            // It may have been released while it was not mapped.
+            unit.hold_while_registered();
             return Ok(unit);
         }
         let unit = Arc::new(
@@ -76,15 +78,19 @@ impl Units {
         self.units.lock().await
     }
 
-    /// Releases the units of all disks for which `is_unit` is false: registrations no longer hold them open.
-    /// Sessions that use them continue until they end.
-    pub async fn keep(&self, is_unit: impl Fn(&str) -> bool) {
-        self.units.lock().await.0.retain(|disk, unit| {
-            let stays = is_unit(disk);
-            if !stays && let Some(unit) = unit.upgrade() {
+    /// Releases the units of all disks that are not `mapped`: registrations no longer hold them open. A unit
+    /// whose last commands have not ended stays open, so that a disk never has two. `mapped` is called while
+    /// no unit can be opened.
+    pub async fn keep(&self, mapped: impl FnOnce() -> HashSet<String>) {
+        let mut units = self.units.lock().await;
+        let mapped = mapped();
+        units.0.retain(|disk, unit| {
+            if !mapped.contains(disk)
+                && let Some(unit) = unit.upgrade()
+            {
                 unit.release_hold();
             }
-            stays
+            unit.strong_count() > 0
         });
     }
 }

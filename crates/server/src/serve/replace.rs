@@ -223,11 +223,16 @@ pub(super) async fn quiesce(services: &Services, open: &OpenPool) -> Result<(), 
         let quiet = services.plane.quiesce(QUIESCE).await;
         quiet.map_err(|busy| format!("requests of {busy} connections were not finished within {QUIESCE:?}"))
     };
+    // Requests that wait for a limit would not end in time.
+    open.pool.lift_limits(true);
     // Requests that wait for a commit need not wait for others to share it. What finds no room stays in
     // memory.
     let flushed = async { flush(open).await.map(drop) };
     let done = tokio::try_join!(quiet, flushed);
-    done.map(drop).inspect_err(|_| services.plane.continue_serving())
+    done.map(drop).inspect_err(|_| {
+        open.pool.lift_limits(false);
+        services.plane.continue_serving();
+    })
 }
 
 /// Makes everything durable that was acknowledged.

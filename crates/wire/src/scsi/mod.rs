@@ -33,7 +33,7 @@ pub use data::{
     target_port_groups, unmap_list,
 };
 pub use inquiry::standard_inquiry;
-pub use mode::{ModeState, mode_select, mode_sense};
+pub use mode::{ModeState, mode_select, mode_sense, reports_cache};
 pub use properties::Access;
 pub use request::{OpcodeQuery, PageControl, Request, ReserveIn, ReserveOut, Rules, Transfer, VerifyCheck};
 pub use reserve::{

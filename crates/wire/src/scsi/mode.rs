@@ -67,6 +67,23 @@ fn block_descriptor(blocks: u64, long: bool, out: &mut Vec<u8>) {
     out.put32(BLOCK);
 }
 
+/// Whether the initiator learns from the answer to a [`Request::ModeSense`] if there is a volatile write
+/// cache.
+pub fn reports_cache(request: &Request) -> bool {
+    let Request::ModeSense { ten, long_descriptor, no_descriptor, control, page, allocation, .. } = *request
+    else {
+        return false;
+    };
+    let descriptor = match (no_descriptor, long_descriptor) {
+        (true, _) => 0,
+        (false, false) => 8,
+        (false, true) => 16,
+    };
+    // The caching page is the first of all pages.
+    let at = if ten { 8 } else { 4 } + descriptor + 2;
+    matches!(page, CACHING | ALL_PAGES) && control == PageControl::Current && allocation > at
+}
+
 /// The complete data for a [`Request::ModeSense`]; an error for any other request. `read_only` is whether
 /// writes are refused for another reason than SWP.
 ///

@@ -158,6 +158,12 @@ impl Request {
         )
     }
 
+    /// Whether it does nothing but read blocks, so that it can be given up at any time.
+    pub fn only_reads(&self) -> bool {
+        use Request::*;
+        matches!(self, Read { .. } | Verify { .. } | PreFetch { .. } | GetLbaStatus { .. })
+    }
+
     /// The range that it changes, as offset and length in bytes, if the CDB states it.
     pub fn changed_range(&self) -> Option<(u64, u64)> {
         use Request::*;

@@ -69,6 +69,7 @@ pub mod codes {
         SPACE_ALLOCATION_FAILED = 0x27, 0x07, "The store is full.";
         MEDIUM_MAY_HAVE_CHANGED = 0x28, 0x00, "Not ready to ready change, medium may have changed.";
         COMMANDS_CLEARED = 0x2f, 0x00, "Another nexus aborted the commands of this one.";
+        COMMANDS_CLEARED_BY_SERVER = 0x2f, 0x02, "The server ended the commands.";
         POWER_ON_OCCURRED = 0x29, 0x01, "The unit is new to this nexus.";
         RESET_OCCURRED = 0x29, 0x03, "The unit was reset.";
         NEXUS_LOSS_OCCURRED = 0x29, 0x07, "The nexus was lost.";
@@ -80,6 +81,7 @@ pub mod codes {
         CAPACITY_CHANGED = 0x2a, 0x09, "The size of the unit has changed.";
         THIN_PROVISIONING_THRESHOLD = 0x38, 0x07, "The store is nearly full.";
         SAVING_NOT_SUPPORTED = 0x39, 0x00, "Mode pages cannot be saved.";
+        INQUIRY_DATA_CHANGED = 0x3f, 0x03, "Another disk has the number of the unit.";
         REPORTED_LUNS_CHANGED = 0x3f, 0x0e, "The list of units has changed.";
         INTERNAL_TARGET_FAILURE = 0x44, 0x00, "The server or its store failed.";
         INSUFFICIENT_RESOURCES = 0x55, 0x03, "The server lacks resources to execute the command.";

@@ -49,6 +49,8 @@ fn an_abort_waits_for_commands_that_change_the_unit() {
         // The abort waits neither for later commands nor for reads.
         assert!(a.admit(&TEST_UNIT_READY).is_err(), "a unit attention is pending");
         let later = a.admit(&write_block).ok().unwrap();
+        assert!(a.has_aborted(write.arrival) && a.has_aborted(read.arrival), "way {way}");
+        assert!(!a.has_aborted(later.arrival), "way {way}: a later command would get no response");
         drop(write);
         world.runtime.block_on(aborting).unwrap();
         drop((read, later));

@@ -1,6 +1,10 @@
 //! Unit attentions, sense data and mode parameters.
 
+use std::sync::Arc;
+
+use forebay_engine::RemoteAnswers;
 use forebay_server::scsi::UnitAttention;
+use forebay_store::MemoryStore;
 use forebay_wire::scsi::{Sense, SenseKey, codes};
 
 use super::support::*;
@@ -121,4 +125,70 @@ fn software_write_protection_refuses_writes_of_all_nexuses() {
     let (cdb, page) = control(0, 0);
     one.on(0).good(&cdb, &page);
     one.on(0).write(0, &[1; 512]);
+}
+
+/// MODE SENSE of the caching page, and whether it reports a write cache.
+fn reads_volatile(unit: &OnUnit) -> bool {
+    unit.good(&[0x1a, 8, 8, 0, 64, 0], &[])[6] & 4 != 0
+}
+
+#[test]
+fn writes_of_an_initiator_that_was_told_of_no_cache_stay_durable() {
+    let [durable, memory, again] = [RemoteAnswers::Durable, RemoteAnswers::Memory, RemoteAnswers::Memory]
+        .map(|answers| World::with(Arc::new(MemoryStore::new()), answers));
+    let session = durable.session(1);
+    assert!(!reads_volatile(&session.on(0)) && session.on(0).nexus.durable(false));
+    let hand_over = |from: &World, to: &World| {
+        let states = from.runtime.block_on(from.units.hand_over());
+        let states: Vec<_> = states
+            .iter()
+            .map(|s| serde_json::from_value(serde_json::to_value(s).unwrap()).unwrap())
+            .collect();
+        let resumed = to.runtime.block_on(to.units.resume(&to.pool, &states)).unwrap();
+        let session = to.resumed_session(1);
+        drop(resumed);
+        session
+    };
+    let session = hand_over(&durable, &memory);
+    session.on(0).attention(UnitAttention::ModeChanged);
+    assert!(session.on(0).nexus.durable(false), "a write would be lost that the initiator does not flush");
+    // The header alone does not tell.
+    session.on(0).good(&[0x1a, 8, 8, 0, 4, 0], &[]);
+    assert!(session.on(0).nexus.durable(false));
+    assert!(reads_volatile(&session.on(0)) && !session.on(0).nexus.durable(false));
+    // What the initiator was told is handed over; unit 1 was not read.
+    let session = hand_over(&memory, &again);
+    session.on(0).ready();
+    assert!(!session.on(0).nexus.durable(false));
+    session.on(1).attention(UnitAttention::ModeChanged);
+    assert!(session.on(1).nexus.durable(false));
+    // A new session reads the parameters; the new mapping of a number may not be read again.
+    let new = again.session(2);
+    assert!(!new.on(0).nexus.durable(false));
+    new.on(0).nexus.replaces(false);
+    new.on(0).attention(UnitAttention::ModeChanged);
+    assert!(new.on(0).nexus.durable(false));
+}
+
+#[test]
+fn another_disk_under_a_number_is_not_served_before_it_was_identified() {
+    let world = World::new();
+    let session = world.session(1);
+    let unit = session.on(0);
+    unit.nexus.replaces(true);
+    unit.attention(UnitAttention::ModeChanged);
+    unit.attention(UnitAttention::InquiryChanged);
+    for _ in 0..2 {
+        for cdb in
+            [&TEST_UNIT_READY[..], &blocks(0x88, 0, 0, 1), &blocks(0x8a, 0, 0, 1), &[0x1a, 8, 8, 0, 64, 0]]
+        {
+            unit.fails(cdb, &[1; 512], SenseKey::IllegalRequest, codes::LOGICAL_UNIT_NOT_SUPPORTED);
+        }
+        unit.good(&INQUIRY, &[]);
+        unit.good(&REPORT_LUNS, &[]);
+    }
+    assert!(!unit.nexus.is_identified());
+    unit.good(&[0x12, 1, 0x83, 1, 0, 0], &[]);
+    unit.ready();
+    unit.write(0, &[1; 512]);
 }

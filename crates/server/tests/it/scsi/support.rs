@@ -61,6 +61,19 @@ impl World {
 
     /// Like [`session_on`](Self::session_on), through this target.
     pub fn session_at(&self, n: u8, read_only: bool, disks: &[&str], target: &str) -> TestSession {
+        let session = self.join(n, read_only, disks, target);
+        for lun in 0..disks.len() {
+            session.on(lun).attention(UnitAttention::PowerOn);
+        }
+        session
+    }
+
+    /// The session of [`session`](Self::session), which another process handed over.
+    pub fn resumed_session(&self, n: u8) -> TestSession {
+        self.join(n, false, &["a", "b"], "iqn.2026-11.example:disks")
+    }
+
+    fn join(&self, n: u8, read_only: bool, disks: &[&str], target: &str) -> TestSession {
         let port = Arc::new(Port {
             initiator: format!("iqn.2026-11.example:host{n}"),
             isid: [0x80, 0, 0, 0, 0, n],
@@ -75,11 +88,7 @@ impl World {
             let owner: Weak<dyn NexusOwner> = Arc::downgrade(&(shared.clone() as Arc<dyn NexusOwner>));
             shared.nexuses.lock().push(unit.join(port.clone(), settings, owner));
         }
-        let session = TestSession { shared, handle: self.runtime.handle().clone() };
-        for lun in 0..disks.len() {
-            session.on(lun).attention(UnitAttention::PowerOn);
-        }
-        session
+        TestSession { shared, handle: self.runtime.handle().clone() }
     }
 }
 

@@ -1,5 +1,8 @@
 //! Properties that units report, and commands to LUNs without a unit.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use forebay_server::scsi::absent;
 use forebay_wire::scsi::{Code, SenseKey, Status, codes};
 
@@ -71,6 +74,33 @@ fn the_last_session_releases_the_disk() {
     session.on(0).good(&[0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0], &[&[0; 15][..], &[1], &[0; 8]].concat());
     session.end();
     assert!(world.runtime.block_on(world.pool.delete("a")).is_err());
-    world.runtime.block_on(world.units.keep(|disk| disk != "a"));
+    world.runtime.block_on(world.units.keep(|| HashSet::from(["b".to_owned()])));
     world.runtime.block_on(world.pool.delete("a")).unwrap();
+}
+
+#[test]
+fn a_disk_that_is_mapped_again_has_the_unit_whose_commands_have_not_ended() {
+    let world = World::new();
+    let session = world.session_on(1, false, &["a"]);
+    let unit = session.on(0).nexus.unit().clone();
+    session.on(0).good(&[0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0], &[&[0; 15][..], &[1], &[0; 8]].concat());
+    world.runtime.block_on(world.units.keep(HashSet::new));
+    let again = world.runtime.block_on(world.units.open(&world.pool, "a")).unwrap();
+    assert!(Arc::ptr_eq(&unit, &again), "the disk has two units");
+    drop((unit, again));
+    session.end();
+    assert!(world.runtime.block_on(world.pool.delete("a")).is_err(), "registrations hold the disk again");
+}
+
+#[test]
+fn a_command_that_was_admitted_fails_after_the_access_was_ended() {
+    let world = World::new();
+    let session = world.session(1);
+    let write = blocks(0x8a, 0, 0, 1);
+    let admitted = session.on(0).nexus.admit(&write).ok().unwrap();
+    session.on(0).nexus.withdraw();
+    let response = session.on(0).perform(&admitted.request, &[7; 512]);
+    let aborted = (SenseKey::AbortedCommand as u8, codes::COMMANDS_CLEARED_BY_SERVER);
+    assert_eq!(key_and_code(&response.sense), aborted);
+    assert_eq!(world.session(2).on(0).read(0, 1), [0; 512]);
 }
