@@ -183,6 +183,31 @@ def a_configuration_with_other_addresses_is_refused(t):
 
 
 @test
+def an_upgrade_does_not_wait_for_limits(t):
+    """A client with more requests in flight than its limit admits in many seconds."""
+    import nbd
+
+    s = t.server()
+    s.cli("volume", "create", "v", "--size", "64M")
+    s.cli("volume", "limit", "v", "--iops", "5")
+    h = connect(s, "v")
+    for n in range(64):
+        h.aio_pread(nbd.Buffer(BLOCK), n * BLOCK)
+    h.poll(0)
+    time.sleep(0.3)
+    report = s.upgrade()
+    equal(report["closed"], 0, f"connections closed by {report}")
+    begun = time.monotonic()
+    while h.aio_in_flight() > 0:
+        check(h.poll(10_000) > 0, f"{h.aio_in_flight()} requests are not answered")
+    check(time.monotonic() - begun < 2, "requests that were accepted before the upgrade waited for the limit after it")
+    begun = time.monotonic()
+    for n in range(11):
+        h.pread(BLOCK, n * BLOCK)
+    check(time.monotonic() - begun > 1, "the limit has no effect after the upgrade")
+
+
+@test
 def an_upgrade_is_refused_during_an_import(t):
     s = t.server()
     source = t.noise_file("f", 512 * MIB)
