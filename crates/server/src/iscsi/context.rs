@@ -19,7 +19,7 @@ use crate::targets::{Chap, IqnName, ServedTargets, Target};
 /// What an initiator has observed of units in the state standby, by LUN.
 pub(super) type StandbyStates = BTreeMap<u16, StandbyState>;
 
-/// The disks that an initiator knows, by LUN: their UUIDs.
+/// The disks that an initiator has identified, by LUN: their UUIDs.
 pub(super) type KnownDisks = BTreeMap<u16, [u8; 16]>;
 
 /// The disks that targets map.

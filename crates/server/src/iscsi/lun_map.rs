@@ -61,7 +61,7 @@ pub(super) struct LunMap {
     units: Mutex<BTreeMap<u16, (Lun, Access)>>,
     /// The units before this server had the pool, until they are opened.
     before: Mutex<Option<StandbyStates>>,
-    /// The disks that the initiator knows under numbers from which units were removed.
+    /// The disks that the initiator has identified under numbers from which units were removed.
     known: Mutex<KnownDisks>,
     /// These numbers, as far as the units were removed by this process.
     removed: Mutex<BTreeSet<u16>>,
@@ -139,7 +139,7 @@ impl LunMap {
         Some(states.collect())
     }
 
-    /// The disks that the initiator knows, by LUN.
+    /// The disks that the initiator has identified, by LUN.
     pub fn known_disks(&self) -> KnownDisks {
         let mut known = self.known.lock().clone();
         let identified = self.nexuses().into_iter().filter(|nexus| nexus.is_identified());
@@ -225,8 +225,8 @@ impl LunMap {
         Some(before.into_keys().collect())
     }
 
-    /// Informs the initiator that a number which it knows has a unit again. Returns whether that is of
-    /// another disk.
+    /// Informs the initiator of the new unit of a number that it has used. Returns whether that is of another
+    /// disk.
     fn replace(&self, nexus: &Nexus) -> bool {
         let known = self.known.lock().get(&nexus.lun()).copied();
         let is_other = known.is_some_and(|uuid| uuid != nexus.disk().uuid());
@@ -236,8 +236,8 @@ impl LunMap {
         is_other
     }
 
-    /// Opens the unit of a LUN. If that fails, the LUN is left out. Returns whether the initiator knows
-    /// another disk under this number.
+    /// Opens the unit of a LUN. If that fails, the LUN is left out. Returns whether another disk had the
+    /// number before.
     async fn add(self: &Arc<Self>, number: u16, lun: &Lun) -> bool {
         let settings = Settings { lun: number, read_only: lun.read_only, write_back: lun.write_back };
         let access = match &self.context.disks {

@@ -179,7 +179,7 @@ mod tests {
         let _one = registry.begin(key("a", 1), host(1)).await.unwrap();
         let _two = registry.begin(key("a", 2), host(1)).await.unwrap();
         assert!(registry.begin(key("a", 3), host(1)).await.is_err());
-        // Whoever claims the name at one target does not exclude the initiator from another one.
+        // A peer that claims the name at one target does not exclude the initiator from another one.
         let _other = registry.begin(at_target("a", 3, "u"), host(1)).await.unwrap();
         let _last = registry.begin(key("b", 1), host(1)).await.unwrap();
         assert!(registry.begin(key("c", 1), host(1)).await.is_err());

@@ -2,7 +2,7 @@
 //!
 //! Everything is handed over that an initiator can observe and that is not stored with the disk:
 //! registrations and reservations that do not persist through power loss, RESERVE, mode parameters, the
-//! pending unit attentions of each nexus, and whether it was told of a volatile write cache. So a session
+//! pending unit attentions of each nexus, and whether it was informed of a volatile write cache. So a session
 //! that continues sees no power-on condition, and no other session gets a command past a reservation in
 //! between. Tokens are not handed over: they become unknown, and initiators copy the data themselves.
 
@@ -47,7 +47,7 @@ struct NexusState {
     port: Port,
     lun: u16,
     attentions: Vec<UnitAttention>,
-    /// The initiator was told of a volatile write cache.
+    /// The initiator was informed of a volatile write cache.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     told_volatile: bool,
 }

@@ -39,7 +39,7 @@ pub(super) struct Member {
     /// command enters the gate: so the abort waits for no command that it does not end.
     pub aborts: AtomicU64,
     attentions: Mutex<Attentions>,
-    /// The initiator was told of a volatile write cache. Otherwise its writes are durable when they are
+    /// The initiator was informed of a volatile write cache. Otherwise its writes are durable when they are
     /// answered, since it would not flush them.
     pub told_volatile: AtomicBool,
     /// Another disk had the number before, and the initiator has not read the identity of this one yet.

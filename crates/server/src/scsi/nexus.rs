@@ -104,8 +104,7 @@ impl Nexus {
     }
 
     /// Whether a write has to be durable before it is answered; for transports that execute a
-    /// [`Request::Write`] themselves. Also with a volatile cache, if the initiator was told that there is
-    /// none.
+    /// [`Request::Write`] themselves. Also with a volatile cache, if the initiator expects none.
     #[inline]
     pub fn durable(&self, fua: bool) -> bool {
         let told = self.member.told_volatile.load(Relaxed);
@@ -124,7 +123,7 @@ impl Nexus {
         }
     }
 
-    /// Whether the initiator knows that this disk has the number.
+    /// Whether the initiator is aware that this disk has the number.
     pub fn is_identified(&self) -> bool {
         !self.member.is_unidentified()
     }

@@ -43,7 +43,7 @@ pub struct StandbyState {
     pub attentions: Vec<UnitAttention>,
     /// The size in bytes that was last seen.
     pub size: u64,
-    /// The initiator was told of a volatile write cache.
+    /// The initiator was informed of a volatile write cache.
     #[serde(default)]
     pub told_volatile: bool,
 }
@@ -54,7 +54,7 @@ pub struct StandbyUnit {
     settings: Settings,
     /// The size in bytes that was last seen.
     size: AtomicU64,
-    /// The initiator was told of a volatile write cache.
+    /// The initiator was informed of a volatile write cache.
     told_volatile: AtomicBool,
     attentions: Mutex<Attentions>,
 }

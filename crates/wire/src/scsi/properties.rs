@@ -158,7 +158,7 @@ impl Request {
         )
     }
 
-    /// Whether it does nothing but read blocks, so that it can be given up at any time.
+    /// Whether it only reads blocks, so that it can be given up at any time.
     pub fn only_reads(&self) -> bool {
         use Request::*;
         matches!(self, Read { .. } | Verify { .. } | PreFetch { .. } | GetLbaStatus { .. })

@@ -152,11 +152,11 @@ fn writes_of_an_initiator_that_was_told_of_no_cache_stay_durable() {
     let session = hand_over(&durable, &memory);
     session.on(0).attention(UnitAttention::ModeChanged);
     assert!(session.on(0).nexus.durable(false), "a write would be lost that the initiator does not flush");
-    // The header alone does not tell.
+    // The header alone does not report it.
     session.on(0).good(&[0x1a, 8, 8, 0, 4, 0], &[]);
     assert!(session.on(0).nexus.durable(false));
     assert!(reads_volatile(&session.on(0)) && !session.on(0).nexus.durable(false));
-    // What the initiator was told is handed over; unit 1 was not read.
+    // This is handed over; unit 1 was not read.
     let session = hand_over(&memory, &again);
     session.on(0).ready();
     assert!(!session.on(0).nexus.durable(false));
