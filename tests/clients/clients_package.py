@@ -106,7 +106,7 @@ def the_unit_is_confined(t):
 
 
 def run_postinst(t, name, states, version):
-    """Runs the script of an installation, with units in these states. Returns the commands that it executed."""
+    """Runs the script of an installation, with units in these states. Returns the commands executed."""
     root = t.path(name)
     stubs, log = f"{root}/bin", f"{root}/log"
     for directory in (stubs, f"{root}/run/systemd/system", f"{root}/var/lib/forebay", f"{root}/var/lib/systemd"):

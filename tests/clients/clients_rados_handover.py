@@ -277,7 +277,7 @@ def rados_upgrades_leave_nothing_to_a_standby(t):
     load.finish()
     nodes.stop()
     nodes.offline("check")
-    print(f"{UPGRADES} upgrades while a standby waits: pauses {pauses} ms, longest request {load.longest:.2f} s")
+    print(f"{UPGRADES} upgrades next to a standby: pauses {pauses} ms, longest request {load.longest:.2f} s")
 
 
 @needs(CLUSTER)

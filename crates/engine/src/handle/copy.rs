@@ -71,8 +71,8 @@ impl DiskHandle {
         for piece in (0..len).step_by(COPY_BYTES as usize) {
             self.begin(Kind::Write, COPY_BYTES.min(len - piece)).await;
         }
-        // A last block that the end of the disk cuts off is copied as bytes: the disk may grow at the same time,
-        // and the rest of the block be written.
+        // A last block that the end of the disk cuts off is copied as bytes: the disk may grow, and
+        // the rest of the block be written.
         let whole = offset.div_ceil(BLOCK as u64)..(offset + len) / BLOCK as u64;
         if whole.is_empty()
             || offset % BLOCK as u64 != source_offset % BLOCK as u64

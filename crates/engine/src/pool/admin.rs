@@ -406,7 +406,7 @@ impl Pool {
         let name = import.name();
         drop(import);
         if let Err(e) = made {
-            // The reason of the failure tells more. If the pool has latched, the next opening removes it.
+            // The reason of the failure is more useful. If the pool has latched, the next opening removes it.
             let _ = self.delete_imports(vec![image.id()]).await;
             return Err(e);
         }

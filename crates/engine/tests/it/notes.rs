@@ -145,7 +145,7 @@ async fn reservations_belong_to_their_disk_and_are_deleted_with_it() {
     }
 }
 
-/// Wherever there is no room: the old content is there, and nothing else occupies space.
+/// Wherever there is no room: the old content is there, and no other data occupies space.
 #[tokio::test]
 async fn a_replacement_that_fails_leaves_nothing() {
     let mut failed = 0;

@@ -173,6 +173,7 @@ pub struct CephArgs {
 #[derive(Debug, Subcommand)]
 pub enum PoolCommand {
     /// List the pools in a Ceph pool
+    #[command(alias = "ls")]
     List {
         /// Name of the Ceph pool
         #[arg(value_name = "CEPHPOOL", group = "place", value_parser = parse_ceph_pool)]
@@ -302,6 +303,7 @@ pub enum ImageCommand {
         source: String,
     },
     /// List all images
+    #[command(alias = "ls")]
     List,
     /// Show one image
     Show {
@@ -310,6 +312,7 @@ pub enum ImageCommand {
         name: String,
     },
     /// Remove an image that has no clones
+    #[command(aliases = ["delete", "remove", "del"])]
     Rm {
         /// Name of the image
         #[arg(value_parser = Name::new())]
@@ -387,6 +390,7 @@ pub enum VolumeCommand {
         reset: Reset,
     },
     /// List all volumes
+    #[command(alias = "ls")]
     List,
     /// Show one volume
     Show {
@@ -395,18 +399,22 @@ pub enum VolumeCommand {
         name: String,
     },
     /// Remove a volume that has no clients and no snapshots
+    #[command(aliases = ["delete", "remove", "del"])]
     Rm {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Resize a volume; shrinking discards the data beyond the new end
+    /// Resize a volume
     Resize {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
         name: String,
         /// The new size
         size: Size,
+        /// Permit a smaller size, which discards the data beyond the new end
+        #[arg(long)]
+        shrink: bool,
     },
     /// Reset clones to the image or snapshot they were created from; all or none
     Reset {
@@ -463,6 +471,7 @@ pub enum VolumeCommand {
 #[derive(Debug, Subcommand)]
 pub enum TenantCommand {
     /// List all tenants
+    #[command(alias = "ls")]
     List,
     /// Show one tenant
     Show {
@@ -483,6 +492,7 @@ pub enum TenantCommand {
         limits: LimitArgs,
     },
     /// Remove the limits of a tenant
+    #[command(aliases = ["delete", "remove", "del"])]
     Rm {
         /// Name of the tenant
         #[arg(value_parser = Name::new())]
@@ -503,12 +513,14 @@ pub enum SnapshotCommand {
         name: String,
     },
     /// List the snapshots of a volume
+    #[command(alias = "ls")]
     List {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
         volume: String,
     },
     /// Remove a snapshot that has no clones
+    #[command(aliases = ["delete", "remove", "del"])]
     Rm {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
@@ -550,6 +562,7 @@ pub enum TargetCommand {
         mutual_secret_file: Option<PathBuf>,
     },
     /// List all targets
+    #[command(alias = "ls")]
     List,
     /// Show one target: LUNs, initiator ACL, sessions
     Show {
@@ -558,6 +571,7 @@ pub enum TargetCommand {
         name: String,
     },
     /// Remove a target; its disks are kept
+    #[command(aliases = ["delete", "remove", "del"])]
     Rm {
         /// Name of the target
         #[arg(value_name = "IQN", value_parser = Name::new(), required_unless_present = "all")]
@@ -637,6 +651,7 @@ pub enum LunCommand {
         lun: u16,
     },
     /// List the LUNs of a target
+    #[command(alias = "ls")]
     List {
         /// Name of the target
         #[arg(value_parser = Name::new())]
@@ -738,6 +753,7 @@ fn parse_interval(text: &str) -> Result<f64, String> {
 #[derive(Debug, Subcommand)]
 pub enum JobCommand {
     /// List the running jobs and the last that ended
+    #[command(alias = "ls")]
     List,
     /// Show one job
     Show {
@@ -774,6 +790,7 @@ pub enum TokenCommand {
         expires: Expiry,
     },
     /// List all tokens
+    #[command(alias = "ls")]
     List,
     /// Revoke a token; it is invalid at once
     Revoke {

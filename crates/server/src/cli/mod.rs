@@ -67,6 +67,9 @@ pub enum CliError {
     /// A secret cannot be read.
     #[error("cannot read the secret in '{}': {}", .0.display(), .1)]
     Secret(std::path::PathBuf, std::io::Error),
+    /// The new size of a volume is smaller.
+    #[error("'{0}' is {1}; {2} is smaller and discards the data beyond it: repeat with --shrink")]
+    Shrinks(String, crate::size::Size, crate::size::Size),
     /// Both secrets were to be read from standard input.
     #[error("only one secret can be read from standard input; put the other one into a file")]
     TwoSecrets,

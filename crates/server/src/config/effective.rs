@@ -144,11 +144,7 @@ fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>,
     add("iscsi.max_sessions", Some(c.iscsi_limits.all.to_string()), Upgrade);
     add("iscsi.max_sessions_per_initiator", Some(c.iscsi_limits.per_initiator.to_string()), Upgrade);
     add("iscsi.max_sessions_per_address", Some(c.iscsi_limits.per_address.to_string()), Upgrade);
-    add(
-        "iscsi.chap_algorithms",
-        Some(list(c.chap_algorithms.iter().map(|a| format!("{a:?}").to_lowercase()))),
-        Upgrade,
-    );
+    add("iscsi.chap_algorithms", Some(list(c.chap_algorithms.iter().map(|a| a.name().to_owned()))), Upgrade);
     add("iscsi.target", Some(list(c.iscsi_targets.iter().map(|t| &t.name))), Reload);
 }
 

@@ -32,6 +32,16 @@ impl Algorithm {
     /// All functions.
     pub const ALL: [Algorithm; 4] = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha3_256];
 
+    /// Its name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::Md5 => "md5",
+            Algorithm::Sha1 => "sha1",
+            Algorithm::Sha256 => "sha256",
+            Algorithm::Sha3_256 => "sha3-256",
+        }
+    }
+
     /// The strongest of the `allowed` functions in an initiator's list. The order of the list is ignored: an
     /// initiator that supports a stronger function can use it.
     pub(super) fn choose(list: &str, allowed: &[Algorithm]) -> Option<Algorithm> {

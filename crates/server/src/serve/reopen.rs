@@ -5,7 +5,7 @@
 //! for it: memory of this host may hold writes that were acknowledged.
 //!
 //! Connections continue only if no other server had the pool in between. A client may have been served by
-//! that one, so requests that were read or sent long ago must not be executed or answered any more.
+//! that one, so requests that were read or sent before must not be executed or answered any more.
 
 use std::future::pending;
 use std::sync::Arc;

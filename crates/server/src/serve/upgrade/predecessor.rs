@@ -24,7 +24,7 @@ use crate::serve::sockets::Sockets;
 /// The process that is to take over, while this one decides whether it does.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// Stops the process that is to take over, if there is one, although the caller ends without waiting for it.
+/// Stops the process that is to take over, if any, although the caller ends without waiting for it.
 pub(in crate::serve) fn stop_successor() {
     let pid = CHILD.load(SeqCst);
     if pid > 0 {
