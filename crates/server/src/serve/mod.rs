@@ -65,7 +65,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::config::ServeConfig;
+use crate::config::{PoolLocation, ServeConfig};
 use crate::control::{Control, ControlError, Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
 use crate::iscsi::PortGroups;
 use crate::nbd;
@@ -104,6 +104,11 @@ pub fn run(config: &ServeConfig, json: bool, load: Load) -> Result<(), ServeErro
     let result = runtime.block_on(serve(config, json, inherited, successor, reloader));
     // A connection that is stuck must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(100));
+    if result.is_ok() && matches!(config.location, PoolLocation::Rados(_)) {
+        // SAFETY: the call does not return. It runs no exit handlers: those of librados free what a thread that
+        // waits for the cluster still uses, such as that of a sentinel.
+        unsafe { libc::_exit(0) }
+    }
     result
 }
 
