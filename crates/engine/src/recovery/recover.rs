@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use forebay_format::{SegmentId, SegmentState};
+use forebay_format::{DiskId, SegmentId, SegmentState, Superblock};
 use forebay_retained::Retained;
 use forebay_store::{Metered, ObjectStat, Store, StoreError};
 use futures_util::{StreamExt, stream};
@@ -128,18 +128,8 @@ pub(crate) async fn recover(
         let ended = objects.iter().filter(|o| may_continue(&checkpoint, o.id));
         stream::iter(ended).for_each_concurrent(SCANS_AT_ONCE, |o| store.trim(o.id)).await;
     }
-    let taken = match state {
-        MemoryState::Kept(contents) if contents.floor > head.seq => {
-            if mode == Mode::Own {
-                disown_memory(&*cx.host, &store, &mut superblock).await?;
-            }
-            let why = "the log is older than the retained memory, as after a restore from a backup";
-            cx.retained.set_cover(NO_COVER);
-            TakenOver { loss: MemoryLoss::All(why.to_owned()), ..TakenOver::default() }
-        }
-        MemoryState::Kept(contents) => take_over(&applier, contents, head.seq, &replaced),
-        MemoryState::Lost(why) => TakenOver { loss: MemoryLoss::All(why), ..TakenOver::default() },
-    };
+    let own = (mode == Mode::Own).then_some((&*store, &mut superblock));
+    let taken = take_memory(state, &applier, head.seq, &replaced, own).await?;
     let replayed: u64 = applied.iter().map(|b| b.end - b.header.offset as u64).sum();
     let next = objects.iter().map(|o| o.id.0 + 1).max().unwrap_or(1).max(checkpoint.next_segment);
     let mut log = Log::new(store, superblock, head, table, next);
@@ -168,6 +158,31 @@ pub(crate) async fn recover(
         damage,
         taken,
     })
+}
+
+/// Gives the contents of the retained memory back to the disks, unless it was lost, or history does not reach
+/// its floor: then all of it is. `own` is the store of a pool that is not only looked at, and its superblock.
+async fn take_memory(
+    state: MemoryState,
+    applier: &Applier,
+    head: u64,
+    replaced: &[(DiskId, u64)],
+    own: Option<(&Metered, &mut Superblock)>,
+) -> Result<TakenOver> {
+    let all = |why| Ok(TakenOver { loss: MemoryLoss::All(why), ..TakenOver::default() });
+    let contents = match state {
+        MemoryState::Lost(why) => return all(why),
+        MemoryState::Kept(contents) => contents,
+    };
+    if contents.floor <= head {
+        return Ok(take_over(applier, contents, head, replaced));
+    }
+    let cx = applier.context();
+    if let Some((store, superblock)) = own {
+        disown_memory(&*cx.host, store, superblock).await?;
+    }
+    cx.retained.set_cover(NO_COVER);
+    all("the log is older than the retained memory, as after a restore from a backup".to_owned())
 }
 
 /// Leaves the retained memory as it is if the opening fails or is cancelled.

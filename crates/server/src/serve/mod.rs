@@ -105,8 +105,8 @@ pub fn run(config: &ServeConfig, json: bool, load: Load) -> Result<(), ServeErro
     // A connection that is stuck must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(100));
     if result.is_ok() && matches!(config.location, PoolLocation::Rados(_)) {
-        // SAFETY: the call does not return. It runs no exit handlers: those of librados free what a thread that
-        // waits for the cluster still uses, such as that of a sentinel.
+        // SAFETY: the call does not return. It runs no exit handlers: those of librados free what a thread
+        // that waits for the cluster still uses, such as that of a sentinel.
         unsafe { libc::_exit(0) }
     }
     result
