@@ -220,11 +220,18 @@ def rados_handover_that_fails_disconnects_no_client(t):
     print(f"handovers to standbys that hang or die: the longest request took {load.longest:.2f} s")
 
 
+def wait_logged(server, text):
+    """Waits until the server has logged a text."""
+    deadline = time.monotonic() + 60
+    with open(server.log) as log:
+        while text not in log.readline():
+            check(time.monotonic() < deadline, f"'{text}' is not in {server.log}")
+            time.sleep(0.0005)
+
+
 def end_when_chosen(serving, heir, number):
     """Ends or pauses the heir when the owner has chosen it."""
-    with open(serving.log) as log:
-        while "handover begins" not in log.readline():
-            time.sleep(0.0005)
+    wait_logged(serving, "handover begins")
     heir.process.send_signal(number)
 
 
@@ -292,9 +299,7 @@ def rados_signals_end_an_upgrade_while_the_cluster_hangs(t):
     for number in range(CLUSTER.OSDS):
         CLUSTER.pause_osd(number)
     spawn([s.bin, "--socket", s.control, "upgrade"], stderr=subprocess.DEVNULL)
-    with open(s.log) as log:
-        while "upgrade begins" not in log.readline():
-            time.sleep(0.01)
+    wait_logged(s, "upgrade begins")
     time.sleep(1.0)
     for _ in range(2):
         check(s.process.poll() is None, "the upgrade has ended already")

@@ -508,3 +508,37 @@ pub(crate) fn is_write_through(disk: &Disk, client: Option<Client>, config: &Poo
         || (!disk.is_desktop()
             && (config.coalesce == Coalesce::Off || (is_durable_to_remote && sync != SyncMode::Never)))
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_store::MemoryStore;
+
+    use super::*;
+    use crate::Pool;
+    use crate::testing::TokioHost;
+
+    /// The disk has grown after the blocks of the request were determined, and the rest of the block that its
+    /// end had cut off was written.
+    #[tokio::test]
+    async fn a_discard_up_to_the_former_end_spares_the_rest_of_the_block() {
+        const END: u64 = 10 * BLOCK as u64 + 512;
+        let store = Arc::new(MemoryStore::new());
+        let pool = Pool::open(store, TokioHost::new(), PoolConfig::default()).await.unwrap();
+        for first in [0, 10] {
+            let name = format!("v{first}");
+            pool.create_volume(&name, END, SyncMode::Flush, 0).await.unwrap();
+            let disk = pool.attach(&name).unwrap();
+            disk.write(0, &[1; END as usize], false).await.unwrap();
+            let begin = first * BLOCK as u64;
+            let whole = disk.whole_blocks(begin, END - begin);
+            assert_eq!(whole, first..11);
+            pool.resize(&name, 2 * END).await.unwrap();
+            disk.write(END, &[2; BLOCK - 512], false).await.unwrap();
+            let mut room = disk.intake.admit(&disk.disk, 0).await.unwrap().room;
+            assert_eq!(disk.discard_blocks(whole, END, false, &mut room).unwrap(), 10);
+            let mut block = [0; BLOCK];
+            disk.read(10 * BLOCK as u64, &mut block).await.unwrap();
+            assert!(block[..512] == [1; 512] && block[512..] == [2; BLOCK - 512]);
+        }
+    }
+}

@@ -30,6 +30,8 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
+use crate::size::Size;
+
 pub use args::{
     CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand, PoolArgs,
     PoolCommand, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs, TargetCommand, TokenCommand, TopArgs,
@@ -69,7 +71,7 @@ pub enum CliError {
     Secret(std::path::PathBuf, std::io::Error),
     /// The new size of a volume is smaller.
     #[error("'{0}' is {1}; {2} is smaller and discards the data beyond it: repeat with --shrink")]
-    Shrinks(String, crate::size::Size, crate::size::Size),
+    Shrinks(String, Size, Size),
     /// Both secrets were to be read from standard input.
     #[error("only one secret can be read from standard input; put the other one into a file")]
     TwoSecrets,

@@ -187,9 +187,11 @@ impl ClientCommands {
                 self.print(&done, |_| format!("removed volume '{name}'"))
             }
             VolumeCommand::Resize { name, size, shrink } => {
-                let before: DiskView = self.client.get(&["volumes", &name]).await?;
-                if size.0 < before.size_bytes && !shrink {
-                    return Err(CliError::Shrinks(name, Size(before.size_bytes), size));
+                if !shrink {
+                    let before: DiskView = self.client.get(&["volumes", &name]).await?;
+                    if size.0 < before.size_bytes {
+                        return Err(CliError::Shrinks(name, Size(before.size_bytes), size));
+                    }
                 }
                 let body = Resize { size_bytes: size.0 };
                 let done: DiskView = self.client.post(&["volumes", &name, "resize"], &body).await?;

@@ -26,6 +26,7 @@ mod capped;
 mod claim;
 mod classes;
 mod descriptors;
+mod ended;
 mod error;
 mod handover;
 mod health;
@@ -365,7 +366,7 @@ impl Server<'_> {
         let (outcome, kept) = tokio::select! {
             biased;
             loss = open.fenced() => exit_without_pool(loss),
-            () = overdue => exit_as_crash(),
+            () = overdue => exit_overdue(),
             done = replace(binary, time, self.config, open, services, sockets, &mut self.signals) => done,
         };
         match Continue::after(outcome, kept, reply) {
@@ -392,7 +393,7 @@ impl Server<'_> {
         let outcome = tokio::select! {
             biased;
             loss = open.fenced() => exit_without_pool(loss),
-            () = overdue => exit_as_crash(),
+            () = overdue => exit_overdue(),
             done = hand_over(request, self.config, open, services, &mut self.signals) => done,
         };
         match Continue::after(outcome, Some(sockets), reply) {
@@ -471,7 +472,7 @@ impl Server<'_> {
             biased;
             loss = open.fenced() => exit_without_pool(loss),
             closed = stop => closed?,
-            () = self.signals.stop() => exit_immediately(),
+            () = self.signals.stop() => exit_as_crash("second signal, exiting immediately"),
         }
         tracing::info!("stopped");
         Ok(())
@@ -504,15 +505,13 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
 }
 
 /// Ends an upgrade, or a handover, which a signal to stop has not ended.
-fn exit_as_crash() -> ! {
+fn exit_overdue() -> ! {
     stop_successor();
-    eprintln!("forebay: exiting without waiting for the store; the next start recovers from the log");
-    // SAFETY: as below.
-    unsafe { libc::_exit(1) }
+    exit_as_crash("exiting without waiting for the store")
 }
 
-fn exit_immediately() -> ! {
-    eprintln!("forebay: second signal, exiting immediately; the next start recovers from the log");
+fn exit_as_crash(why: &str) -> ! {
+    eprintln!("forebay: {why}; the next start recovers from the log");
     // SAFETY: the call does not return. It runs no exit handlers, because other threads still run.
     unsafe { libc::_exit(1) }
 }

@@ -8,8 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
-
+use super::ended::EndedOnDrop;
 use crate::clock;
 use crate::plane::Probe;
 
@@ -57,12 +56,10 @@ pub async fn feed_watchdog(plane: Probe) {
     }
 }
 
-/// Reports to the watchdog while it exists.
-pub struct Fed(Option<JoinHandle<()>>);
-
-/// Reports to the watchdog for a time in which there are no data-plane threads: other processes and the store
-/// determine how long it is, and a restart would only disconnect the clients that wait.
-pub fn feed_meanwhile() -> Fed {
+/// Reports to the watchdog, as long as the result exists, for a time in which there are no data-plane threads:
+/// other processes and the store determine how long it is, and a restart would only disconnect the clients
+/// that wait.
+pub(super) fn feed_meanwhile() -> Option<EndedOnDrop> {
     let feed = |time| async move {
         let mut ticks = tokio::time::interval(time / 3);
         loop {
@@ -70,15 +67,7 @@ pub fn feed_meanwhile() -> Fed {
             notify("WATCHDOG=1");
         }
     };
-    Fed(watchdog().map(|time| tokio::spawn(feed(time))))
-}
-
-impl Drop for Fed {
-    fn drop(&mut self) {
-        if let Some(task) = &self.0 {
-            task.abort();
-        }
-    }
+    watchdog().map(|time| EndedOnDrop(tokio::spawn(feed(time))))
 }
 
 fn send(path: &OsStr, state: &str) -> io::Result<()> {

@@ -5,7 +5,6 @@
 //! lose their connections. So the process is ended before that, and the former one takes the pool back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use forebay_store::rados::Waiting;
 use parking_lot::Mutex;
@@ -22,21 +21,17 @@ enum Answer {
 }
 
 /// See the module.
-pub(super) struct Sentinel {
-    answer: Arc<Mutex<Answer>>,
-    is_over: Arc<AtomicBool>,
-}
+pub(super) struct Sentinel(Arc<Mutex<Answer>>);
 
 impl Sentinel {
     /// Watches a child that is not waited for before [`Sentinel::end`] has returned.
     pub fn watch(back: &Back, pid: u32) -> Sentinel {
         let answer = Arc::new(Mutex::new(Answer::Awaited));
-        let is_over = Arc::new(AtomicBool::new(false));
-        let sentinel = Sentinel { answer: answer.clone(), is_over: is_over.clone() };
+        let sentinel = Sentinel(answer.clone());
         let connection = back.connection.clone();
         // Nothing waits for the end of this thread: the cluster may not answer.
         tokio::task::spawn_blocking(move || {
-            let is_cancelled = || is_over.load(SeqCst);
+            let is_cancelled = || *answer.lock() != Answer::Awaited;
             if !connection.is_abandoned(&Waiting { is_cancelled: &is_cancelled, ..Waiting::NONE }) {
                 return;
             }
@@ -52,8 +47,7 @@ impl Sentinel {
 
     /// The process has answered, or failed to. Returns whether it was ended.
     pub fn end(self) -> bool {
-        self.is_over.store(true, SeqCst);
-        let mut answer = self.answer.lock();
+        let mut answer = self.0.lock();
         if *answer == Answer::Awaited {
             *answer = Answer::Received;
         }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use forebay_store::StoreError;
 use forebay_store::rados::{NoticeBoard, PoolView};
-use tokio::task::JoinHandle;
 
 use super::ServeError;
 use super::claim;
+use super::ended::EndedOnDrop;
 use super::services::connection_limits;
 use super::sockets::specific;
 use super::{Descriptors, HandedOver};
@@ -31,7 +31,7 @@ const QUIESCE: Duration = Duration::from_millis(500);
 /// The portals of a server that waits.
 pub(super) struct StandbyPortals {
     plane: Handle,
-    follower: Following,
+    follower: EndedOnDrop,
 }
 
 impl StandbyPortals {
@@ -64,7 +64,7 @@ impl StandbyPortals {
             announced: false,
             in_conflict: false,
         };
-        let follower = Following(tokio::spawn(follower.run(pool.clone())));
+        let follower = EndedOnDrop(tokio::spawn(follower.run(pool.clone())));
         Ok(StandbyPortals { plane: plane.run(1)?, follower })
     }
 
@@ -82,15 +82,6 @@ impl StandbyPortals {
     /// Ends all sessions.
     pub async fn shutdown(self) {
         self.plane.shutdown().await;
-    }
-}
-
-/// Ends a task when dropped.
-struct Following(JoinHandle<()>);
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

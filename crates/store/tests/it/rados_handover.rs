@@ -46,14 +46,14 @@ async fn release(client: &SimulatedClient, store: Arc<RadosStore>, heir: Heir) -
 }
 
 /// An heir that waits no more, and another standby.
-async fn dead_heir(site: &Site, connection: &PoolConnection) -> (Heir, Opening) {
+async fn dead_heir(site: &Site, connection: &PoolConnection) -> (Heir, Arc<SimulatedClient>, Opening) {
     let (c, heir) = stand_by(site, "c");
-    let (_, other) = stand_by(site, "b");
+    let (b, other) = stand_by(site, "b");
     sleep(3 * S).await;
     let chosen = find(connection, "c").await;
     site.rados.pause(c.number());
     heir.abort();
-    (chosen, other)
+    (chosen, b, other)
 }
 
 async fn holds(store: &RadosStore) {
@@ -85,7 +85,7 @@ fn an_heir_takes_the_pool_at_once_and_no_other_one_does() {
 fn an_heir_that_does_not_take_the_pool_loses_it_to_the_former_owner() {
     on_a_cluster(async |site| {
         let (client, store, connection) = owner(&site).await;
-        let (chosen, other) = dead_heir(&site, &connection).await;
+        let (chosen, _, other) = dead_heir(&site, &connection).await;
         let term = release(&client, store, chosen).await;
         let begun = Instant::now();
         let HandedOver::Back(back) = connection.settled(term, &Waiting::NONE).await.unwrap() else {
@@ -164,12 +164,7 @@ fn a_former_owner_recognises_that_another_server_had_the_pool() {
     // The heir takes nothing, and another standby has the pool for some time.
     on_a_cluster(async |site| {
         let (client, store, connection) = owner(&site).await;
-        let (c, heir) = stand_by(&site, "c");
-        let (b, other) = stand_by(&site, "b");
-        sleep(3 * S).await;
-        let chosen = find(&connection, "c").await;
-        site.rados.pause(c.number());
-        heir.abort();
+        let (chosen, b, other) = dead_heir(&site, &connection).await;
         let term = release(&client, store, chosen.clone()).await;
         let served = other.await.unwrap().unwrap();
         b.end_in_order();
@@ -222,7 +217,7 @@ fn an_heir_that_hangs_is_noticed_before_another_server_takes_the_pool() {
 fn a_reservation_ends_when_both_sides_have_died() {
     on_a_cluster(async |site| {
         let (client, store, connection) = owner(&site).await;
-        let (chosen, other) = dead_heir(&site, &connection).await;
+        let (chosen, _, other) = dead_heir(&site, &connection).await;
         release(&client, store, chosen).await;
         let begun = Instant::now();
         holds(&other.await.unwrap().unwrap()).await;

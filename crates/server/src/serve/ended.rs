@@ -1,0 +1,12 @@
+//! A task that ends with the value that holds it.
+
+use tokio::task::JoinHandle;
+
+/// Ends a task when dropped.
+pub(super) struct EndedOnDrop(pub JoinHandle<()>);
+
+impl Drop for EndedOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
