@@ -127,6 +127,11 @@ impl<const BYTES: usize> Shard<BYTES> {
         self.find(key, hash).is_some()
     }
 
+    /// Whether the block is held and was used since it entered its queue; not counted as a hit.
+    pub fn is_used(&self, key: u64, hash: u64) -> bool {
+        self.find(key, hash).is_some_and(|frame| self.frames.meta(frame).hits > 0)
+    }
+
     /// As [`Shard::get`], but not counted as a use of the block.
     pub fn peek(&self, key: u64, hash: u64, offset: usize, out: &mut [u8]) -> bool {
         let Some(frame) = self.find(key, hash) else { return false };

@@ -76,12 +76,12 @@ fn examine_one(given: &Given<'_>, cache: &ReadCache) -> Examined {
     Examined::Other { crc, fingerprint: None, now, rank: rank(given, cache) }
 }
 
-/// Blocks of large writes displace others from the read cache only if they overwrite a cached block. What is
-/// written at length, by copies, backups and installations, is seldom read back soon, least of all by a guest
-/// that still has it in memory; and copying it into the cache would take a fifth of the CPU time of its
-/// commit. What guests do read stays cached when it is overwritten.
+/// Blocks of large writes displace others from the read cache only if they overwrite a block that was read
+/// from it. What is written at length, by copies, backups and installations, is seldom read back soon, least
+/// of all by a guest that still has it in memory; and copying it into the cache would take a fifth of the CPU
+/// time of its commit. What guests do read stays cached when it is overwritten.
 fn rank(given: &Given<'_>, cache: &ReadCache) -> Rank {
-    let replaces = || matches!(given.now, Some(MapValue::At(now)) if cache.contains(now.addr));
+    let replaces = || matches!(given.now, Some(MapValue::At(now)) if cache.is_used(now.addr));
     match given.rank {
         rank if rank > Rank::Spare && given.is_in_run && (cache.has_room() || !replaces()) => Rank::Spare,
         rank => rank,

@@ -67,9 +67,9 @@ async fn compressible_data_takes_less_room_and_is_read_back() {
     assert_eq!(read(&a, 123_456, 10_000).await, text(1, 4 * MIB)[123_456..133_456]);
 }
 
-/// Large writes do not displace what is cached, unless they overwrite it.
+/// Large writes do not displace what is cached, unless they overwrite what was read.
 #[tokio::test]
-async fn large_writes_displace_nothing_in_the_read_cache_but_what_they_overwrite() {
+async fn large_writes_displace_nothing_in_the_read_cache_but_what_was_read_and_they_overwrite() {
     let store = Arc::new(MemoryStore::new());
     let pool = open_with(&store, PoolConfig { read_cache: 2 << 20, ..config() }).await;
     let (a, b) = (volume(&pool, "a").await, volume(&pool, "b").await);
@@ -93,8 +93,14 @@ async fn large_writes_displace_nothing_in_the_read_cache_but_what_they_overwrite
     write(&a, 3, 99).await;
     assert_eq!(read(&a, 3 * 2 * LEN as u64, LEN).await, noise(99, LEN));
     assert_eq!(misses().await, before, "what was read stays cached when it is overwritten");
+    // It has not been read since it entered the cache.
+    write(&a, 0, 100).await;
+    write(&a, 0, 101).await;
+    assert_eq!(read(&a, 0, LEN).await, noise(101, LEN));
+    let overwritten = misses().await;
+    assert!(overwritten > before, "what was only written does not stay cached");
     read(&b, 199 * 2 * LEN as u64, LEN).await;
-    assert!(misses().await > before);
+    assert!(misses().await > overwritten);
 }
 
 /// A block that is discarded and written again in one commit has its old content; it must not be treated as
