@@ -288,16 +288,19 @@ impl SpaceGovernor {
         self.dirty.load(SeqCst).max(0) as u64
     }
 
-    /// Records that the buffers of a flow grew by `bytes`, or shrank if negative. Returns whether all buffers
-    /// have become half full: a commit should begin now so that writers need not wait.
+    /// Records that the buffers of a flow grew by `bytes`, or shrank if negative. Returns whether a commit
+    /// should begin now so that writers need not wait: all buffers have become half full, or three quarters
+    /// of what the flow may buffer next to flushes are used. That is little, so a commit at its half would
+    /// not be worth its cost.
     pub fn buffered(&self, flow: &Flow, bytes: i64) -> bool {
         let before = self.dirty.fetch_add(bytes, SeqCst);
         self.gate.add(flow, bytes);
         if bytes < 0 {
             self.admit_waiting();
         }
-        let half = self.write_buffer as i64 / 2;
-        before < half && before + bytes >= half
+        let bound = self.flush_bound.bytes_for(flow.id());
+        let threshold = (self.write_buffer / 2).min(bound - bound / 4) as i64;
+        before < threshold && before + bytes >= threshold
     }
 
     /// Whether writes of guests are slowed down because room is short.
