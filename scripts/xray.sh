@@ -26,7 +26,7 @@ factors() {
     power-loss) echo 0.004 0.1 0.02 ;;
     server-* | osd-lost) echo 0.004 0.1 0.006 ;;
     shared-volume*) echo 0.016 0.5 0.03 ;;
-    ingestion) echo 0.001 1 1 ;;
+    ingestion) echo 0.008 1 1 ;;
     node-failure | sequential-node-failure | vm-high-availability) echo 0.004 0.1 0.02 ;;
     extended-node-failure) echo 0.004 0.5 0.004 ;;
     rolling-upgrade | live-migration) echo 0.004 0.1 0.01 ;;

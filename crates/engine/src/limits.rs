@@ -135,6 +135,8 @@ pub const UNREADABLE_BLOCKS: usize = 16;
 /// Segments that recovery scans concurrently: many disks reach their full rate only with several readers.
 /// Each scan takes two windows of [`SCAN_BYTES`].
 pub const SCANS_AT_ONCE: usize = 4;
+/// Most slots that the barrier of a mark holds exactly: 32 MiB, outside of the budget of the mark.
+pub const BARRIER_SLOTS: u64 = 16 << 20;
 /// Map nodes that a mark holds in memory on each level.
 pub const MARK_NODES: usize = FANOUT;
 /// Nodes (with their blocks) that a mark visits before it yields to other tasks: some hundred microseconds.

@@ -330,11 +330,11 @@ impl Intake {
             self.disks.lock().push(disk.clone());
         }
         drop(buffers);
-        let fills_up = self.space.buffered(&disk.writes, grown);
+        let is_half_full = self.space.buffered(&disk.writes, grown);
         if was_clean {
             self.schedule.announce_data();
         }
-        if fills_up || (was_clean && self.space.has_waiting()) {
+        if is_half_full || (was_clean && self.space.has_waiting()) {
             self.request_commit();
         }
         self.cx.check_latch()

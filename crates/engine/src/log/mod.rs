@@ -61,13 +61,14 @@
 //! is in no table, so a reclaim deletes it.
 
 mod appends;
+mod barrier;
 mod describe;
 mod draft;
 mod next;
 mod scan;
 mod table;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_format::{
@@ -79,6 +80,7 @@ use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 use futures_util::future::{join, pending};
 
 use appends::{Append, Appends};
+pub(crate) use barrier::Barrier;
 pub(crate) use describe::describe;
 use draft::{Draft, Medium, fill};
 pub(crate) use draft::{Item, block_at, directory_entry};
@@ -173,8 +175,8 @@ pub(crate) struct Log {
     /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
     /// one that is not durable would be lost although it was acknowledged.
     failed: Option<StoreError>,
-    /// While a mark is under way: the addresses referenced since it began.
-    pub barrier: Option<BTreeSet<u64>>,
+    /// While a reclaim is under way: the addresses referenced since its mark began.
+    pub barrier: Option<Barrier>,
     /// Buffers for reuse: one is filled while another is written.
     spares: Vec<IoBuf>,
     /// Bytes appended since the pool was opened; determines when a checkpoint is due.
@@ -580,7 +582,7 @@ impl Log {
     /// Records a new reference to a stored block in the mark's barrier; see [`crate::dedup`].
     pub fn refer(&mut self, to: &BlockRef) {
         if let Some(barrier) = &mut self.barrier {
-            barrier.insert(to.addr.to_u64());
+            barrier.insert(to.addr);
         }
     }
 

@@ -31,8 +31,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_format::{
-    Address, BLOCK, BlockRef, DirectoryEntry, Form, Relocation, RelocationMap, SegmentId, SegmentRecord,
-    Slot, SlotKind, Stream,
+    BLOCK, BlockRef, DirectoryEntry, Form, Relocation, RelocationMap, SegmentId, SegmentRecord, Slot,
+    SlotKind, Stream,
 };
 use forebay_store::Store;
 use hashbrown::HashSet;
@@ -42,7 +42,7 @@ use tokio::task::yield_now;
 use crate::commit::Committer;
 use crate::context::Context;
 use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES, PACK_GROUPS};
-use crate::log::{Item, block_at, directory_entry};
+use crate::log::{Barrier, Item, block_at, directory_entry};
 use crate::read::{Reader, RelocationRef};
 use crate::space::SpaceGovernor;
 use crate::stored::{GROUP_BLOCKS, compress, compress_group};
@@ -315,7 +315,7 @@ impl Cleaner {
         if room.is_none_or(|(id, room)| id != map.container || room < (bytes.len() + 2 * BLOCK) as u64) {
             return Ok(MoveOutcome::Kept);
         }
-        let listed = |slot: u64| map.entries.binary_search_by_key(&slot, |e| e.slot.0.into()).is_ok();
+        let listed = |slot: u32| map.entries.binary_search_by_key(&slot, |e| e.slot.0).is_ok();
         if self.is_used(log.barrier.as_ref(), record.segment, listed) {
             return Ok(MoveOutcome::Kept);
         }
@@ -331,17 +331,10 @@ impl Cleaner {
         Ok(MoveOutcome::Moved)
     }
 
-    /// Whether a slot of a segment that is not `kept` was referenced since the mark began.
-    pub fn is_used(
-        &self,
-        barrier: Option<&BTreeSet<u64>>,
-        segment: SegmentId,
-        kept: impl Fn(u64) -> bool,
-    ) -> bool {
-        let first = Address { segment, slot: Slot(0) }.to_u64();
-        let slots = first..first + u64::from(Slot::LIMIT);
+    /// Whether a slot of a segment that is not `kept` may have been referenced since the mark began.
+    pub fn is_used(&self, barrier: Option<&Barrier>, segment: SegmentId, kept: impl Fn(u32) -> bool) -> bool {
         self.cx.config.mutation != Mutation::DropBarrier
-            && barrier.is_some_and(|b| b.range(slots).any(|addr| !kept(addr - first)))
+            && barrier.is_some_and(|barrier| barrier.has_any_but(segment, kept))
     }
 }
 

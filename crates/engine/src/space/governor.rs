@@ -288,19 +288,17 @@ impl SpaceGovernor {
         self.dirty.load(SeqCst).max(0) as u64
     }
 
-    /// Records that the buffers of a flow grew by `bytes`, or shrank if negative. Returns whether a commit
-    /// should begin now so that writers need not wait: all buffers have become half full, or three quarters
-    /// of what the flow may buffer next to flushes are used. That is little, so a commit at its half would
-    /// not be worth its cost.
+    /// Records that the buffers of a flow grew by `bytes`, or shrank if negative. Returns whether they have
+    /// become half full, by the budget or by the bound next to flushes: a commit should begin now so that
+    /// writers need not wait.
     pub fn buffered(&self, flow: &Flow, bytes: i64) -> bool {
         let before = self.dirty.fetch_add(bytes, SeqCst);
         self.gate.add(flow, bytes);
         if bytes < 0 {
             self.admit_waiting();
         }
-        let bound = self.flush_bound.bytes_for(flow.id());
-        let threshold = (self.write_buffer / 2).min(bound - bound / 4) as i64;
-        before < threshold && before + bytes >= threshold
+        let half = (self.write_buffer.min(self.flush_bound.bytes_for(flow.id())) / 2) as i64;
+        before < half && before + bytes >= half
     }
 
     /// Whether writes of guests are slowed down because room is short.

@@ -236,6 +236,32 @@ fn capacity_is_observed_before_the_reserve_is_used_up() {
     assert!(governor.wants_capacity(Duration::ZERO), "a quarter of the reserve was written");
 }
 
+/// Otherwise writers of little data would wait for the end of a commit whenever they have reached the bound.
+#[test]
+fn a_commit_begins_when_half_of_what_may_be_buffered_is_used() {
+    const MS: Duration = Duration::from_millis(1);
+    let governor = governor();
+    observe(&governor, 1000);
+    let (own, other) = (&flow(1), &flow(2));
+    let half = |flow: &Flow, bytes: u64| {
+        let begins_at_half = !governor.buffered(flow, bytes as i64 / 2 - 1) && governor.buffered(flow, 1);
+        let once = !governor.buffered(flow, bytes as i64 / 2);
+        governor.buffered(flow, -(bytes as i64));
+        begins_at_half && once
+    };
+    assert!(half(own, 8 * MIB) && half(other, 8 * MIB));
+    // A store that takes 4 ms and 1 ms for each further 256 KiB: its bound is 2 MiB.
+    for _ in 0..40 {
+        governor.flush_bound.record_group(4096, MS, 5 * MS);
+        governor.flush_bound.record_group(8 * MIB, MS, 37 * MS);
+    }
+    governor.flush_bound.record_flush(own.id(), MS);
+    let bound = governor.flush_bound.bytes_for(other.id()) / 2 * 2;
+    assert!((MIB..3 * MIB).contains(&bound), "{bound}");
+    assert!(half(other, bound), "next to the flushes of another disk");
+    assert!(half(own, 8 * MIB), "its own flushes do not bound its data");
+}
+
 #[test]
 fn a_reclaim_that_is_cancelled_is_not_under_way_any_more() {
     let governor = governor();
