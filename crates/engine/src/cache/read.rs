@@ -162,7 +162,7 @@ impl ReadCache {
         self.place(hash).lock().contains(key, hash)
     }
 
-    /// Whether the block is held and was read not long ago; not counted as a use.
+    /// Whether the block is held and was read recently; not counted as a use.
     pub fn is_used(&self, addr: Address) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         self.place(hash).lock().is_used(key, hash)

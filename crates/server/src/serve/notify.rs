@@ -56,9 +56,9 @@ pub async fn feed_watchdog(plane: Probe) {
     }
 }
 
-/// Reports to the watchdog, as long as the result exists, for a time in which there are no data-plane threads:
-/// other processes and the store determine how long it is, and a restart would only disconnect the clients
-/// that wait.
+/// Reports to the watchdog, as long as the result exists, for a time in which there are no data-plane
+/// threads: other processes and the store determine how long it is, and a restart would only disconnect the
+/// clients that wait.
 pub(super) fn feed_meanwhile() -> Option<EndedOnDrop> {
     let feed = |time| async move {
         let mut ticks = tokio::time::interval(time / 3);
