@@ -376,6 +376,9 @@ pub enum VolumeCommand {
         /// Create N clones, NAME-001, NAME-002 and so on; all or none
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::control::MAX_CLONES)))]
         count: Option<u32>,
+        /// Number the clones after the highest existing number of NAME
+        #[arg(long, requires = "count")]
+        more: bool,
         /// Durability of writes
         #[arg(long, value_enum, default_value_t)]
         sync: SyncPolicy,

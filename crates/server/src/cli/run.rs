@@ -174,9 +174,9 @@ impl ClientCommands {
                 let volume: DiskView = self.client.post(&["volumes"], &body).await?;
                 self.print(&volume, |d| format!("created volume '{}', {}", d.name, Size(d.size_bytes)))
             }
-            VolumeCommand::Clone { source, name, count, sync, desktop, write_cache, reset } => {
+            VolumeCommand::Clone { source, name, count, more, sync, desktop, write_cache, reset } => {
                 let write_cache_bytes = desktop.then_some(write_cache.0);
-                let body = CloneVolumes { source, name, count, sync, write_cache_bytes, reset };
+                let body = CloneVolumes { source, name, count, more, sync, write_cache_bytes, reset };
                 let clones: Vec<DiskView> = self.client.post(&["clones"], &body).await?;
                 self.print(&clones, |clones| clones_text(clones, &body.source))
             }

@@ -32,6 +32,7 @@ fn every_documented_command_line_parses() {
         "volume create v --size 1048576 --sync never --dedup-domain 7",
         "volume clone debian web",
         "volume clone v@monday web --count 100",
+        "volume clone v@monday web --count 100 --more",
         "volume list",
         "volume show v",
         "volume rm v",

@@ -197,6 +197,9 @@ pub struct CloneVolumes {
     /// Number of clones; if absent, one clone with the name `name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
+    /// Number the clones after the highest existing number of the prefix, instead of from 1; needs `count`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
     /// Durability of writes.
     #[serde(default)]
     pub sync: SyncPolicy,

@@ -1,0 +1,50 @@
+//! Commands on many disks: numbered clones, lists, and the removal of several.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::process::PoolDir;
+
+fn names(place: &PoolDir) -> Vec<String> {
+    let list: Vec<Value> = serde_json::from_str(&place.ok(&["volume", "list", "--json"])).unwrap();
+    list.iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn fleet(count: &str) -> (PoolDir, crate::process::Server) {
+    let place = PoolDir::new();
+    let server = place.serve(&[]);
+    place.ok(&["volume", "create", "v", "--size", "1M"]);
+    place.ok(&["image", "create", "golden", "v"]);
+    place.ok(&["volume", "clone", "golden", "pc", "--count", count]);
+    (place, server)
+}
+
+#[test]
+fn a_fleet_grows_with_the_following_numbers() {
+    let (place, _server) = fleet("3");
+    let error = place.fails(&["volume", "clone", "golden", "pc", "--count", "2"], 1);
+    assert!(error.contains("'pc-001' exists already") && error.contains("use --more"), "{error}");
+    let made = place.ok(&["volume", "clone", "golden", "pc", "--count", "2", "--more"]);
+    assert_eq!(made, "created 2 clones of 'golden': 'pc-004' to 'pc-005'\n");
+    // The numbers of a gap are not used again.
+    place.ok(&["volume", "rm", "pc-004"]);
+    place.ok(&["volume", "clone", "golden", "pc", "--count", "1", "--more"]);
+    place.ok(&["volume", "clone", "golden", "web", "--count", "1", "--more"]);
+    assert_eq!(names(&place), ["pc-001", "pc-002", "pc-003", "pc-005", "pc-006", "v", "web-001"]);
+    assert!(place.fails(&["volume", "clone", "golden", "x", "--more"], 2).contains("--count"));
+}
+
+/// Filters and pages show the same disks as the whole list.
+#[test]
+fn a_large_list_is_complete() {
+    let (place, _server) = fleet("1500");
+    let all = names(&place);
+    assert_eq!((all.len(), all[0].as_str(), all[1499].as_str()), (1501, "pc-0001", "pc-1500"));
+    assert!(all.is_sorted());
+    let text = place.ok(&["volume", "list"]);
+    let shown: Vec<_> = text.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert_eq!(shown, all);
+}
