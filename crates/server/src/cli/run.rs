@@ -1,5 +1,6 @@
 //! Execution of a parsed command.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -51,7 +52,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Pool(PoolCommand::List { ceph_pool, ceph }) => pool::list(ceph_pool, ceph, cli.global.json),
         Command::Pool(PoolCommand::Show { pool, ceph }) => pool::show(pool, ceph, cli.global.json),
         command => {
-            let client = Client::new(&socket_path(&cli.global));
+            let reports_wait = !cli.global.json || std::io::stderr().is_terminal();
+            let client = Client::new(&socket_path(&cli.global)).reporting_wait(reports_wait);
             let commands = ClientCommands { client, json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.map_err(CliError::System)?.block_on(commands.run(command))

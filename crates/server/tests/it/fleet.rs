@@ -37,6 +37,35 @@ fn a_fleet_grows_with_the_following_numbers() {
     assert!(place.fails(&["volume", "clone", "golden", "x", "--more"], 2).contains("--count"));
 }
 
+/// A server that accepts connections and does not answer.
+#[test]
+fn a_long_wait_is_reported_once() {
+    let place = PoolDir::new();
+    std::fs::create_dir(place.path("pool")).unwrap();
+    let listener = UnixListener::bind(place.path("pool/forebay.sock")).unwrap();
+    let start = |args: &[&str]| -> Child {
+        place.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    // The one whose wait is not reported begins first.
+    let mut silent = start(&["volume", "list", "--json"]);
+    let (mut first, _) = listener.accept().unwrap();
+    let mut reporting = start(&["volume", "list"]);
+    let (mut second, _) = listener.accept().unwrap();
+    let mut errors = BufReader::new(reporting.stderr.take().unwrap());
+    let mut line = String::new();
+    errors.read_line(&mut line).unwrap();
+    assert!(line.starts_with("forebay: waiting for the server at "), "{line}");
+    assert!(line.ends_with("pool/forebay.sock ...\n"), "{line}");
+    for stream in [&mut first, &mut second] {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]").unwrap();
+    }
+    line.clear();
+    errors.read_to_string(&mut line).unwrap();
+    assert!(reporting.wait().unwrap().success() && line.is_empty(), "{line}");
+    silent.stderr.take().unwrap().read_to_string(&mut line).unwrap();
+    assert!(silent.wait().unwrap().success() && line.is_empty(), "{line}");
+}
+
 /// Filters and pages show the same disks as the whole list.
 #[test]
 fn a_large_list_is_complete() {
