@@ -311,13 +311,9 @@ pub enum ImageCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Remove an image that has no clones
+    /// Remove images that have no clones
     #[command(aliases = ["delete", "remove", "del"])]
-    Rm {
-        /// Name of the image
-        #[arg(value_parser = Name::new())]
-        name: String,
-    },
+    Rm(RemoveArgs),
     /// Show, record, prefetch or delete the boot profile of an image
     Profile {
         /// IMAGE or VOLUME@SNAPSHOT
@@ -327,6 +323,17 @@ pub enum ImageCommand {
         #[command(flatten)]
         change: ProfileChange,
     },
+}
+
+/// The disks that `rm` removes.
+#[derive(Debug, Args)]
+pub struct RemoveArgs {
+    /// Names, or patterns in quotes such as 'pc-*', in which * stands for any characters
+    #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
+    pub names: Vec<String>,
+    /// Do not ask before removing all that a pattern matches
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// Changes of `forebay image profile`; at most one at a time.
@@ -401,13 +408,9 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Remove a volume that has no clients and no snapshots
+    /// Remove volumes that have no clients and no snapshots
     #[command(aliases = ["delete", "remove", "del"])]
-    Rm {
-        /// Name of the volume
-        #[arg(value_parser = Name::new())]
-        name: String,
-    },
+    Rm(RemoveArgs),
     /// Resize a volume
     Resize {
         /// Name of the volume
@@ -522,15 +525,15 @@ pub enum SnapshotCommand {
         #[arg(value_parser = Name::new())]
         volume: String,
     },
-    /// Remove a snapshot that has no clones
+    /// Remove snapshots that have no clones
     #[command(aliases = ["delete", "remove", "del"])]
     Rm {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
         volume: String,
-        /// Name of the snapshot
-        #[arg(value_parser = Name::new())]
-        name: String,
+        /// The snapshots.
+        #[command(flatten)]
+        remove: RemoveArgs,
     },
     /// Roll a volume back to a snapshot
     Rollback {

@@ -4,15 +4,15 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use serde_json::Value;
 
 use super::args::{
-    Cli, Command, Global, ImageCommand, PoolArgs, PoolCommand, ServeArgs, SnapshotCommand, VolumeCommand,
+    Cli, Command, Global, ImageCommand, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SnapshotCommand,
+    VolumeCommand,
 };
 use super::client::Client;
 use super::{
-    CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, sizing,
-    stats, target, token, top,
+    CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, remove,
+    sizing, stats, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SOCKET_NAME,
@@ -159,10 +159,7 @@ impl ClientCommands {
             }
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
-            ImageCommand::Rm { name } => {
-                let done: Value = self.client.delete(&["images", &name]).await?;
-                self.print(&done, |_| format!("removed image '{name}'"))
-            }
+            ImageCommand::Rm(args) => self.remove(Kind::Image, &["images"], &args).await,
             ImageCommand::Profile { name, change } => {
                 profile::run(&self.client, &name, &change, self.json).await
             }
@@ -184,10 +181,7 @@ impl ClientCommands {
             }
             VolumeCommand::List => self.list(&["volumes"], Kind::Volume).await,
             VolumeCommand::Show { name } => self.show(&["volumes", &name]).await,
-            VolumeCommand::Rm { name } => {
-                let done: Value = self.client.delete(&["volumes", &name]).await?;
-                self.print(&done, |_| format!("removed volume '{name}'"))
-            }
+            VolumeCommand::Rm(args) => self.remove(Kind::Volume, &["volumes"], &args).await,
             VolumeCommand::Resize { name, size, shrink } => {
                 if !shrink {
                     let before: DiskView = self.client.get(&["volumes", &name]).await?;
@@ -233,9 +227,8 @@ impl ClientCommands {
             SnapshotCommand::List { volume } => {
                 self.list(&["volumes", &volume, "snapshots"], Kind::Snapshot).await
             }
-            SnapshotCommand::Rm { volume, name } => {
-                let done: Value = self.client.delete(&["volumes", &volume, "snapshots", &name]).await?;
-                self.print(&done, |_| format!("removed snapshot '{volume}@{name}'"))
+            SnapshotCommand::Rm { volume, remove } => {
+                self.remove(Kind::Snapshot, &["volumes", &volume, "snapshots"], &remove).await
             }
             SnapshotCommand::Rollback { volume, name } => {
                 let body = Rollback { snapshot: name };
@@ -264,6 +257,10 @@ impl ClientCommands {
     async fn list(&self, path: &[&str], kind: Kind) -> Result<(), CliError> {
         let disks: Vec<DiskView> = self.client.get(path).await?;
         self.print(&disks, |disks| output::disk_table(disks, kind))
+    }
+
+    async fn remove(&self, kind: Kind, path: &[&str], args: &RemoveArgs) -> Result<(), CliError> {
+        remove::run(&self.client, remove::Among { kind, path }, args, self.json).await
     }
 
     async fn show(&self, path: &[&str]) -> Result<(), CliError> {

@@ -23,6 +23,63 @@ fn fleet(count: &str) -> (PoolDir, crate::process::Server) {
 }
 
 #[test]
+fn several_disks_are_removed_and_a_failure_stops_no_other() {
+    let (place, _server) = fleet("5");
+    let removed = place.ok(&["volume", "rm", "pc-001", "pc-002", "pc-001"]);
+    assert_eq!(removed, "removed volume 'pc-001'\nremoved volume 'pc-002'\n");
+
+    place.ok(&["snapshot", "create", "pc-003", "s"]);
+    let out = place.run(&["volume", "rm", "pc-003", "none", "pc-004"]);
+    assert_eq!((out.status.code(), &*out.stdout), (Some(1), &b"removed volume 'pc-004'\n"[..]));
+    let errors = String::from_utf8(out.stderr).unwrap();
+    let errors: Vec<_> = errors.lines().collect();
+    assert!(errors[0].contains("pc-003") && errors[1].contains("none"), "{errors:?}");
+    assert_eq!(errors[2..], ["forebay: 2 of 3 volumes were not removed"]);
+
+    let out = place.run(&["volume", "rm", "--json", "none", "pc-005"]);
+    assert_eq!(out.status.code(), Some(1));
+    let list: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(list[1], json!({"name": "pc-005", "removed": true}));
+    assert_eq!((&list[0]["removed"], &list[0]["error"]["code"]), (&json!(false), &json!("not_found")));
+    assert_eq!(names(&place), ["pc-003", "v"]);
+
+    place.ok(&["snapshot", "create", "pc-003", "t"]);
+    assert_eq!(place.ok(&["snapshot", "rm", "pc-003", "s", "t"]).lines().count(), 2);
+    place.ok(&["volume", "rm", "pc-003"]);
+    place.ok(&["image", "create", "other", "v"]);
+    assert_eq!(place.ok(&["image", "rm", "golden", "other"]).lines().count(), 2);
+}
+
+#[test]
+fn a_pattern_for_several_disks_needs_confirmation() {
+    let (place, _server) = fleet("4");
+    let error = place.fails(&["volume", "rm", "pc-*"], 2);
+    assert!(error.contains("'pc-*' would remove 4 volumes: repeat with --yes"), "{error}");
+    place.fails(&["volume", "rm", "pc-001", "pc-*", "--json"], 2);
+    assert_eq!(names(&place).len(), 5, "nothing was removed");
+    assert_eq!(place.ok(&["volume", "rm", "*-004"]), "removed volume 'pc-004'\n", "one needs none");
+    assert!(place.fails(&["volume", "rm", "web-*"], 1).contains("no volume matches 'web-*'"));
+    place.ok(&["volume", "rm", "pc-*", "--yes"]);
+    assert_eq!(names(&place), ["v"]);
+
+    for name in ["day-1", "day-2", "month"] {
+        place.ok(&["snapshot", "create", "v", name]);
+    }
+    assert!(place.fails(&["snapshot", "rm", "v", "day-*"], 2).contains("2 snapshots"));
+    assert_eq!(
+        place.ok(&["snapshot", "rm", "v", "day-*", "--yes"]),
+        "removed snapshot 'v@day-1'\nremoved snapshot 'v@day-2'\n"
+    );
+
+    // A name in use is no pattern.
+    for name in ["v*", "vw"] {
+        place.ok(&["volume", "create", name, "--size", "1M"]);
+    }
+    place.ok(&["volume", "rm", "v*"]);
+    assert_eq!(names(&place), ["v", "vw"]);
+}
+
+#[test]
 fn a_fleet_grows_with_the_following_numbers() {
     let (place, _server) = fleet("3");
     let error = place.fails(&["volume", "clone", "golden", "pc", "--count", "2"], 1);
