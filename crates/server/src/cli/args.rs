@@ -79,6 +79,9 @@ pub enum Command {
     Job(JobCommand),
     /// Show I/O counters, cache hit rates, memory, data reduction and space
     Stats(StatsArgs),
+    /// Show the room of the store: capacity, free, reserve, stored and reclaimable bytes
+    #[command(alias = "df")]
+    Space,
     /// Show the rates of the pool and of its busiest disks, until interrupted
     Top(TopArgs),
     /// Compute what a fleet of virtual desktops needs: memory, capacity, store operations, cores

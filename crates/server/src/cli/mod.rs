@@ -19,6 +19,7 @@ mod progress;
 mod remove;
 mod run;
 mod sizing;
+mod space;
 mod stats;
 mod target;
 mod token;

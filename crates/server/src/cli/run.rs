@@ -12,7 +12,7 @@ use super::args::{
 use super::client::Client;
 use super::{
     CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, remove,
-    sizing, stats, target, token, top,
+    sizing, space, stats, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SOCKET_NAME,
@@ -129,6 +129,7 @@ impl ClientCommands {
             Command::Job(c) => job::run(&self.client, c, self.json).await,
             Command::Token(c) => token::run(&self.client, c, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
+            Command::Space => space::run(&self.client, self.json).await,
             Command::Top(args) => top::run(&self.client, &args, self.json).await,
             Command::Size(args) => sizing::from_server(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,

@@ -63,6 +63,7 @@ fn every_documented_command_line_parses() {
         "lun reservations a 255 --clear",
         "stats",
         "stats v --watch",
+        "space",
         "gc",
         "check",
         "check --data /d",

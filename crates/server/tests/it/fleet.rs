@@ -94,6 +94,24 @@ fn a_fleet_grows_with_the_following_numbers() {
     assert!(place.fails(&["volume", "clone", "golden", "x", "--more"], 2).contains("--count"));
 }
 
+#[test]
+fn room_is_shown_in_one_table() {
+    let place = PoolDir::new();
+    let _server = place.serve(&[]);
+    assert!(place.ok(&["space"]).contains("not yet known: run 'forebay gc'"));
+    place.ok(&["gc"]);
+    let text = place.ok(&["space"]);
+    let rows: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(rows, ["capacity", "free", "reserve", "stored", "live", "reclaimable"]);
+    let space: Value = serde_json::from_str(&place.ok(&["space", "--json"])).unwrap();
+    let stats: Value = serde_json::from_str(&place.ok(&["stats", "--json"])).unwrap();
+    assert_eq!(space["store_reserve_bytes"], stats["store_reserve_bytes"]);
+    assert!(
+        space["store_reserve_bytes"].as_u64() > Some(0) && space["reclaimable_bytes"].is_u64(),
+        "{space}"
+    );
+}
+
 /// A server that accepts connections and does not answer.
 #[test]
 fn a_long_wait_is_reported_once() {
