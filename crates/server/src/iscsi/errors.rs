@@ -30,8 +30,8 @@ pub(super) enum End {
     Ended(&'static str),
 }
 
-/// Why a login is refused: the status that the initiator receives, and the reason for the log, which can reveal
-/// more to the administrator, such as whether a target exists.
+/// Why a login is refused: the status that the initiator receives, and the reason for the log, which can
+/// reveal more to the administrator, such as whether a target exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub status: LoginStatus,

@@ -87,7 +87,8 @@ pub(super) fn spare() -> u64 {
     memory.map_or(0, |memory| memory.available.saturating_sub(2 * reserve(memory.total)))
 }
 
-/// The RAM of the host, or the lowest limit of the control groups if that is less; and whether it is the host's.
+/// The RAM of the host, or the lowest limit of the control groups if that is less; and whether it is that of
+/// the host.
 pub(super) fn total() -> Option<(u64, bool)> {
     let (total, _) = host(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
