@@ -19,6 +19,13 @@ pub(crate) fn limit(config: &PoolConfig) -> u64 {
     budgets.saturating_add(budgets / 8).saturating_add(RETAINED_SLACK)
 }
 
+impl PoolConfig {
+    /// Most bytes of memory that outlives the server: what the write buffers and desktops can use.
+    pub fn retained_memory(&self) -> u64 {
+        limit(self)
+    }
+}
+
 /// Memory on the heap for at most `limit` bytes.
 pub(crate) fn heap(limit: u64) -> HeapMemory {
     HeapMemory::of_bytes(limit)

@@ -246,6 +246,8 @@ pub struct PoolStats {
     pub store_total_bytes: u64,
     /// Free room in the store.
     pub store_free_bytes: u64,
+    /// The part of the free room that is kept for deletions, checkpoints and cleaning.
+    pub store_reserve_bytes: u64,
     /// Volumes, snapshots, images.
     pub disks: u64,
     /// Segments.

@@ -270,6 +270,7 @@ impl Pool {
             stored_bytes: log.stored_bytes,
             store_total_bytes: room.map_or(0, |r| r.total),
             store_free_bytes: room.map_or(0, |r| r.free),
+            store_reserve_bytes: room.map_or(0, |r| self.parts.space.reserve(r.total)),
             disks,
             segments: log.segments,
             seq: log.seq,

@@ -79,6 +79,9 @@ pub enum Command {
     Job(JobCommand),
     /// Show I/O counters, cache hit rates, memory, data reduction and space
     Stats(StatsArgs),
+    /// Show the room of the store: capacity, free, reserve, stored and reclaimable bytes
+    #[command(alias = "df")]
+    Space,
     /// Show the rates of the pool and of its busiest disks, until interrupted
     Top(TopArgs),
     /// Compute what a fleet of virtual desktops needs: memory, capacity, store operations, cores
@@ -311,13 +314,9 @@ pub enum ImageCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Remove an image that has no clones
+    /// Remove images that have no clones
     #[command(aliases = ["delete", "remove", "del"])]
-    Rm {
-        /// Name of the image
-        #[arg(value_parser = Name::new())]
-        name: String,
-    },
+    Rm(RemoveArgs),
     /// Show, record, prefetch or delete the boot profile of an image
     Profile {
         /// IMAGE or VOLUME@SNAPSHOT
@@ -327,6 +326,17 @@ pub enum ImageCommand {
         #[command(flatten)]
         change: ProfileChange,
     },
+}
+
+/// The disks that `rm` removes.
+#[derive(Debug, Args)]
+pub struct RemoveArgs {
+    /// Names, or patterns in quotes such as 'pc-*', in which * stands for any characters
+    #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
+    pub names: Vec<String>,
+    /// Do not ask before removing all that a pattern matches
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// Changes of `forebay image profile`; at most one at a time.
@@ -376,6 +386,9 @@ pub enum VolumeCommand {
         /// Create N clones, NAME-001, NAME-002 and so on; all or none
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::control::MAX_CLONES)))]
         count: Option<u32>,
+        /// Number the clones after the highest existing number of NAME
+        #[arg(long, requires = "count")]
+        more: bool,
         /// Durability of writes
         #[arg(long, value_enum, default_value_t)]
         sync: SyncPolicy,
@@ -398,13 +411,9 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Remove a volume that has no clients and no snapshots
+    /// Remove volumes that have no clients and no snapshots
     #[command(aliases = ["delete", "remove", "del"])]
-    Rm {
-        /// Name of the volume
-        #[arg(value_parser = Name::new())]
-        name: String,
-    },
+    Rm(RemoveArgs),
     /// Resize a volume
     Resize {
         /// Name of the volume
@@ -519,15 +528,15 @@ pub enum SnapshotCommand {
         #[arg(value_parser = Name::new())]
         volume: String,
     },
-    /// Remove a snapshot that has no clones
+    /// Remove snapshots that have no clones
     #[command(aliases = ["delete", "remove", "del"])]
     Rm {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
         volume: String,
-        /// Name of the snapshot
-        #[arg(value_parser = Name::new())]
-        name: String,
+        /// The snapshots.
+        #[command(flatten)]
+        remove: RemoveArgs,
     },
     /// Roll a volume back to a snapshot
     Rollback {

@@ -1,6 +1,8 @@
 //! The API client: one request per connection over the control socket.
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
@@ -23,6 +25,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a request is sent again during an upgrade, and the interval.
 const UPGRADE: Duration = Duration::from_secs(10);
 const UPGRADE_STEP: Duration = Duration::from_millis(20);
+
+/// Time without a response after which the wait is reported.
+const NOTICE_AFTER: Duration = Duration::from_secs(5);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -77,12 +82,34 @@ pub fn path(segments: &[&str]) -> String {
 /// A client of the server on one control socket.
 pub struct Client {
     socket: PathBuf,
+    /// Whether a long wait is still to be reported on standard error.
+    reports_wait: AtomicBool,
 }
 
 impl Client {
     /// Creates a client of the server on `socket`. Each request opens its own connection.
     pub fn new(socket: &Path) -> Client {
-        Client { socket: socket.to_owned() }
+        Client { socket: socket.to_owned(), reports_wait: AtomicBool::new(false) }
+    }
+
+    /// Reports on standard error, once, that a response takes long. No request times out: a job may be long.
+    pub fn reporting_wait(self, reports: bool) -> Client {
+        Client { reports_wait: AtomicBool::new(reports), ..self }
+    }
+
+    /// Waits for a request.
+    async fn wait_for<T>(&self, request: impl Future<Output = T>) -> T {
+        let mut request = pin!(request);
+        tokio::select! {
+            biased;
+            done = &mut request => return done,
+            () = tokio::time::sleep(NOTICE_AFTER) => {}
+        }
+        if self.reports_wait.swap(false, Relaxed) {
+            let line = format!("forebay: waiting for the server at {} ...", self.socket.display());
+            eprintln!("{}", crate::text::one_line(&line));
+        }
+        request.await
     }
 
     /// `GET`.
@@ -124,14 +151,27 @@ impl Client {
         path: String,
         body: Option<&impl Serialize>,
     ) -> Result<T> {
-        let response = self.send(method, path, body).await?;
-        let bytes = response.into_body().collect().await.map_err(|e| broken(&e))?.to_bytes();
+        let whole = async {
+            let response = self.send_again(method, path, body).await?;
+            let body = response.into_body().collect().await.map_err(|e| broken(&e))?;
+            Ok::<_, ClientError>(body.to_bytes())
+        };
+        let bytes = self.wait_for(whole).await?;
         serde_json::from_slice(&bytes).map_err(|e| ClientError::Foreign(e.to_string()))
     }
 
     /// Sends a request and returns a successful response with its body unread. While another process takes
     /// the server's place, sends it again until that process answers.
     pub async fn send(
+        &self,
+        method: Method,
+        path: String,
+        body: Option<&impl Serialize>,
+    ) -> Result<Response<Incoming>> {
+        self.wait_for(self.send_again(method, path, body)).await
+    }
+
+    async fn send_again(
         &self,
         method: Method,
         path: String,

@@ -48,7 +48,13 @@ fn check(path: &Path, global: &Global) -> Result<(), CliError> {
         Overrides { data: global.data.clone(), socket: global.socket.clone(), ..Overrides::default() };
     let config = ServeConfig::resolve(file, flags)?;
     crate::serve::check(&config)?;
-    let result = serde_json::json!({"file": path, "valid": true});
+    let warnings = crate::serve::warnings(&config);
+    if !global.json {
+        for warning in &warnings {
+            eprintln!("forebay: warning: {}", crate::text::one_line(warning));
+        }
+    }
+    let result = serde_json::json!({"file": path, "valid": true, "warnings": warnings});
     output::print_result(&result, global.json, |_| format!("{} is valid", path.display()))
 }
 

@@ -16,8 +16,10 @@ mod output;
 mod pool;
 mod profile;
 mod progress;
+mod remove;
 mod run;
 mod sizing;
+mod space;
 mod stats;
 mod target;
 mod token;
@@ -34,8 +36,8 @@ use crate::size::Size;
 
 pub use args::{
     CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand, PoolArgs,
-    PoolCommand, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs, TargetCommand, TokenCommand, TopArgs,
-    TopOrder, VolumeCommand,
+    PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs, TargetCommand, TokenCommand,
+    TopArgs, TopOrder, VolumeCommand,
 };
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;
@@ -72,6 +74,29 @@ pub enum CliError {
     /// The new size of a volume is smaller.
     #[error("'{0}' is {1}; {2} is smaller and discards the data beyond it: repeat with --shrink")]
     Shrinks(String, Size, Size),
+    /// Patterns match several disks, and nothing confirms their removal.
+    #[error("{patterns} would remove {count} {noun}: repeat with --yes to remove them")]
+    Unconfirmed {
+        /// The patterns, quoted.
+        patterns: String,
+        /// Number of disks that only they select.
+        count: usize,
+        /// What these are.
+        noun: &'static str,
+    },
+    /// The user did not confirm.
+    #[error("nothing was removed")]
+    Declined,
+    /// Some disks were not removed; the reasons were reported.
+    #[error("{failed} of {total} {noun} were not removed")]
+    NotAllRemoved {
+        /// Number of disks that were not removed.
+        failed: usize,
+        /// Number of all disks, and of patterns without a match.
+        total: usize,
+        /// What these are.
+        noun: &'static str,
+    },
     /// Both secrets were to be read from standard input.
     #[error("only one secret can be read from standard input; put the other one into a file")]
     TwoSecrets,
@@ -86,6 +111,15 @@ pub enum CliError {
     System(std::io::Error),
 }
 
+impl CliError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            CliError::Unconfirmed { .. } => USAGE,
+            _ => FAILED,
+        }
+    }
+}
+
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
     let cli = match parse(std::env::args_os()) {
@@ -98,7 +132,7 @@ pub fn main() -> ExitCode {
         Err(CliError::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("forebay: {}", one_line(&e.to_string()));
-            ExitCode::from(FAILED)
+            ExitCode::from(e.exit_status())
         }
     }
 }

@@ -45,6 +45,12 @@ pub(super) fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0))
 }
 
+/// Renders the share of requests of guests that needed no operation of the store. It is negative while other
+/// work outweighs them, which is shown as none.
+pub(super) fn offload(share: Option<f64>) -> String {
+    percent(share.map(|s| s.max(0.0)))
+}
+
 /// Clears the terminal and prints a text.
 pub(super) fn screen(text: &str) -> Result<(), CliError> {
     print(CLEAR_SCREEN, &text::lines(text))

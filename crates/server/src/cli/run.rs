@@ -1,17 +1,18 @@
 //! Execution of a parsed command.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use serde_json::Value;
 
 use super::args::{
-    Cli, Command, Global, ImageCommand, PoolArgs, PoolCommand, ServeArgs, SnapshotCommand, VolumeCommand,
+    Cli, Command, Global, ImageCommand, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SnapshotCommand,
+    VolumeCommand,
 };
 use super::client::Client;
 use super::{
-    CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, sizing,
-    stats, target, token, top,
+    CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, remove,
+    sizing, space, stats, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SOCKET_NAME,
@@ -51,7 +52,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Pool(PoolCommand::List { ceph_pool, ceph }) => pool::list(ceph_pool, ceph, cli.global.json),
         Command::Pool(PoolCommand::Show { pool, ceph }) => pool::show(pool, ceph, cli.global.json),
         command => {
-            let client = Client::new(&socket_path(&cli.global));
+            let reports_wait = !cli.global.json || std::io::stderr().is_terminal();
+            let client = Client::new(&socket_path(&cli.global)).reporting_wait(reports_wait);
             let commands = ClientCommands { client, json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.map_err(CliError::System)?.block_on(commands.run(command))
@@ -127,6 +129,7 @@ impl ClientCommands {
             Command::Job(c) => job::run(&self.client, c, self.json).await,
             Command::Token(c) => token::run(&self.client, c, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
+            Command::Space => space::run(&self.client, self.json).await,
             Command::Top(args) => top::run(&self.client, &args, self.json).await,
             Command::Size(args) => sizing::from_server(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,
@@ -157,10 +160,7 @@ impl ClientCommands {
             }
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
-            ImageCommand::Rm { name } => {
-                let done: Value = self.client.delete(&["images", &name]).await?;
-                self.print(&done, |_| format!("removed image '{name}'"))
-            }
+            ImageCommand::Rm(args) => self.remove(Kind::Image, &["images"], &args).await,
             ImageCommand::Profile { name, change } => {
                 profile::run(&self.client, &name, &change, self.json).await
             }
@@ -174,18 +174,15 @@ impl ClientCommands {
                 let volume: DiskView = self.client.post(&["volumes"], &body).await?;
                 self.print(&volume, |d| format!("created volume '{}', {}", d.name, Size(d.size_bytes)))
             }
-            VolumeCommand::Clone { source, name, count, sync, desktop, write_cache, reset } => {
+            VolumeCommand::Clone { source, name, count, more, sync, desktop, write_cache, reset } => {
                 let write_cache_bytes = desktop.then_some(write_cache.0);
-                let body = CloneVolumes { source, name, count, sync, write_cache_bytes, reset };
+                let body = CloneVolumes { source, name, count, more, sync, write_cache_bytes, reset };
                 let clones: Vec<DiskView> = self.client.post(&["clones"], &body).await?;
                 self.print(&clones, |clones| clones_text(clones, &body.source))
             }
             VolumeCommand::List => self.list(&["volumes"], Kind::Volume).await,
             VolumeCommand::Show { name } => self.show(&["volumes", &name]).await,
-            VolumeCommand::Rm { name } => {
-                let done: Value = self.client.delete(&["volumes", &name]).await?;
-                self.print(&done, |_| format!("removed volume '{name}'"))
-            }
+            VolumeCommand::Rm(args) => self.remove(Kind::Volume, &["volumes"], &args).await,
             VolumeCommand::Resize { name, size, shrink } => {
                 if !shrink {
                     let before: DiskView = self.client.get(&["volumes", &name]).await?;
@@ -231,9 +228,8 @@ impl ClientCommands {
             SnapshotCommand::List { volume } => {
                 self.list(&["volumes", &volume, "snapshots"], Kind::Snapshot).await
             }
-            SnapshotCommand::Rm { volume, name } => {
-                let done: Value = self.client.delete(&["volumes", &volume, "snapshots", &name]).await?;
-                self.print(&done, |_| format!("removed snapshot '{volume}@{name}'"))
+            SnapshotCommand::Rm { volume, remove } => {
+                self.remove(Kind::Snapshot, &["volumes", &volume, "snapshots"], &remove).await
             }
             SnapshotCommand::Rollback { volume, name } => {
                 let body = Rollback { snapshot: name };
@@ -262,6 +258,10 @@ impl ClientCommands {
     async fn list(&self, path: &[&str], kind: Kind) -> Result<(), CliError> {
         let disks: Vec<DiskView> = self.client.get(path).await?;
         self.print(&disks, |disks| output::disk_table(disks, kind))
+    }
+
+    async fn remove(&self, kind: Kind, path: &[&str], args: &RemoveArgs) -> Result<(), CliError> {
+        remove::run(&self.client, remove::Among { kind, path }, args, self.json).await
     }
 
     async fn show(&self, path: &[&str]) -> Result<(), CliError> {

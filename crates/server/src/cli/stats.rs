@@ -87,7 +87,7 @@ impl Facts {
 fn pool_facts(s: &StatsView) -> String {
     let mut facts = Facts::default();
     let mut row = |name: &str, value: String| facts.row(name, value);
-    row("offload", output::percent(s.offload));
+    row("offload", offload_text(s.offload));
     let c = &s.read_cache;
     row("read cache", cache_text(c.hit_rate, c.bytes, c.budget_bytes));
     row("  more of it", advice_text(c));
@@ -266,6 +266,17 @@ fn cache_text(hit_rate: Option<f64>, bytes: u64, budget: u64) -> String {
     format!("{} hits, {} of {} in use", output::percent(hit_rate), Size(bytes), Size(budget))
 }
 
+/// The offload, with a note if work without requests of guests outweighs it.
+fn offload_text(share: Option<f64>) -> String {
+    let text = output::offload(share);
+    match share {
+        Some(share) if share < 0.0 => {
+            format!("{text}: the store did more than guests requested (imports, reclaims, checkpoints)")
+        }
+        _ => text,
+    }
+}
+
 /// What larger read caches would save.
 fn advice_text(c: &ReadCacheView) -> String {
     let of_size =
@@ -296,6 +307,10 @@ mod tests {
         assert_eq!(words, ["guest", "reads", "150", "600", "KiB", "50", "200", "KiB"]);
         assert!(text.contains("98.7 %"), "{text}");
         assert!(!text.contains("DAMAGED"), "{text}");
+        now.offload = Some(-4.06);
+        let text = pool_text(&now, None);
+        let offload = text.lines().find(|l| l.starts_with("offload")).unwrap();
+        assert!(offload.contains(" 0.0 %: the store did more than guests requested"), "{offload}");
         now.damaged_blocks = 1;
         assert!(pool_text(&now, None).contains("DAMAGED"), "{text}");
     }

@@ -80,7 +80,8 @@ struct Interval {
     store_read_bytes: f64,
     store_write_ops: f64,
     store_write_bytes: f64,
-    /// Share of guest reads and writes without a separate store operation, in this interval.
+    /// Share of guest reads and writes without a separate store operation, in this interval; negative if the
+    /// store did more operations than guests requested.
     offload: Option<f64>,
     /// Share of look-ups of the read cache that were hits, in this interval.
     read_cache_hit_rate: Option<f64>,
@@ -146,7 +147,7 @@ impl Interval {
             self.store_read_ops + self.store_write_ops,
             size(self.store_read_bytes),
             size(self.store_write_bytes),
-            output::percent(self.offload),
+            output::offload(self.offload),
             output::percent(self.read_cache_hit_rate),
             Size(self.dirty_bytes),
             Size(self.store_free_bytes),

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Role};
 
 use super::{
-    CloneVolumes, Control, ControlError, DiskSpaceView, DiskStatsView, DiskView, LimitedView, Reply, Reset,
-    Result,
+    CloneVolumes, Control, ControlError, DiskSpaceView, DiskStatsView, DiskView, ErrorKind, LimitedView,
+    Reply, Reset, Result,
 };
 
 /// Most clones that one request creates.
@@ -35,14 +35,28 @@ impl Control {
     }
 
     pub(super) async fn clone_volumes(&self, c: &CloneVolumes) -> Result<Reply> {
-        let names = clone_names(&c.name, c.count)?;
+        let after = if c.more { self.last_number(&c.name) } else { LastNumber::default() };
+        let names = match c.count {
+            None if c.more => {
+                return Err(ControlError::bad_request("more needs a count: the number of further clones"));
+            }
+            None => vec![c.name.clone()],
+            Some(count) => clone_names(&c.name, count, after)?,
+        };
         let write_cache = c.write_cache_bytes.map_or(0, |bytes| bytes.max(MIN_WRITE_CACHE));
         let reset_at_disconnect = write_cache > 0 && c.reset == Reset::Disconnect;
         let request = |name| CloneRequest { name, sync: c.sync.into(), write_cache, reset_at_disconnect };
         let requests: Vec<_> = names.into_iter().map(request).collect();
-        let clones = self.pool().clone_disk(&c.source, &requests).await?;
+        let clones = self.pool().clone_disk(&c.source, &requests).await;
+        let clones = clones.map_err(|e| exists_in_fleet(e, c))?;
         let clones = self.inherit_tenant(&c.source, clones).await?;
         Ok(Reply::Disks(clones.iter().filter_map(DiskView::new).collect()))
+    }
+
+    /// The highest number among the names `PREFIX-NUMBER` of volumes and images.
+    fn last_number(&self, prefix: &str) -> LastNumber {
+        let disks = self.pool().disks();
+        disks.iter().filter_map(|disk| LastNumber::of(&disk.name, prefix)).max().unwrap_or_default()
     }
 
     pub(super) async fn create_image(&self, name: &str, source: &str) -> Result<Reply> {
@@ -129,16 +143,49 @@ fn with_article(role: Role) -> &'static str {
     }
 }
 
-/// `NAME`, or `NAME-001` to `NAME-count` with three digits, or more if the count has more.
-fn clone_names(name: &str, count: Option<u32>) -> Result<Vec<String>> {
-    let Some(count) = count else { return Ok(vec![name.to_owned()]) };
+/// The number at the end of a name, and its digits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct LastNumber {
+    number: u32,
+    width: usize,
+}
+
+impl LastNumber {
+    /// The number of `PREFIX-NUMBER`; `None` for any other name.
+    fn of(name: &str, prefix: &str) -> Option<LastNumber> {
+        let digits = name.strip_prefix(prefix)?.strip_prefix('-')?;
+        let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        let number = is_number.then(|| digits.parse().ok()).flatten()?;
+        Some(LastNumber { number, width: digits.len() })
+    }
+}
+
+/// `NAME-001` and so on, with the `count` numbers after `after`. They have three digits, or as many as those
+/// of the existing clones, or of the count of the first ones.
+fn clone_names(name: &str, count: u32, after: LastNumber) -> Result<Vec<String>> {
     if count == 0 || count > MAX_CLONES {
         return Err(ControlError::bad_request(format!(
             "cannot create {count} clones at once; use a count from 1 to {MAX_CLONES}"
         )));
     }
-    let width = count.to_string().len().max(3);
-    Ok((1..=count).map(|i| format!("{name}-{i:0width$}")).collect())
+    let Some(last) = after.number.checked_add(count) else {
+        return Err(ControlError::bad_request(format!(
+            "no {count} numbers are left after '{name}-{}'; use another name",
+            after.number
+        )));
+    };
+    let width = if after.width == 0 { count.to_string().len() } else { after.width }.max(3);
+    Ok((after.number + 1..=last).map(|i| format!("{name}-{i:0width$}")).collect())
+}
+
+/// States the remedy if numbered clones exist already.
+fn exists_in_fleet(e: EngineError, c: &CloneVolumes) -> ControlError {
+    let error = ControlError::from(e);
+    if error.kind != ErrorKind::Exists || c.count.is_none() || c.more {
+        return error;
+    }
+    let hint = "to number the clones after the existing ones, use --more (in the API: \"more\": true)";
+    ControlError::new(error.kind, format!("{}; {hint}", error.message))
 }
 
 #[cfg(test)]
@@ -147,11 +194,25 @@ mod tests {
 
     #[test]
     fn clones_are_numbered_with_three_digits_or_more() {
-        assert_eq!(clone_names("w", None).unwrap(), ["w"]);
-        assert_eq!(clone_names("w", Some(2)).unwrap(), ["w-001", "w-002"]);
-        let many = clone_names("w", Some(1000)).unwrap();
+        let first = LastNumber::default();
+        assert_eq!(clone_names("w", 2, first).unwrap(), ["w-001", "w-002"]);
+        let many = clone_names("w", 1000, first).unwrap();
         assert_eq!((many[0].as_str(), many[999].as_str()), ("w-0001", "w-1000"));
-        assert!(clone_names("w", Some(0)).is_err());
-        assert!(clone_names("w", Some(MAX_CLONES + 1)).is_err());
+        assert!(clone_names("w", 0, first).is_err());
+        assert!(clone_names("w", MAX_CLONES + 1, first).is_err());
+    }
+
+    #[test]
+    fn more_clones_continue_the_numbers() {
+        let after = |name| LastNumber::of(name, "w").unwrap();
+        assert_eq!(clone_names("w", 2, after("w-100")).unwrap(), ["w-101", "w-102"]);
+        assert_eq!(clone_names("w", 2, after("w-7")).unwrap(), ["w-008", "w-009"]);
+        assert_eq!(clone_names("w", 2, after("w-0999")).unwrap(), ["w-1000", "w-1001"]);
+        assert_eq!(clone_names("w", 2, after("w-998")).unwrap(), ["w-999", "w-1000"]);
+        assert!(clone_names("w", 2, after("w-4294967294")).is_err());
+        for other in ["w", "w-", "w-1a", "w-+1", "v-1", "w-x-1", "w-001@s", "w-99999999999"] {
+            assert_eq!(LastNumber::of(other, "w"), None, "{other}");
+        }
+        assert!(after("w-100") > after("w-0099"));
     }
 }

@@ -197,6 +197,9 @@ pub struct CloneVolumes {
     /// Number of clones; if absent, one clone with the name `name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
+    /// Number the clones after the highest existing number of the prefix, instead of from 1; needs `count`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
     /// Durability of writes.
     #[serde(default)]
     pub sync: SyncPolicy,
@@ -440,6 +443,8 @@ pub struct StatsView {
     /// Store operations.
     pub store: StoreView,
     /// Share of guest reads and writes that caused no separate store read or write; `None` before the first.
+    /// Negative while the store did more operations than guests requested, because those of imports, reclaims
+    /// and checkpoints count too.
     pub offload: Option<f64>,
     /// The read cache.
     pub read_cache: ReadCacheView,
@@ -455,6 +460,9 @@ pub struct StatsView {
     pub store_total_bytes: u64,
     /// Free space of the store.
     pub store_free_bytes: u64,
+    /// The part of the free space that is kept for deletions, checkpoints and reclaims.
+    #[serde(default)]
+    pub store_reserve_bytes: u64,
     /// Volumes, snapshots and images.
     pub disks: u64,
     /// Segments.
@@ -549,6 +557,7 @@ impl StatsView {
             stored_bytes: s.stored_bytes,
             store_total_bytes: s.store_total_bytes,
             store_free_bytes: s.store_free_bytes,
+            store_reserve_bytes: s.store_reserve_bytes,
             disks: s.disks,
             segments: s.segments,
             seq: s.seq,

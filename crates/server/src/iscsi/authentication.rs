@@ -8,7 +8,8 @@ use forebay_wire::iscsi::text;
 use super::attempts::Account;
 use super::chap::{Algorithm, Challenge, MAX_CHALLENGE};
 use super::context::Context;
-use crate::targets::{Chap, IqnName};
+use super::errors::Refusal;
+use crate::targets::Chap;
 
 /// Progress of the authentication.
 enum State {
@@ -33,7 +34,6 @@ pub(super) struct Credentials {
 
 /// The authentication of one initiator.
 pub(super) struct Authenticator {
-    initiator: IqnName,
     peer: IpAddr,
     credentials: Credentials,
     state: State,
@@ -43,10 +43,10 @@ pub(super) struct Authenticator {
 
 impl Authenticator {
     /// An initiator at `peer`. With `required`, it has to authenticate itself if there are credentials.
-    pub fn new(initiator: IqnName, peer: IpAddr, credentials: Credentials, required: bool) -> Authenticator {
+    pub fn new(peer: IpAddr, credentials: Credentials, required: bool) -> Authenticator {
         let needed = required && !credentials.chaps.is_empty();
         let state = if needed { State::Needed } else { State::NotNeeded };
-        Authenticator { initiator, peer, credentials, state, proved: None }
+        Authenticator { peer, credentials, state, proved: None }
     }
 
     /// Whether nothing more is needed for the login to proceed.
@@ -60,7 +60,7 @@ impl Authenticator {
         context: &Context,
         pairs: &[(&str, &str)],
         out: &mut Vec<u8>,
-    ) -> Result<(), LoginStatus> {
+    ) -> Result<(), Refusal> {
         if let Some(offered) = value(pairs, "AuthMethod") {
             let offers = |method| offered.split(',').any(|m| m == method);
             match self.state {
@@ -70,14 +70,17 @@ impl Authenticator {
                     self.state = State::Chosen;
                     text::push(out, "AuthMethod", "CHAP");
                 }
-                _ => return Err(LoginStatus::AuthenticationFailed),
+                State::Needed => {
+                    return Err(failed("the target requires CHAP, which the initiator did not offer"));
+                }
+                _ => return Err(failed("no authentication method in common")),
             }
         }
         if let Some(list) = value(pairs, "CHAP_A") {
             let algorithm = Algorithm::choose(list, &context.chap_algorithms);
-            let algorithm = algorithm.ok_or(LoginStatus::AuthenticationFailed)?;
+            let algorithm = algorithm.ok_or(failed("no CHAP algorithm in common"))?;
             if !matches!(self.state, State::Chosen) {
-                return Err(LoginStatus::InitiatorError);
+                return Err(LoginStatus::InitiatorError.into());
             }
             let challenge = Challenge::new(algorithm).map_err(|_| LoginStatus::OutOfResources)?;
             text::push(out, "CHAP_A", &(algorithm as u8).to_string());
@@ -99,10 +102,14 @@ impl Authenticator {
         response: &str,
         pairs: &[(&str, &str)],
         out: &mut Vec<u8>,
-    ) -> Result<(), LoginStatus> {
-        let State::Challenged(challenge) = &self.state else { return Err(LoginStatus::InitiatorError) };
+    ) -> Result<(), Refusal> {
+        let State::Challenged(challenge) = &self.state else {
+            return Err(LoginStatus::InitiatorError.into());
+        };
         let turn = context.attempts.turn(&self.credentials.account, self.peer).await;
-        let turn = turn.map_err(|_| LoginStatus::OutOfResources)?;
+        let turn = turn.map_err(|_| {
+            Refusal::new(LoginStatus::OutOfResources, "too many CHAP attempts of this initiator are waiting")
+        })?;
         let response = text::binary(response, MAX_CHALLENGE).unwrap_or_default();
         // An unknown user is checked against a dummy secret, so that the time does not reveal which users
         // exist.
@@ -110,19 +117,20 @@ impl Authenticator {
         let secret = chap.map_or(&b"no such user"[..], |chap| chap.secret.reveal());
         if !challenge.is_met(&response, secret) || chap.is_none() {
             turn.failed();
-            tracing::warn!(initiator = %self.initiator, peer = %self.peer, "CHAP failed");
-            return Err(LoginStatus::AuthenticationFailed);
+            return Err(failed("CHAP failed: wrong user or secret"));
         }
         turn.succeeded();
         self.proved = chap.cloned();
         if let (Some(id), Some(theirs)) = (value(pairs, "CHAP_I"), value(pairs, "CHAP_C")) {
             let id = text::number(id).and_then(|id| u8::try_from(id).ok());
             let (Some(id), Some(theirs)) = (id, text::binary(theirs, MAX_CHALLENGE)) else {
-                return Err(LoginStatus::InitiatorError);
+                return Err(LoginStatus::InitiatorError.into());
             };
             // Our own challenge is refused, against reflection of its response (RFC 7143, 9.2.1).
             let mutual = self.credentials.mutual.as_ref().filter(|_| theirs != challenge.bytes);
-            let Some(mutual) = mutual else { return Err(LoginStatus::AuthenticationFailed) };
+            let Some(mutual) = mutual else {
+                return Err(failed("the initiator requires mutual CHAP, for which the target has no secret"));
+            };
             let response = challenge.algorithm.response(id, mutual.secret.reveal(), &theirs);
             text::push(out, "CHAP_N", &mutual.user);
             text::push(out, "CHAP_R", &text::hex(&response));
@@ -130,6 +138,10 @@ impl Authenticator {
         self.state = State::Done;
         Ok(())
     }
+}
+
+fn failed(reason: &'static str) -> Refusal {
+    Refusal::new(LoginStatus::AuthenticationFailed, reason)
 }
 
 /// The value of a key in a login request.

@@ -56,9 +56,10 @@ fn run<F: Future<Output = Result<(), End>> + 'static>(
     tokio::task::spawn_local(async move {
         let _entered = entered;
         // A panic is logged where it is contained.
-        if let Ok(Err(end)) = contained("an iSCSI connection", connection).await
-            && let Some(left_out) = ENDED.permit()
-        {
+        let Ok(Err(end)) = contained("an iSCSI connection", connection).await else { return };
+        if let End::LoginRefused(refused) = end {
+            refused.log();
+        } else if let Some(left_out) = ENDED.permit() {
             tracing::info!(%end, left_out, "an iSCSI connection ended");
         }
     });

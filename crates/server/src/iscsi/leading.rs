@@ -8,6 +8,7 @@ use forebay_wire::iscsi::reply::LoginStatus;
 use super::attempts::Account;
 use super::authentication::{Authenticator, Credentials, value};
 use super::context::Context;
+use super::errors::Refusal;
 use crate::targets::{IqnName, Target};
 
 /// The facts that the leading request settles.
@@ -30,21 +31,24 @@ impl Leading {
         peer: IpAddr,
         isid: [u8; 6],
         pairs: &[(&str, &str)],
-    ) -> Result<Leading, LoginStatus> {
+    ) -> Result<Leading, Refusal> {
         let initiator = value(pairs, "InitiatorName").ok_or(LoginStatus::MissingParameter)?;
-        let initiator: IqnName = initiator.parse().map_err(|_| LoginStatus::InitiatorError)?;
+        let invalid = Refusal::new(LoginStatus::InitiatorError, "the name of the initiator is invalid");
+        let initiator: IqnName = initiator.parse().map_err(|_| invalid)?;
         let (target, credentials) = match value(pairs, "SessionType").unwrap_or("Normal") {
             "Discovery" => (None, for_discovery(context, &initiator)),
             "Normal" => {
                 let name = value(pairs, "TargetName").ok_or(LoginStatus::MissingParameter)?;
-                let name = name.parse().map_err(|_| LoginStatus::NotFound)?;
-                let target = context.targets.get(&name).ok_or(LoginStatus::NotFound)?;
-                let credentials = for_target(&target, &initiator).ok_or(LoginStatus::NotFound)?;
+                let not_found = |reason| Refusal::new(LoginStatus::NotFound, reason);
+                let name = name.parse().map_err(|_| not_found("the name of the target is invalid"))?;
+                let target = context.targets.get(&name).ok_or(not_found("the target does not exist"))?;
+                let credentials = for_target(&target, &initiator);
+                let credentials = credentials.ok_or(not_found("the target does not admit this initiator"))?;
                 (Some(target), credentials)
             }
-            _ => return Err(LoginStatus::SessionType),
+            _ => return Err(LoginStatus::SessionType.into()),
         };
-        let authenticator = Authenticator::new(initiator.clone(), peer, credentials, target.is_some());
+        let authenticator = Authenticator::new(peer, credentials, target.is_some());
         Ok(Leading { initiator, isid, target, authenticator })
     }
 }

@@ -1,6 +1,6 @@
 //! The login phase (RFC 7143, section 6): authentication, choice of the target, and operational parameters.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use forebay_wire::iscsi::reply::{self, LoginStatus, Numbers};
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use super::authentication::value;
 use super::context::{Context, Disks, LoggedIn};
-use super::errors::End;
+use super::errors::{End, Refusal, RefusedLogin, logged_name};
 use super::leading::Leading;
 use super::limits::{MAX_LOGIN_SEGMENT, OFFER, WINDOW};
 use super::registry::Key;
@@ -38,8 +38,9 @@ pub(super) async fn login(
     let phase = LoginPhase {
         stream,
         context,
-        peer: peer.ip(),
+        peer,
         local,
+        named: (None, None),
         received: Vec::new(),
         stat_sn: 1,
         leading: None,
@@ -54,7 +55,9 @@ pub(super) async fn login(
 struct LoginPhase<'a> {
     stream: &'a mut TcpStream,
     context: &'a Context,
-    peer: IpAddr,
+    peer: SocketAddr,
+    /// The names of the initiator and of the target in the leading request, for the log.
+    named: (Option<String>, Option<String>),
     /// The address that the initiator connected to.
     local: SocketAddr,
     received: Vec<u8>,
@@ -93,10 +96,11 @@ impl LoginPhase<'_> {
             let mut answer = Vec::new();
             let transit = match self.answer(header, &text, &mut answer).await {
                 Ok(transit) => transit,
-                Err(status) => {
+                Err(refusal) => {
                     // An answer that was begun is incomplete, except the address of a redirection.
-                    let said = if status == LoginStatus::TargetMoved { &answer[..] } else { &[] };
-                    return Err(self.refuse_with(header, status, said).await);
+                    let is_moved = refusal.status == LoginStatus::TargetMoved;
+                    let said = if is_moved { &answer[..] } else { &[] };
+                    return Err(self.refuse_with(header, refusal, said).await);
                 }
             };
             if transit && header.stages.1 == FULL_FEATURE {
@@ -119,7 +123,7 @@ impl LoginPhase<'_> {
             Some(target) => {
                 let (initiator, isid) = (leading.initiator.clone(), leading.isid);
                 let key = Key { initiator, isid, target: target.name.clone() };
-                match self.context.registry.begin(key, self.peer).await {
+                match self.context.registry.begin(key, self.peer.ip()).await {
                     Ok(registered) => Some((target, registered)),
                     Err(status) => return Err(self.refuse(header, status).await),
                 }
@@ -211,14 +215,15 @@ impl LoginPhase<'_> {
 
     /// Sends a refusal.
     async fn refuse(&mut self, header: Header, status: LoginStatus) -> End {
-        self.refuse_with(header, status, &[]).await
+        self.refuse_with(header, status.into(), &[]).await
     }
 
-    async fn refuse_with(&mut self, header: Header, status: LoginStatus, said: &[u8]) -> End {
+    async fn refuse_with(&mut self, header: Header, refusal: Refusal, said: &[u8]) -> End {
+        let Refusal { status, reason } = refusal;
         // If this fails, the initiator sees the connection close.
         let _ = self.respond(header, false, status, 0, said).await;
-        let initiator = self.leading.as_ref().map(|l| l.initiator.to_string());
-        End::LoginRefused { status, initiator: initiator.unwrap_or_else(|| "an initiator".into()) }
+        let (initiator, target) = self.named.clone();
+        End::LoginRefused(Box::new(RefusedLogin { status, reason, initiator, target, peer: self.peer }))
     }
 
     /// Redirects the initiator to the owner of a pool for which this server waits, unless it serves sessions
@@ -235,29 +240,32 @@ impl LoginPhase<'_> {
     }
 
     /// Answers a complete text. Returns whether the login proceeds to the next stage.
-    async fn answer(&mut self, header: Header, text: &[u8], out: &mut Vec<u8>) -> Result<bool, LoginStatus> {
+    async fn answer(&mut self, header: Header, text: &[u8], out: &mut Vec<u8>) -> Result<bool, Refusal> {
         let pairs = text::parse(text).map_err(|_| LoginStatus::InitiatorError)?;
         if self.leading.is_none() {
+            let named = |key| value(&pairs, key).map(logged_name);
+            self.named = (named("InitiatorName"), named("TargetName"));
             self.redirect(&pairs, out).await?;
-            let leading = Leading::new(self.context, self.peer, header.isid, &pairs)?;
+            let leading = Leading::new(self.context, self.peer.ip(), header.isid, &pairs)?;
             if leading.target.is_some() {
                 text::push(out, "TargetPortalGroupTag", &self.context.groups.own().to_string());
             }
             self.leading = Some(leading);
         }
-        let Some(leading) = &mut self.leading else { return Err(LoginStatus::InvalidRequest) };
+        let Some(leading) = &mut self.leading else { return Err(LoginStatus::InvalidRequest.into()) };
         let is_valid_stage = match header.stages {
             (SECURITY, OPERATIONAL | FULL_FEATURE) | (OPERATIONAL, FULL_FEATURE) => true,
             (stage, _) => !header.transit && matches!(stage, SECURITY | OPERATIONAL),
         };
         if !is_valid_stage {
-            return Err(LoginStatus::InvalidRequest);
+            return Err(LoginStatus::InvalidRequest.into());
         }
         if header.stages.0 == SECURITY {
             leading.authenticator.negotiate(self.context, &pairs, out).await?;
         } else {
             if !leading.authenticator.is_done() {
-                return Err(LoginStatus::AuthenticationFailed);
+                let reason = "the target requires CHAP, which the initiator did not begin";
+                return Err(Refusal::new(LoginStatus::AuthenticationFailed, reason));
             }
             let is_discovery = leading.target.is_none();
             let settled = ["InitiatorName", "InitiatorAlias", "SessionType", "TargetName"];

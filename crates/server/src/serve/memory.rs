@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex};
 use forebay_engine::PoolId;
 use forebay_retained::{Memory, SharedFile};
 
+/// Beginning of the names of the files.
+pub(super) const FILE_PREFIX: &str = "forebay-";
+
 /// The directory of the files, and the file of the pool that is open.
 #[derive(Default)]
 pub(super) struct MemoryFiles {
@@ -26,7 +29,7 @@ impl MemoryFiles {
     /// The file cannot be created or opened, or another server has it open.
     pub fn open(&self, pool: PoolId, limit: u64) -> io::Result<Option<Arc<dyn Memory>>> {
         let Some(directory) = &self.directory else { return Ok(None) };
-        let path = directory.join(format!("forebay-{pool}"));
+        let path = directory.join(format!("{FILE_PREFIX}{pool}"));
         let file = SharedFile::open(&path, limit).map_err(|e| {
             let why = "use a directory on tmpfs that the server can write, with --memory-dir";
             io::Error::new(e.kind(), format!("{}: {e}; {why}", path.display()))

@@ -7,6 +7,7 @@ mod access;
 mod api;
 mod common;
 mod dashboard;
+mod fleet;
 mod formats;
 mod host;
 mod hostile;

@@ -37,6 +37,13 @@ fn a_configuration_is_checked_with_the_nearest_key() {
     let path = file.to_str().unwrap();
     fs::write(&file, "[memory]\nread_cache = '64M'\n").unwrap();
     assert_eq!(dir.ok(&["config", "check", path]), format!("{path} is valid\n"));
+    let valid: Value = serde_json::from_str(&dir.ok(&["config", "check", path, "--json"])).unwrap();
+    assert_eq!((&valid["valid"], &valid["warnings"]), (&Value::from(true), &Value::from(vec![0; 0])));
+    // More memory than any host has, which is only a warning.
+    fs::write(&file, "[memory]\nread_cache = '4096T'\n").unwrap();
+    let out = dir.run(&["config", "check", path]);
+    let warning = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.success() && warning.contains("warning: the memory budgets add up to "), "{warning}");
     for (text, error) in [
         (
             "cores = 2\n[memory]\nread_cahce = '1G'\n",

@@ -68,7 +68,7 @@ impl PoolDir {
         self.dir.path().join(name)
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         command.args(args).arg("--data").arg(self.path("pool")).current_dir(self.dir.path());
         command.env_remove("FOREBAY_SOCKET").env_remove("FOREBAY_DATA").stdin(Stdio::null());

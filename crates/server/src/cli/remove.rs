@@ -1,0 +1,238 @@
+//! `rm` of images, volumes and snapshots: several names, and patterns.
+//!
+//! A name that is in use is never a pattern, whatever characters it has. Patterns are resolved before the
+//! first removal, so the number of matches that is confirmed is the number that is removed.
+
+use std::collections::HashSet;
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::args::RemoveArgs;
+use super::client::{Client, ClientError};
+use super::{CliError, output};
+use crate::control::{DiskView, ErrorDetail, ErrorKind, Kind};
+use crate::nbd::ExportPattern;
+
+/// Most names that a prompt lists.
+const LISTED: usize = 5;
+
+/// A disk that was to be removed, and the result.
+#[derive(Debug, Serialize)]
+struct Removal {
+    /// The name, without that of the volume for a snapshot; or a pattern that matches no disk.
+    name: String,
+    removed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorDetail>,
+}
+
+/// The disks among which names are looked up.
+pub(super) struct Among<'a> {
+    pub kind: Kind,
+    /// Path of their list in the API.
+    pub path: &'a [&'a str],
+}
+
+/// The arguments, resolved.
+#[derive(Debug, Default)]
+struct Resolved {
+    names: Vec<String>,
+    /// The patterns with the names that only they select.
+    patterns: Vec<(String, Vec<String>)>,
+    unmatched: Vec<String>,
+}
+
+/// Removes disks. One that cannot be removed does not prevent the removal of the following ones.
+pub(super) async fn run(
+    client: &Client,
+    among: Among<'_>,
+    args: &RemoveArgs,
+    json: bool,
+) -> Result<(), CliError> {
+    let resolved = if args.names.iter().any(|name| is_pattern(name)) {
+        let disks: Vec<DiskView> = client.get(among.path).await?;
+        let present = disks.iter().map(|disk| own_name(&disk.name).to_owned()).collect::<Vec<_>>();
+        resolve(&args.names, &present)
+    } else {
+        resolve(&args.names, &[])
+    };
+    if !args.yes {
+        confirm(&among, &resolved, json)?;
+    }
+    let mut removals: Vec<_> = resolved.unmatched.iter().map(|pattern| among.unmatched(pattern)).collect();
+    let total = resolved.names.len() + removals.len();
+    let mut broken = None;
+    for name in resolved.names {
+        let path: Vec<&str> = among.path.iter().copied().chain([name.as_str()]).collect();
+        let error = match client.delete::<Value>(&path).await {
+            Ok(_) => None,
+            Err(ClientError::Refused { code, message }) => Some(ErrorDetail { code, message }),
+            // The following requests would fail, too.
+            Err(e) => {
+                broken = Some(e);
+                break;
+            }
+        };
+        if !json && error.is_none() {
+            output::line(&format!("removed {} '{}'", among.noun(1), among.full_name(&name)))?;
+        }
+        removals.push(Removal { name, removed: error.is_none(), error });
+    }
+    if json {
+        output::json(&removals)?;
+    }
+    report(broken, removals, total, among.noun(total))
+}
+
+/// Reports the failures. That of a single disk is the error of the command.
+fn report(
+    broken: Option<ClientError>,
+    removals: Vec<Removal>,
+    total: usize,
+    noun: &'static str,
+) -> Result<(), CliError> {
+    let mut failures: Vec<_> = removals.into_iter().filter_map(|removal| removal.error).collect();
+    if let (None, 1) = (&broken, total)
+        && let Some(only) = failures.pop()
+    {
+        return Err(ClientError::from(only).into());
+    }
+    for failure in &failures {
+        eprintln!("forebay: {}", crate::text::one_line(&failure.message));
+    }
+    match (broken, failures.len()) {
+        (Some(e), _) => Err(e.into()),
+        (None, 0) => Ok(()),
+        (None, failed) => Err(CliError::NotAllRemoved { failed, total, noun }),
+    }
+}
+
+impl Among<'_> {
+    fn noun(&self, count: usize) -> &'static str {
+        match (self.kind, count) {
+            (Kind::Image, 1) => "image",
+            (Kind::Image, _) => "images",
+            (Kind::Volume, 1) => "volume",
+            (Kind::Volume, _) => "volumes",
+            (Kind::Snapshot, 1) => "snapshot",
+            (Kind::Snapshot, _) => "snapshots",
+        }
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        match (self.kind, self.path) {
+            (Kind::Snapshot, [_, volume, ..]) => format!("{volume}@{name}"),
+            _ => name.to_owned(),
+        }
+    }
+
+    fn unmatched(&self, pattern: &str) -> Removal {
+        let message = format!("no {} matches '{}'", self.noun(1), self.full_name(pattern));
+        let error = ErrorDetail { code: ErrorKind::NotFound.code().to_owned(), message };
+        Removal { name: pattern.to_owned(), removed: false, error: Some(error) }
+    }
+}
+
+fn is_pattern(name: &str) -> bool {
+    name.contains('*')
+}
+
+/// The name of a snapshot without that of its volume; other names have no `@`.
+fn own_name(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(_, snapshot)| snapshot)
+}
+
+/// Resolves the arguments to names, each of them once, in the order in which they are given.
+fn resolve(args: &[String], present: &[String]) -> Resolved {
+    let mut resolved = Resolved::default();
+    let given: HashSet<&str> = args.iter().map(String::as_str).collect();
+    let mut seen = HashSet::new();
+    for arg in args {
+        if !is_pattern(arg) || present.contains(arg) {
+            if seen.insert(arg.as_str()) {
+                resolved.names.push(arg.clone());
+            }
+            continue;
+        }
+        let pattern: Option<ExportPattern> = arg.parse().ok();
+        let matches = |name: &&String| pattern.as_ref().is_some_and(|pattern| pattern.matches(name));
+        let matching: Vec<_> = present.iter().filter(matches).collect();
+        if matching.is_empty() {
+            resolved.unmatched.push(arg.clone());
+        }
+        // A name that is also given alone needs no confirmation.
+        let is_only = |name: &&&String| !given.contains(name.as_str()) && !seen.contains(name.as_str());
+        let only = matching.iter().filter(is_only).map(|name| (*name).clone()).collect();
+        resolved.names.extend(matching.into_iter().filter(|name| seen.insert(name.as_str())).cloned());
+        resolved.patterns.push((arg.clone(), only));
+    }
+    resolved
+}
+
+/// Asks on a terminal whether to remove what patterns match, if that is more than one disk.
+///
+/// # Errors
+/// Without a terminal, [`CliError::Unconfirmed`].
+fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), CliError> {
+    let count: usize = resolved.patterns.iter().map(|(_, names)| names.len()).sum();
+    if count < 2 {
+        return Ok(());
+    }
+    if json || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        let patterns: Vec<_> = resolved.patterns.iter().map(|(pattern, _)| format!("'{pattern}'")).collect();
+        return Err(CliError::Unconfirmed { patterns: patterns.join(", "), count, noun: among.noun(count) });
+    }
+    for (pattern, names) in resolved.patterns.iter().filter(|(_, names)| !names.is_empty()) {
+        let text =
+            format!("'{pattern}' matches {} {}: {}", names.len(), among.noun(names.len()), listed(names));
+        eprintln!("{}", crate::text::one_line(&text));
+    }
+    eprint!("Remove them? [y/N] ");
+    let mut answer = String::new();
+    io::stderr().flush().and_then(|()| io::stdin().read_line(&mut answer)).map_err(CliError::System)?;
+    match answer.trim() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(CliError::Declined),
+    }
+}
+
+/// All names, or the first and the last ones.
+fn listed(names: &[String]) -> String {
+    match names {
+        [first @ .., last] if names.len() > LISTED => {
+            format!("{}, ..., {last}", first[..LISTED - 1].join(", "))
+        }
+        all => all.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn names_and_patterns_are_resolved_in_order_and_once() {
+        let present = strings(&["a*", "db", "pc-001", "pc-002", "web"]);
+        let found = resolve(&strings(&["web", "pc-*", "pc-001", "db", "web"]), &present);
+        assert_eq!(found.names, ["web", "pc-001", "pc-002", "db"]);
+        assert_eq!(found.patterns, [("pc-*".to_owned(), strings(&["pc-002"]))]);
+        let found = resolve(&strings(&["x*", "w*", "a@*", "none"]), &present);
+        assert_eq!((found.names, found.unmatched), (strings(&["web", "none"]), strings(&["x*", "a@*"])));
+        let found = resolve(&strings(&["a*", "*-00*", "pc-*"]), &present);
+        assert_eq!(found.names, ["a*", "pc-001", "pc-002"], "a name in use is not a pattern");
+        assert_eq!(found.patterns[1], ("pc-*".to_owned(), vec![]), "counted once");
+    }
+
+    #[test]
+    fn a_prompt_lists_some_names() {
+        let names: Vec<_> = (1..=7).map(|i| i.to_string()).collect();
+        assert_eq!(listed(&names), "1, 2, 3, 4, ..., 7");
+        assert_eq!(listed(&names[..5]), "1, 2, 3, 4, 5");
+    }
+}

@@ -1,0 +1,154 @@
+//! Commands on many disks: numbered clones, lists, and the removal of several.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::process::PoolDir;
+
+fn names(place: &PoolDir) -> Vec<String> {
+    let list: Vec<Value> = serde_json::from_str(&place.ok(&["volume", "list", "--json"])).unwrap();
+    list.iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn fleet(count: &str) -> (PoolDir, crate::process::Server) {
+    let place = PoolDir::new();
+    let server = place.serve(&[]);
+    place.ok(&["volume", "create", "v", "--size", "1M"]);
+    place.ok(&["image", "create", "golden", "v"]);
+    place.ok(&["volume", "clone", "golden", "pc", "--count", count]);
+    (place, server)
+}
+
+#[test]
+fn several_disks_are_removed_and_a_failure_stops_no_other() {
+    let (place, _server) = fleet("5");
+    let removed = place.ok(&["volume", "rm", "pc-001", "pc-002", "pc-001"]);
+    assert_eq!(removed, "removed volume 'pc-001'\nremoved volume 'pc-002'\n");
+
+    place.ok(&["snapshot", "create", "pc-003", "s"]);
+    let out = place.run(&["volume", "rm", "pc-003", "none", "pc-004"]);
+    assert_eq!((out.status.code(), &*out.stdout), (Some(1), &b"removed volume 'pc-004'\n"[..]));
+    let errors = String::from_utf8(out.stderr).unwrap();
+    let errors: Vec<_> = errors.lines().collect();
+    assert!(errors[0].contains("pc-003") && errors[1].contains("none"), "{errors:?}");
+    assert_eq!(errors[2..], ["forebay: 2 of 3 volumes were not removed"]);
+
+    let out = place.run(&["volume", "rm", "--json", "none", "pc-005"]);
+    assert_eq!(out.status.code(), Some(1));
+    let list: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(list[1], json!({"name": "pc-005", "removed": true}));
+    assert_eq!((&list[0]["removed"], &list[0]["error"]["code"]), (&json!(false), &json!("not_found")));
+    assert_eq!(names(&place), ["pc-003", "v"]);
+
+    place.ok(&["snapshot", "create", "pc-003", "t"]);
+    assert_eq!(place.ok(&["snapshot", "rm", "pc-003", "s", "t"]).lines().count(), 2);
+    place.ok(&["volume", "rm", "pc-003"]);
+    place.ok(&["image", "create", "other", "v"]);
+    assert_eq!(place.ok(&["image", "rm", "golden", "other"]).lines().count(), 2);
+}
+
+#[test]
+fn a_pattern_for_several_disks_needs_confirmation() {
+    let (place, _server) = fleet("4");
+    let error = place.fails(&["volume", "rm", "pc-*"], 2);
+    assert!(error.contains("'pc-*' would remove 4 volumes: repeat with --yes"), "{error}");
+    place.fails(&["volume", "rm", "pc-001", "pc-*", "--json"], 2);
+    assert_eq!(names(&place).len(), 5, "nothing was removed");
+    assert_eq!(place.ok(&["volume", "rm", "*-004"]), "removed volume 'pc-004'\n", "one needs none");
+    assert!(place.fails(&["volume", "rm", "web-*"], 1).contains("no volume matches 'web-*'"));
+    place.ok(&["volume", "rm", "pc-*", "--yes"]);
+    assert_eq!(names(&place), ["v"]);
+
+    for name in ["day-1", "day-2", "month"] {
+        place.ok(&["snapshot", "create", "v", name]);
+    }
+    assert!(place.fails(&["snapshot", "rm", "v", "day-*"], 2).contains("2 snapshots"));
+    assert_eq!(
+        place.ok(&["snapshot", "rm", "v", "day-*", "--yes"]),
+        "removed snapshot 'v@day-1'\nremoved snapshot 'v@day-2'\n"
+    );
+
+    // A name in use is no pattern.
+    for name in ["v*", "vw"] {
+        place.ok(&["volume", "create", name, "--size", "1M"]);
+    }
+    place.ok(&["volume", "rm", "v*"]);
+    assert_eq!(names(&place), ["v", "vw"]);
+}
+
+#[test]
+fn a_fleet_grows_with_the_following_numbers() {
+    let (place, _server) = fleet("3");
+    let error = place.fails(&["volume", "clone", "golden", "pc", "--count", "2"], 1);
+    assert!(error.contains("'pc-001' exists already") && error.contains("use --more"), "{error}");
+    let made = place.ok(&["volume", "clone", "golden", "pc", "--count", "2", "--more"]);
+    assert_eq!(made, "created 2 clones of 'golden': 'pc-004' to 'pc-005'\n");
+    // The numbers of a gap are not used again.
+    place.ok(&["volume", "rm", "pc-004"]);
+    place.ok(&["volume", "clone", "golden", "pc", "--count", "1", "--more"]);
+    place.ok(&["volume", "clone", "golden", "web", "--count", "1", "--more"]);
+    assert_eq!(names(&place), ["pc-001", "pc-002", "pc-003", "pc-005", "pc-006", "v", "web-001"]);
+    assert!(place.fails(&["volume", "clone", "golden", "x", "--more"], 2).contains("--count"));
+}
+
+#[test]
+fn room_is_shown_in_one_table() {
+    let place = PoolDir::new();
+    let _server = place.serve(&[]);
+    assert!(place.ok(&["space"]).contains("not yet known: run 'forebay gc'"));
+    place.ok(&["gc"]);
+    let text = place.ok(&["space"]);
+    let rows: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(rows, ["capacity", "free", "reserve", "stored", "live", "reclaimable"]);
+    let space: Value = serde_json::from_str(&place.ok(&["space", "--json"])).unwrap();
+    let stats: Value = serde_json::from_str(&place.ok(&["stats", "--json"])).unwrap();
+    assert_eq!(space["store_reserve_bytes"], stats["store_reserve_bytes"]);
+    assert!(
+        space["store_reserve_bytes"].as_u64() > Some(0) && space["reclaimable_bytes"].is_u64(),
+        "{space}"
+    );
+}
+
+/// A server that accepts connections and does not answer.
+#[test]
+fn a_long_wait_is_reported_once() {
+    let place = PoolDir::new();
+    std::fs::create_dir(place.path("pool")).unwrap();
+    let listener = UnixListener::bind(place.path("pool/forebay.sock")).unwrap();
+    let start = |args: &[&str]| -> Child {
+        place.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    // The one whose wait is not reported begins first.
+    let mut silent = start(&["volume", "list", "--json"]);
+    let (mut first, _) = listener.accept().unwrap();
+    let mut reporting = start(&["volume", "list"]);
+    let (mut second, _) = listener.accept().unwrap();
+    let mut errors = BufReader::new(reporting.stderr.take().unwrap());
+    let mut line = String::new();
+    errors.read_line(&mut line).unwrap();
+    assert!(line.starts_with("forebay: waiting for the server at "), "{line}");
+    assert!(line.ends_with("pool/forebay.sock ...\n"), "{line}");
+    for stream in [&mut first, &mut second] {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]").unwrap();
+    }
+    line.clear();
+    errors.read_to_string(&mut line).unwrap();
+    assert!(reporting.wait().unwrap().success() && line.is_empty(), "{line}");
+    silent.stderr.take().unwrap().read_to_string(&mut line).unwrap();
+    assert!(silent.wait().unwrap().success() && line.is_empty(), "{line}");
+}
+
+/// Filters and pages show the same disks as the whole list.
+#[test]
+fn a_large_list_is_complete() {
+    let (place, _server) = fleet("1500");
+    let all = names(&place);
+    assert_eq!((all.len(), all[0].as_str(), all[1499].as_str()), (1501, "pc-0001", "pc-1500"));
+    assert!(all.is_sorted());
+    let text = place.ok(&["volume", "list"]);
+    let shown: Vec<_> = text.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert_eq!(shown, all);
+}
