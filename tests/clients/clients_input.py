@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from forebay import Failed, binary, spawn
-from harness import BLOCK, MIB, check, connect, equal, refused_by_server, run, test
+from harness import BLOCK, MIB, check, connect, equal, need_root, refused_by_server, run, test
 
 NBD_MAGIC = 0x4E42444D41474943
 IHAVEOPT = 0x49484156454F5054
@@ -87,6 +87,34 @@ MISTAKES = (
     ("[[iscsi.target]]\nname = 'x y'", "x y", "not an iSCSI name"),
     ("[logging]\nfilter = 'loud'", "loud", "use a level"),
 )
+
+
+@test
+def commands_find_the_server_in_its_default_places(t):
+    need_root("mounting empty directories over the default places")
+    servers = {name: t.server(data=name) for name in ("service", "default")}
+    for name, s in servers.items():
+        s.cli("volume", "create", name, "--size", "1M")
+    environment = {k: v for k, v in os.environ.items() if k not in ("FOREBAY_SOCKET", "FOREBAY_DATA")}
+    places = {"service": "/run/forebay/control.sock", "default": "/var/lib/forebay/forebay.sock"}
+
+    def list_volumes(*there, **variables):
+        """The list, with sockets of these servers in their places."""
+        script = "mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /var/lib\nmkdir /run/forebay /var/lib/forebay\n"
+        script += "".join(f"ln -s {servers[name].control} {places[name]}\n" for name in there)
+        script += f"exec {binary()} volume list"
+        return run("unshare", "--mount", "sh", "-ec", script, env={**environment, **variables}, check=False)
+
+    for there, found in ((("service",), "service"), (("default",), "default"), (("service", "default"), "default")):
+        done = list_volumes(*there)
+        check(done.returncode == 0 and found in done.stdout, f"sockets of {there}: {done.stdout}{done.stderr}")
+    done = list_volumes()
+    equal((done.returncode, len(done.stderr.splitlines())), (1, 1), f"without a server: {done.stderr}")
+    for words in (*places.values(), "systemctl start forebay", "forebay serve", "--socket"):
+        check(words in done.stderr, f"without a server: '{done.stderr}' does not contain '{words}'")
+    # What is given is used alone.
+    done = list_volumes("service", FOREBAY_DATA="/var/lib/forebay")
+    check(done.returncode == 1 and places["default"] in done.stderr, f"with FOREBAY_DATA: {done.stdout}{done.stderr}")
 
 
 @test

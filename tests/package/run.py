@@ -121,7 +121,8 @@ class Machine:
         return done.stdout + done.stderr
 
     def cli(self, *args):
-        return self.run("forebay", "--socket", "/run/forebay/control.sock", *args).stdout
+        """A command, which finds the socket of the service."""
+        return self.run("forebay", *args).stdout
 
     def start(self):
         """Waits for the server that the package has started; without systemd, starts it as the unit does."""

@@ -39,9 +39,10 @@ pub trait Host: Send + Sync + 'static {
         u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX)
     }
     /// The memory for the write buffers of a pool, of at most `limit` bytes. What it holds is still there
-    /// when the next process opens the same pool; the default holds nothing.
-    fn memory(&self, pool: PoolId, limit: u64) -> io::Result<Arc<dyn Memory>> {
-        let _ = pool;
+    /// when the next process opens the same pool; the default holds nothing. `id` is that of the memory that
+    /// the superblock names; 0 if the pool has had none.
+    fn memory(&self, pool: PoolId, id: u64, limit: u64) -> io::Result<Arc<dyn Memory>> {
+        let _ = (pool, id);
         Ok(Arc::new(heap(limit)))
     }
 }

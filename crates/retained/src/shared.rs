@@ -12,10 +12,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use forebay_format::{RETAINED_HEADER_BYTES, RETAINED_VERSION, RetainedHeader};
 
 use crate::space::MAX_CHUNKS;
 use crate::words::step;
@@ -33,6 +36,17 @@ pub struct SharedFile {
     base: NonNull<u8>,
     present: Box<[AtomicBool]>,
     claimed: AtomicBool,
+}
+
+/// To which memory a file belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peeked {
+    /// The pool.
+    pub pool: [u8; 16],
+    /// The id of the memory.
+    pub id: u64,
+    /// When the file was created. If the file system does not state it, a later time.
+    pub created: SystemTime,
 }
 
 // SAFETY: the mapping is usable by any thread, and exists as long as this value.
@@ -66,6 +80,27 @@ impl SharedFile {
         let shared = SharedFile { path: path.into(), file, base, present, claimed: AtomicBool::new(false) };
         shared.find_chunks(found).map_err(|e| describe(path, e))?;
         Ok(shared)
+    }
+
+    /// Reads to which memory a file belongs. Changes nothing, and does not need the lock: another server may
+    /// have the file open. `None` if it has no contents that this release reads, or if [`SharedFile::open`]
+    /// would refuse it.
+    pub fn peek(path: &Path) -> Option<Peeked> {
+        let file = open(path, 0).ok()?;
+        check_owner(&file).ok()?;
+        let mut bytes = [0; RETAINED_HEADER_BYTES];
+        file.read_exact_at(&mut bytes, 0).ok()?;
+        let (version, header) = RetainedHeader::decode(&bytes).ok()??;
+        let status = file.metadata().ok()?;
+        let created = status.created().or_else(|_| status.modified()).ok()?;
+        (version == RETAINED_VERSION).then_some(Peeked { pool: header.pool, id: header.id, created })
+    }
+
+    /// Gives the file another name, which may be that of a file that is replaced.
+    pub fn rename(&mut self, to: &Path) -> io::Result<()> {
+        std::fs::rename(&self.path, to)?;
+        to.clone_into(&mut self.path);
+        Ok(())
     }
 
     /// Gives the lock back although this value, and the mapping, may still be referenced. The caller does not

@@ -50,6 +50,8 @@ pub const DEFAULT_CONFIG: &str = "/etc/forebay/forebay.toml";
 const DEFAULT_MEMORY_DIR: &str = "/dev/shm";
 /// Name of the control socket in the data directory.
 pub const SOCKET_NAME: &str = "forebay.sock";
+/// The control socket of the service: in `forebay-control.socket` and `forebay.toml` of `packaging`.
+pub const SERVICE_SOCKET: &str = "/run/forebay/control.sock";
 /// Maximum delay of a commit. Together with the age at which dirty data is committed, it stays below the
 /// promised second.
 const MAX_COMMIT_DELAY: Duration = Duration::from_millis(500);

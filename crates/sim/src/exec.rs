@@ -101,7 +101,7 @@ impl Host for SimHost {
     fn boot_id(&self) -> [u8; 16] {
         self.machine.boot_id()
     }
-    fn memory(&self, _: PoolId, _: u64) -> std::io::Result<Arc<dyn Memory>> {
+    fn memory(&self, _: PoolId, _: u64, _: u64) -> std::io::Result<Arc<dyn Memory>> {
         Ok(self.machine.retained())
     }
 }

@@ -78,7 +78,9 @@ pub(super) fn open_memory(
 ) -> Result<OpenedMemory> {
     let limit = limit(config);
     let memory: Arc<dyn Memory> = match mode {
-        Mode::Own => host.memory(superblock.pool, limit).map_err(|e| Error::Memory(e.to_string()))?,
+        Mode::Own => host
+            .memory(superblock.pool, superblock.memory, limit)
+            .map_err(|e| Error::Memory(e.to_string()))?,
         Mode::Look => Arc::new(heap(limit)),
     };
     let identity = Identity { pool: superblock.pool.0, boot: host.boot_id() };

@@ -11,7 +11,10 @@ use forebay_store::rados::RadosAddress;
 use super::limit::{Change, LimitArgs};
 use super::token::{self, Expiry};
 use crate::access::Role;
-use crate::config::{AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, TokenMode, parse_http_addr, parse_portal};
+use crate::config::{
+    AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode, parse_http_addr,
+    parse_portal,
+};
 use crate::control::{Reset, SyncPolicy};
 use crate::import::Format;
 use crate::log::LogFormat;
@@ -38,8 +41,11 @@ pub struct Global {
     /// Print the result as JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// Control socket of the server [default: forebay.sock in the data directory]
-    #[arg(long, global = true, value_name = "PATH", env = "FOREBAY_SOCKET")]
+    /// Control socket of the server
+    #[arg(long, global = true, value_name = "PATH", env = "FOREBAY_SOCKET", help = format!(
+        "Control socket of the server [default: {SOCKET_NAME} in the data directory; commands without --data also \
+         look for {SERVICE_SOCKET}]"
+    ))]
     pub socket: Option<PathBuf>,
     /// Data directory
     #[arg(long, global = true, value_name = "DIR", env = "FOREBAY_DATA", help = format!(

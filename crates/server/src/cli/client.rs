@@ -43,6 +43,12 @@ pub enum ClientError {
         /// The operating system's error.
         reason: String,
     },
+    /// No server has a control socket in one of the default places.
+    #[error(
+        "no server is running: there is no control socket {} or {}; start the service with 'systemctl start forebay', or \
+         a server with 'forebay serve --data DIR', or give its socket with --socket", .0[0].display(), .0[1].display()
+    )]
+    NoServer([PathBuf; 2]),
     /// The connection broke before the response was complete.
     #[error("the server's response is incomplete ({0}); see the server's log")]
     Broken(String),

@@ -1,7 +1,7 @@
 //! Execution of a parsed command.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -9,14 +9,14 @@ use super::args::{
     Cli, Command, Global, ImageCommand, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SnapshotCommand,
     VolumeCommand,
 };
-use super::client::Client;
+use super::client::{Client, ClientError};
 use super::{
     CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, remove,
     sizing, space, stats, target, token, top,
 };
 use crate::config::{
-    ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SOCKET_NAME,
-    ServeConfig, StoreFlags, TlsSection,
+    ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
+    SOCKET_NAME, ServeConfig, StoreFlags, TlsSection,
 };
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Handover, Kind, Persist, Resets,
@@ -53,7 +53,7 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Pool(PoolCommand::Show { pool, ceph }) => pool::show(pool, ceph, cli.global.json),
         command => {
             let reports_wait = !cli.global.json || std::io::stderr().is_terminal();
-            let client = Client::new(&socket_path(&cli.global)).reporting_wait(reports_wait);
+            let client = Client::new(&socket_path(&cli.global)?).reporting_wait(reports_wait);
             let commands = ClientCommands { client, json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.map_err(CliError::System)?.block_on(commands.run(command))
@@ -107,8 +107,24 @@ fn data(global: &Global) -> PathBuf {
     global.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA))
 }
 
-fn socket_path(global: &Global) -> PathBuf {
-    global.socket.clone().unwrap_or_else(|| data(global).join(SOCKET_NAME))
+/// The control socket that is given, or that of the data directory that is given, or the first of the default
+/// ones that exists.
+fn socket_path(global: &Global) -> Result<PathBuf, ClientError> {
+    match (&global.socket, &global.data) {
+        (Some(socket), _) => Ok(socket.clone()),
+        (None, Some(data)) => Ok(data.join(SOCKET_NAME)),
+        (None, None) => existing([Path::new(DEFAULT_DATA).join(SOCKET_NAME), SERVICE_SOCKET.into()]),
+    }
+}
+
+/// The first socket that exists; otherwise the first that this user may not look for, whose error tells it.
+fn existing(sockets: [PathBuf; 2]) -> Result<PathBuf, ClientError> {
+    let is_there = |socket: &PathBuf| socket.try_exists();
+    let found = sockets.iter().find(|socket| is_there(socket).unwrap_or(false));
+    match found.or_else(|| sockets.iter().find(|socket| is_there(socket).is_err())) {
+        Some(socket) => Ok(socket.clone()),
+        None => Err(ClientError::NoServer(sockets)),
+    }
 }
 
 /// Commands that are sent to a running server.
@@ -292,5 +308,51 @@ fn clones_text(clones: &[DiskView], source: &str) -> String {
         [first, .., last] => {
             format!("created {} clones of '{source}': '{}' to '{}'", clones.len(), first.name, last.name)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn global(socket: Option<&str>, data: Option<&str>) -> Global {
+        Global { json: false, socket: socket.map(PathBuf::from), data: data.map(PathBuf::from) }
+    }
+
+    #[test]
+    fn a_given_socket_or_data_directory_is_used_whether_it_exists_or_not() {
+        let path = |socket, data| socket_path(&global(socket, data)).unwrap();
+        assert_eq!(path(Some("/none/s"), Some("/none")), Path::new("/none/s"));
+        assert_eq!(path(Some("/none/s"), None), Path::new("/none/s"));
+        assert_eq!(path(None, Some("/none")), Path::new("/none/forebay.sock"));
+        assert_eq!(path(None, Some(DEFAULT_DATA)), Path::new(DEFAULT_DATA).join(SOCKET_NAME));
+    }
+
+    #[test]
+    fn the_first_default_socket_that_exists_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let [data, service] = ["data", "service"].map(|name| dir.path().join(name));
+        let found = || existing([data.clone(), service.clone()]);
+        let message = found().unwrap_err().to_string();
+        for expected in [data.to_str(), service.to_str(), Some("systemctl start forebay"), Some("--socket")] {
+            assert!(message.contains(expected.unwrap()), "{message}");
+        }
+        std::fs::write(&service, "").unwrap();
+        assert_eq!(found().unwrap(), service);
+        std::fs::write(&data, "").unwrap();
+        assert_eq!(found().unwrap(), data);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_searched_hides_no_other_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        // As a directory of another user, but also for root: the name cannot be looked up.
+        let (hidden, service) = (file.join("x".repeat(300)), dir.path().join("service"));
+        let found = || existing([hidden.clone(), service.clone()]);
+        assert_eq!(found().unwrap(), hidden);
+        std::fs::write(&service, "").unwrap();
+        assert_eq!(found().unwrap(), service);
     }
 }

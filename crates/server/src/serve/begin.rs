@@ -24,7 +24,9 @@ use crate::plane::Bound;
 
 impl Server<'_> {
     pub(super) async fn open_store(&self, path: &Path) -> Result<Opened, ServeError> {
-        store::open(path, self.config, &self.descriptors, self.engine.host()).await
+        let opened = store::open(path, self.config, &self.descriptors, self.engine.host()).await?;
+        self.engine.use_memory_of(opened.directory.clone());
+        Ok(opened)
     }
 
     /// The connection to the cluster of a pool in Ceph.

@@ -12,7 +12,7 @@ use forebay_retained::{HeapMemory, Memory};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-use super::memory::MemoryFiles;
+use super::memory::{MemoryFiles, PoolDirectory};
 use super::timer::Timers;
 use super::workers::WorkerThreads;
 use crate::clock;
@@ -66,6 +66,11 @@ impl EngineThread {
     /// The host services to pass to the engine.
     pub fn host(&self) -> Arc<dyn Host> {
         Arc::clone(&self.host) as Arc<dyn Host>
+    }
+
+    /// The pool that is opened next is in this directory; `None`: in Ceph.
+    pub(super) fn use_memory_of(&self, directory: Option<PoolDirectory>) {
+        self.host.memory.set_pool_directory(directory);
     }
 
     /// Removes the file of the retained memory of a pool that was closed and needs nothing from it.
@@ -135,8 +140,8 @@ impl Host for EngineHost {
         });
     }
 
-    fn memory(&self, pool: PoolId, limit: u64) -> std::io::Result<Arc<dyn Memory>> {
-        match self.memory.open(pool, limit)? {
+    fn memory(&self, pool: PoolId, id: u64, limit: u64) -> std::io::Result<Arc<dyn Memory>> {
+        match self.memory.open(pool, id, limit)? {
             Some(memory) => Ok(memory),
             None => Ok(Arc::new(HeapMemory::of_bytes(limit))),
         }

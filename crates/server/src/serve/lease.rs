@@ -188,7 +188,8 @@ mod tests {
         let store = DirectoryStore::open(directory, &DirectoryOptions::default()).unwrap();
         let taken = taken.clone();
         let lost = move || -> BoxFuture<'static, ()> { Box::pin(taken.clone().notified_owned()) };
-        Lease::new(Opened { store, lost: Box::new(lost), gate: Gate::default(), rados: None })
+        let (lost, gate) = (Box::new(lost), Gate::default());
+        Lease::new(Opened { store, lost, gate, rados: None, directory: None })
     }
 
     fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {

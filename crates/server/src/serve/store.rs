@@ -11,6 +11,7 @@ use forebay_store::{BoxFuture, DirectoryOptions, DirectoryStore, Limited, Slow, 
 use super::ServeError;
 use super::claim::{self, Stopped};
 use super::descriptors::Descriptors;
+use super::memory::PoolDirectory;
 use super::notify;
 use crate::config::{PoolLocation, RadosPool, ServeConfig};
 use crate::plane::Gate;
@@ -25,6 +26,8 @@ pub(super) struct Opened {
     pub gate: Gate,
     /// The same store, if it is in Ceph.
     pub rados: Option<Arc<RadosStore>>,
+    /// The directory, if it is not.
+    pub directory: Option<PoolDirectory>,
 }
 
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
@@ -129,11 +132,17 @@ async fn finish_or_reserve(
 fn open_directory(path: &Path, descriptors: &Descriptors) -> Result<Opened, StoreError> {
     let options = DirectoryOptions { open_files: descriptors.open_files, ..DirectoryOptions::default() };
     let store = DirectoryStore::open(path, &options)?;
+    let failed = |e: std::io::Error| StoreError::Io {
+        what: format!("opening the store {}", path.display()),
+        reason: e.to_string(),
+        errno: e.raw_os_error().unwrap_or(libc::EIO),
+    };
+    let directory = Some(PoolDirectory::new(path, &store.superblock_status().map_err(failed)?));
     let (uring, direct) = store.modes();
     tracing::info!(uring, direct, "store open");
     // The lock of the directory prevents it.
     let lost = Box::new(|| -> BoxFuture<'static, ()> { Box::pin(std::future::pending()) });
-    Ok(Opened { store, lost, gate: Gate::default(), rados: None })
+    Ok(Opened { store, lost, gate: Gate::default(), rados: None, directory })
 }
 
 /// Claims a pool in Ceph. Blocks.
@@ -158,7 +167,8 @@ fn claim_pool(
 
 fn in_ceph(store: Arc<RadosStore>) -> Opened {
     let (held, gate) = (store.clone(), Gate::new(store.ownership()));
-    Opened { store: store.clone(), lost: Box::new(move || held.lost()), gate, rados: Some(store) }
+    let lost = Box::new(move || held.lost());
+    Opened { store: store.clone(), lost, gate, rados: Some(store), directory: None }
 }
 
 /// Adds the limit and the latency of the configuration.
@@ -168,7 +178,7 @@ async fn finish(
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
     let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-    let Opened { mut store, lost, gate, rados } = opened.map_err(failed)?;
+    let Opened { mut store, lost, gate, rados, directory } = opened.map_err(failed)?;
     if let Some(limit) = config.store_limit {
         tracing::info!(limit, "the size of the pool is limited, as configured");
         store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
@@ -179,7 +189,7 @@ async fn finish(
         let sleep = Arc::new(move |time| host.sleep(time));
         store = Arc::new(Slow::new(store, array, Arc::new(move || clock.now()), sleep));
     }
-    Ok(Opened { store, lost, gate, rados })
+    Ok(Opened { store, lost, gate, rados, directory })
 }
 
 #[cfg(test)]

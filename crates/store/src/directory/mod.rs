@@ -131,6 +131,15 @@ impl DirectoryStore {
         Ok(Arc::new(DirectoryStore { shared: Arc::new(shared), io: Arc::new(io) }))
     }
 
+    /// The status of the superblock file, which identifies the store: the file stays the same when the
+    /// directory is renamed, and a copy of the directory has another one.
+    ///
+    /// # Errors
+    /// That of the file system.
+    pub fn superblock_status(&self) -> std::io::Result<std::fs::Metadata> {
+        self.shared.superblock.lock().file.metadata()
+    }
+
     /// Whether I/O uses an io_uring, and whether it bypasses the page cache.
     pub fn modes(&self) -> (bool, bool) {
         (self.io.is_uring(), self.shared.direct)

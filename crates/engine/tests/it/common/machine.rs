@@ -98,7 +98,7 @@ impl Host for Process {
     fn boot_ms(&self) -> u64 {
         self.boot_ms.load(Relaxed)
     }
-    fn memory(&self, _: PoolId, _: u64) -> io::Result<Arc<dyn Memory>> {
+    fn memory(&self, _: PoolId, _: u64, _: u64) -> io::Result<Arc<dyn Memory>> {
         Ok(self.memory.clone())
     }
 }
