@@ -76,8 +76,8 @@ def has_lost_nothing(s):
 
 
 def use_copy(t, name):
-    """Opens a copy on the host of its original, writes to it, and kills it. Its writes that were not durable are
-    lost, and it has memory of its own."""
+    """Opens a copy on the host of its original, writes to it, and kills it. The writes that were not durable
+    are lost in the copy, and it has separate memory."""
     files = {file: os.stat(os.path.join(t.memory, file)).st_ino for file in os.listdir(t.memory)}
     copy = t.server(data=name)
     refused(copy.uri("disk"), "forebay volume resume disk")

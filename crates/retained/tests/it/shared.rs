@@ -101,6 +101,32 @@ fn what_is_not_a_regular_file_is_refused() {
 }
 
 #[test]
+fn a_file_tells_its_memory_without_being_opened() {
+    let Some(dir) = tmpfs_dir() else { return };
+    let (path, moved) = (dir.path().join("memory"), dir.path().join("moved"));
+    assert_eq!(SharedFile::peek(&path), None);
+    make_file(&path, 0o600);
+    assert_eq!(SharedFile::peek(&path), None, "it is shorter than a header");
+    std::fs::remove_file(&path).unwrap();
+    let before = std::time::SystemTime::now() - Duration::from_secs(1);
+    let mut file = SharedFile::open(&path, LIMIT).unwrap();
+    assert_eq!(SharedFile::peek(&path), None, "it has no contents");
+    make_file(&moved, 0o600);
+    file.rename(&moved).unwrap();
+    assert!(!path.exists());
+    let file = Arc::new(file);
+    let retained = Retained::create(file.clone(), &IDENTITY, ID, LIMIT).unwrap();
+    let found = SharedFile::peek(&moved).unwrap();
+    assert_eq!((found.pool, found.id), (IDENTITY.pool, ID));
+    assert!(found.created >= before);
+    std::fs::set_permissions(&moved, PermissionsExt::from_mode(0o644)).unwrap();
+    assert_eq!(SharedFile::peek(&moved), None, "another user can read it");
+    drop(retained);
+    file.remove().unwrap();
+    assert!(!moved.exists());
+}
+
+#[test]
 fn another_file_system_is_refused() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("memory");

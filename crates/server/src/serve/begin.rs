@@ -25,7 +25,7 @@ use crate::plane::Bound;
 impl Server<'_> {
     pub(super) async fn open_store(&self, path: &Path) -> Result<Opened, ServeError> {
         let opened = store::open(path, self.config, &self.descriptors, self.engine.host()).await?;
-        self.engine.use_memory_of(opened.directory.clone());
+        self.engine.use_memory_of(opened.directory);
         Ok(opened)
     }
 

@@ -12,8 +12,8 @@
 //!   another number. A snapshot of a file system that is mounted in another place has another path;
 //! - only the pool id: an earlier release made it. It is not used if the superblock file was created after
 //!   the memory: the directory is a copy then. A snapshot of a file system keeps the times of its files, so
-//!   this cannot be told for it. The file keeps its name, since an upgrade that fails returns the pool to a
-//!   process of that release.
+//!   it is not distinguished from the original. The file keeps its name, since an upgrade that fails returns
+//!   the pool to a process of that release.
 //!
 //! All other files belong to other directories, and are neither opened nor changed. A pool for which there is
 //! no memory gets a new file.
