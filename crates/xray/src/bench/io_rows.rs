@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::error::Result;
 use super::report::{Bound, Row, Unit};
 use super::rounds::{Disk, Sample, Series, fio_reads, generate, in_turns};
-use super::{Bench, Pace};
+use super::{Bench, CACHED_IMAGES, Pace};
 use crate::load::{Access, Spec, Stop};
 
 const MIB: u32 = 1 << 20;
@@ -77,11 +77,14 @@ impl Measured {
 }
 
 /// Reads everything into the caches and allocates every cluster and block of the disks to be written, so that
-/// the steady state of each server is measured.
+/// the steady state of each server is measured. They are written as often as fills Forebay's read cache:
+/// while it grows, a write also pays for memory that was never used before.
 pub fn warm_up(bench: &Bench) -> Result<()> {
     bench.say("filling and warming up");
-    for disk in Field::writes(bench).all() {
-        generate(disk, |spec| whole(spec, 0))?;
+    for _ in 0..CACHED_IMAGES {
+        for disk in Field::writes(bench).all() {
+            generate(disk, |spec| whole(spec, 0))?;
+        }
     }
     for disk in Field::reads(bench).all() {
         generate(disk, |spec| whole(spec, 100))?;

@@ -157,6 +157,9 @@ const NO_PEER: &str = "Peers of deduplication: none. Debian has no block server 
                        kernel module, borg and zbackup are for backups); qcow2 compresses, read-only.";
 /// Bytes of real data from which writes are taken.
 const ARENA: usize = 24 << 20;
+/// Images for which Forebay's read cache has room: all of those of the rows, which measure the cache and not
+/// the disk.
+const CACHED_IMAGES: u64 = 4;
 /// Name of the pool of the I/O rows.
 const MAIN_POOL: &str = "main";
 
@@ -171,8 +174,7 @@ impl Bench {
         let ours = match &options.forebay {
             None => None,
             Some(binary) => {
-                // The cache has room for the images of all rows: the rows measure the cache, not the disk.
-                let config = ForebayConfig::new(MAIN_POOL, 4 * size);
+                let config = ForebayConfig::new(MAIN_POOL, CACHED_IMAGES * size);
                 let forebay = Forebay::start(&dir, binary, &config)?;
                 forebay.import("base", &base)?;
                 forebay.clone_disk("base", "reads")?;
