@@ -171,7 +171,7 @@ fn resolve(args: &[String], present: &[String]) -> Resolved {
     resolved
 }
 
-/// Asks on a terminal whether to remove what patterns match, if that is more than one disk.
+/// Requests confirmation on a terminal before it removes what patterns match, if that is more than one disk.
 ///
 /// # Errors
 /// Without a terminal, [`CliError::Unconfirmed`].

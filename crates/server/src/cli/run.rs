@@ -117,7 +117,7 @@ fn socket_path(global: &Global) -> Result<PathBuf, ClientError> {
     }
 }
 
-/// The first socket that exists; otherwise the first that this user may not look for, whose error tells it.
+/// The first socket that exists; otherwise the first that this user may not look for, for its error.
 fn existing(sockets: [PathBuf; 2]) -> Result<PathBuf, ClientError> {
     let is_there = |socket: &PathBuf| socket.try_exists();
     let found = sockets.iter().find(|socket| is_there(socket).unwrap_or(false));
