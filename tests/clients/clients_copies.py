@@ -76,10 +76,19 @@ def has_lost_nothing(s):
 
 
 def use_copy(t, name):
-    """Opens a copy on the host of its original, writes to it, and kills it. The writes that were not durable
-    are lost in the copy, and it has separate memory."""
+    """Opens a copy on the host of its killed original, writes to it, and kills it. The writes that were not
+    durable are lost in the copy, and it has separate memory."""
     files = {file: os.stat(os.path.join(t.memory, file)).st_ino for file in os.listdir(t.memory)}
-    copy = t.server(data=name)
+    copy = t.server(data=name, start=False)
+    line = one_line(copy, "a copy that may be a pool that was moved")
+    check("if it is a copy" in line and t.memory in line, f"a copy of a killed pool: '{line}'")
+    shared, copy.memory = copy.memory, os.path.join(t.memory, "copy")
+    os.makedirs(copy.memory, 0o700, exist_ok=True)
+    copy.start()
+    refused(copy.uri("disk"), "forebay volume resume disk")
+    copy.stop()
+    copy.memory = shared
+    copy.start()
     refused(copy.uri("disk"), "forebay volume resume disk")
     copy.cli("volume", "resume", "disk")
     written(copy, "disk", 4)

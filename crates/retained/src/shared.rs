@@ -83,22 +83,46 @@ impl SharedFile {
     }
 
     /// Reads to which memory a file belongs. Changes nothing, and does not need the lock: another server may
-    /// have the file open. `None` if it has no contents that this release reads, or if [`SharedFile::open`]
-    /// would refuse it.
-    pub fn peek(path: &Path) -> Option<Peeked> {
-        let file = open(path, 0).ok()?;
-        check_owner(&file).ok()?;
+    /// have the file open. `None` if it does not exist, or has no contents.
+    ///
+    /// # Errors
+    /// It may have contents: [`SharedFile::open`] refuses it, it cannot be read, or a newer release made it.
+    pub fn peek(path: &Path) -> io::Result<Option<Peeked>> {
+        let file = match open(path, 0) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        check_owner(&file)?;
         let mut bytes = [0; RETAINED_HEADER_BYTES];
-        file.read_exact_at(&mut bytes, 0).ok()?;
-        let (version, header) = RetainedHeader::decode(&bytes).ok()??;
-        let status = file.metadata().ok()?;
-        let created = status.created().or_else(|_| status.modified()).ok()?;
-        (version == RETAINED_VERSION).then_some(Peeked { pool: header.pool, id: header.id, created })
+        match file.read_exact_at(&mut bytes, 0) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        }
+        let Ok(Some((version, header))) = RetainedHeader::decode(&bytes) else { return Ok(None) };
+        if version != RETAINED_VERSION {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "a newer release made it"));
+        }
+        let status = file.metadata()?;
+        let created = status.created().or_else(|_| status.modified())?;
+        Ok(Some(Peeked { pool: header.pool, id: header.id, created }))
+    }
+
+    /// Whether a server has the file open.
+    pub fn is_in_use(path: &Path) -> io::Result<bool> {
+        let file = open(path, 0)?;
+        // SAFETY: the descriptor is open.
+        match retry(|| unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(true),
+            locked => locked.map(|()| false),
+        }
     }
 
     /// Gives the file another name, which may be that of a file that is replaced.
     pub fn rename(&mut self, to: &Path) -> io::Result<()> {
-        std::fs::rename(&self.path, to)?;
+        std::fs::rename(&self.path, to).map_err(|e| {
+            let (from, to) = (self.path.display(), to.display());
+            io::Error::new(e.kind(), format!("cannot rename {from} to {to}: {e}"))
+        })?;
         to.clone_into(&mut self.path);
         Ok(())
     }

@@ -127,7 +127,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         self.find(key, hash).is_some()
     }
 
-    /// Whether the block is held and was used since it entered its queue; not counted as a hit.
+    /// See [`super::ReadCache::is_used`].
     pub fn is_used(&self, key: u64, hash: u64) -> bool {
         self.find(key, hash).is_some_and(|frame| self.frames.meta(frame).hits > 0)
     }

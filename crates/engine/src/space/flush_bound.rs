@@ -22,8 +22,9 @@ const LEAST_GROUP_TIME: Duration = Duration::from_micros(500);
 const FLUSH_RECENT: Duration = Duration::from_secs(1);
 /// Groups of at most this size show the cost of a small commit, larger ones the time for each byte.
 const SMALL_GROUP: u64 = 128 << 10;
-/// Least bound: smaller groups would not show the time for each byte any more.
-const LEAST_BOUND: u64 = 256 << 10;
+/// Least bound: a commit begins at half of it, and smaller groups would not show the time for each byte any
+/// more.
+const LEAST_BOUND: u64 = 4 * SMALL_GROUP;
 /// Values of `flushing` other than the only disk that flushes.
 const NONE: u64 = u64::MAX;
 const SEVERAL: u64 = u64::MAX - 1;

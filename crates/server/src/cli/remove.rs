@@ -63,7 +63,7 @@ pub(super) async fn run(
     }
     let mut removals: Vec<_> = resolved.unmatched.iter().map(|pattern| among.unmatched(pattern)).collect();
     let total = resolved.names.len() + removals.len();
-    let mut broken = None;
+    let (mut broken, mut printed) = (None, Ok(()));
     for name in resolved.names {
         let path: Vec<&str> = among.path.iter().copied().chain([name.as_str()]).collect();
         let error = match client.delete::<Value>(&path).await {
@@ -75,15 +75,16 @@ pub(super) async fn run(
                 break;
             }
         };
-        if !json && error.is_none() {
-            output::line(&format!("removed {} '{}'", among.noun(1), among.full_name(&name)))?;
+        // A reader that has left does not stop what was requested.
+        if !json && error.is_none() && printed.is_ok() {
+            printed = output::line(&format!("removed {} '{}'", among.noun(1), among.full_name(&name)));
         }
         removals.push(Removal { name, removed: error.is_none(), error });
     }
     if json {
-        output::json(&removals)?;
+        printed = output::json(&removals);
     }
-    report(broken, removals, total, among.noun(total))
+    report(broken, removals, total, among.noun(total)).and(printed)
 }
 
 /// Reports the failures. That of a single disk is the error of the command.

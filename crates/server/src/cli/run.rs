@@ -1,6 +1,7 @@
 //! Execution of a parsed command.
 
 use std::io::IsTerminal;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -117,10 +118,15 @@ fn socket_path(global: &Global) -> Result<PathBuf, ClientError> {
     }
 }
 
-/// The first socket that exists; otherwise the first that this user may not look for, for its error.
+/// The first socket that exists, unless it is stale and the next one exists; otherwise the first that this
+/// user may not look for, for its error.
 fn existing(sockets: [PathBuf; 2]) -> Result<PathBuf, ClientError> {
     let is_there = |socket: &PathBuf| socket.try_exists();
-    let found = sockets.iter().find(|socket| is_there(socket).unwrap_or(false));
+    let is_stale = |socket: &PathBuf| {
+        UnixStream::connect(socket).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)
+    };
+    let present = || sockets.iter().filter(|socket| is_there(socket).unwrap_or(false));
+    let found = present().find(|socket| !is_stale(socket)).or_else(|| present().next());
     match found.or_else(|| sockets.iter().find(|socket| is_there(socket).is_err())) {
         Some(socket) => Ok(socket.clone()),
         None => Err(ClientError::NoServer(sockets)),
@@ -313,6 +319,8 @@ fn clones_text(clones: &[DiskView], source: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     fn global(socket: Option<&str>, data: Option<&str>) -> Global {
@@ -329,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_default_socket_that_exists_is_used() {
+    fn the_first_default_socket_that_exists_and_is_not_stale_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let [data, service] = ["data", "service"].map(|name| dir.path().join(name));
         let found = || existing([data.clone(), service.clone()]);
@@ -337,10 +345,14 @@ mod tests {
         for expected in [data.to_str(), service.to_str(), Some("systemctl start forebay"), Some("--socket")] {
             assert!(message.contains(expected.unwrap()), "{message}");
         }
-        std::fs::write(&service, "").unwrap();
+        let _service = UnixListener::bind(&service).unwrap();
         assert_eq!(found().unwrap(), service);
-        std::fs::write(&data, "").unwrap();
+        let server = UnixListener::bind(&data).unwrap();
         assert_eq!(found().unwrap(), data);
+        drop(server);
+        assert_eq!(found().unwrap(), service);
+        std::fs::remove_file(&service).unwrap();
+        assert_eq!(found().unwrap(), data, "its error is reported");
     }
 
     #[test]

@@ -78,10 +78,18 @@ pub(super) struct RefusedLogin {
 }
 
 impl RefusedLogin {
-    /// Logs the refusal, which is rate-limited because any client can cause one.
+    /// Logs the refusal, which is rate-limited because any client can cause one: failed authentications
+    /// separately, so that other refusals cannot hide them.
     pub fn log(&self) {
         static REFUSED: Throttle = Throttle::new();
-        let Some(left_out) = REFUSED.permit() else { return };
+        static REDIRECTED: Throttle = Throttle::new();
+        static UNAUTHENTICATED: Throttle = Throttle::new();
+        let throttle = match self.status {
+            LoginStatus::TargetMoved => &REDIRECTED,
+            LoginStatus::AuthenticationFailed => &UNAUTHENTICATED,
+            _ => &REFUSED,
+        };
+        let Some(left_out) = throttle.permit() else { return };
         let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
         let (initiator, target) = (name(&self.initiator), name(&self.target));
         let (peer, reason) = (self.peer, self.reason);

@@ -72,13 +72,17 @@ fn exceeds_room(retained: u64, room: u64, directory: &Path) -> Option<String> {
 }
 
 /// Bytes for retained memory in the file system of a directory: what is free, and what files of retained
-/// memory occupy there already. `None` if it cannot be read; the start reports why.
+/// memory occupy there already. `None` if it has no limit, or cannot be read; the start reports why.
 fn room(directory: &Path) -> Option<u64> {
     let path = CString::new(directory.as_os_str().as_bytes()).ok()?;
     // SAFETY: an all-zero statvfs is a valid value of a plain C structure.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: the path ends with a zero byte, and `stat` is valid for the call to write.
     if unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } != 0 {
+        return None;
+    }
+    if stat.f_blocks == 0 {
+        // A tmpfs without a limit.
         return None;
     }
     let files = std::fs::read_dir(directory).ok()?.flatten();

@@ -8,15 +8,17 @@
 //! **Whose memory it is.** A memory with the id that the superblock names is used if its name has
 //!
 //! - the same device and inode, whatever the path: the directory was renamed;
-//! - the same inode and path on another device: the file system was mounted again, and the kernel gave it
-//!   another number. A snapshot of a file system that is mounted in another place has another path;
-//! - only the pool id: an earlier release made it. It is not used if the superblock file was created after
-//!   the memory: the directory is a copy then. A snapshot of a file system keeps the times of its files, so
-//!   it is not distinguished from the original. The file keeps its name, since an upgrade that fails returns
-//!   the pool to a process of that release.
+//! - the same path: the file system was mounted again, and the kernel gave it another number, or the
+//!   superblock file was restored. Recovery refuses the memory if the log is older;
+//! - only the pool id: an earlier release made it. If the superblock file was created after the memory, the
+//!   directory may be a copy. A snapshot of a file system keeps the times of its files, so it is not
+//!   distinguished from the original. The file keeps its name, since an upgrade that fails returns the pool
+//!   to a process of that release.
 //!
-//! All other files belong to other directories, and are neither opened nor changed. A pool for which there is
-//! no memory gets a new file.
+//! Any other memory with this id is that of the original of a copy, or the directory was moved in a way that
+//! is not recognised. If a server has it open, this is a copy, and gets a new file. Otherwise the pool is not
+//! opened, since that would lose acknowledged writes in the second case. Neither is it opened if the file
+//! that it would use cannot be read.
 
 use std::fs::Metadata;
 use std::io;
@@ -83,10 +85,6 @@ impl Location {
     fn is_same_file(&self, other: &Location) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
-
-    fn may_be_mounted_again(&self, other: &Location) -> bool {
-        (self.inode, self.path) == (other.inode, other.path)
-    }
 }
 
 /// The name without a directory.
@@ -107,51 +105,77 @@ impl Selected {
     }
 }
 
-/// Selects the file in `files` for a pool in the directory `of` whose superblock names the memory `id`.
-fn select(files: &Path, pool: PoolId, id: u64, of: &PoolDirectory) -> Selected {
+/// Selects the file in `files` for a pool in the directory `of` whose superblock names the memory `id`. One
+/// that cannot be read is selected as well, so that opening it reports why.
+///
+/// # Errors
+/// The memory may be that of another directory, or the files cannot be listed.
+fn select(files: &Path, pool: PoolId, id: u64, of: &PoolDirectory) -> io::Result<Selected> {
     let own = files.join(of.at.name(pool));
-    let peek = |path: &Path| SharedFile::peek(path).filter(|found| (found.pool, found.id) == (pool.0, id));
-    if peek(&own).is_some() {
-        return Selected::as_is(own);
+    let named = |path: &Path| {
+        let found = SharedFile::peek(path)?;
+        io::Result::Ok(found.filter(|found| (found.pool, found.id) == (pool.0, id)))
+    };
+    if !matches!(named(&own), Ok(None)) {
+        return Ok(Selected::as_is(own));
     }
-    let mut renamed = None;
-    let mut foreign = None;
-    for (path, at) in files_of(files, pool).into_iter().filter(|(path, _)| *path != own) {
-        let is_named = peek(&path).is_some();
-        if is_named && (of.at.is_same_file(&at) || of.at.may_be_mounted_again(&at)) {
-            return Selected { path, rename_to: Some(own) };
-        } else if of.at.is_same_file(&at) && SharedFile::peek(&path).is_some() {
-            renamed = Some(path);
-        } else if is_named {
-            foreign = Some(path);
+    let (mut moved, mut stale, mut foreign) = (None, None, None);
+    for (path, at) in files_of(files, pool)?.into_iter().filter(|(path, _)| *path != own) {
+        let (is_same_file, is_same_path) = (of.at.is_same_file(&at), of.at.path == at.path);
+        match named(&path) {
+            Ok(Some(_)) if is_same_file => return Ok(Selected { path, rename_to: Some(own) }),
+            Ok(None) if is_same_file && SharedFile::peek(&path)?.is_some() => stale = Some(path),
+            Ok(Some(_)) if !is_same_path => foreign = Some(path),
+            Ok(Some(_)) | Err(_) if is_same_file || is_same_path => moved = Some(path),
+            _ => {}
         }
+    }
+    if let Some(path) = moved {
+        return Ok(Selected { path, rename_to: Some(own) });
     }
     let short = files.join(short_name(pool));
-    if let Some(found) = peek(&short) {
-        if of.may_have_used(found.created) {
-            return Selected::as_is(short);
-        }
-        foreign = Some(short);
+    match named(&short) {
+        Ok(Some(found)) if !of.may_have_used(found.created) => foreign = Some(short),
+        Ok(None) => {}
+        Ok(Some(_)) | Err(_) => return Ok(Selected::as_is(short)),
     }
     if let Some(memory) = foreign {
-        let memory = memory.display();
-        tracing::warn!(%memory, "this pool is a copy: the retained memory of its original is left to that");
+        leave(&memory, &own)?;
     }
-    match renamed {
+    match stale {
         // Its contents are of no use to any pool, and would stay.
-        Some(path) if !own.exists() => Selected { path, rename_to: Some(own) },
-        _ => Selected::as_is(own),
+        Some(path) if !own.exists() => Ok(Selected { path, rename_to: Some(own) }),
+        _ => Ok(Selected::as_is(own)),
     }
 }
 
-/// The files of a pool's copies in a directory; none if it cannot be read.
-fn files_of(directory: &Path, pool: PoolId) -> Vec<(PathBuf, Location)> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let located = entries.filter_map(|entry| {
-        let at = Location::parse(entry.file_name().to_str()?, pool)?;
-        Some((entry.path(), at))
-    });
-    located.collect()
+/// Leaves the memory that a pool names to another directory.
+///
+/// # Errors
+/// No server has it open, so it may be the memory of this directory.
+fn leave(memory: &Path, own: &Path) -> io::Result<()> {
+    if SharedFile::is_in_use(memory)? {
+        let memory = memory.display();
+        tracing::warn!(%memory, "this pool is a copy: the retained memory of its original is left to that");
+        return Ok(());
+    }
+    let (memory, own) = (memory.display(), own.display());
+    let why = format!(
+        "{memory} has acknowledged writes, but of another directory: if this pool was moved, rename the file \
+         to {own}; if it is a copy, start it once with another --memory-dir"
+    );
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
+}
+
+/// The files of a pool's copies in a directory.
+fn files_of(directory: &Path, pool: PoolId) -> io::Result<Vec<(PathBuf, Location)>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let at = entry.file_name().to_str().and_then(|name| Location::parse(name, pool));
+        files.extend(at.map(|at| (entry.path(), at)));
+    }
+    Ok(files)
 }
 
 /// The directory of the files, and the file of the pool that is open.
@@ -183,7 +207,7 @@ impl MemoryFiles {
         let Some(directory) = &self.directory else { return Ok(None) };
         let of = *self.pool_directory.lock().unwrap_or_else(PoisonError::into_inner);
         let Selected { path, rename_to } = match of {
-            Some(of) => select(directory, pool, id, &of),
+            Some(of) => select(directory, pool, id, &of)?,
             None => Selected::as_is(directory.join(short_name(pool))),
         };
         let mut file = SharedFile::open(&path, limit).map_err(|e| {
@@ -279,19 +303,19 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_found_after_a_rename_and_after_another_mount() {
-        for then in [at(|it| it.path = 9), at(|it| it.device = 0xfd07)] {
+    fn memory_is_found_after_a_rename_another_mount_and_a_restored_superblock() {
+        for then in [at(|it| it.path = 9), at(|it| it.device = 0xfd07), at(|it| it.inode = 78)] {
             let dir = files();
             let before = dir.path().join(HERE.at.name(POOL));
             let after = dir.path().join(then.at.name(POOL));
             memory(&before, 5);
             let expected = Selected { path: before.clone(), rename_to: Some(after.clone()) };
-            assert_eq!(select(dir.path(), POOL, 5, &then), expected);
+            assert_eq!(select(dir.path(), POOL, 5, &then).unwrap(), expected);
             let opened = MemoryFiles::in_directory(dir.path());
             opened.set_pool_directory(Some(then));
             opened.open(POOL, 5, LIMIT).unwrap();
             assert!(after.exists() && !before.exists());
-            assert_eq!(SharedFile::peek(&after).unwrap().id, 5);
+            assert_eq!(SharedFile::peek(&after).unwrap().unwrap().id, 5);
             opened.remove();
             assert!(!after.exists());
         }
@@ -300,7 +324,7 @@ mod tests {
     #[test]
     fn memory_of_another_directory_is_neither_used_nor_changed() {
         let others = [
-            at(|it| it.inode = 78),
+            at(|it| (it.inode, it.path) = (78, 9)),
             // The same file system, copied as a whole.
             at(|it| (it.device, it.path) = (0xfd07, 9)),
         ];
@@ -309,15 +333,31 @@ mod tests {
             let original = dir.path().join(HERE.at.name(POOL));
             memory(&original, 5);
             let own = dir.path().join(other.at.name(POOL));
-            assert_eq!(select(dir.path(), POOL, 5, &other), Selected::as_is(own));
-            // Also while the original is open.
-            let _held = SharedFile::open(&original, LIMIT).unwrap();
+            // It may be that of a directory that was moved.
             let copy = MemoryFiles::in_directory(dir.path());
             copy.set_pool_directory(Some(other));
+            let refused = copy.open(POOL, 5, LIMIT).err().unwrap().to_string();
+            assert!(refused.contains(original.to_str().unwrap()) && refused.contains(own.to_str().unwrap()));
+            assert!(!own.exists());
+            let held = SharedFile::open(&original, LIMIT).unwrap();
+            assert_eq!(select(dir.path(), POOL, 5, &other).unwrap(), Selected::as_is(own.clone()));
             copy.open(POOL, 5, LIMIT).unwrap();
             copy.remove();
-            assert_eq!(SharedFile::peek(&original).unwrap().id, 5);
+            drop(held);
+            assert_eq!(SharedFile::peek(&original).unwrap().unwrap().id, 5);
         }
+    }
+
+    /// Otherwise a pool would be opened without memory that is there.
+    #[test]
+    fn memory_that_cannot_be_read_is_selected() {
+        for located in [HERE.at.name(POOL), at(|it| it.path = 9).at.name(POOL), short_name(POOL)] {
+            let dir = files();
+            let path = dir.path().join(located);
+            std::fs::create_dir(&path).unwrap();
+            assert_eq!(select(dir.path(), POOL, 5, &HERE).unwrap().path, path);
+        }
+        assert!(select(Path::new("/dev/shm/does/not/exist"), POOL, 5, &HERE).is_err());
     }
 
     #[test]
@@ -325,15 +365,15 @@ mod tests {
         let dir = files();
         let short = dir.path().join(short_name(POOL));
         memory(&short, 5);
-        let created = SharedFile::peek(&short).unwrap().created;
+        let created = SharedFile::peek(&short).unwrap().unwrap().created;
         let (second, own) = (Duration::from_secs(1), Selected::as_is(dir.path().join(HERE.at.name(POOL))));
         let select = |id, created| select(dir.path(), POOL, id, &PoolDirectory { created, ..HERE });
         for original in [None, Some(created), Some(created - second)] {
-            assert_eq!(select(5, original), Selected::as_is(short.clone()));
+            assert_eq!(select(5, original).unwrap(), Selected::as_is(short.clone()));
         }
-        assert_eq!(select(5, Some(created + second)), own);
-        assert_eq!(select(6, Some(created - second)), own, "a copy from before the memory was made");
-        assert_eq!(select(0, None), own);
+        assert!(select(5, Some(created + second)).is_err(), "it may be a copy");
+        assert_eq!(select(6, Some(created - second)).unwrap(), own, "a copy from before the memory was made");
+        assert_eq!(select(0, None).unwrap(), own);
     }
 
     #[test]
@@ -342,13 +382,13 @@ mod tests {
         let (own, short) = (dir.path().join(HERE.at.name(POOL)), dir.path().join(short_name(POOL)));
         memory(&own, 4);
         memory(&short, 5);
-        assert_eq!(select(dir.path(), POOL, 5, &HERE), Selected::as_is(short));
-        assert_eq!(select(dir.path(), POOL, 4, &HERE), Selected::as_is(own.clone()));
-        assert_eq!(select(dir.path(), POOL, 6, &HERE), Selected::as_is(own.clone()));
+        assert_eq!(select(dir.path(), POOL, 5, &HERE).unwrap(), Selected::as_is(short));
+        assert_eq!(select(dir.path(), POOL, 4, &HERE).unwrap(), Selected::as_is(own.clone()));
+        assert_eq!(select(dir.path(), POOL, 6, &HERE).unwrap(), Selected::as_is(own.clone()));
         // A file that cannot be opened is an error, not a reason to use another one.
         std::fs::remove_file(&own).unwrap();
         std::fs::create_dir(&own).unwrap();
-        assert_eq!(select(dir.path(), POOL, 6, &HERE), Selected::as_is(own));
+        assert_eq!(select(dir.path(), POOL, 6, &HERE).unwrap(), Selected::as_is(own));
     }
 
     #[test]
@@ -358,7 +398,7 @@ mod tests {
         memory(&before, 4);
         let then = at(|it| it.path = 9);
         let rename_to = Some(dir.path().join(then.at.name(POOL)));
-        assert_eq!(select(dir.path(), POOL, 5, &then), Selected { path: before, rename_to });
+        assert_eq!(select(dir.path(), POOL, 5, &then).unwrap(), Selected { path: before, rename_to });
     }
 
     #[test]
