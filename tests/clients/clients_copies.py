@@ -83,10 +83,11 @@ def use_copy(t, name):
     line = one_line(copy, "a copy that may be a pool that was moved")
     check("if it is a copy" in line and t.memory in line, f"a copy of a killed pool: '{line}'")
     shared, copy.memory = copy.memory, os.path.join(t.memory, "copy")
-    os.makedirs(copy.memory, 0o700, exist_ok=True)
+    os.mkdir(copy.memory, 0o700)
     copy.start()
     refused(copy.uri("disk"), "forebay volume resume disk")
     copy.stop()
+    os.rmdir(copy.memory)
     copy.memory = shared
     copy.start()
     refused(copy.uri("disk"), "forebay volume resume disk")
