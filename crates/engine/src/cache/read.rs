@@ -162,8 +162,8 @@ impl ReadCache {
         self.place(hash).lock().contains(key, hash)
     }
 
-    /// Whether the block is held and counts as used: by a hit since it entered or passed through its queue, or
-    /// by its rank. Not counted as a use.
+    /// Whether the block is held and counts as used: by a hit since it entered or passed through its queue,
+    /// or by its rank. Not counted as a use.
     pub fn is_used(&self, addr: Address) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         self.place(hash).lock().is_used(key, hash)
