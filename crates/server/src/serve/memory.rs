@@ -167,11 +167,16 @@ fn leave(memory: &Path, own: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
 }
 
+fn unusable(path: &Path, e: &io::Error) -> io::Error {
+    let why = "use a directory on tmpfs that the server can write, with --memory-dir";
+    io::Error::new(e.kind(), format!("{}: {e}; {why}", path.display()))
+}
+
 /// The files of a pool's copies in a directory.
 fn files_of(directory: &Path, pool: PoolId) -> io::Result<Vec<(PathBuf, Location)>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let entry = entry?;
+    for entry in std::fs::read_dir(directory).map_err(|e| unusable(directory, &e))? {
+        let entry = entry.map_err(|e| unusable(directory, &e))?;
         let at = entry.file_name().to_str().and_then(|name| Location::parse(name, pool));
         files.extend(at.map(|at| (entry.path(), at)));
     }
@@ -210,10 +215,7 @@ impl MemoryFiles {
             Some(of) => select(directory, pool, id, &of)?,
             None => Selected::as_is(directory.join(short_name(pool))),
         };
-        let mut file = SharedFile::open(&path, limit).map_err(|e| {
-            let why = "use a directory on tmpfs that the server can write, with --memory-dir";
-            io::Error::new(e.kind(), format!("{}: {e}; {why}", path.display()))
-        })?;
+        let mut file = SharedFile::open(&path, limit).map_err(|e| unusable(&path, &e))?;
         // Only with its lock: no other server uses it.
         if let Some(to) = rename_to {
             file.rename(&to)?;
