@@ -53,7 +53,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Pool(PoolCommand::List { ceph_pool, ceph }) => pool::list(ceph_pool, ceph, cli.global.json),
         Command::Pool(PoolCommand::Show { pool, ceph }) => pool::show(pool, ceph, cli.global.json),
         command => {
-            let reports_wait = !cli.global.json || std::io::stderr().is_terminal();
+            // A script expects one line on standard error, and only for a failure.
+            let reports_wait = std::io::stderr().is_terminal();
             let client = Client::new(&socket_path(&cli.global)?).reporting_wait(reports_wait);
             let commands = ClientCommands { client, json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -1,8 +1,11 @@
 //! Commands on many disks: numbered clones, lists, and the removal of several.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Stdio};
+use std::ptr::{null, null_mut};
 
 use serde_json::{Value, json};
 
@@ -112,6 +115,16 @@ fn room_is_shown_in_one_table() {
     );
 }
 
+/// Both ends of a terminal, that of a program last.
+fn terminal() -> (File, File) {
+    let (mut ours, mut theirs) = (-1, -1);
+    // SAFETY: both numbers are valid for the call to write; the other arguments are optional.
+    let opened = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, null_mut(), null(), null()) };
+    assert_eq!(opened, 0);
+    // SAFETY: the descriptors were opened just now, and have no other owner.
+    unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) }
+}
+
 /// A server that accepts connections and does not answer.
 #[test]
 fn a_long_wait_is_reported_once() {
@@ -121,22 +134,25 @@ fn a_long_wait_is_reported_once() {
     let start = |args: &[&str]| -> Child {
         place.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    // The one whose wait is not reported begins first.
-    let mut silent = start(&["volume", "list", "--json"]);
+    // The one whose wait is not reported begins first: its standard error is no terminal.
+    let mut silent = start(&["volume", "list"]);
     let (mut first, _) = listener.accept().unwrap();
-    let mut reporting = start(&["volume", "list"]);
+    let (terminal, stderr) = terminal();
+    let mut reporting =
+        place.command(&["volume", "list"]).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
     let (mut second, _) = listener.accept().unwrap();
-    let mut errors = BufReader::new(reporting.stderr.take().unwrap());
+    let mut errors = BufReader::new(terminal);
     let mut line = String::new();
     errors.read_line(&mut line).unwrap();
     assert!(line.starts_with("forebay: waiting for the server at "), "{line}");
-    assert!(line.ends_with("pool/forebay.sock ...\n"), "{line}");
+    assert!(line.ends_with("pool/forebay.sock ...\r\n"), "{line}");
     for stream in [&mut first, &mut second] {
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]").unwrap();
     }
     line.clear();
-    errors.read_to_string(&mut line).unwrap();
-    assert!(reporting.wait().unwrap().success() && line.is_empty(), "{line}");
+    assert!(reporting.wait().unwrap().success());
+    // Without another process that has it open, reading a terminal fails.
+    assert!(errors.read_line(&mut line).is_err() && line.is_empty(), "{line}");
     silent.stderr.take().unwrap().read_to_string(&mut line).unwrap();
     assert!(silent.wait().unwrap().success() && line.is_empty(), "{line}");
 }
