@@ -146,8 +146,8 @@ fn a_flush_of_another_disk_bounds_the_buffers() {
     assert!(!governor.may_buffer(&own, MIB).unwrap());
     assert!(governor.may_buffer(&other, MIB).unwrap());
     assert!(!governor.may_buffer(&flow(3), MIB).unwrap(), "it is admitted in pieces");
-    // The bound is 256 KiB.
-    governor.buffered(&own, -(2 * MIB as i64) + (200 << 10));
+    // The bound is 512 KiB.
+    governor.buffered(&own, -(2 * MIB as i64) + (400 << 10));
     assert!(!governor.may_buffer(&own, 64 << 10).unwrap());
     assert!(governor.may_buffer(&flow(3), 128 << 10).unwrap(), "it has nothing in the buffers");
     governor.buffered(&other, 7 * MIB as i64);
