@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_xray::ats;
@@ -193,9 +193,9 @@ pub struct NbdLoad {
     /// Bytes of the range [default: to the end of the export]
     #[arg(long, value_parser = size)]
     size: Option<u64>,
-    /// Seed of offsets, mix, arrivals and content
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    /// Seed of offsets, mix, arrivals and content [default: the time, so that no run repeats content]
+    #[arg(long)]
+    seed: Option<u64>,
     /// Request simple replies, as the Linux kernel's client does, instead of structured ones
     #[arg(long)]
     simple_replies: bool,
@@ -237,9 +237,9 @@ pub struct IscsiLoad {
     /// SYNCHRONIZE CACHE at this interval and at the end, such as 1s or 100ms
     #[arg(long, value_parser = duration)]
     flush_each: Option<Duration>,
-    /// Seed of offsets and content
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    /// Seed of offsets and content [default: the time, so that no run repeats content]
+    #[arg(long)]
+    seed: Option<u64>,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
@@ -266,7 +266,7 @@ impl IscsiLoad {
         }
         (load.depth, load.initiators) = (self.depth, self.initiators);
         load.stop = Stop::After(Duration::try_from_secs_f64(self.seconds).unwrap_or_default());
-        (load.flush_each, load.seed) = (self.flush_each, self.seed);
+        (load.flush_each, load.seed) = (self.flush_each, seed_or_time(self.seed));
         Ok(load)
     }
 }
@@ -309,12 +309,19 @@ impl NbdLoad {
             fua: self.fua,
             rate: self.rate,
             range: Some(self.offset..end),
-            seed: self.seed,
+            seed: seed_or_time(self.seed),
             structured: !self.simple_replies,
             verify: self.verify,
             ..Spec::new(self.uri.clone(), &self.export)
         }
     }
+}
+
+/// A seed. The default differs between runs: with the seed of an earlier run, a load writes what is stored
+/// already, and a server with deduplication stores references.
+fn seed_or_time(seed: Option<u64>) -> u64 {
+    let time = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+    seed.unwrap_or_else(time)
 }
 
 /// Parses a size: a number with an optional K, M, G or T, in powers of 1024.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::command::{Command, Status};
 use super::flight::Done;
 use super::{Address, InitiatorSession, IscsiError};
-use crate::load::{Access, Content, Report, Source, Stop, Tally};
+use crate::load::{Access, Content, Report, Source, Stop, Tally, base_version};
 use crate::rng::Rng;
 
 /// A load on a logical unit. Every initiator accesses the complete range.
@@ -160,7 +160,7 @@ impl<'a> Worker<'a> {
             rng: Rng::new(load.seed ^ u64::from(n + 1) << 32),
             slots: vec![None; usize::from(load.depth) + 1],
             waiting: Vec::new(),
-            version: u64::from(n) << 48,
+            version: base_version(),
             flushing: false,
             next_flush: None,
             next_burst: Instant::now(),

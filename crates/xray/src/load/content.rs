@@ -10,6 +10,7 @@
 //! (`Fill::Shaped`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::spec::Fill;
 use crate::rng::Rng;
@@ -19,6 +20,16 @@ const UNIT_BYTES: usize = 4096;
 const STAMP_BYTES: usize = 24;
 /// Units that the duplicates of shaped content are equal to.
 const REPEATED_UNITS: u64 = 1024;
+
+/// Numbers the workers of this process that write.
+static WRITERS: AtomicU64 = AtomicU64::new(0);
+
+/// The version before the first one of a worker. Versions differ between all workers of a process, those of
+/// other runs included: otherwise a run with the seed of an earlier one would write what is stored already,
+/// and a server with deduplication would be measured with duplicates.
+pub(crate) fn base_version() -> u64 {
+    WRITERS.fetch_add(1, Relaxed) << 32
+}
 
 /// Generates and verifies content; deterministic for a seed.
 pub(crate) struct Content {
@@ -179,5 +190,16 @@ mod tests {
         let mut data = vec![0; 8192];
         Content::new(1).fill(0, 1, &mut data);
         assert_ne!(data[..4096], data[4096..]);
+    }
+
+    #[test]
+    fn no_two_workers_write_the_same_content() {
+        let content = Content::new(7);
+        let first_write = || {
+            let mut data = vec![0; 4096];
+            content.fill(8192, base_version() + 1, &mut data);
+            data
+        };
+        assert_ne!(first_write(), first_write());
     }
 }

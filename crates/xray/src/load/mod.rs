@@ -11,7 +11,7 @@ mod run;
 mod source;
 mod spec;
 
-pub(crate) use content::Content;
+pub(crate) use content::{Content, base_version};
 pub(crate) use report::Tally;
 pub use report::{Latency, Report};
 pub use run::run;

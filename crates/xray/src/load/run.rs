@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::content::Content;
+use super::content::{Content, base_version};
 use super::report::{Report, Tally};
 use super::source::Source;
 use super::spec::{LoadError, Spec};
@@ -118,7 +118,7 @@ impl<'a> Worker<'a> {
             blocks,
             slots: vec![None; depth],
             versions: vec![0; if spec.verify { blocks as usize } else { 0 }],
-            version: 0,
+            version: base_version(),
             tally: Tally::default(),
         })
     }
