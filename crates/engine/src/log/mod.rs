@@ -52,7 +52,10 @@
 //! abandoned, since recovery could still find it. Then the log fails permanently. So no room is reserved for
 //! the rest of the segment then.
 //!
-//! The groups of the cleaner wait, because slots that they move must be in one object.
+//! A group of the cleaner is not written again, because the slots that it moves must be in the object of
+//! earlier ones: its segment stays where it is. The group may take effect as well. Copies to which nothing
+//! refers do no harm; and the publication of a segment ([`crate::reclaim`]) is valid until a later group refers
+//! to a slot that it leaves out, and then that group has its numbers and a higher epoch.
 //!
 //! The object of the next segment is *prepared* when an open one is half full: it exists, empty, before any
 //! stream needs it, and a commit waits for its creation only if it is not completed by then. Recovery finds
@@ -125,8 +128,7 @@ pub(crate) struct Writing<'a> {
 impl<'a> Writing<'a> {
     /// An append of `len` bytes has begun.
     fn watch(&mut self, append: Append<'a>, len: usize) {
-        // What the cleaner moves must be in the container of earlier groups.
-        let overdue: BoxFuture<'a, ()> = match self.may_move_on && self.stream != Stream::Moved {
+        let overdue: BoxFuture<'a, ()> = match self.may_move_on {
             true => self.store.overdue(len),
             false => Box::pin(pending()),
         };
@@ -172,6 +174,8 @@ pub(crate) struct Log {
     is_short: bool,
     /// How often the present group was given up because an append was overdue, which may still take effect.
     left_behind: u32,
+    /// The same of groups of the cleaner, in a row.
+    left_moved: u32,
     /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
     /// one that is not durable would be lost although it was acknowledged.
     failed: Option<StoreError>,
@@ -204,6 +208,7 @@ impl Log {
             raise_epoch: false,
             is_short: false,
             left_behind: 0,
+            left_moved: 0,
             failed: None,
             barrier: None,
             spares: Vec::new(),
@@ -299,9 +304,11 @@ impl Log {
         BATCH_BYTES.min(self.superblock.segment_bytes as usize / 4)
     }
 
-    /// Writes items as one group, durably. Returns the reference of each payload item, in order. After an
-    /// error other than `Full` the log must not be used again; `Full` means that an append found no room, and
-    /// the group was abandoned.
+    /// Writes items as one group, durably. Returns the reference of each payload item, in order.
+    ///
+    /// # Errors
+    /// `Full`, if an append found no room, and `Overdue`, for a group of the cleaner that was given up: the
+    /// group was abandoned. After another error the log must not be used again.
     pub async fn write_group(
         &mut self,
         stream: Stream,
@@ -314,7 +321,7 @@ impl Log {
                 // A checkpoint must not fail because a whole segment was to be reserved for it. The cleaner
                 // is not served so: the slots and the map of a segment must be in one container.
                 Err(StoreError::Full) if stream == Stream::Map && !was_short => {}
-                Err(StoreError::Overdue) => {}
+                Err(StoreError::Overdue) if stream != Stream::Moved => {}
                 other => return other,
             }
         }
@@ -365,7 +372,7 @@ impl Log {
             before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
             first_new: SegmentId(self.next_segment()),
             under_way: Appends::default(),
-            may_move_on: self.left_behind < MOST_LEFT_BEHIND,
+            may_move_on: *self.left_behind(stream) < MOST_LEFT_BEHIND,
             is_ended: false,
             synced: None,
             placed: Vec::new(),
@@ -408,7 +415,7 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let settled = self.settle(&mut group).await;
         self.check_append(&mut group, settled).await?;
-        self.left_behind = 0;
+        *self.left_behind(group.stream) = 0;
         let found_room = !frees_room(group.stream) && self.next_segment() > group.first_new.0;
         self.is_short &= !found_room;
         self.unsynced.retain(|id| group.synced != Some(*id));
@@ -491,8 +498,13 @@ impl Log {
     fn move_on(&mut self, group: &Writing<'_>) {
         tracing::warn!(stream = ?group.stream, "an append is overdue; continuing in another segment");
         self.abandon(group);
-        self.left_behind += 1;
+        *self.left_behind(group.stream) += 1;
         self.next.prepare_elsewhere();
+    }
+
+    /// How often groups were given up in a row because an append was overdue.
+    fn left_behind(&mut self, stream: Stream) -> &mut u32 {
+        if stream == Stream::Moved { &mut self.left_moved } else { &mut self.left_behind }
     }
 
     /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated

@@ -34,7 +34,7 @@ use forebay_format::{
     BLOCK, BlockRef, DirectoryEntry, Form, Relocation, RelocationMap, SegmentId, SegmentRecord, Slot,
     SlotKind, Stream,
 };
-use forebay_store::Store;
+use forebay_store::{Store, StoreError};
 use hashbrown::HashSet;
 use roaring::RoaringBitmap;
 use tokio::task::yield_now;
@@ -42,7 +42,7 @@ use tokio::task::yield_now;
 use crate::commit::Committer;
 use crate::context::Context;
 use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES, PACK_GROUPS};
-use crate::log::{Barrier, Item, block_at, directory_entry};
+use crate::log::{Barrier, Item, Log, block_at, directory_entry};
 use crate::read::{Reader, RelocationRef};
 use crate::space::SpaceGovernor;
 use crate::stored::{GROUP_BLOCKS, compress, compress_group};
@@ -273,16 +273,13 @@ impl Cleaner {
         Ok(())
     }
 
-    /// Writes pieces as a separate group and lists them in the map. Returns false if they went into another
-    /// container than the earlier ones: all slots that a map lists must be in one container.
+    /// Writes pieces as a separate group and lists them in the map. Returns false if they were not written, or
+    /// into another container than the earlier ones: all slots that a map lists must be in one container.
     async fn write_pieces(&self, pieces: &[Piece], map: &mut RelocationMap) -> Result<bool> {
         let items: Vec<Item> = pieces.iter().map(|p| Item::Blob(&p.bytes)).collect();
         let bytes: usize = pieces.iter().map(|p| p.bytes.len()).sum();
-        let placed = {
-            let mut log = self.committer.log.lock().await;
-            let written = log.write_group(Stream::Moved, &items, self.cx.host.workers()).await;
-            self.committer.latching(written)?
-        };
+        let written = self.write_group(&mut *self.committer.log.lock().await, &items).await?;
+        let Some(placed) = written else { return Ok(false) };
         self.space.cleaner_wrote(bytes as u64);
         for (piece, at) in pieces.iter().zip(placed) {
             if map.container == SegmentId(0) {
@@ -322,13 +319,20 @@ impl Cleaner {
         let dropped = dropped.iter().filter(|e| e.kind == SlotKind::Block).map(|e| (e.fingerprint, e.slot));
         self.committer.reducer.dedup.lock().dropped(record.segment, dropped);
         let items = [Item::Relocate { segment: record.segment, map: &bytes }];
-        let written = log.write_group(Stream::Moved, &items, self.cx.host.workers()).await;
-        let placed = self.committer.latching(written)?;
+        let Some(placed) = self.write_group(&mut log, &items).await? else { return Ok(MoveOutcome::Kept) };
         let at = placed.first().map_or(0, |p| p.addr.slot.offset()) as u32;
         log.moved(record.segment, map.container, (at, bytes.len() as u32));
         self.space.cleaner_wrote(bytes.len() as u64);
         self.reader.source.relocation.set(log.table().get(record.segment));
         Ok(MoveOutcome::Moved)
+    }
+
+    /// Writes a group; `None` if its object does not answer while others do. Then the container has ended.
+    async fn write_group(&self, log: &mut Log, items: &[Item<'_>]) -> Result<Option<Vec<BlockRef>>> {
+        match log.write_group(Stream::Moved, items, self.cx.host.workers()).await {
+            Err(StoreError::Overdue) => Ok(None),
+            written => self.committer.latching(written).map(Some),
+        }
     }
 
     /// Whether a slot of a segment that is not `kept` may have been referenced since the mark began.

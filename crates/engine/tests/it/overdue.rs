@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use forebay_engine::{BoxFuture, Pool, SyncMode};
+use forebay_engine::{BoxFuture, Pool, PoolConfig, SyncMode};
 use forebay_format::{SegmentId, Superblock};
 use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
 
@@ -26,6 +26,8 @@ struct Silent {
     store: MemoryStore,
     /// Objects up to this one do not answer appends.
     until: Mutex<Option<SegmentId>>,
+    /// The object of the append with this number, counted from 1, does not answer from that append on.
+    at: AtomicUsize,
     /// Every second object that is created does not answer.
     skips: AtomicBool,
     late: Mutex<Vec<Late>>,
@@ -70,6 +72,9 @@ impl Store for Silent {
         self.store.prepare(id, expected)
     }
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        if self.at.load(Relaxed) > 0 && self.at.fetch_sub(1, Relaxed) == 1 {
+            *self.until.lock().unwrap() = Some(id);
+        }
         if self.is_silent(id) {
             self.late.lock().unwrap().push(Late { id, offset, data: Some(data), expected });
             return Box::pin(std::future::pending());
@@ -208,4 +213,75 @@ async fn a_pool_closes_although_footers_do_not_end() {
     expect_after_crash(&store, 1).await;
     assert!(store.release().await > 0);
     expect_after_crash(&store, 1).await;
+}
+
+/// Blocks of a volume of which the first reclaim moves every second one.
+const BLOCKS: u64 = 1024;
+
+async fn expect_second_blocks(pool: &Pool) {
+    let v = pool.attach("moved").unwrap();
+    for block in (1..BLOCKS).step_by(2) {
+        assert!(read(&v, block * 4096, 4096).await == noise(block, 4096), "block {block}");
+    }
+}
+
+/// The volume and what was written to another one, as a server finds them after a crash of this one.
+async fn expect_moved_after_crash(store: &Silent, number: u64) {
+    expect_after_crash(store, number).await;
+    let pool = open(&left_by_crash(&store.store).await).await;
+    expect_second_blocks(&pool).await;
+    pool.close().await.unwrap();
+}
+
+/// A reclaim in which the object of the append with number `at` does not answer. What was given up takes
+/// effect before or after another commit. Returns the bytes that were freed, or `None` if there were fewer
+/// appends.
+async fn reclaim_without(at: usize, early: bool) -> Option<u64> {
+    let store = Arc::new(Silent::default());
+    let config = PoolConfig { reclaim_pause: Duration::from_secs(3600), ..crate::common::config() };
+    let pool = open_with(&store, config).await;
+    pool.create_volume("moved", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
+    pool.create_volume("v", 4 << 20, SyncMode::Flush, 0).await.unwrap();
+    let moved = pool.attach("moved").unwrap();
+    for block in 0..BLOCKS {
+        moved.write(block * 4096, &noise(block, 4096), false).await.unwrap();
+    }
+    moved.flush().await.unwrap();
+    for block in (0..BLOCKS).step_by(2) {
+        moved.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    write(&pool, 1).await;
+
+    store.at.store(at, Relaxed);
+    let reclaimed = tokio::time::timeout(Duration::from_secs(30), pool.reclaim(&|_| ())).await;
+    let freed = reclaimed.expect("it does not wait for the object").unwrap();
+    if store.at.swap(0, Relaxed) > 0 {
+        return None;
+    }
+    expect_moved_after_crash(&store, 1).await;
+    if early {
+        assert!(store.release().await > 0, "an append was given up");
+        expect_moved_after_crash(&store, 1).await;
+    }
+    write(&pool, 2).await;
+    assert!(store.release().await > 0 || early, "an append was given up");
+    expect_moved_after_crash(&store, 2).await;
+    // What was kept is moved now.
+    pool.reclaim(&|_| ()).await.unwrap();
+    expect_moved_after_crash(&store, 2).await;
+    drop(moved);
+    pool.close().await.unwrap();
+    expect_moved_after_crash(&store, 2).await;
+    Some(freed)
+}
+
+/// The object of each append in turn: copies, publications, checkpoints, footers.
+#[tokio::test]
+async fn a_reclaim_continues_with_other_segments() {
+    let mut freed = Vec::new();
+    while let Some(bytes) = reclaim_without(freed.len() + 1, freed.len() % 2 == 0).await {
+        freed.push(bytes);
+    }
+    let all = *freed.iter().max().unwrap();
+    assert!(freed.len() > 6 && freed.iter().any(|bytes| *bytes < all), "{freed:?}");
 }
