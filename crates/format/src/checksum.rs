@@ -29,7 +29,11 @@ impl Sum64 {
     /// The sum of these bytes followed by those of `next`.
     #[must_use]
     pub fn join(self, next: Sum64) -> Sum64 {
-        Sum64 { sum: times(power(next.len), self.sum) ^ next.sum, len: self.len + next.len }
+        if self.is_empty() {
+            return next;
+        }
+        let shifted = powers(next.len).fold(self.sum, |sum, power| times(power, sum));
+        Sum64 { sum: shifted ^ next.sum, len: self.len + next.len }
     }
 
     /// Number of bytes.
@@ -52,26 +56,29 @@ impl Sum64 {
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
 /// The product of two polynomials, modulo [`POLYNOMIAL`].
-fn times(a: u64, mut b: u64) -> u64 {
-    let mut product = 0;
-    for bit in (0..64).rev() {
+const fn times(a: u64, mut b: u64) -> u64 {
+    let (mut product, mut bit) = (0, 64);
+    while bit > 0 {
+        bit -= 1;
         product ^= b & 0_u64.wrapping_sub(a >> bit & 1);
         b = (b >> 1) ^ (POLYNOMIAL & 0_u64.wrapping_sub(b & 1));
     }
     product
 }
 
-/// The factor by which `len` further bytes change a sum: x to the power of 8 times `len`.
-fn power(mut len: u64) -> u64 {
-    let (mut result, mut square) = (1 << 63, 1 << (63 - 8));
-    while len > 0 {
-        if len & 1 == 1 {
-            result = times(square, result);
-        }
-        square = times(square, square);
-        len >>= 1;
+/// The factors by which 1, 2, 4, ... further bytes change a sum: x to the power of 8 times their number.
+static POWERS: [u64; 64] = {
+    let (mut powers, mut n) = ([1 << (63 - 8); 64], 1);
+    while n < 64 {
+        powers[n] = times(powers[n - 1], powers[n - 1]);
+        n += 1;
     }
-    result
+    powers
+};
+
+/// The factors whose product is that of `len` further bytes.
+fn powers(len: u64) -> impl Iterator<Item = u64> {
+    (0..).zip(POWERS).filter_map(move |(bit, power)| (len >> bit & 1 == 1).then_some(power))
 }
 
 /// CRC-64/NVME over several pieces, one after another.
