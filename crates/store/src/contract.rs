@@ -187,10 +187,10 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(async move { Ok(all.await?.into_iter().filter(|o| is_wanted(o.id)).collect()) })
     }
 
-    /// Returns preallocated space after the last written byte of an object, to which nothing may be appended
-    /// any more. Best effort.
-    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
-        let _ = id;
+    /// Returns the space of an object after its first `written` bytes and all others that are not zero.
+    /// Nothing may be appended to it any more. Best effort.
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
+        let _ = (id, written);
         Box::pin(std::future::ready(()))
     }
 

@@ -160,8 +160,8 @@ impl Store for Limited {
         self.inner.tail(listed, from)
     }
 
-    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
-        self.inner.trim(id)
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
+        self.inner.trim(id, written)
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

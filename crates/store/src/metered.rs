@@ -209,8 +209,8 @@ impl Store for Metered {
         self.watch(self.inner.tail(listed, from), None)
     }
 
-    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
-        self.inner.trim(id)
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
+        self.inner.trim(id, written)
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

@@ -126,7 +126,8 @@ pub(crate) async fn recover(
     if mode == Mode::Own {
         sync_log(&store, &applied).await?;
         let ended = objects.iter().filter(|o| may_continue(&checkpoint, o.id));
-        stream::iter(ended).for_each_concurrent(SCANS_AT_ONCE, |o| store.trim(o.id)).await;
+        let written = |id| table.get(id).map_or(0, |record| record.written.into());
+        stream::iter(ended).for_each_concurrent(SCANS_AT_ONCE, |o| store.trim(o.id, written(o.id))).await;
     }
     let own = (mode == Mode::Own).then_some((&*store, &mut superblock));
     let taken = take_memory(state, &applier, head.seq, &replaced, own).await?;

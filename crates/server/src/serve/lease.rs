@@ -144,11 +144,11 @@ impl Store for Lease {
         Box::pin(async move { store?.tail(listed, from).await })
     }
 
-    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
         let store = self.store();
         Box::pin(async move {
             if let Ok(store) = store {
-                store.trim(id).await;
+                store.trim(id, written).await;
             }
         })
     }

@@ -6,8 +6,9 @@
 //! **Zeroes ahead.** A file system records for each preallocated block whether it was ever written, and a
 //! sync after the first write to it has to wait for the file system's journal: on ext4, that doubles the
 //! duration of a small synced append. So one such append in many also writes zeroes after its data, where the
-//! contract promises zeroes anyway, and the next ones overwrite them. They double the bytes written for small
-//! synced appends; other appends gain nothing from zeroes, and write none.
+//! contract promises zeroes anyway, and the next ones overwrite them. And while most bytes are appended with a
+//! sync, an object that is created ahead of its first append is filled with zeroes, on another thread. They
+//! double the bytes written for synced appends; others gain less from zeroes than zeroes cost, and write none.
 
 use std::collections::HashMap;
 
@@ -16,7 +17,17 @@ use parking_lot::Mutex;
 
 /// The objects appended to in this opening.
 #[derive(Default)]
-pub(super) struct GrowingObjects(Mutex<HashMap<SegmentId, Growing>>);
+pub(super) struct GrowingObjects {
+    objects: Mutex<HashMap<SegmentId, Growing>>,
+    recent: Mutex<Recent>,
+}
+
+/// Bytes appended since an object was created ahead of its first append.
+#[derive(Default)]
+struct Recent {
+    all: u64,
+    synced: u64,
+}
 
 /// Zeroes are written after small synced appends, from the second one in succession on, ...
 const FIRST_PADDED: u32 = 2;
@@ -44,41 +55,45 @@ impl Growing {
 }
 
 impl GrowingObjects {
-    /// Records an object that was created ahead of its first append.
-    pub(super) fn prepare(&self, id: SegmentId) {
-        self.0.lock().insert(id, Growing { prepared: true, ..Growing::new(0) });
+    /// Counts the bytes of an append.
+    pub(super) fn count(&self, len: u64, synced: bool) {
+        let mut recent = self.recent.lock();
+        recent.all += len;
+        recent.synced += if synced { len } else { 0 };
     }
 
-    /// Whether an object was created ahead of its first append, which begins now.
-    pub(super) fn take_prepared(&self, id: SegmentId) -> bool {
-        let mut objects = self.0.lock();
-        let prepared = objects.get(&id).is_some_and(|object| object.prepared);
-        if prepared {
-            objects.remove(&id);
-        }
-        prepared
+    /// Whether most bytes were appended with a sync since the last call.
+    pub(super) fn takes_synced_appends(&self) -> bool {
+        let Recent { all, synced } = std::mem::take(&mut *self.recent.lock());
+        synced > all / 2
     }
 
-    /// Begins an append. Returns false if an earlier append or a sync failed; panics if it violates the
-    /// contract.
-    pub(super) fn begin(&self, id: SegmentId, offset: u64) -> bool {
-        let mut objects = self.0.lock();
-        assert!(offset > 0 || !objects.contains_key(&id), "object {id} is created twice");
+    /// Records an object that was created ahead of its first append, and has zeroes up to `zeroed`.
+    pub(super) fn prepare(&self, id: SegmentId, zeroed: u64) {
+        self.objects.lock().insert(id, Growing { prepared: true, zeroed, ..Growing::new(0) });
+    }
+
+    /// Begins an append. Returns whether the object's file exists, or `None` if an earlier append or a sync
+    /// failed; panics if it violates the contract.
+    pub(super) fn begin(&self, id: SegmentId, offset: u64) -> Option<bool> {
+        let mut objects = self.objects.lock();
+        let prepared = offset == 0 && objects.get_mut(&id).is_some_and(|o| std::mem::take(&mut o.prepared));
+        assert!(offset > 0 || prepared || !objects.contains_key(&id), "object {id} is created twice");
         let object = objects.entry(id).or_insert(Growing::new(offset));
         assert!(!object.appending, "concurrent appends to object {id}");
         if object.failed {
-            return false;
+            return None;
         }
         assert_eq!(object.end, offset, "append to object {id} is not at its end");
         object.appending = true;
-        true
+        Some(offset > 0 || prepared)
     }
 
     /// The end of the zeroes to be written together with an append that ends at `end`; `end` for none.
     /// `small` states that it is a small synced one; `most` bytes are preallocated. To be called between
     /// begin and end.
     pub(super) fn zeroes_after(&self, id: SegmentId, end: u64, small: bool, most: u64) -> u64 {
-        let mut objects = self.0.lock();
+        let mut objects = self.objects.lock();
         let Some(object) = objects.get_mut(&id) else { return end };
         object.small = if small { object.small.saturating_add(1) } else { 0 };
         if object.small < FIRST_PADDED || end <= object.zeroed {
@@ -91,7 +106,7 @@ impl GrowingObjects {
 
     /// Ends an append: at `end`, or with an error.
     pub(super) fn end(&self, id: SegmentId, end: Option<u64>) {
-        if let Some(object) = self.0.lock().get_mut(&id) {
+        if let Some(object) = self.objects.lock().get_mut(&id) {
             object.appending = false;
             match end {
                 Some(end) => object.end = end,
@@ -102,17 +117,17 @@ impl GrowingObjects {
 
     /// Records a failed sync.
     pub(super) fn fail(&self, id: SegmentId) {
-        self.0.lock().entry(id).or_insert(Growing::new(0)).failed = true;
+        self.objects.lock().entry(id).or_insert(Growing::new(0)).failed = true;
     }
 
     /// Whether an append or sync failed.
     pub(super) fn has_failed(&self, id: SegmentId) -> bool {
-        self.0.lock().get(&id).is_some_and(|object| object.failed)
+        self.objects.lock().get(&id).is_some_and(|object| object.failed)
     }
 
     /// Removes an object that was deleted or could not be created.
     pub(super) fn forget(&self, id: SegmentId) {
-        self.0.lock().remove(&id);
+        self.objects.lock().remove(&id);
     }
 }
 
@@ -125,7 +140,7 @@ mod tests {
         let (growing, id, most) = (GrowingObjects::default(), SegmentId(1), 900 << 10);
         let mut end = 0;
         let mut append = |len: u64, small: bool| {
-            assert!(growing.begin(id, end));
+            assert!(growing.begin(id, end).is_some());
             end += len;
             let zeroes = growing.zeroes_after(id, end, small, most) - end;
             growing.end(id, Some(end));
@@ -138,5 +153,30 @@ mod tests {
         assert_eq!([append(65536, false), append(262_144, false), append(8192, true)], [0, 0, 0]);
         assert_eq!(append(8192, true), (900 << 10) - 696_320, "not beyond the preallocated space");
         assert_eq!(append(8192, true), 0);
+    }
+
+    #[test]
+    fn no_zeroes_are_written_again_to_an_object_that_was_filled_with_them() {
+        let (growing, id, most) = (GrowingObjects::default(), SegmentId(1), 1 << 20);
+        growing.prepare(id, most);
+        assert_eq!(growing.begin(id, 0), Some(true));
+        growing.end(id, Some(8192));
+        for end in [16384, 24576, 32768] {
+            assert_eq!(growing.begin(id, end - 8192), Some(true));
+            assert_eq!(growing.zeroes_after(id, end, true, most), end);
+            growing.end(id, Some(end));
+        }
+    }
+
+    #[test]
+    fn objects_are_filled_while_most_bytes_are_synced() {
+        let growing = GrowingObjects::default();
+        assert!(!growing.takes_synced_appends());
+        growing.count(8192, true);
+        assert!(growing.takes_synced_appends());
+        assert!(!growing.takes_synced_appends(), "since the last object");
+        growing.count(8192, true);
+        growing.count(1 << 20, false);
+        assert!(!growing.takes_synced_appends());
     }
 }

@@ -23,6 +23,9 @@ use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, St
 /// Largest synced append after which zeroes are written: see [`super::growing`].
 const SMALL_BYTES: usize = 64 << 10;
 
+/// Zeroes are written to a new file this many bytes at a time, so that they hardly delay other writes.
+const FILLED_AT_ONCE: usize = 256 << 10;
+
 type Answer<T> = oneshot::Sender<Result<T>>;
 
 impl Shared {
@@ -138,6 +141,16 @@ impl SuperblockFile {
     }
 }
 
+/// Writes zeroes to the first `len` bytes of a new file, durably; may block.
+fn fill_with_zeroes(file: &File, len: u64) -> std::io::Result<()> {
+    let zeroes = IoBuf::zeroed(FILLED_AT_ONCE);
+    for at in (0..len).step_by(FILLED_AT_ONCE) {
+        let part = &zeroes[..(len - at).min(FILLED_AT_ONCE as u64) as usize];
+        retry_shortage(|| file.write_all_at(part, at))?;
+    }
+    file.sync_data()
+}
+
 /// Returns the preallocated space after `end`.
 fn return_space(file: &File, end: u64, id: SegmentId) {
     if let Err(e) = retry_shortage(|| file.set_len(end)) {
@@ -174,12 +187,12 @@ impl DirectoryStore {
         if !self.shared.writable {
             return refuse(StoreError::ReadOnly);
         }
-        let exists = offset > 0 || self.shared.growing.take_prepared(id);
-        if !self.shared.growing.begin(id, offset) {
+        let Some(exists) = self.shared.growing.begin(id, offset) else {
             return refuse(failed_before(describe("append to", id)));
-        }
+        };
         let (answer, result) = oneshot::channel();
         let len = data.len() as u64;
+        self.shared.growing.count(len, synced);
         let small = synced && data.len() <= SMALL_BYTES;
         let zeroes = self.shared.growing.zeroes_after(id, offset + len, small, expected) - offset;
         data.resize(zeroes as usize);
@@ -208,8 +221,15 @@ impl Store for DirectoryStore {
         }
         let (answer, result) = oneshot::channel();
         let shared = self.shared.clone();
+        let fills = shared.growing.takes_synced_appends()
+            && self.io.synced_writes_are_fast()
+            && shared.files.preallocates_for_overwrites();
         self.io.pool.run(move || {
-            let created = shared.create(id, expected).map(|_| shared.growing.prepare(id));
+            let created = shared.create(id, expected).map(|file| {
+                // Without the zeroes, appends only take longer.
+                let filled = fills && fill_with_zeroes(&file, expected).is_ok();
+                shared.growing.prepare(id, if filled { expected } else { 0 });
+            });
             let _ = answer.send(created);
         });
         receive(result)
@@ -293,12 +313,12 @@ impl Store for DirectoryStore {
         })
     }
 
-    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
         if !self.shared.writable {
             return Box::pin(std::future::ready(()));
         }
         let trimmed = self.blocking(move |shared| {
-            if let Err(e) = trim_tail(&shared.files, id) {
+            if let Err(e) = trim_tail(&shared.files, id, written) {
                 tracing::warn!(segment = %id, "cannot return unused space: {e}");
             }
             Ok(())

@@ -229,6 +229,11 @@ impl Io {
         self.ring.is_some()
     }
 
+    /// Whether synced writes are known to be short.
+    pub(super) fn synced_writes_are_fast(&self) -> bool {
+        self.synced_writes.run_inline(0)
+    }
+
     /// Starts an operation without blocking, except for small synced writes to a fast disk: see [`inline`].
     pub(super) fn start(&self, op: Op) {
         let op = match op.action {
