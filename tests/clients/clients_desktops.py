@@ -76,6 +76,9 @@ def a_desktop_overflows_and_keeps_its_contents_until_it_is_reset(t):
         held = desktops(s)
         check(held["cached_bytes"] <= 5 * MIB, f"{held['cached_bytes']} bytes in RAM")
         check(held["overflow"]["bytes"] > 30 * MIB, f"overflow: {held['overflow']}")
+        own = s.json("stats", "desk-001")
+        equal((own["write_cache_bytes"], own["overflow"]), (4 * MIB, held["overflow"]), "figures of the desktop")
+        check(" of 4 MiB" in s.cli("stats", "desk-001").stdout, "the write cache in the text")
         after = s.json("stats")["store"]["write"]
         mean = (after["bytes"] - before["bytes"]) / (after["ops"] - before["ops"])
         check(mean > MIB, f"the mean write to the store had {mean:.0f} bytes")

@@ -16,7 +16,7 @@ use crate::limit::Limiter;
 use crate::map::{Touch, Tree};
 use crate::memory::VALID;
 use crate::quota::Blocks;
-use crate::stats::GuestCounters;
+use crate::stats::{Counter, GuestCounters};
 use crate::streams::Streams;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, RwLock};
@@ -33,6 +33,8 @@ pub(crate) struct Disk {
     write_cache: AtomicU64,
     /// For a desktop: bytes in its write buffer.
     cached: AtomicI64,
+    /// For a desktop: overflows, and the bytes that they freed in RAM.
+    pub overflowed: Counter,
     /// The clients to which writes may be answered before they are durable: 0 none, 1 local, 2 all. Raised
     /// when the mark that permits it is durable; see [`crate::marks`].
     marked: AtomicU8,
@@ -127,6 +129,7 @@ impl Disk {
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),
             cached: AtomicI64::new(0),
+            overflowed: Counter::default(),
             marked: AtomicU8::new(permits(record.mark)),
             wants_room: AtomicBool::new(false),
             is_recorded: AtomicBool::new(false),

@@ -289,6 +289,10 @@ pub struct DiskStats {
     pub space: Option<DiskSpace>,
     /// For a desktop: bytes in its write cache.
     pub cached_bytes: u64,
+    /// For a desktop: limit of its write cache in bytes; otherwise 0.
+    pub write_cache: u64,
+    /// For a desktop: its overflows since the pool was opened, and the bytes of RAM that they freed.
+    pub overflow: Count,
     /// Requests that waited for a limit, and the microseconds for which they did.
     pub limited: Count,
 }

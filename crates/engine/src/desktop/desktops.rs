@@ -126,7 +126,10 @@ impl Desktops {
         let bytes = frozen.cost();
         let mut group = Group::of(desktop.clone(), frozen);
         match self.committer.log_group(&mut log, &mut group, Stream::Short, &mut warm).await {
-            Ok(()) => self.overflowed.add(bytes),
+            Ok(()) => {
+                self.overflowed.add(bytes);
+                desktop.overflowed.add(bytes);
+            }
             Err(Error::NoSpace) => {
                 self.committer.give_up_group(group);
                 return Err(Error::NoSpace);

@@ -311,7 +311,13 @@ impl Pool {
     pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
         let disk = self.parts.catalogue.read().find(name)?;
         let space = self.parts.reclaimer.figures.lock().disks.get(&disk.id()).copied();
-        let limited = disk.limiter.waited.get();
-        Ok(DiskStats { guest: disk.guest.get(), space, cached_bytes: disk.cached(), limited })
+        Ok(DiskStats {
+            guest: disk.guest.get(),
+            space,
+            cached_bytes: disk.cached(),
+            write_cache: disk.write_cache(),
+            overflow: disk.overflowed.get(),
+            limited: disk.limiter.waited.get(),
+        })
     }
 }

@@ -75,6 +75,10 @@ async fn writes_beyond_the_budget_overflow_in_large_appends() {
     let stats = pool.stats().await;
     assert!(stats.desktops.cached_bytes <= 4 << 20, "{:?}", stats.desktops);
     assert!(stats.desktops.overflow.bytes >= 20 << 20);
+    let of_desktop = pool.disk_stats("pc").unwrap();
+    assert_eq!((of_desktop.write_cache, of_desktop.overflow), (4 << 20, stats.desktops.overflow));
+    let of_image = pool.disk_stats("golden").unwrap();
+    assert_eq!((of_image.write_cache, of_image.overflow.ops), (0, 0));
     let (ops, bytes) = (stats.store.write.ops - before.ops, stats.store.write.bytes - before.bytes);
     assert!(bytes / ops > 1 << 20, "{bytes} bytes in {ops} writes");
     assert_eq!(read(&pc, 0, 24 * MIB).await, data);

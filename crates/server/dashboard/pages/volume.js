@@ -52,6 +52,9 @@ function properties(disk, stats) {
     isDesktop(disk)
       ? ["Writes in memory", `${bytes(stats.cached_bytes)} of ${bytes(disk.write_cache_bytes)}`]
       : ["Durability of writes", disk.sync],
+    stats.overflow
+      ? ["Overflows to the store", `${count(stats.overflow.ops)} · ${bytes(stats.overflow.bytes)}`]
+      : null,
     isDesktop(disk) ? ["Reset", disk.reset === "disconnect" ? "when the last client disconnects" : "on request"] : null,
     stats.space ? ["Occupied", bytes(stats.space.mapped_bytes)] : null,
     stats.space ? ["Of this disk only", bytes(stats.space.exclusive_bytes)] : null,

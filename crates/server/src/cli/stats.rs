@@ -208,11 +208,21 @@ fn as_of(now_ms: u64, then_ms: u64) -> String {
 fn disk_text(s: &DiskStatsView, before: Option<&DiskStatsView>) -> String {
     let mut t = count_table(before.is_some());
     guest_rows(&mut t, "", &s.guest, before.map(|b| &b.guest));
-    format!("{}\n\n{}", output::render(t), disk_space(s.space.as_ref(), unix_ms()))
+    let mut facts = Facts::default();
+    write_cache_rows(&mut facts, s);
+    disk_space(&mut facts, s.space.as_ref(), unix_ms());
+    format!("{}\n\n{}", output::render(t), facts.text())
 }
 
-fn disk_space(space: Option<&DiskSpaceView>, now_ms: u64) -> String {
-    let mut facts = Facts::default();
+/// The write cache of a desktop.
+fn write_cache_rows(facts: &mut Facts, s: &DiskStatsView) {
+    let Some(limit) = s.write_cache_bytes else { return };
+    facts.row("writes in memory", format!("{} of {}", Size(s.cached_bytes), Size(limit)));
+    let over = s.overflow.unwrap_or_default();
+    facts.row("  overflowed", format!("{} ({} times)", Size(over.bytes), over.ops));
+}
+
+fn disk_space(facts: &mut Facts, space: Option<&DiskSpaceView>, now_ms: u64) {
     match space {
         None => facts.row("space", UNKNOWN.to_owned()),
         Some(s) => {
@@ -221,7 +231,6 @@ fn disk_space(space: Option<&DiskSpaceView>, now_ms: u64) -> String {
             facts.row("  exclusive", format!("{}, freed when the disk is removed", Size(s.exclusive_bytes)));
         }
     }
-    facts.text()
 }
 
 fn count_table(rates: bool) -> comfy_table::Table {
@@ -344,7 +353,7 @@ mod tests {
         assert!(line(&text, "space").ends_with("not yet known: run 'forebay gc'"), "{text}");
         assert!(!text.contains("NaN") && !text.contains("reclaimable"), "{text}");
         assert!(line(&text, "written blocks").contains("- new"), "{text}");
-        assert!(disk_space(None, 0).contains("not yet known"));
+        assert!(space_of(None).contains("not yet known"));
     }
 
     #[test]
@@ -386,6 +395,27 @@ mod tests {
         assert!(line(&text, "dedup index").ends_with("1 in 4 sampled, 3 segments left to load"), "{text}");
         assert!(line(&text, "store ").contains("FULL, "), "{text}");
         let disk = DiskSpaceView { as_of_ms: 0, mapped_bytes: 1 << 30, exclusive_bytes: 4096 };
-        assert!(line(&disk_space(Some(&disk), 0), "exclusive").contains("4 KiB, freed when the disk"));
+        assert!(line(&space_of(Some(&disk)), "exclusive").contains("4 KiB, freed when the disk"));
+    }
+
+    fn space_of(disk: Option<&DiskSpaceView>) -> String {
+        let mut facts = Facts::default();
+        disk_space(&mut facts, disk, 0);
+        facts.text()
+    }
+
+    #[test]
+    fn the_write_cache_of_a_desktop_is_shown() {
+        let volume = DiskStatsView::default();
+        assert!(!disk_text(&volume, None).contains("writes in memory"));
+        let desktop = DiskStatsView {
+            cached_bytes: 3 << 20,
+            write_cache_bytes: Some(256 << 20),
+            overflow: Some(CountView { ops: 4, bytes: 8 << 20 }),
+            ..volume
+        };
+        let text = disk_text(&desktop, None);
+        assert!(line(&text, "writes in memory").ends_with("3 MiB of 256 MiB"), "{text}");
+        assert!(line(&text, "overflowed").ends_with("8 MiB (4 times)"), "{text}");
     }
 }

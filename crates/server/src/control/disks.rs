@@ -107,9 +107,15 @@ impl Control {
             None => None,
             Some(space) => pool.stats().await.space.map(|s| DiskSpaceView::new(space, s.as_of_ms)),
         };
-        let cached_bytes = stats.cached_bytes;
-        let limited = LimitedView { requests: stats.limited.ops, waited_us: stats.limited.bytes };
-        Ok(Reply::DiskStats(DiskStatsView { guest: stats.guest.into(), space, cached_bytes, limited }))
+        let is_desktop = stats.write_cache > 0;
+        Ok(Reply::DiskStats(DiskStatsView {
+            guest: stats.guest.into(),
+            space,
+            cached_bytes: stats.cached_bytes,
+            write_cache_bytes: is_desktop.then_some(stats.write_cache),
+            overflow: is_desktop.then_some(stats.overflow.into()),
+            limited: LimitedView { requests: stats.limited.ops, waited_us: stats.limited.bytes },
+        }))
     }
 
     /// Looks up many disks. One look-up passes all disks, to count snapshots and clones, so they share it.

@@ -514,6 +514,12 @@ pub struct DiskStatsView {
     pub space: Option<DiskSpaceView>,
     /// For a desktop: bytes of its writes in RAM.
     pub cached_bytes: u64,
+    /// For a desktop: most bytes of writes in RAM before some overflow to the store.
+    #[serde(default)]
+    pub write_cache_bytes: Option<u64>,
+    /// For a desktop: overflows to the store since the pool was opened, and the RAM that their data occupied.
+    #[serde(default)]
+    pub overflow: Option<CountView>,
     /// Requests that waited for a limit of the disk or of its tenant.
     #[serde(default)]
     pub limited: LimitedView,
