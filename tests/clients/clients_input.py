@@ -74,18 +74,21 @@ def wrong_usage_has_its_own_status(t):
 # Content of a configuration file, and what the message names.
 MISTAKES = (
     ("read_cahe = 1", "line 2", "unknown key"),
-    ("data = 5", "line 2", "duplicate key"),
-    ("cores = 'four'", "line 2", "invalid type"),
-    ("cores = 0", "cores", "use 1 to"),
+    ("data = 5", "line 2", "'data' is set more than once"),
+    ("cores = 'four'", "line 2", "invalid value 'four' for cores: use a whole number"),
+    ("cores = four", "line 2", "invalid value four for cores", "quotes"),
+    ("cores = 0", "line 2", "cores", "use 1 to"),
+    ("[commit]\ncoalesce = 'maybe'", "line 3", "'maybe' for commit.coalesce", '"adaptive", "always" or "off"'),
+    ("read_cache = '2G'", "line 2", "it belongs in [memory]"),
     ("[memory", "line 2", "]"),
     ("[memory]\nread_cache = '8Q'", "line 3", "not a size"),
-    ("[nbd]\nlisten = 'unix:/x'", "line 3", "sequence"),
+    ("[nbd]\nlisten = 'unix:/x'", "line 3", "nbd.listen", "a list in brackets"),
     ("[nbd]\nlisten = ['0.0.0.0:1']", "in clear", "--nbd-allow-remote"),
     ("[nbd.tls]\ncertificates = '/nonexistent'", "/nonexistent", "No such file"),
     ("[http]\nlisten = '0.0.0.0:80'", "0.0.0.0:80", "--http-certificate"),
     ("[http]\nlisten = '127.0.0.1:80'\ncertificate = 'none.pem'\nkey = 'none.pem'", "none.pem", "PEM"),
-    ("[[iscsi.target]]\nname = 'x y'", "x y", "not an iSCSI name"),
-    ("[logging]\nfilter = 'loud'", "loud", "use a level"),
+    ("[[iscsi.target]]\nname = 'x y'", "line 3", "x y", "not an iSCSI name"),
+    ("[logging]\nfilter = 'loud'", "line 3", "loud", "use a level"),
 )
 
 

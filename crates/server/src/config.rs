@@ -11,9 +11,11 @@ use forebay_store::DiskArray;
 use serde::Deserialize;
 
 mod effective;
+mod explain;
 mod http;
 mod iscsi;
 mod limits;
+mod locate;
 mod logging;
 mod metrics;
 mod nbd;
@@ -37,6 +39,7 @@ pub use iscsi::{
     parse_portal,
 };
 pub use limits::LimitsSection;
+pub use locate::Source;
 pub use logging::LoggingSection;
 pub use metrics::MetricsSection;
 pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
@@ -78,6 +81,24 @@ pub enum ConfigError {
         line: usize,
         /// The error.
         reason: String,
+    },
+    /// A value of the file is invalid.
+    #[error("{path}, line {line}: {error}")]
+    At {
+        /// The file.
+        path: String,
+        /// The line, counted from 1.
+        line: usize,
+        /// The error.
+        error: Box<ConfigError>,
+    },
+    /// A section `[[nbd.listener]]` is invalid.
+    #[error("invalid value \"{tls}\" for nbd.listener.tls: use \"require\", because 'clients' identifies clients by their certificates")]
+    Listener {
+        /// The number of the section in the file, counted from 0.
+        index: usize,
+        /// Its TLS mode.
+        tls: &'static str,
     },
     /// A target in the file is invalid.
     #[error("iscsi.target {name}: {reason}")]
@@ -168,6 +189,9 @@ pub struct ConfigFile {
     /// The log of the server.
     #[serde(default)]
     pub logging: LoggingSection,
+    /// Where the values are from.
+    #[serde(skip)]
+    pub source: Option<Source>,
 }
 
 /// `[classes]`.
@@ -342,18 +366,24 @@ impl ConfigFile {
     /// Reads a file, and returns its text as well.
     pub fn load_with_text(path: &Path) -> Result<(ConfigFile, String), ConfigError> {
         let shown = path.display().to_string();
-        let text = std::fs::read_to_string(path)
+        let bytes = std::fs::read(path)
             .map_err(|e| ConfigError::Read { path: shown.clone(), reason: e.to_string() })?;
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let valid = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+            let line = valid.iter().filter(|b| **b == b'\n').count() + 1;
+            let reason = "not a text in UTF-8".to_owned();
+            ConfigError::Syntax { path: shown.clone(), line, reason }
+        })?;
         Ok((Self::parse(&shown, &text)?, text))
     }
 
     /// Parses the text of the file at `path`.
     pub fn parse(path: &str, text: &str) -> Result<ConfigFile, ConfigError> {
-        toml::from_str(text).map_err(|e| {
+        let file: ConfigFile = toml::from_str(text).map_err(|e| {
             let line = line_of(text, e.span().map_or(0, |span| span.start));
-            let reason = nearest::explain(&e.message().replace('\n', "; "));
-            ConfigError::Syntax { path: path.to_owned(), line, reason }
-        })
+            ConfigError::Syntax { path: path.to_owned(), line, reason: explain::explain(text, &e) }
+        })?;
+        Ok(ConfigFile { source: Some(Source::new(path, text)), ..file })
     }
 }
 
@@ -433,8 +463,17 @@ pub struct Overrides {
 }
 
 impl ServeConfig {
-    /// Merges the file with the command-line options and validates the result.
+    /// Merges the file with the command-line options and validates the result. An error of the file names
+    /// the line.
     pub fn resolve(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
+        let alone = Overrides { data: flags.data.clone(), ..Overrides::default() };
+        Self::merge(file.clone(), flags).map_err(|error| match file.source.clone() {
+            Some(source) if file.causes(&error, alone) => source.located(error),
+            _ => error,
+        })
+    }
+
+    fn merge(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
         let pool = with_durability(pool_config(flags.cache, &file)?, &file.durability, &flags);
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use forebay_guest::{Class, Treatment};
 
+use super::explain::joined;
 use super::{PoolLocation, ServeConfig, line_of};
 use crate::size::Size;
 
@@ -153,10 +154,7 @@ fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>,
 pub fn lines_of_keys(text: &str) -> BTreeMap<String, usize> {
     fn add(found: &mut BTreeMap<String, usize>, prefix: &str, table: &toml::de::DeTable<'_>, text: &str) {
         for (key, value) in table {
-            let name = match prefix {
-                "" => key.get_ref().to_string(),
-                prefix => format!("{prefix}.{}", key.get_ref()),
-            };
+            let name = joined(prefix, key.get_ref());
             found.insert(name.clone(), line_of(text, key.span().start));
             if let toml::de::DeValue::Table(inner) = value.get_ref() {
                 add(found, &name, inner, text);

@@ -110,7 +110,7 @@ impl HttpSection {
             (Some(certificate), Some(key)) => Some(HttpsFiles { certificate, key }),
             (None, None) => None,
             (Some(path), None) | (None, Some(path)) => {
-                let why = "TLS needs both a certificate and a key: --http-certificate and --http-key";
+                let why = "TLS needs both a certificate and a key; add the other one";
                 let value = path.display().to_string();
                 return Err(ConfigError::Value { option: "http.certificate, http.key", value, why });
             }
@@ -121,7 +121,7 @@ impl HttpSection {
         {
             let why = "other machines can reach this address, so it needs TLS: give --http-certificate and \
                        --http-key, or use a loopback address";
-            return Err(ConfigError::Value { option: "http", value: addr.to_string(), why });
+            return Err(ConfigError::Value { option: "http.listen (--http)", value: addr.to_string(), why });
         }
         let tokens = flags.tokens.or(self.tokens).unwrap_or_default();
         Ok(HttpConfig { listen, hosts, https, tokens })

@@ -172,9 +172,9 @@ impl IscsiSection {
     pub(super) fn paths(&self, location: &PoolLocation) -> Result<IscsiPaths, ConfigError> {
         let bad = |option, value: String, why| Err(ConfigError::Value { option, value, why });
         for (option, is_given) in [
-            ("[iscsi] while_standby", self.while_standby != WhileStandby::Closed),
-            ("[iscsi] portals", self.portals.is_some()),
-            ("[iscsi] port_group", self.port_group.is_some()),
+            ("iscsi.while_standby", self.while_standby != WhileStandby::Closed),
+            ("iscsi.portals", self.portals.is_some()),
+            ("iscsi.port_group", self.port_group.is_some()),
         ] {
             if is_given && !matches!(location, PoolLocation::Rados(_)) {
                 return Err(ConfigError::NotInCeph(option));

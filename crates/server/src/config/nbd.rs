@@ -80,15 +80,15 @@ impl NbdSection {
         let listen = if flags.listen.is_empty() { self.listen } else { flags.listen };
         let mut listeners =
             vec![ListenerConfig { listen, tls: mode, allow_remote, access: Access::default() }];
-        for section in self.listener {
-            listeners.push(section.config(mode, allow_remote)?);
+        for (index, section) in self.listener.into_iter().enumerate() {
+            listeners.push(section.config(index, mode, allow_remote)?);
         }
         Ok(Config { listeners, tls })
     }
 }
 
 impl NbdListenerSection {
-    fn config(self, mode: TlsMode, allow_remote: bool) -> Result<ListenerConfig, ConfigError> {
+    fn config(self, index: usize, mode: TlsMode, allow_remote: bool) -> Result<ListenerConfig, ConfigError> {
         let access = Access {
             exports: self.exports.unwrap_or_else(|| vec![ExportPattern::all()]),
             clients: self.clients.into_iter().collect(),
@@ -97,11 +97,8 @@ impl NbdListenerSection {
         let mode = match (access.needs_certificates(), self.tls) {
             (false, own) => own.unwrap_or(mode),
             (true, None | Some(TlsMode::Require)) => TlsMode::Require,
-            (true, Some(_)) => {
-                let (option, why) =
-                    ("nbd.listener.tls", "'clients' identifies clients by their certificates; use 'require'");
-                return Err(ConfigError::Value { option, value: "'off' or 'on'".into(), why });
-            }
+            (true, Some(TlsMode::Off)) => return Err(ConfigError::Listener { index, tls: "off" }),
+            (true, Some(TlsMode::On)) => return Err(ConfigError::Listener { index, tls: "on" }),
         };
         let allow_remote = self.allow_remote || allow_remote;
         Ok(ListenerConfig { listen: self.listen, tls: mode, allow_remote, access })

@@ -126,9 +126,9 @@ impl PoolLocation {
         let StoreFlags { pool, ceph_conf, ceph_user, standby } = flags;
         let Some(address) = pool else {
             let given = [
-                ("--standby", standby),
-                ("--ceph-conf", ceph_conf.is_some()),
-                ("--ceph-user", ceph_user.is_some()),
+                ("store.standby (--standby)", standby),
+                ("store.ceph_conf (--ceph-conf)", ceph_conf.is_some()),
+                ("store.ceph_user (--ceph-user)", ceph_user.is_some()),
             ];
             return match given.into_iter().find(|(_, is_given)| *is_given) {
                 Some((option, _)) => Err(ConfigError::NotInCeph(option)),
@@ -148,7 +148,7 @@ pub fn rados_options(conf: Option<PathBuf>, user: Option<String>) -> Result<Rado
         && (!is_plain(user) || user.starts_with("client."))
     {
         let why = "use the name without 'client.', such as forebay for the key of client.forebay";
-        return Err(ConfigError::Value { option: "ceph_user (--ceph-user)", value: user.clone(), why });
+        return Err(ConfigError::Value { option: "store.ceph_user (--ceph-user)", value: user.clone(), why });
     }
     Ok(RadosOptions { conf, user })
 }

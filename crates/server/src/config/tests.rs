@@ -4,8 +4,18 @@ use super::*;
 use crate::nbd::{Access, ClientCertificates, TlsMode};
 use crate::plane::ListenAddr;
 
+/// The configuration of a file, or the error without its line.
 fn resolve(text: &str, flags: Overrides) -> Result<ServeConfig, ConfigError> {
-    ServeConfig::resolve(ConfigFile::parse("f.toml", text)?, flags)
+    ServeConfig::resolve(ConfigFile::parse("f.toml", text)?, flags).map_err(|error| match error {
+        ConfigError::At { error, .. } => *error,
+        error => error,
+    })
+}
+
+/// The error of a file, as it is shown.
+fn error_of(text: &str, flags: Overrides) -> String {
+    let file = ConfigFile::parse("f.toml", text);
+    file.and_then(|file| ServeConfig::resolve(file, flags)).unwrap_err().to_string()
 }
 
 fn data() -> Overrides {
@@ -134,7 +144,7 @@ fn nbd_listeners_have_exports_and_clients() {
     assert_eq!(clients, ["CN=host-1", "URI=spiffe://x/*"]);
     assert!(listeners.iter().all(|l| !l.allow_remote));
     let clear = "[[nbd.listener]]\nlisten = ['unix:/x']\ntls = 'on'\nclients = { 'CN=x' = ['*'] }";
-    assert!(matches!(resolve(clear, data()), Err(ConfigError::Value { option: "nbd.listener.tls", .. })));
+    assert!(matches!(resolve(clear, data()), Err(ConfigError::Listener { index: 0, tls: "on" })));
     assert!(resolve("[nbd]\nallow_remote = true", data()).unwrap().nbd.listeners[0].allow_remote);
 }
 
@@ -143,7 +153,7 @@ fn syntax_errors_are_reported_with_their_line() {
     for (text, line, part) in [
         ("cores = 2\nfsync = false\n", 2, "unknown key 'fsync'; known here: data, "),
         ("[memory]\n\nread_cach = 1", 3, "unknown key 'read_cach'; did you mean 'read_cache'?"),
-        ("cores = 2\ncores = 3", 2, "duplicate key"),
+        ("cores = 2\ncores = 3", 2, "'cores' is set more than once: keep one"),
         ("[memory]\nread_cache = '40X'", 2, "'40X' is not a size"),
         ("[nbd]\nlisten = ['nowhere']", 2, "'nowhere' is not an address"),
         ("[http]\nlisten = '127.0.0.1'", 2, "invalid address '127.0.0.1'"),
@@ -163,6 +173,137 @@ fn syntax_errors_are_reported_with_their_line() {
             other => panic!("{text}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn each_mistake_is_one_sentence_with_key_value_and_what_is_allowed() {
+    let whole = "use a whole number, without quotes";
+    for (text, error) in [
+        ("cores = 'four'", format!("1: invalid value 'four' for cores: {whole}")),
+        ("cores = 2.5", format!("1: invalid value 2.5 for cores: {whole}")),
+        ("\ncores = -1", format!("2: invalid value -1 for cores: {whole}")),
+        ("cores = 2024-01-01", format!("1: invalid value 2024-01-01 for cores: {whole}")),
+        (
+            "[iscsi]\nport_group = 70000",
+            "2: invalid value 70000 for iscsi.port_group: use a whole number from 0 to 65535, without quotes"
+                .into(),
+        ),
+        (
+            "[reduce]\ncompress = 'yes'",
+            "2: invalid value 'yes' for reduce.compress: use true or false, without quotes".into(),
+        ),
+        ("data = 5", "1: invalid value 5 for data: use a text in quotes".into()),
+        ("[boot]\nprofile = 5", "2: invalid value 5 for boot.profile: use a text in quotes".into()),
+        (
+            "[boot]\nprofile = 'never'",
+            "2: invalid value 'never' for boot.profile: use \"off\", \"auto\" or \"on\"".into(),
+        ),
+        (
+            "[nbd]\nlisten = 'unix:/s'",
+            "2: invalid value 'unix:/s' for nbd.listen: use a list in brackets".into(),
+        ),
+        (
+            "[iscsi.target]\nname = 'iqn.2026-01.a:b'",
+            "1: invalid value [iscsi.target] for iscsi.target: use [[iscsi.target]], with two brackets"
+                .into(),
+        ),
+        (
+            "memory = '1G'",
+            "1: invalid value '1G' for memory: use a table: [memory] in a separate line, and its keys below"
+                .into(),
+        ),
+        (
+            "[memory]\nread_cache = true",
+            "2: invalid value true for memory.read_cache: use a size: bytes, or a text such as \"40G\""
+                .into(),
+        ),
+        ("[memory]\nread_cache = -1", "2: memory.read_cache: a size cannot be negative".into()),
+    ] {
+        assert_eq!(error_of(text, data()), format!("f.toml, line {error}"), "{text}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_toml_is_explained_without_words_of_the_parser() {
+    for (text, error) in [
+        (
+            "[memory]\nread_cache = 2G",
+            "2: invalid value 2G for read_cache: a text needs quotes, such as \"2G\"",
+        ),
+        ("data = /srv", "1: invalid value /srv for data: a text needs quotes, such as \"/srv\""),
+        ("cores = fast", "1: invalid value fast for cores: a text needs quotes, such as \"fast\""),
+        (
+            "[http]\nlisten = 127.0.0.1:80 # local",
+            "2: invalid value 127.0.0.1:80 for listen: a text needs quotes, such as \"127.0.0.1:80\"",
+        ),
+        ("data = '/d' cores = 2", "1: unexpected text after a value: write one setting in a line"),
+        ("cores = ", "1: 'cores' has no value"),
+        ("cores: 2", "1: 'cores: 2' is no setting: write KEY = VALUE"),
+        ("= 2", "1: missing key before '='"),
+        ("[memory\nmark = 1", "1: missing ']' after the name of a section"),
+        ("[nbd]\nlisten = ['unix:/s'", "2: missing ']' at the end of a list"),
+        ("[http]\nhosts = ['a' 'b']", "2: missing comma between two values of a list"),
+        ("data = '/d", "1: missing quote at the end of a text"),
+        (
+            "data = \"C:\\d\"",
+            "1: unknown escape sequence: write \\\\ for a backslash, or put the text in single quotes",
+        ),
+        ("cores = 02", "1: a number has no leading zero"),
+        ("[log]\n[log]", "2: 'log' is set more than once: keep one"),
+        ("read_cache = '2G'", "1: unknown key 'read_cache'; it belongs in [memory]"),
+        (
+            "[[iscsi.target]]\nname = 'iqn.2026-01.a:b'\nluns = [{lun = 1}]",
+            "3: missing key 'disk' in 'iscsi.target.luns'",
+        ),
+    ] {
+        assert_eq!(error_of(text, data()), format!("f.toml, line {error}"), "{text}");
+    }
+}
+
+#[test]
+fn values_that_are_refused_are_named_with_their_line() {
+    let listener = "[[nbd.listener]]\nlisten = ['unix:/x']\n";
+    for (text, error) in [
+        ("\ncores = 0".to_owned(), "line 2: invalid value 0 for cores: use 1 to 256"),
+        (
+            "[memory]\nread_cache = 5".to_owned(),
+            "line 2: invalid value 5 B for memory.read_cache (--cache): use at least 1M",
+        ),
+        ("[store]\n\nstandby = true".to_owned(), "line 3: store.standby (--standby) needs a pool in Ceph"),
+        ("[iscsi]\nport_group = 2".to_owned(), "line 2: iscsi.port_group needs a pool in Ceph"),
+        (
+            "[http]\nlisten = '0.0.0.0:80'".to_owned(),
+            "line 2: invalid value 0.0.0.0:80 for http.listen (--http)",
+        ),
+        (
+            "[http]\nkey = 'k'".to_owned(),
+            "line 2: invalid value k for http.certificate, http.key: TLS needs both",
+        ),
+        (
+            format!("{listener}{listener}tls = 'on'\nclients = {{ 'CN=x' = ['*'] }}"),
+            "line 3: invalid value \"on\" for nbd.listener.tls: use \"require\"",
+        ),
+        (
+            "[[iscsi.target]]\nname = 'iqn.2026-01.a:b'\n[[iscsi.target]]\nname = 'IQN.2026-01.a:b'"
+                .to_owned(),
+            "line 3: iscsi.target iqn.2026-01.a:b: ",
+        ),
+    ] {
+        let found = error_of(&text, data());
+        assert!(found.starts_with(&format!("f.toml, {error}")), "{text}: {found}");
+    }
+    // That of an option is not one of the file.
+    let flags = Overrides { cores: Some(0), ..data() };
+    assert_eq!(error_of("cores = 2", flags), "invalid value 0 for cores: use 1 to 256");
+}
+
+#[test]
+fn a_file_that_is_not_text_is_named_with_the_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    std::fs::write(&path, b"cores = 2\ndata = '\xff'\n").unwrap();
+    let error = ConfigFile::load(&path).unwrap_err().to_string();
+    assert_eq!(error, format!("{}, line 2: not a text in UTF-8", path.display()));
 }
 
 #[test]
@@ -214,12 +355,12 @@ fn iscsi_paths_are_validated() {
     assert_eq!((paths.portals.unwrap().len(), paths.group), (2, 16));
     for (line, why) in [
         ("while_standby = 'alua'", "port_group"),
-        ("while_standby = 'open'", "unknown variant"),
+        ("while_standby = 'open'", "use \"closed\", \"redirect\" or \"alua\""),
         ("port_group = 0", "1 to 16"),
         ("port_group = 17", "1 to 16"),
         ("portals = ['0.0.0.0:3260']", "this server alone"),
         ("portals = ['10.0.0.1:0']", "this server alone"),
-        ("portals = ['10.0.0.1']", "invalid"),
+        ("portals = ['10.0.0.1']", "invalid value '10.0.0.1' for iscsi.portals: use ADDRESS:PORT"),
     ] {
         let error = resolve(&format!("{in_ceph}{line}"), data()).unwrap_err().to_string();
         assert!(error.contains(why), "{line}: {error}");
@@ -276,7 +417,7 @@ fn iscsi_portals_and_targets_are_validated() {
     for (text, why) in [
         ("[iscsi]\nlisten = ['unix:/s']", "HOST:PORT"),
         ("[[iscsi.target]]\nname = 'disks'", "not an iSCSI name"),
-        ("[[iscsi.target]]\nopen = true", "missing field `name`"),
+        ("[[iscsi.target]]\nopen = true", "missing key 'name' in 'iscsi.target'"),
         ("[iscsi]\nmax_session = 1", "did you mean 'max_sessions'?"),
     ] {
         match resolve(text, data()) {

@@ -54,11 +54,11 @@ fn a_configuration_is_checked_with_the_nearest_key() {
             "[http]\ncolour = 1\n",
             "line 2: unknown key 'colour'; known here: listen, hosts, certificate, key, tokens",
         ),
-        ("cores = 'two'\n", "line 1: invalid type"),
-        ("cores = 0\n", "invalid value 0 for cores"),
-        ("[logging]\nfilter = 'loud'\n", "invalid value loud for logging.filter"),
+        ("cores = 'two'\n", "line 1: invalid value 'two' for cores: use a whole number, without quotes"),
+        ("cores = 0\n", "line 1: invalid value 0 for cores: use 1 to 256"),
+        ("[logging]\nfilter = 'loud'\n", "line 2: invalid value loud for logging.filter"),
         ("[nbd.tls]\nmode = 'require'\n", "TLS needs a directory"),
-        ("cores = \n", "line 1: "),
+        ("cores = \n", "line 1: 'cores' has no value"),
     ] {
         fs::write(&file, text).unwrap();
         let found = dir.fails(&["config", "check", path], 1);
