@@ -2,9 +2,12 @@
 that look like HTML."""
 
 import http.server
+import os
 import threading
 
+import nbd
 from browser import SocketBridge, address, browser, control, start
+from forebay import Failed
 from harness import BLOCK, MIB, check, connect, equal, run, test
 from selenium.webdriver.common.keys import Keys
 
@@ -86,6 +89,21 @@ def a_day_of_an_administrator(t):
     b.until(lambda: b.css(".chart canvas"), "no chart is drawn")
     b.until(lambda: b.named("a", "desk-001"), "the busiest disk is not shown")
     b.screenshot("overview-load")
+
+    # One client is disconnected, after a confirmation.
+    guest = connect(server, "desk-002")
+    b.go("#/volumes/desk-002")
+    b.shows(f"process {os.getpid()}")
+    b.click("Disconnect")
+    b.shows("after the requests in progress")
+    b.submit({})
+    b.shows("Disconnected process")
+    equal(control(server, "GET", "/volumes/desk-002/clients"), [], "clients after the disconnect")
+    try:
+        guest.pread(BLOCK, 0)
+        raise Failed("the client is still served")
+    except nbd.Error:
+        pass
 
     # A desktop with a client cannot be reset: the page shows why.
     b.expected.add(409)

@@ -8,7 +8,7 @@ import { Table } from "../table.js";
 
 const TOPICS = ["volume", "job", "capacity", "error", "security"];
 
-const CHANGES = { limited: "has other limits", rolled_back: "rolled back" };
+const CHANGES = { limited: "has other limits", rolled_back: "rolled back", client_disconnected: "lost a client: disconnected by an administrator" };
 
 /** An event as a sentence. */
 export function eventText(event) {

@@ -65,6 +65,17 @@ function removeTarget(context, target) {
   });
 }
 
+function disconnectSession(target, session) {
+  formDialog({
+    title: `Disconnect ${session.initiator}?`,
+    action: "Disconnect",
+    danger: true,
+    intro: h("p", {}, "Its session is ended after the commands in progress. Most initiators log in again at once."),
+    submit: () => call("DELETE", url`/targets/${target.name}/sessions/${session.id}`),
+    done: `Disconnected ${session.initiator}`,
+  });
+}
+
 const lunOptions = (lun) => [
   { name: "read_only", label: "Read-only", type: "checkbox", value: lun?.read_only },
   {
@@ -301,7 +312,12 @@ export function targetPage(context, name) {
             )
           : "",
       ]);
-      const sessions = target.sessions.map((one) => [one.initiator, one.address, time(one.since_ms)]);
+      const sessions = target.sessions.map((one) => [
+        one.initiator,
+        one.address,
+        time(one.since_ms),
+        administers ? button("Disconnect", () => disconnectSession(target, one), "small danger") : "",
+      ]);
       replace(
         body,
         cardWith(
@@ -326,7 +342,12 @@ export function targetPage(context, name) {
         ),
         card(
           "Sessions",
-          plainTable("Sessions", ["Initiator", "Address", ["Since", "number"]], sessions, "No initiator is connected."),
+          plainTable(
+            "Sessions",
+            ["Initiator", "Address", ["Since", "number minor"], ["Actions", "right"]],
+            sessions,
+            "No initiator is connected.",
+          ),
         ),
       );
     },

@@ -25,6 +25,7 @@ import {
   cloneDisks,
   createImageOf,
   createSnapshot,
+  disconnectClient,
   limitTexts,
   limitVolume,
   persistVolume,
@@ -109,15 +110,18 @@ export function classesCard(name, classes, refresh) {
   return cardWith("Block classes", scan, table, learned ? h("p", { class: "note" }, learned) : null);
 }
 
-function clientsCard(clients) {
+function clientsCard(name, clients) {
+  const mayEnd = (one) => (one.protocol === "nbd" ? may.operate() : may.administer());
   const rows = clients.map((one) => [
     one.protocol === "nbd" ? "NBD" : "iSCSI",
     one.client,
     one.initiator ?? "–",
     one.read_only ? "read" : "read, write",
     time(one.since_ms),
+    mayEnd(one) ? button("Disconnect", () => disconnectClient(name, one), "small danger") : "",
   ]);
-  return card("Clients", plainTable("Clients", ["Protocol", "Client", ["Initiator", "minor"], "Access", "Since"], rows));
+  const columns = ["Protocol", "Client", ["Initiator", "minor"], "Access", ["Since", "minor"], ["Actions", "right"]];
+  return card("Clients", plainTable("Clients", columns, rows));
 }
 
 function snapshotsCard(volume, snapshots) {
@@ -268,7 +272,7 @@ export function volumePage(context, name) {
         rest,
         snapshotsCard(name, snapshots),
         classesCard(name, classes, () => refresh()),
-        clients.length ? clientsCard(clients) : null,
+        clients.length ? clientsCard(name, clients) : null,
         luns.length
           ? card(
               "iSCSI",

@@ -248,6 +248,28 @@ export function resumeVolume(name) {
   });
 }
 
+export function disconnectClient(name, client) {
+  const isNbd = client.protocol === "nbd";
+  formDialog({
+    title: `Disconnect ${isNbd ? client.client : client.initiator}?`,
+    action: "Disconnect",
+    danger: true,
+    intro: h(
+      "p",
+      {},
+      isNbd
+        ? `Its connection to ${name} is closed after the requests in progress. `
+        : `Its session at ${client.target} is ended, with all disks of the session. `,
+      "A client that reconnects by itself returns at once.",
+    ),
+    submit: () =>
+      isNbd
+        ? call("DELETE", url`/volumes/${name}/clients/${client.id}`)
+        : call("DELETE", url`/targets/${client.target}/sessions/${client.id}`),
+    done: `Disconnected ${isNbd ? client.client : client.initiator}`,
+  });
+}
+
 export function createImageOf(source) {
   formDialog({
     title: `Create an image of ${source}`,

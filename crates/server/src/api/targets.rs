@@ -56,6 +56,12 @@ fn target_routes() -> Vec<Route> {
             |c: Caller, Param(name), Force(force)| run(c, Action::RemoveTarget { name, force }),
         )
         .with_query(FORCE),
+        Route::delete(
+            "/targets/{name}/sessions/{session}",
+            "Disconnect an initiator: end one of its sessions",
+            Right::Administer,
+            |c: Caller, Param((target, session))| run(c, Action::DisconnectSession { target, session }),
+        ),
     ]
 }
 

@@ -146,5 +146,11 @@ fn class_routes() -> Vec<Route> {
             |c: Caller, Param(name)| run(c, Action::ListClients { name }),
         )
         .returns::<DiskClientsView>(),
+        Route::delete(
+            "/volumes/{name}/clients/{client}",
+            "Disconnect an NBD client of a volume, image or VOLUME@SNAPSHOT",
+            Right::Operate,
+            |c: Caller, Param((name, client))| run(c, Action::DisconnectClient { name, client }),
+        ),
     ]
 }

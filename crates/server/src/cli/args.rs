@@ -449,6 +449,15 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
+    /// Disconnect an NBD client of a disk; a client that reconnects by itself comes back
+    Disconnect {
+        /// VOLUME, IMAGE or VOLUME@SNAPSHOT
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// Number of the client in 'volume clients'
+        #[arg(value_name = "ID", value_parser = Name::new())]
+        client: String,
+    },
     /// Show how much of a disk its guest uses for page file, programs, free space and so on, with I/O
     /// counters
     Classes {
@@ -597,6 +606,15 @@ pub enum TargetCommand {
         /// Remove the target even if initiators are connected, and end their sessions
         #[arg(long)]
         force: bool,
+    },
+    /// Disconnect an initiator by ending its session; most initiators log in again
+    Disconnect {
+        /// Name of the target
+        #[arg(value_name = "IQN", value_parser = Name::new())]
+        target: String,
+        /// Number of the session in 'target show'
+        #[arg(value_name = "ID", value_parser = Name::new())]
+        session: String,
     },
     /// Add or update an initiator's ACL entry
     Allow {

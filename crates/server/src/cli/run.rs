@@ -227,6 +227,9 @@ impl ClientCommands {
                 self.print(&done, |d| format!("volume '{}' admits all clients", d.name))
             }
             VolumeCommand::Clients { name } => clients::run(&self.client, &name, self.json).await,
+            VolumeCommand::Disconnect { name, client } => {
+                clients::disconnect(&self.client, &name, &client, self.json).await
+            }
             VolumeCommand::Classes { name, refresh } => {
                 classes::run(&self.client, &name, refresh, self.json).await
             }

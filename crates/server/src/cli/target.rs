@@ -43,6 +43,12 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
                 None => "removed all targets".into(),
             })
         }
+        TargetCommand::Disconnect { target, session } => {
+            let done: serde_json::Value = client.delete(&["targets", &target, "sessions", &session]).await?;
+            print_result(&done, as_json, |_| {
+                format!("ended session {session} of target {}", target.to_lowercase())
+            })
+        }
         TargetCommand::Allow { target, initiator, chap: own, lun } => {
             let luns = (!lun.is_empty()).then_some(lun);
             let body = AllowInitiator { chap: chap(own)?, luns };
@@ -243,9 +249,9 @@ fn initiator_table(initiators: &[InitiatorView]) -> String {
 }
 
 fn session_table(sessions: &[SessionView]) -> String {
-    let mut t = table(&["SESSION INITIATOR", "ADDRESS", "AGE"], &[2]);
+    let mut t = table(&["SESSION", "INITIATOR", "ADDRESS", "AGE"], &[0, 3]);
     for s in sessions {
-        t.add_row([s.initiator.clone(), s.address.clone(), age(unix_ms(), s.since_ms)]);
+        t.add_row([s.id.clone(), s.initiator.clone(), s.address.clone(), age(unix_ms(), s.since_ms)]);
     }
     render(t)
 }
@@ -278,6 +284,7 @@ mod tests {
                 initiator("iqn.1993-08.org.debian:01:z", None, Some(vec![])),
             ],
             sessions: vec![SessionView {
+                id: "8191".into(),
                 initiator: "iqn.1993-08.org.debian:01:x".into(),
                 address: "[::1]:4711".into(),
                 since_ms: unix_ms(),
@@ -304,8 +311,8 @@ mod tests {
             "iqn.1993-08.org.debian:01:longer  user 'one'  0, 9",
             "iqn.1993-08.org.debian:01:z       -           none",
             "",
-            "SESSION INITIATOR            ADDRESS     AGE",
-            "iqn.1993-08.org.debian:01:x  [::1]:4711  0 s",
+            "SESSION  INITIATOR                    ADDRESS     AGE",
+            "   8191  iqn.1993-08.org.debian:01:x  [::1]:4711  0 s",
         ];
         assert_eq!(target_details(&view()), lines.join("\n"));
         let lines = [

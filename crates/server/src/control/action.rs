@@ -39,6 +39,7 @@ pub enum Action {
     RemoveTenant { name: String },
     ShowClasses { name: String },
     ListClients { name: String },
+    DisconnectClient { name: String, client: String },
     LearnClasses { name: String },
     RollbackVolume { name: String, snapshot: String },
     ListSnapshots { volume: String },
@@ -49,6 +50,7 @@ pub enum Action {
     CreateTarget(CreateTarget),
     RemoveTarget { name: String, force: bool },
     RemoveTargets { force: bool },
+    DisconnectSession { target: String, session: String },
     AllowInitiator { target: String, initiator: String, allowed: AllowInitiator },
     DenyInitiator { target: String, initiator: String },
     MapLun { target: String, lun: Option<u16>, map: MapLun },
@@ -102,6 +104,7 @@ impl Action {
             PersistVolume { .. } => "persisted",
             SetLimits { .. } => "limited",
             RollbackVolume { .. } => "rolled_back",
+            DisconnectClient { .. } => "client_disconnected",
             _ => return None,
         })
     }
@@ -110,9 +113,10 @@ impl Action {
     pub(super) fn unnamed(&self) -> Option<String> {
         use Action::*;
         match self {
-            RemoveImage { name } | RemoveVolume { name } | SetLimits { volume: name, .. } => {
-                Some(name.clone())
-            }
+            RemoveImage { name }
+            | RemoveVolume { name }
+            | SetLimits { volume: name, .. }
+            | DisconnectClient { name, .. } => Some(name.clone()),
             RemoveSnapshot { volume, name } => Some(format!("{volume}@{name}")),
             _ => None,
         }
@@ -133,6 +137,7 @@ impl Action {
             | PersistVolume { name, .. }
             | ShowClasses { name }
             | ListClients { name }
+            | DisconnectClient { name, .. }
             | LearnClasses { name }
             | DiskStats { name }
             | ShowProfile { image: name }
@@ -161,6 +166,7 @@ impl Action {
             | CreateTarget(_)
             | RemoveTarget { .. }
             | RemoveTargets { .. }
+            | DisconnectSession { .. }
             | AllowInitiator { .. }
             | DenyInitiator { .. }
             | UnmapLun { .. }

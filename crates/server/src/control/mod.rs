@@ -370,6 +370,7 @@ impl Control {
             A::RemoveTenant { name } => self.remove_tenant(name).await,
             A::ShowClasses { name } => self.show_classes(name),
             A::ListClients { name } => self.list_clients(name),
+            A::DisconnectClient { name, client } => self.disconnect_client(name, client).await,
             A::LearnClasses { name } => self.scan_classes(name, owner).await,
             A::RollbackVolume { name, snapshot } => self.roll_back_volume(name, snapshot).await,
             A::ListSnapshots { volume } => self.list_snapshots(volume),
@@ -382,6 +383,7 @@ impl Control {
             A::CreateTarget(new) => self.create_target(new).await,
             A::RemoveTarget { name, force } => self.remove_target(name, *force).await,
             A::RemoveTargets { force } => self.remove_targets(*force).await,
+            A::DisconnectSession { target, session } => self.disconnect_session(target, session).await,
             A::AllowInitiator { target, initiator, allowed } => {
                 self.allow_initiator(target, initiator, allowed).await
             }

@@ -102,6 +102,9 @@ pub struct InitiatorView {
 /// A session of a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SessionView {
+    /// Number of the session, by which it can be disconnected.
+    #[serde(default)]
+    pub id: String,
     /// Name of the initiator.
     pub initiator: String,
     /// Address of the initiator.
@@ -113,6 +116,7 @@ pub struct SessionView {
 impl From<SessionInfo> for SessionView {
     fn from(s: SessionInfo) -> SessionView {
         SessionView {
+            id: s.id.to_string(),
             initiator: s.initiator.to_string(),
             address: s.address.to_string(),
             since_ms: s.since_ms,

@@ -6,6 +6,7 @@
 //! ([`super::task`]).
 
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task;
@@ -26,8 +27,9 @@ use super::task::Task;
 use super::text::{Invalid, TextRequests};
 use super::watch::{Inbox, NOT_ADMITTED, watch};
 use crate::clock::unix_ms;
+use crate::peer::cookie_of;
 use crate::plane::{Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output, Protocol, Stop, Worker};
-use crate::targets::{IqnName, SessionInfo};
+use crate::targets::{EndRequest, IqnName, SessionInfo};
 
 /// Responses to a logout (11.15.1).
 const CLOSED: u8 = 0;
@@ -41,9 +43,9 @@ struct Session {
     commands: Commands,
     text: TextRequests,
     inbox: Rc<Inbox>,
-    /// The initiator logged out.
+    /// The initiator logged out, or an administrator ends the session.
     leaving: bool,
-    /// The message that the server stops was sent.
+    /// The message that the server ends the session was sent.
     stop_announced: bool,
     /// The part of its state that does not change, for a successor; `None` for a discovery session.
     identity: Option<HandedOver>,
@@ -71,6 +73,7 @@ pub(super) async fn session(
     // The subscription precedes the first read of the table, so that no change in between is missed.
     let changed = context.targets.changed();
     let (mut luns, mut listed, mut end) = (None, None, None);
+    let disconnect = EndRequest::default();
     if let Some((target, registered)) = &login.session {
         let (initiator, proved) = (login.initiator.clone(), login.proved.clone());
         let before = login.continued.as_mut().map_or_else(Default::default, |continued| {
@@ -83,13 +86,14 @@ pub(super) async fn session(
         if login.continued.is_none() {
             tracing::info!(%initiator, %peer, target = %target.name, "logged in");
         }
-        let info = SessionInfo { target: target.name.clone(), initiator, address: peer, since_ms };
+        let id = cookie_of(stream.as_raw_fd());
+        let info = SessionInfo::new(id, (&target.name, initiator), peer, since_ms, &disconnect);
         listed = Some(context.targets.session_began(info));
         end = Some(registered.end.clone());
         luns = Some(map);
     }
     drop(login.continued);
-    let _watching = watch(&inbox, luns.clone(), end, changed, discovery_idle);
+    let _watching = watch(&inbox, luns.clone(), end, disconnect, changed, discovery_idle);
     let target = luns.as_ref().map(|luns| luns.target().clone());
     let identity = login.session.as_ref().map(|(target, registered)| HandedOver {
         initiator: login.initiator.clone(),
@@ -200,11 +204,16 @@ impl Protocol for Session {
         serde_json::to_value(state).ok()
     }
 
+    fn is_ending(&self) -> bool {
+        self.inbox.is_leaving()
+    }
+
     fn attend(&mut self, _: &mut task::Context<'_>, output: &mut Output) -> Result<(), End> {
         if let Some(why) = self.inbox.ended() {
             return Err(End::Ended(why));
         }
-        if self.worker.closing() && !std::mem::replace(&mut self.stop_announced, true) {
+        let is_ended = self.inbox.is_leaving() && !std::mem::replace(&mut self.leaving, true);
+        if (is_ended || self.worker.closing()) && !std::mem::replace(&mut self.stop_announced, true) {
             // All connections of the session are going to end (11.9.1).
             self.link.put(&reply::asynchronous(&self.link.status_numbers(), 3, [0, 2, 0]), &[], output);
         }

@@ -13,9 +13,13 @@ use tokio::time::Instant;
 
 use super::lun_map::LunMap;
 use crate::plane::{Backlog, contained};
+use crate::targets::EndRequest;
 
 /// An initiator that is silent for this time is pinged; after twice this time its session ends.
 const QUIET: Duration = Duration::from_secs(30);
+
+/// Time that the commands of a session have which an administrator ends.
+const DISCONNECT_TIME: Duration = Duration::from_secs(5);
 
 /// Why a session ends whose initiator lost its access.
 pub(super) const NOT_ADMITTED: &str =
@@ -28,6 +32,7 @@ pub(super) struct Inbox {
     ended: Cell<Option<&'static str>>,
     aborts: Cell<bool>,
     ping: Cell<bool>,
+    leaving: Cell<bool>,
 }
 
 impl Inbox {
@@ -38,6 +43,7 @@ impl Inbox {
             ended: Cell::new(None),
             aborts: Cell::new(false),
             ping: Cell::new(false),
+            leaving: Cell::new(false),
         })
     }
 
@@ -61,6 +67,11 @@ impl Inbox {
         self.ping.take()
     }
 
+    /// Whether an administrator ends the session, after its commands in progress.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.get()
+    }
+
     fn end(&self, why: &'static str) {
         self.ended.set(Some(why));
         self.backlog.wake();
@@ -77,12 +88,13 @@ impl Drop for Watching {
 }
 
 /// Watches a session. A discovery session ends after `discovery_idle` without a request. `end` becomes true
-/// when another session replaces this one; `changed` is the subscription to the table of targets that
-/// precedes the first refresh of `luns`.
+/// when another session replaces this one; `disconnect` is the request of an administrator; `changed` is the
+/// subscription to the table of targets that precedes the first refresh of `luns`.
 pub(super) fn watch(
     inbox: &Rc<Inbox>,
     luns: Option<Arc<LunMap>>,
     mut end: Option<watch::Receiver<bool>>,
+    disconnect: EndRequest,
     mut changed: watch::Receiver<u64>,
     discovery_idle: Option<Duration>,
 ) -> Watching {
@@ -113,7 +125,14 @@ pub(super) fn watch(
                 inbox.backlog.wake();
             }
         };
+        let disconnected = async {
+            disconnect.received().await;
+            inbox.leaving.set(true);
+            inbox.backlog.wake();
+            tokio::time::sleep(DISCONNECT_TIME).await;
+        };
         tokio::select! {
+            () = disconnected => inbox.end("an administrator ended it, and its commands did not end in time"),
             () = replaced => inbox.end("a new session of the same initiator replaced it"),
             () = follows => inbox.end(NOT_ADMITTED),
             () = aborts => {}

@@ -61,7 +61,7 @@ pub(super) struct Attachments {
 
 /// The state of one connection that other connections use.
 #[derive(Default)]
-struct Shared {
+pub(crate) struct Shared {
     state: Mutex<State>,
     /// Signalled when the state changes in a way for which others wait.
     changed: Notify,
@@ -75,6 +75,8 @@ struct State {
     socket: Option<Peer>,
     /// Wakes the task of the connection.
     waker: Option<Waker>,
+    /// An administrator ends the connection.
+    disconnected: bool,
     /// The connection has to stop executing its input.
     superseded: bool,
     /// It has stopped.
@@ -226,6 +228,33 @@ impl Attachments {
     }
 }
 
+/// What a connection has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Serve its client.
+    Serve,
+    /// Complete the requests in progress, and end.
+    Leave,
+    /// Stop executing input.
+    Stop,
+}
+
+/// Ends a connection on behalf of an administrator.
+#[derive(Debug, Clone)]
+pub(crate) struct Disconnect(Weak<Shared>);
+
+impl Disconnect {
+    /// Requests the end, for which the caller does not wait.
+    pub fn request(&self) {
+        let Some(shared) = self.0.upgrade() else { return };
+        let mut state = shared.state.lock();
+        state.disconnected = true;
+        let waker = state.waker.take();
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
 /// A connection that is attached to a disk. Dropping it drops the requests of the connection, unless the
 /// client disconnected in order.
 #[derive(Default)]
@@ -238,22 +267,27 @@ impl Attachment {
         Watched(self.0.clone())
     }
 
-    /// Registers the task of the connection. Returns whether it has to stop executing input; from then on it
-    /// counts as stopped.
-    pub fn has_to_stop(&self, cx: &Context<'_>) -> bool {
+    /// A handle to end the connection.
+    pub fn disconnect(&self) -> Disconnect {
+        Disconnect(Arc::downgrade(&self.0))
+    }
+
+    /// Registers the task of the connection, and returns what it has to do. From [`Order::Stop`] on it counts
+    /// as stopped.
+    pub fn order(&self, cx: &Context<'_>) -> Order {
         let mut state = self.0.state.lock();
         if !state.superseded {
             if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
                 state.waker = Some(cx.waker().clone());
             }
-            return false;
+            return if state.disconnected { Order::Leave } else { Order::Serve };
         }
         let was_stopped = std::mem::replace(&mut state.stopped, true);
         drop(state);
         if !was_stopped {
             self.0.changed.notify_waiters();
         }
-        true
+        Order::Stop
     }
 
     /// Records that the client disconnects in order: its requests are completed.

@@ -1,10 +1,13 @@
 //! The connections that have a disk open, for administrators.
 
+use super::attachments::Disconnect;
 use crate::registry::{Registered, Registry};
 
 /// A connection in transmission.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ClientInfo {
+    /// Number of its socket; 0 if unknown.
+    pub id: u64,
     /// The disk.
     pub disk: String,
     /// Its address, or the process at the other end of a UNIX socket.
@@ -13,6 +16,8 @@ pub struct ClientInfo {
     pub read_only: bool,
     /// When it opened the disk, in Unix milliseconds.
     pub since_ms: u64,
+    /// Ends it.
+    pub(crate) disconnect: Disconnect,
 }
 
 /// All connections in transmission.

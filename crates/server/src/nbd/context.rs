@@ -10,6 +10,7 @@ use super::clients::{ClientGuard, ClientInfo, Clients};
 use super::stream::Stream;
 use super::tls::Tls;
 use crate::clock;
+use crate::peer::cookie_of;
 use crate::plane::Received;
 
 /// The input of each connection of a listener.
@@ -34,8 +35,14 @@ impl Context {
         client: String,
     ) -> Attached {
         let attachment = if is_writable { self.attachments.attach(name) } else { Attachment::default() };
-        let info =
-            ClientInfo { disk: name.to_owned(), client, read_only: !is_writable, since_ms: clock::unix_ms() };
+        let info = ClientInfo {
+            id: peer.map_or(0, |peer| cookie_of(peer.fd)),
+            disk: name.to_owned(),
+            client,
+            read_only: !is_writable,
+            since_ms: clock::unix_ms(),
+            disconnect: attachment.disconnect(),
+        };
         let watched = peer.map(|peer| attachment.watch(peer));
         Attached { watched, disk, attachment, listed: self.clients.begin(info) }
     }

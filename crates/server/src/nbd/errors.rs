@@ -28,6 +28,8 @@ pub(super) enum End {
     TooManyOptions,
     #[error(transparent)]
     Fenced(#[from] Fenced),
+    #[error("an administrator disconnected the client, whose requests did not end in time")]
+    Disconnected,
     #[error("export '{name}' was refused: {why}")]
     ExportName { name: String, why: String },
 }

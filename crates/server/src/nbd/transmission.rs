@@ -1,16 +1,18 @@
 //! The transmission phase: requests of one connection and their replies.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Context;
+use std::time::Duration;
 
 use forebay_engine::{DiskHandle, Fast};
 use forebay_wire::nbd::{
     self, Command, DATA_CHUNK_HEADER, ErrorCode, Request, RequestDecoder, Rules, SIMPLE_REPLY, Step,
 };
+use tokio::time::{Sleep, sleep};
 
-use super::attachments::Attachment;
+use super::attachments::{Attachment, Order};
 use super::context::{Attached, Negotiated};
 use super::errors::{End, Fenced, error_code};
 use super::handover::HandedOver;
@@ -22,6 +24,8 @@ use crate::plane::{
 
 /// Memory of a TLS session, including its buffers.
 const TLS_COST: usize = 32 << 10;
+/// Time that the requests of a client have which an administrator disconnects.
+const DISCONNECT_TIME: Duration = Duration::from_secs(5);
 const SHUTTING_DOWN: &str = "the server is shutting down";
 
 /// The transmission phase of a connection.
@@ -40,6 +44,8 @@ pub(super) struct Transmission {
     leaving: bool,
     /// The client is gone: its input is only searched for `NBD_CMD_DISC`.
     dropping: bool,
+    /// An administrator ends the connection, at this time at the latest.
+    ending: Option<Pin<Box<Sleep>>>,
 }
 
 /// Serves a client that has chosen its disk, until it disconnects.
@@ -61,6 +67,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
         backlog: backlog.clone(),
         leaving: false,
         dropping: false,
+        ending: None,
     };
     let (stream, received) = (n.stream, n.received);
     let mut conversation = pin!(Conversation::new(worker, stream, unix_fd, received, backlog, transmission));
@@ -110,11 +117,24 @@ impl Protocol for Transmission {
     }
 
     fn attend(&mut self, cx: &mut Context<'_>, _: &mut Output) -> Result<(), End> {
-        if self.attachment.has_to_stop(cx) {
-            self.dropping = true;
-            self.backlog.abandon();
+        match self.attachment.order(cx) {
+            Order::Serve => {}
+            Order::Leave => {
+                let end = self.ending.get_or_insert_with(|| Box::pin(sleep(DISCONNECT_TIME)));
+                if end.as_mut().poll(cx).is_ready() {
+                    return Err(End::Disconnected);
+                }
+            }
+            Order::Stop => {
+                self.dropping = true;
+                self.backlog.abandon();
+            }
         }
         Ok(())
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending.is_some()
     }
 
     fn serve_long(&mut self, message: Vec<u8>, charge: Charge, output: &mut Output) -> Result<Stop, End> {

@@ -104,6 +104,12 @@ pub(crate) trait Protocol: Unpin {
         false
     }
 
+    /// Whether the server ends the connection after the requests in progress are answered. The rest of the
+    /// input is not served.
+    fn is_ending(&self) -> bool {
+        false
+    }
+
     /// Does work that the client did not request: called in each pass, and when a waker that it registered
     /// wakes.
     fn attend(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Result<(), Self::Error> {
@@ -204,6 +210,9 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
                 return Poll::Ready(Err(io::Error::other(why).into()));
             }
             self.protocol.attend(cx, &mut scratch.output)?;
+            if self.protocol.is_ending() && !self.leaving {
+                self.end_of_input();
+            }
             let sent = self.send(cx, &mut scratch.output);
             if self.stops_reading() {
                 if let Poll::Ready(Err(e)) = sent {

@@ -35,7 +35,7 @@ use tokio::sync::watch;
 pub use error::TargetError;
 pub use name::{BadIqn, IqnName};
 pub use served::ServedTargets;
-pub use session::{SessionGuard, SessionInfo};
+pub use session::{EndRequest, SessionGuard, SessionInfo};
 pub use target::{Admission, Chap, Initiator, Lun, MAX_LUN, Secret, Target};
 
 /// Result of a change.

@@ -1,13 +1,18 @@
 //! Sessions of initiators: registered by the iSCSI front end, listed for administrators.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
 
 use super::IqnName;
 use crate::registry::{Registered, Registry};
 
 /// A session of an initiator at a target.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct SessionInfo {
+    /// Number of the socket of its connection; 0 if unknown.
+    pub id: u64,
     /// The target.
     pub target: IqnName,
     /// The initiator.
@@ -16,6 +21,37 @@ pub struct SessionInfo {
     pub address: SocketAddr,
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
+    /// Ends it.
+    pub end: EndRequest,
+}
+
+impl SessionInfo {
+    /// A session of an initiator at a target.
+    pub fn new(
+        id: u64,
+        (target, initiator): (&IqnName, IqnName),
+        address: SocketAddr,
+        since_ms: u64,
+        end: &EndRequest,
+    ) -> SessionInfo {
+        SessionInfo { id, target: target.clone(), initiator, address, since_ms, end: end.clone() }
+    }
+}
+
+/// The request of an administrator to end a session.
+#[derive(Debug, Clone, Default)]
+pub struct EndRequest(Arc<Notify>);
+
+impl EndRequest {
+    /// Sends the request; it is kept until it is received.
+    pub fn send(&self) {
+        self.0.notify_one();
+    }
+
+    /// Waits for the request.
+    pub async fn received(&self) {
+        self.0.notified().await;
+    }
 }
 
 /// All sessions.
