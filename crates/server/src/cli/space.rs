@@ -14,7 +14,8 @@ struct Space {
     room: RoomView,
     store_total_bytes: u64,
     store_free_bytes: u64,
-    store_reserve_bytes: u64,
+    /// `null` from a server that does not report it.
+    store_reserve_bytes: Option<u64>,
     stored_bytes: u64,
     /// As of the last mark; `null` before the first one.
     live_bytes: Option<u64>,
@@ -59,11 +60,7 @@ fn table(s: &Space, now_ms: u64) -> String {
     };
     row("capacity", Some(s.store_total_bytes), "");
     row("free", Some(s.store_free_bytes), state);
-    row(
-        "reserve",
-        Some(s.store_reserve_bytes),
-        "part of the free space: for deletions, checkpoints and reclaims",
-    );
+    row("reserve", s.store_reserve_bytes, "part of the free space: for deletions, checkpoints and reclaims");
     row("stored", Some(s.stored_bytes), "live data and garbage");
     row("live", s.live_bytes, "");
     row("reclaimable", s.reclaimable_bytes, &marked);
@@ -83,5 +80,18 @@ mod tests {
         let text = table(&s, 180_000);
         assert!(text.contains("FULL: ") && text.contains("2 MiB"), "{text}");
         assert!(text.contains("as of 3 min ago"), "{text}");
+    }
+
+    #[test]
+    fn what_a_server_does_not_report_is_not_shown_as_zero() {
+        let mut of_older_server = serde_json::to_value(StatsView::default()).unwrap();
+        of_older_server.as_object_mut().unwrap().remove("store_reserve_bytes");
+        let stats: StatsView = serde_json::from_value(of_older_server).unwrap();
+        let space = Space::from(&stats);
+        let row = |s: &Space| table(s, 0).lines().find(|l| l.starts_with("reserve")).unwrap().to_owned();
+        assert!(row(&space).split_whitespace().nth(1) == Some("-"), "{}", row(&space));
+        assert_eq!(serde_json::to_value(&space).unwrap()["store_reserve_bytes"], serde_json::Value::Null);
+        let stats = StatsView { store_reserve_bytes: Some(2 << 20), ..stats };
+        assert!(row(&Space::from(&stats)).contains("2 MiB"));
     }
 }

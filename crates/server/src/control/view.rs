@@ -462,7 +462,7 @@ pub struct StatsView {
     pub store_free_bytes: u64,
     /// The part of the free space that is kept for deletions, checkpoints and reclaims.
     #[serde(default)]
-    pub store_reserve_bytes: u64,
+    pub store_reserve_bytes: Option<u64>,
     /// Volumes, snapshots and images.
     pub disks: u64,
     /// Segments.
@@ -563,7 +563,7 @@ impl StatsView {
             stored_bytes: s.stored_bytes,
             store_total_bytes: s.store_total_bytes,
             store_free_bytes: s.store_free_bytes,
-            store_reserve_bytes: s.store_reserve_bytes,
+            store_reserve_bytes: Some(s.store_reserve_bytes),
             disks: s.disks,
             segments: s.segments,
             seq: s.seq,
