@@ -1,5 +1,6 @@
 """Memory of another pool, of another server, or of another time of its pool."""
 
+import json
 import os
 import shutil
 
@@ -104,6 +105,29 @@ def removed_at_the_end(s):
     before = set(os.listdir(s.memory))
     s.stop()
     equal(len(before - set(os.listdir(s.memory))), 1, f"files of the memory that a stop removes, of {before}")
+
+
+@test
+def files_that_killed_servers_left_are_listed(t):
+    s = pool_with_acknowledged_writes(t)
+
+    def listed():
+        args = ("--data", s.data, "memory", "list", "--memory-dir", s.memory)
+        text = run(s.bin, *args).stdout
+        (found,) = json.loads(run(s.bin, *args, "--json").stdout)
+        equal(found["file"], memory_file(s), "file")
+        check(found["advice"].split(":")[0] in text and found["file"] in text, f"the text: {text}")
+        return found["directory"], found["state"]
+
+    equal(listed(), (s.data, "needed"), "a killed server")
+    s.start()
+    equal(listed(), (s.data, "in_use"), "a server that runs")
+    s.kill()
+    run("cp", "-a", s.data, t.path("copied"))
+    run("rm", "-r", s.data)
+    equal(listed(), (None, "no_pool"), "the memory of a pool that was removed, of which there is a copy")
+    done = run(s.bin, "memory", "list", "--memory-dir", t.path("none"), check=False)
+    check(done.returncode == 1 and t.path("none") in done.stderr, f"a directory that does not exist: {done}")
 
 
 @test

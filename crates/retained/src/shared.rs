@@ -28,6 +28,8 @@ use crate::{CHUNK, Memory, PAGE};
 const MAX_BYTES: u64 = MAX_CHUNKS as u64 * CHUNK as u64;
 /// How often the path is opened again because the file was removed at the same time.
 const ATTEMPTS: usize = 10;
+/// Bytes of a block of `st_blocks` (stat(2)).
+const STAT_BLOCK: u64 = 512;
 
 /// A file on tmpfs as memory.
 pub struct SharedFile {
@@ -47,6 +49,17 @@ pub struct Peeked {
     pub id: u64,
     /// When the file was created. If the file system does not state it, a later time.
     pub created: SystemTime,
+}
+
+/// The properties of a file that are visible without opening its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Examined {
+    /// Bytes of memory that it occupies.
+    pub bytes: u64,
+    /// Whether a server has it open.
+    pub is_in_use: bool,
+    /// The pool, and the id of the memory; `None` if it has no contents, or contents of another version.
+    pub memory: Option<([u8; 16], u64)>,
 }
 
 // SAFETY: the mapping is usable by any thread, and exists as long as this value.
@@ -109,12 +122,31 @@ impl SharedFile {
 
     /// Whether a server has the file open.
     pub fn is_in_use(path: &Path) -> io::Result<bool> {
-        let file = open(path, 0)?;
-        // SAFETY: the descriptor is open.
-        match retry(|| unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }) {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(true),
-            locked => locked.map(|()| false),
+        is_locked(&open(path, 0)?)
+    }
+
+    /// Examines a file, for administrators. Unlike [`SharedFile::peek`], it accepts files of other users, and
+    /// needs no more than the permission to read.
+    pub fn examine(path: &Path) -> io::Result<Examined> {
+        let file = open_as(path, libc::O_RDONLY)?;
+        let status = file.metadata()?;
+        if !status.file_type().is_file() {
+            return Err(refused("it is not a regular file"));
         }
+        let mut bytes = [0; RETAINED_HEADER_BYTES];
+        let header = match file.read_exact_at(&mut bytes, 0) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => None,
+            read => {
+                read?;
+                RetainedHeader::decode(&bytes).ok().flatten()
+            }
+        };
+        let memory = header.filter(|(version, _)| *version == RETAINED_VERSION);
+        Ok(Examined {
+            bytes: status.blocks() * STAT_BLOCK,
+            is_in_use: is_locked(&file)?,
+            memory: memory.map(|(_, header)| (header.pool, header.id)),
+        })
     }
 
     /// Gives the file another name, which may be that of a file that is replaced.
@@ -196,7 +228,7 @@ impl SharedFile {
 
 // SAFETY: the mapping of the whole file stays at its address until this value is dropped, and is aligned to
 // pages. A present chunk has memory for all its pages, so an access cannot fault unless the file is truncated
-// or punched by another process; only this user can do so, and the lock and the mode tell it not to. Within
+// or punched by another process; only this user can do so, and the lock and the mode forbid it. Within
 // the process, only the address gives access.
 unsafe impl Memory for SharedFile {
     fn max_chunks(&self) -> u32 {
@@ -286,10 +318,23 @@ fn open_locked(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "another server removes and creates it repeatedly"))
 }
 
+/// Whether another open file holds the lock. It is free again when the file is closed.
+fn is_locked(file: &File) -> io::Result<bool> {
+    // SAFETY: the descriptor is open.
+    match retry(|| unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }) {
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        locked => locked.map(|()| false),
+    }
+}
+
 fn open(path: &Path, flags: i32) -> io::Result<File> {
+    open_as(path, flags | libc::O_RDWR)
+}
+
+fn open_as(path: &Path, flags: i32) -> io::Result<File> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     // Without O_NONBLOCK, opening a FIFO would wait.
-    let flags = flags | libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    let flags = flags | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: the name ends with a zero byte.
     let fd = unsafe { libc::open(name.as_ptr(), flags, 0o600) };
     match fd {

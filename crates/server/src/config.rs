@@ -50,7 +50,7 @@ pub const DEFAULT_DATA: &str = "/var/lib/forebay";
 /// Default configuration file of `forebay config`.
 pub const DEFAULT_CONFIG: &str = "/etc/forebay/forebay.toml";
 /// Default directory of the retained memory.
-const DEFAULT_MEMORY_DIR: &str = "/dev/shm";
+pub const DEFAULT_MEMORY_DIR: &str = "/dev/shm";
 /// Name of the control socket in the data directory.
 pub const SOCKET_NAME: &str = "forebay.sock";
 /// The control socket of the service: in `forebay-control.socket` and `forebay.toml` of `packaging`.
@@ -93,7 +93,9 @@ pub enum ConfigError {
         error: Box<ConfigError>,
     },
     /// A section `[[nbd.listener]]` is invalid.
-    #[error("invalid value \"{tls}\" for nbd.listener.tls: use \"require\", because 'clients' identifies clients by their certificates")]
+    #[error(
+        "invalid value \"{tls}\" for nbd.listener.tls: use \"require\", because 'clients' identifies clients by their certificates"
+    )]
     Listener {
         /// The number of the section in the file, counted from 0.
         index: usize,

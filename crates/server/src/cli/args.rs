@@ -12,8 +12,8 @@ use super::limit::{Change, LimitArgs};
 use super::token::{self, Expiry};
 use crate::access::Role;
 use crate::config::{
-    AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode, parse_http_addr,
-    parse_portal,
+    AnswerMode, DEFAULT_DATA, DEFAULT_MEMORY_DIR, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode,
+    parse_http_addr, parse_portal,
 };
 use crate::control::{Reset, SyncPolicy};
 use crate::import::Format;
@@ -109,6 +109,9 @@ pub enum Command {
     /// List the pools in Ceph; show which server holds one; hand one over
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Show the files in RAM that hold acknowledged writes, also those of servers that were killed
+    #[command(subcommand)]
+    Memory(MemoryCommand),
     /// Verify all checksums and block maps of a pool while its server is stopped
     Check(PoolArgs),
     /// Show the superblocks and segments of a pool while its server is stopped
@@ -138,6 +141,18 @@ pub enum Command {
     /// Print the manual page
     #[command(hide = true)]
     Man,
+}
+
+/// `forebay memory …`
+#[derive(Debug, Subcommand)]
+pub enum MemoryCommand {
+    /// List the files, to which pools they belong, and whether they are needed; no server has to run
+    #[command(alias = "ls")]
+    List {
+        /// Directory of the files, as --memory-dir of 'serve'
+        #[arg(long, value_name = "DIR", default_value = DEFAULT_MEMORY_DIR)]
+        memory_dir: PathBuf,
+    },
 }
 
 /// Parses a segment number: hexadecimal digits, as in `0000002a.seg`.
@@ -449,7 +464,7 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Disconnect an NBD client of a disk; a client that reconnects by itself comes back
+    /// Disconnect an NBD client of a disk, which may connect again
     Disconnect {
         /// VOLUME, IMAGE or VOLUME@SNAPSHOT
         #[arg(value_parser = Name::new())]
@@ -607,7 +622,7 @@ pub enum TargetCommand {
         #[arg(long)]
         force: bool,
     },
-    /// Disconnect an initiator by ending its session; most initiators log in again
+    /// End a session of an initiator, which may log in again
     Disconnect {
         /// Name of the target
         #[arg(value_name = "IQN", value_parser = Name::new())]
@@ -712,7 +727,7 @@ pub enum ConfigCommand {
         /// The file [default: /etc/forebay/forebay.toml]
         file: Option<PathBuf>,
     },
-    /// Show the values that 'serve' uses with the same options, and where they come from
+    /// Show the values that 'serve' uses with the same options, and their sources
     Show {
         /// The file, as --config [default: /etc/forebay/forebay.toml]
         file: Option<PathBuf>,

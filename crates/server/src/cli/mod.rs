@@ -11,6 +11,7 @@ mod gc;
 mod import;
 mod job;
 mod limit;
+mod memory;
 mod offline;
 mod output;
 mod pool;
@@ -35,9 +36,9 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::size::Size;
 
 pub use args::{
-    CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand, PoolArgs,
-    PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs, TargetCommand, TokenCommand,
-    TopArgs, TopOrder, VolumeCommand,
+    CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand,
+    MemoryCommand, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs,
+    TargetCommand, TokenCommand, TopArgs, TopOrder, VolumeCommand,
 };
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;
@@ -100,6 +101,9 @@ pub enum CliError {
     /// Both secrets were to be read from standard input.
     #[error("only one secret can be read from standard input; put the other one into a file")]
     TwoSecrets,
+    /// The files of retained memory cannot be listed.
+    #[error("cannot list the directory {}: {}", .0.display(), .1)]
+    MemoryDirectory(std::path::PathBuf, std::io::Error),
     /// A server has measured too little.
     #[error("{0}")]
     Sizing(String),

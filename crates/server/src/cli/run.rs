@@ -12,8 +12,8 @@ use super::args::{
 };
 use super::client::{Client, ClientError};
 use super::{
-    CliError, classes, clients, config, gc, import, job, limit, offline, output, pool, profile, remove,
-    sizing, space, stats, target, token, top,
+    CliError, classes, clients, config, gc, import, job, limit, memory, offline, output, pool, profile,
+    remove, sizing, space, stats, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
@@ -50,6 +50,7 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         }
         Command::Size(args) if !args.from_server => sizing::from_model(&args, cli.global.json),
         Command::Config(command) => config::run(command, &cli.global),
+        Command::Memory(command) => memory::run(command, &data(&cli.global), cli.global.json),
         Command::Pool(PoolCommand::List { ceph_pool, ceph }) => pool::list(ceph_pool, ceph, cli.global.json),
         Command::Pool(PoolCommand::Show { pool, ceph }) => pool::show(pool, ceph, cli.global.json),
         command => {
@@ -164,6 +165,7 @@ impl ClientCommands {
             | Command::Check(_)
             | Command::Pool(PoolCommand::List { .. } | PoolCommand::Show { .. })
             | Command::Config(_)
+            | Command::Memory(_)
             | Command::Inspect { .. }
             | Command::Completions { .. }
             | Command::Recover { .. }

@@ -45,9 +45,9 @@ pub(super) struct PoolDirectory {
 
 /// The part of a file's name that identifies a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Location {
-    device: u64,
-    inode: u64,
+pub(super) struct Location {
+    pub device: u64,
+    pub inode: u64,
     /// CRC-32C of the path.
     path: u32,
 }
@@ -59,6 +59,12 @@ impl PoolDirectory {
         let path = crc32c(path.as_os_str().as_bytes());
         let at = Location { device: superblock.dev(), inode: superblock.ino(), path };
         PoolDirectory { at, created: superblock.created().ok() }
+    }
+
+    /// The name of the file of a pool in this directory.
+    #[cfg(test)]
+    pub fn file_name(&self, pool: PoolId) -> String {
+        self.at.name(pool)
     }
 
     /// Whether memory that was created then, by an earlier release, can be that of this directory.
@@ -73,6 +79,12 @@ impl Location {
         format!("{}-{device:x}-{inode}-{path:08x}", short_name(pool))
     }
 
+    /// The pool and the location in the name of a file.
+    pub fn parse_name(name: &str) -> Option<(PoolId, Location)> {
+        let pool = pool_of_name(name)?;
+        Some((pool, Location::parse(name, pool)?))
+    }
+
     /// The location in the name of a file of this pool.
     fn parse(name: &str, pool: PoolId) -> Option<Location> {
         let mut parts = name.strip_prefix(&short_name(pool))?.strip_prefix('-')?.split('-');
@@ -82,14 +94,28 @@ impl Location {
         (at.name(pool) == name).then_some(at)
     }
 
+    /// Whether both are of the same superblock file, or of the same path.
+    pub fn is_of(&self, directory: &PoolDirectory) -> bool {
+        self.is_same_file(&directory.at) || self.path == directory.at.path
+    }
+
     fn is_same_file(&self, other: &Location) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
 }
 
 /// The name without a directory.
-fn short_name(pool: PoolId) -> String {
+pub(super) fn short_name(pool: PoolId) -> String {
     format!("{FILE_PREFIX}{pool}")
+}
+
+/// The pool in the name of a file, with or without a directory.
+pub(super) fn pool_of_name(name: &str) -> Option<PoolId> {
+    let digits = name.strip_prefix(FILE_PREFIX)?.split('-').next()?;
+    if digits.len() != 32 || !digits.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()) {
+        return None;
+    }
+    u128::from_str_radix(digits, 16).ok().map(|id| PoolId(id.to_be_bytes()))
 }
 
 /// A file to open, and the name that it gets then.
@@ -287,6 +313,9 @@ mod tests {
             assert_eq!(Location::parse(other, POOL), None, "{other}");
         }
         assert_eq!(Location::parse(&name, PoolId([1; 16])), None);
+        assert_eq!(Location::parse_name(&name), Some((POOL, HERE.at)));
+        assert_eq!((pool_of_name(&name), pool_of_name(&short_name(POOL))), (Some(POOL), Some(POOL)));
+        assert_eq!((Location::parse_name(&short_name(POOL)), pool_of_name("forebay-test-x")), (None, None));
     }
 
     #[test]

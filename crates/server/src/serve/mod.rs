@@ -37,6 +37,7 @@ mod http;
 mod https;
 mod inherited;
 mod lease;
+mod leftover;
 mod loss;
 mod memory;
 mod notify;
@@ -80,6 +81,9 @@ pub use host::EngineThread;
 use https::HttpsCertificate;
 pub use https::HttpsError;
 use inherited::Inherited;
+#[cfg(test)]
+pub(crate) use leftover::FileState;
+pub(crate) use leftover::{MemoryFile, memory_files};
 use loss::{Loss, exit_without_pool};
 use open::OpenPool;
 pub use reload::Load;
