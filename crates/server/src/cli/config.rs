@@ -8,6 +8,8 @@ use serde::Serialize;
 use super::args::{ConfigCommand, Global};
 use super::{CliError, output};
 use crate::config::{ConfigFile, DEFAULT_CONFIG, Overrides, ServeConfig, Setting, lines_of_keys, settings};
+use crate::serve::{Measured, MemoryLimit};
+use crate::size::Size;
 
 /// A value in effect.
 #[derive(Debug, Serialize)]
@@ -48,14 +50,30 @@ fn check(path: &Path, global: &Global) -> Result<(), CliError> {
         Overrides { data: global.data.clone(), socket: global.socket.clone(), ..Overrides::default() };
     let config = ServeConfig::resolve(file, flags)?;
     crate::serve::check(&config)?;
-    let warnings = crate::serve::warnings(&config);
+    let warnings = crate::serve::warnings(&config, Measured::ByCommand);
+    let limit = crate::serve::memory_limit();
     if !global.json {
         for warning in &warnings {
             eprintln!("forebay: warning: {}", crate::text::one_line(warning));
         }
     }
-    let result = serde_json::json!({"file": path, "valid": true, "warnings": warnings});
-    output::print_result(&result, global.json, |_| format!("{} is valid", path.display()))
+    let result =
+        serde_json::json!({"file": path, "valid": true, "warnings": warnings, "memory_limit": limit});
+    output::print_result(&result, global.json, |_| valid_text(path, limit))
+}
+
+/// A limit of the control group is that of the command, which may run outside of the service.
+fn valid_text(path: &Path, limit: Option<MemoryLimit>) -> String {
+    let valid = format!("{} is valid", path.display());
+    match limit.filter(|limit| !limit.is_host) {
+        None => valid,
+        Some(limit) => {
+            let limit = Size(limit.bytes);
+            format!(
+                "{valid}; its memory was compared with {limit}, the limit of the control group of this command"
+            )
+        }
+    }
 }
 
 /// The settings with their sources: `with` the options of the command line, and `without`.
@@ -81,4 +99,21 @@ fn table(shown: &[Shown]) -> String {
         t.add_row([s.key, value, &s.source]);
     }
     output::render(t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_that_was_measured_is_named_unless_it_is_that_of_the_host() {
+        let of = |is_host| Some(MemoryLimit { bytes: 2 << 30, is_host });
+        assert_eq!(valid_text(Path::new("f"), of(true)), "f is valid");
+        assert_eq!(valid_text(Path::new("f"), None), "f is valid");
+        let text = valid_text(Path::new("f"), of(false));
+        assert!(
+            text.ends_with("compared with 2 GiB, the limit of the control group of this command"),
+            "{text}"
+        );
+    }
 }

@@ -4,36 +4,58 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use forebay_engine::PoolConfig;
 
-use super::memory::FILE_PREFIX;
+use super::leftover::{own_bytes, unused_bytes_of_ceph};
 use super::pressure;
-use crate::config::ServeConfig;
+use crate::config::{PoolLocation, ServeConfig};
 use crate::size::Size;
 
-/// Bytes of a block of `st_blocks` (stat(2)).
-const STAT_BLOCK: u64 = 512;
+/// Who compares, which decides whose control group is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Measured {
+    /// A server that starts.
+    AtStart,
+    /// A server that has its pool open.
+    AtReload,
+    /// A command, whose control group is not that of the service.
+    ByCommand,
+}
+
+/// The memory with which the budgets are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct MemoryLimit {
+    /// Bytes.
+    pub bytes: u64,
+    /// Whether it is the RAM of the host, rather than the limit of the control group of this process.
+    pub is_host: bool,
+}
+
+/// The RAM of the host, or the limit of the control group of this process if that is lower.
+pub(crate) fn memory_limit() -> Option<MemoryLimit> {
+    pressure::total().map(|(bytes, is_host)| MemoryLimit { bytes, is_host })
+}
 
 /// Compares the configured memory with the host; one line for each excess.
-pub(crate) fn warnings(config: &ServeConfig) -> Vec<String> {
-    let budgets = pressure::total().and_then(|(total, is_host)| exceeds_ram(&config.pool, total, is_host));
-    let retained = room(&config.memory_dir)
+pub(crate) fn warnings(config: &ServeConfig, by: Measured) -> Vec<String> {
+    let budgets = memory_limit().and_then(|limit| exceeds_ram(&config.pool, limit, by));
+    let retained = room(config, by)
         .and_then(|room| exceeds_room(config.pool.retained_memory(), room, &config.memory_dir));
     budgets.into_iter().chain(retained).collect()
 }
 
 /// Logs the warnings.
-pub(super) fn log_warnings(config: &ServeConfig) {
-    for warning in warnings(config) {
+pub(super) fn log_warnings(config: &ServeConfig, by: Measured) {
+    for warning in warnings(config, by) {
         tracing::warn!("{warning}");
     }
 }
 
-/// A warning if the budgets exceed `total` bytes of RAM of the host or of a control group.
-fn exceeds_ram(pool: &PoolConfig, total: u64, is_host: bool) -> Option<String> {
+/// A warning if the budgets exceed the RAM of the host or of a control group.
+fn exceeds_ram(pool: &PoolConfig, limit: MemoryLimit, by: Measured) -> Option<String> {
+    let MemoryLimit { bytes: total, is_host } = limit;
     let budgets = [
         ("read cache", pool.read_cache),
         ("map cache", pool.map_cache),
@@ -46,9 +68,15 @@ fn exceeds_ram(pool: &PoolConfig, total: u64, is_host: bool) -> Option<String> {
         return None;
     }
     let parts: Vec<_> = budgets.iter().map(|(name, bytes)| format!("{name} {}", Size(*bytes))).collect();
-    let (limit, remedy) = match is_host {
-        true => ("RAM of this host", "add RAM"),
-        false => ("memory that the control group permits", "raise its limit (MemoryMax of a systemd unit)"),
+    let (limit, remedy) = match (is_host, by) {
+        (true, _) => ("RAM of this host", "add RAM"),
+        (false, Measured::ByCommand) => (
+            "limit of the control group of this command",
+            "run it in that of the service, whose limit may differ (systemctl show -p MemoryMax forebay)",
+        ),
+        (false, _) => {
+            ("memory that the control group permits", "raise its limit (MemoryMax of a systemd unit)")
+        }
     };
     Some(format!(
         "the memory budgets add up to {} ({}), but the {limit} is {}: reduce [memory] read_cache or desktops, or {remedy}",
@@ -71,9 +99,22 @@ fn exceeds_room(retained: u64, room: u64, directory: &Path) -> Option<String> {
     })
 }
 
-/// Bytes for retained memory in the file system of a directory: what is free, and what files of retained
-/// memory occupy there already. `None` if it has no limit, or cannot be read; the start reports why.
-fn room(directory: &Path) -> Option<u64> {
+/// Bytes for the retained memory of a pool in its file system: what is available, and what the pool's file
+/// occupies there already. Files of other pools are not room. `None` if it has no limit or cannot be read, in
+/// which case the start reports why; or for a pool in Ceph that is open, since its file is not known.
+fn room(config: &ServeConfig, by: Measured) -> Option<u64> {
+    let directory = &config.memory_dir;
+    let available = available(directory)?;
+    let own = match &config.location {
+        PoolLocation::Directory(data) => own_bytes(directory, data),
+        PoolLocation::Rados(_) if by == Measured::AtReload => return None,
+        PoolLocation::Rados(_) => unused_bytes_of_ceph(directory),
+    };
+    Some(available.saturating_add(own))
+}
+
+/// Available bytes of a file system; `None` without a limit.
+fn available(directory: &Path) -> Option<u64> {
     let path = CString::new(directory.as_os_str().as_bytes()).ok()?;
     // SAFETY: an all-zero statvfs is a valid value of a plain C structure.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
@@ -81,36 +122,38 @@ fn room(directory: &Path) -> Option<u64> {
     if unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } != 0 {
         return None;
     }
-    if stat.f_blocks == 0 {
-        // A tmpfs without a limit.
-        return None;
-    }
-    let files = std::fs::read_dir(directory).ok()?.flatten();
-    let ours = files.filter(|file| file.file_name().as_bytes().starts_with(FILE_PREFIX.as_bytes()));
-    let occupied: u64 = ours.filter_map(|file| Some(file.metadata().ok()?.blocks() * STAT_BLOCK)).sum();
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize).saturating_add(occupied))
+    // A tmpfs without a limit has no blocks.
+    (stat.f_blocks != 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{ConfigFile, Overrides};
 
     const GIB: u64 = 1 << 30;
 
     #[test]
     fn budgets_are_compared_with_the_ram() {
+        let of = |pool: &PoolConfig, bytes, is_host| {
+            exceeds_ram(pool, MemoryLimit { bytes, is_host }, Measured::AtStart)
+        };
         let pool = PoolConfig { read_cache: 6 * GIB, desktops: 4 * GIB, ..PoolConfig::default() };
-        assert_eq!(exceeds_ram(&pool, 16 * GIB, true), None);
-        let warning = exceeds_ram(&pool, 8 * GIB, true).unwrap();
+        assert_eq!(of(&pool, 16 * GIB, true), None);
+        let warning = of(&pool, 8 * GIB, true).unwrap();
         assert!(
             warning.starts_with("the memory budgets add up to 10.4 GiB (read cache 6 GiB, "),
             "{warning}"
         );
         assert!(warning.contains("the RAM of this host is 8 GiB: reduce [memory] read_cache"), "{warning}");
-        let warning = exceeds_ram(&pool, 8 * GIB, false).unwrap();
+        let warning = of(&pool, 8 * GIB, false).unwrap();
         assert!(warning.contains("the control group permits is 8 GiB"), "{warning}");
+        let limit = MemoryLimit { bytes: 8 * GIB, is_host: false };
+        let warning = exceeds_ram(&pool, limit, Measured::ByCommand).unwrap();
+        assert!(warning.contains("the limit of the control group of this command is 8 GiB"), "{warning}");
+        assert!(warning.contains("systemctl show -p MemoryMax"), "{warning}");
         let all = PoolConfig { read_cache: u64::MAX, desktops: u64::MAX, ..PoolConfig::default() };
-        assert!(exceeds_ram(&all, 8 * GIB, true).is_some());
+        assert!(of(&all, 8 * GIB, true).is_some());
     }
 
     #[test]
@@ -122,10 +165,19 @@ mod tests {
     }
 
     #[test]
-    fn files_of_retained_memory_count_as_room() {
+    fn files_of_other_pools_are_not_room() {
         let place = tempfile::tempdir_in("/dev/shm").unwrap();
-        assert_eq!(room(&place.path().join("none")), None);
-        std::fs::write(place.path().join(format!("{FILE_PREFIX}x")), vec![1; 1 << 20]).unwrap();
-        assert!(room(place.path()).unwrap() >= 1 << 20);
+        assert_eq!(available(&place.path().join("none")), None);
+        let flags = Overrides {
+            data: Some(place.path().join("pool")),
+            memory_dir: Some(place.path().to_owned()),
+            ..Overrides::default()
+        };
+        let config = ServeConfig::resolve(ConfigFile::default(), flags).unwrap();
+        let other = format!("forebay-{}-fd02-77-00001234", "ab".repeat(16));
+        std::fs::write(place.path().join(other), vec![1; 32 << 20]).unwrap();
+        // Other tests write to this file system at the same time.
+        let (room, available) = (room(&config, Measured::AtStart).unwrap(), available(place.path()).unwrap());
+        assert!(room < available + (16 << 20), "{room} of {available}");
     }
 }

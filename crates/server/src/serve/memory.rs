@@ -33,7 +33,7 @@ use forebay_format::crc32c;
 use forebay_retained::{Memory, SharedFile};
 
 /// Beginning of the names of the files.
-pub(super) const FILE_PREFIX: &str = "forebay-";
+const FILE_PREFIX: &str = "forebay-";
 
 /// The identity of a directory with a pool on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

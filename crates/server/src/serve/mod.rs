@@ -75,7 +75,7 @@ use crate::nbd;
 use begin::exit_while_opening;
 use descriptors::Descriptors;
 pub use error::ServeError;
-pub(crate) use fit::warnings;
+pub(crate) use fit::{Measured, MemoryLimit, memory_limit, warnings};
 use handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
 pub use host::EngineThread;
 use https::HttpsCertificate;
@@ -284,7 +284,7 @@ impl Server<'_> {
         let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
         let descriptors = Descriptors::raise(config.cores)?;
         check(config)?;
-        fit::log_warnings(config);
+        fit::log_warnings(config, fit::Measured::AtStart);
         store::prepare_data(config)?;
         let engine = Arc::new(EngineThread::retaining(&config.memory_dir, config.cores)?);
         let (upgrades, requests) = mpsc::channel(1);

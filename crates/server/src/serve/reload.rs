@@ -13,9 +13,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::https::HttpsCertificate;
-use super::notify;
 use super::pressure::Budgets;
 use super::services::lowered;
+use super::{fit, notify};
 use crate::access::Access;
 use crate::config::{AppliedBy, ConfigError, ServeConfig, settings};
 use crate::control::Control;
@@ -74,6 +74,10 @@ impl Reloader {
             tracing::warn!("{key} cannot change while the server runs; {with} applies it");
         }
         let applied = apply(&old, new, followers).await;
+        // With the values in effect: others apply later, and are compared then.
+        if changed.iter().any(|(key, by)| key.starts_with("memory.") && *by == AppliedBy::Reload) {
+            fit::log_warnings(&applied, fit::Measured::AtReload);
+        }
         *self.current.lock() = Arc::new(applied);
         let applied = changed.iter().filter(|(_, by)| *by == AppliedBy::Reload);
         let keys: Vec<&str> = applied.map(|(key, _)| *key).collect();

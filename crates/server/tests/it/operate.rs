@@ -118,6 +118,12 @@ fn the_configuration_is_reloaded_or_kept() {
         assert!(begun.elapsed() < TIMEOUT, "{}", budget());
         std::thread::sleep(Duration::from_millis(20));
     }
+    assert!(!fs::read_to_string(&log).unwrap().contains("the memory budgets add up to"));
+    // More than any host has: the warning of the start is repeated.
+    fs::write(&file, "[logging]\nfilter = 'info'\n[memory]\ndesktops = '4096T'\nmap_cache = '64M'\n")
+        .unwrap();
+    server.signal(libc::SIGHUP);
+    wait_for(&log, "the memory budgets add up to");
     // Every line of the log is an object.
     for line in fs::read_to_string(&log).unwrap().lines() {
         let event: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
