@@ -54,8 +54,8 @@
 //!
 //! A group of the cleaner is not written again, because the slots that it moves must be in the object of
 //! earlier ones: its segment stays where it is. The group may take effect as well. Copies to which nothing
-//! refers do no harm; and the publication of a segment ([`crate::reclaim`]) is valid until a later group refers
-//! to a slot that it leaves out, and then that group has its numbers and a higher epoch.
+//! refers do no harm; and the publication of a segment ([`crate::reclaim`]) is valid until a later group
+//! refers to a slot that it leaves out, and then that group has its numbers and a higher epoch.
 //!
 //! The object of the next segment is *prepared* when an open one is half full: it exists, empty, before any
 //! stream needs it, and a commit waits for its creation only if it is not completed by then. Recovery finds

@@ -273,8 +273,8 @@ impl Cleaner {
         Ok(())
     }
 
-    /// Writes pieces as a separate group and lists them in the map. Returns false if they were not written, or
-    /// into another container than the earlier ones: all slots that a map lists must be in one container.
+    /// Writes pieces as a separate group and lists them in the map. Returns false if they were not written,
+    /// or into another container than the earlier ones: all slots that a map lists must be in one container.
     async fn write_pieces(&self, pieces: &[Piece], map: &mut RelocationMap) -> Result<bool> {
         let items: Vec<Item> = pieces.iter().map(|p| Item::Blob(&p.bytes)).collect();
         let bytes: usize = pieces.iter().map(|p| p.bytes.len()).sum();

@@ -56,7 +56,7 @@ impl Silent {
         for Late { id, offset, data, expected } in late {
             match data {
                 Some(data) => match self.store.append(id, offset, data, expected).await {
-                    // A reclaim deleted the object meanwhile.
+                    // A reclaim has deleted the object.
                     Ok(_) | Err(StoreError::NotFound(_)) => {}
                     Err(e) => panic!("{e}"),
                 },

@@ -6,9 +6,9 @@
 //! **Zeroes ahead.** A file system records for each preallocated block whether it was ever written, and a
 //! sync after the first write to it has to wait for the file system's journal: on ext4, that doubles the
 //! duration of a small synced append. So one such append in many also writes zeroes after its data, where the
-//! contract promises zeroes anyway, and the next ones overwrite them. And while most bytes are appended with a
-//! sync, an object that is created ahead of its first append is filled with zeroes, on another thread. They
-//! double the bytes written for synced appends; others gain less from zeroes than zeroes cost, and write none.
+//! contract promises zeroes anyway, and the next ones overwrite them. And while most bytes are appended with
+//! a sync, an object that is created ahead of its first append is filled with zeroes, on another thread. They
+//! double the bytes written for synced appends. Others gain less from zeroes than these cost, and write none.
 
 use std::collections::HashMap;
 
