@@ -131,7 +131,7 @@ class Machine:
             self.run("install", "-d", "-o", "forebay", "-g", "forebay", "/run/forebay")
             log = open(self.path("/tmp/server.log"), "ab")
             argv = ["chroot", "--userspec=forebay:forebay", self.root, "/usr/bin/forebay", "serve", "--config"]
-            env = {"PATH": "/usr/bin:/bin", "HOME": "/var/lib/forebay"}
+            env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/var/lib/forebay"}
             process = subprocess.Popen([*argv, "/etc/forebay/forebay.toml"], stdout=log, stderr=log, env=env)
             log.close()
         deadline = time.monotonic() + 60
