@@ -2,10 +2,10 @@
 //!
 //! A segment file gets its whole space when it is created, and may be filled with zeroes ahead of its
 //! appends. A server that stops, or crashes, leaves the rest of its open segments so, and no later append
-//! continues them. The next opening of the pool identifies these segments, and has their files truncated. All written
-//! bytes are kept, whatever they are: the log is the part that recovery accepted, and what follows it is kept
-//! up to the last byte that is not zero. The file system reports the end of data, and preallocated space
-//! counts as a hole.
+//! continues them. The next opening of the pool identifies these segments, and has their files truncated. All
+//! written bytes are kept, whatever they are: the log is the part that recovery accepted, and what follows it
+//! is kept up to the last byte that is not zero. The file system reports the end of data, and preallocated
+//! space counts as a hole.
 
 use std::fs::File;
 use std::io;
