@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_format::{SegmentId, Superblock};
 use tokio::sync::oneshot;
@@ -25,6 +26,8 @@ const SMALL_BYTES: usize = 64 << 10;
 
 /// Zeroes are written to a new file this many bytes at a time, so that they hardly delay other writes.
 const FILLED_AT_ONCE: usize = 256 << 10;
+/// For at most this time, since a commit may need the file, and a server that stops waits for the thread.
+const FILL_TIME: Duration = Duration::from_millis(200);
 
 type Answer<T> = oneshot::Sender<Result<T>>;
 
@@ -141,14 +144,17 @@ impl SuperblockFile {
     }
 }
 
-/// Writes zeroes to the first `len` bytes of a new file, durably; may block.
-fn fill_with_zeroes(file: &File, len: u64) -> std::io::Result<()> {
-    let zeroes = IoBuf::zeroed(FILLED_AT_ONCE);
-    for at in (0..len).step_by(FILLED_AT_ONCE) {
+/// Writes zeroes to the first `len` bytes of a new file, durably, or to fewer on a slow disk; returns how
+/// many. May block.
+fn fill_with_zeroes(file: &File, len: u64) -> std::io::Result<u64> {
+    let (zeroes, begun) = (IoBuf::zeroed(FILLED_AT_ONCE), Instant::now());
+    let mut at = 0;
+    while at < len && begun.elapsed() < FILL_TIME {
         let part = &zeroes[..(len - at).min(FILLED_AT_ONCE as u64) as usize];
         retry_shortage(|| file.write_all_at(part, at))?;
+        at += part.len() as u64;
     }
-    file.sync_data()
+    file.sync_data().map(|()| at)
 }
 
 /// Returns the preallocated space after `end`.
@@ -227,8 +233,8 @@ impl Store for DirectoryStore {
         self.io.pool.run(move || {
             let created = shared.create(id, expected).map(|file| {
                 // Without the zeroes, appends only take longer.
-                let filled = fills && fill_with_zeroes(&file, expected).is_ok();
-                shared.growing.prepare(id, if filled { expected } else { 0 });
+                let filled = if fills { fill_with_zeroes(&file, expected).unwrap_or(0) } else { 0 };
+                shared.growing.prepare(id, filled);
             });
             let _ = answer.send(created);
         });
@@ -343,5 +349,22 @@ impl Store for DirectoryStore {
         self.blocking(|shared| {
             shared.files.capacity().map_err(|e| store_error(|| "querying free space".into(), &e))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_file_is_filled_to_its_end() {
+        let file = tempfile::tempfile().unwrap();
+        for len in [0, 4096, FILLED_AT_ONCE as u64, 1 << 20, (1 << 20) + 4096] {
+            file.set_len(0).unwrap();
+            assert_eq!(fill_with_zeroes(&file, len).unwrap(), len);
+            let mut read = vec![1; len as usize];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert!(file.metadata().unwrap().len() == len && read.iter().all(|b| *b == 0));
+        }
     }
 }
