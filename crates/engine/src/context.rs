@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use forebay_retained::Retained;
+use forebay_store::StoreError;
 use tokio::sync::Notify;
 
 use crate::config::PoolConfig;
@@ -49,6 +50,16 @@ impl Context {
         // A write that finds the memory frozen must find the pool latched before it is answered.
         self.retained.freeze();
         self.has_latched.notify_waiters();
+    }
+
+    /// The result of an operation of the store. Latches the pool if another server has opened it: nothing may
+    /// be acknowledged after a request has failed because of that.
+    pub fn fencing<T>(&self, result: std::result::Result<T, StoreError>) -> Result<T> {
+        let result = result.map_err(Error::from);
+        if let Err(e @ Error::Fenced) = &result {
+            self.latch(e);
+        }
+        result
     }
 
     /// Returns an error if the pool has latched.

@@ -161,7 +161,7 @@ impl Committer {
 
     /// Checks the free room, on which the admission of writes depends.
     pub async fn check_space(&self) -> Result<()> {
-        let capacity = self.reader.source.store.capacity().await?;
+        let capacity = self.cx.fencing(self.reader.source.store.capacity().await)?;
         if self.space.observe(capacity, !self.intake.has_work(), self.cx.host.now()) {
             self.space.wake.notify_one();
             self.progress.wake_waiters();

@@ -41,14 +41,9 @@ impl StoreReader {
         }
     }
 
-    /// Reads at most `len` bytes of an object. Latches the pool if another server has opened it: nothing may
-    /// be acknowledged after a request has failed because of that.
+    /// Reads at most `len` bytes of an object.
     pub(super) async fn read(&self, object: SegmentId, offset: u64, len: usize) -> Result<IoBuf> {
-        let read = self.store.read(object, offset, len).await.map_err(Error::from);
-        if let Err(e @ Error::Fenced) = &read {
-            self.cx.latch(e);
-        }
-        read
+        self.cx.fencing(self.store.read(object, offset, len).await)
     }
 
     /// Reads exactly `len` bytes of an object; `offset` and `len` need not be aligned.

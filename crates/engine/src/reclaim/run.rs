@@ -239,7 +239,7 @@ impl<'a> Reclaim<'a> {
             self.cleaner.cx.host.sleep(READERS_CHECK).await;
         }
         for (id, bytes) in objects {
-            self.cleaner.reader.source.store.delete(id).await?;
+            self.cleaner.cx.fencing(self.cleaner.reader.source.store.delete(id).await)?;
             let mut log = self.cleaner.committer.log.lock().await;
             // The record of a moved segment stays in the table as long as one of its slots is live.
             if log.table().get(id).is_some_and(|r| r.stream == Stream::Moved) {
@@ -256,7 +256,8 @@ impl<'a> Reclaim<'a> {
 
     /// The free room of the store, and the free room that the cleaner maintains.
     async fn headroom(&self) -> Result<Headroom> {
-        let Capacity { free, total } = self.cleaner.reader.source.store.capacity().await?;
+        let capacity = self.cleaner.reader.source.store.capacity().await;
+        let Capacity { free, total } = self.cleaner.cx.fencing(capacity)?;
         Ok(Headroom { free, target: self.cleaner.space.reserve(total) + total / ROOM_SHARE, total })
     }
 }

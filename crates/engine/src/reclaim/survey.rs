@@ -37,7 +37,7 @@ impl Reclaimer {
         // Only the batches of a listed segment count, and their length is in its record.
         let records = table.clone();
         let unknown = Box::new(move |id| !records.contains(id));
-        let stats = self.reader.source.store.list_lengths_of(unknown).await?;
+        let stats = self.cx.fencing(self.reader.source.store.list_lengths_of(unknown).await)?;
         if self.cx.config.mutation != Mutation::DropUnseen {
             marked.set_horizon(&table, self.opened_at);
         }

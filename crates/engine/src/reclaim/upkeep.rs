@@ -63,6 +63,7 @@ impl Reclaimer {
     /// task. `next_segment` was the number of the next segment when the pool was opened.
     pub(crate) async fn find_orphans(self: Arc<Reclaimer>, next_segment: u32) {
         let listed = self.reader.source.store.list_lengths_of(Box::new(|_| false)).await;
+        let listed = self.cx.fencing(listed);
         if self.stopped.load(Relaxed) || self.cx.check_running().is_err() {
             return;
         }

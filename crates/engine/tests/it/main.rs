@@ -14,6 +14,7 @@ mod copy;
 mod damage;
 mod desktop;
 mod fair;
+mod fenced;
 mod full;
 mod interrupted;
 mod loss;
