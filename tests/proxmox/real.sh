@@ -11,9 +11,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 repositories=(pve-storage pve-common pve-cluster pve-access-control pve-guest-common qemu-server pve-container)
 # What their modules use.
 packages=(
-  libanyevent-perl libcrypt-openssl-random-perl libcrypt-openssl-rsa-perl libfile-chdir-perl libfilesys-df-perl
+  libanyevent-perl libauthen-pam-perl libcrypt-openssl-random-perl libcrypt-openssl-rsa-perl libdevel-cycle-perl libfile-chdir-perl libfilesys-df-perl
   libio-multiplex-perl libio-socket-ssl-perl libjson-perl libjson-xs-perl liblinux-inotify2-perl libmime-base32-perl
-  libnet-dbus-perl libnet-dns-perl libnet-ip-perl libnet-ldap-perl libnet-ssleay-perl libperl-critic-perl
+  libnet-dbus-perl libnet-dns-perl libnet-ip-perl libnet-ldap-perl libnet-ssleay-perl libnetaddr-ip-perl libperl-critic-perl
   libposix-strptime-perl libstring-shellquote-perl libtest-mockmodule-perl libuuid-perl libwww-perl libxml-libxml-perl
 )
 

@@ -10,6 +10,7 @@ package Forebay::Proxmox::Api;
 use strict;
 use warnings;
 
+use Fcntl qw(:mode);
 use IO::Select;
 use IO::Socket::IP;
 use IO::Socket::UNIX;
@@ -135,8 +136,8 @@ sub _authorization {
 
     my $file = $address->{token} // return '';
     open(my $in, '<', $file) or die "cannot read the token of Forebay in $file ($!): correct 'forebay-token-file'\n";
-    my $mode = (stat($in))[2] & 07777;
-    die sprintf("%s can be read by others (mode %04o): run 'chmod 600' on it, and replace the token\n", $file, $mode) if $mode & 077;
+    my $mode = S_IMODE((stat($in))[2]);
+    die sprintf("%s can be read by others (mode %04o): run 'chmod 600' on it, and replace the token\n", $file, $mode) if $mode & (S_IRWXG | S_IRWXO);
     my $token = <$in> // '';
     close($in);
     $token =~ m/\A([A-Za-z0-9_-]+)\s*\z/ or die "$file has no token: write the output of 'forebay token create' to it\n";
