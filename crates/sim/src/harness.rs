@@ -1,8 +1,8 @@
 //! Runs many rounds, each from a separate seed, and reports a failure with the command that replays it.
 //!
-//! `FOREBAY_SEED=n` runs only that round, `FOREBAY_ROUNDS=n` that many instead of the default, and
-//! `FOREBAY_OPS=n` limits the operations in one life of the pool, which makes a failure smaller;
-//! `FOREBAY_TRACE=n` shows the last `n` lines of the trace instead of 60.
+//! `FOREBAY_SEED=n` runs only that round, `FOREBAY_ROUNDS=n` that many instead of the default, both together
+//! that many from that seed on, and `FOREBAY_OPS=n` limits the operations in one life of the pool, which makes
+//! a failure smaller; `FOREBAY_TRACE=n` shows the last `n` lines of the trace instead of 60.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -85,9 +85,9 @@ fn message(payload: &dyn Any) -> String {
 /// the maximum number of operations in a life.
 pub fn rounds(test: &str, first_seed: u64, count: u64, round: impl Fn(u64, Option<u64>) + Sync) {
     let ops = env("FOREBAY_OPS");
-    let (first, count) = match env("FOREBAY_SEED") {
-        Some(seed) => (seed, 1),
-        None => (first_seed, env("FOREBAY_ROUNDS").unwrap_or(count)),
+    let (first, count) = match (env("FOREBAY_SEED"), env("FOREBAY_ROUNDS")) {
+        (Some(seed), rounds) => (seed, rounds.unwrap_or(1)),
+        (None, rounds) => (first_seed, rounds.unwrap_or(count)),
     };
     let next = AtomicU64::new(first);
     let failed = Mutex::new(None::<(u64, String)>);
