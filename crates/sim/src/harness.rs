@@ -1,8 +1,8 @@
 //! Runs many rounds, each from a separate seed, and reports a failure with the command that replays it.
 //!
 //! `FOREBAY_SEED=n` runs only that round, `FOREBAY_ROUNDS=n` that many instead of the default, both together
-//! that many from that seed on, and `FOREBAY_OPS=n` limits the operations in one life of the pool, which makes
-//! a failure smaller; `FOREBAY_TRACE=n` shows the last `n` lines of the trace instead of 60.
+//! that many from that seed on. `FOREBAY_OPS=n` limits the operations in one life of the pool, which makes a
+//! failure smaller; `FOREBAY_TRACE=n` shows the last `n` lines of the trace instead of 60.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
