@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::*;
-use forebay_engine::{SegmentId, SyncMode};
+use forebay_engine::{SegmentId, SyncMode, inspect_segments};
 use forebay_store::{MemoryStore, Store};
 
 /// Objects with a footer, and the offset of the footer.
@@ -84,4 +84,47 @@ async fn a_footer_torn_by_a_crash_is_not_reported() {
     pool.checkpoint().await.unwrap();
     pool.close().await.unwrap();
     assert_eq!(check(&store).await, Vec::<String>::new());
+}
+
+/// A pool with segments of which nothing is alive, and the numbers of those with data.
+async fn overwritten() -> (Arc<MemoryStore>, Vec<String>) {
+    let store = Arc::new(MemoryStore::new());
+    write_some(&store, false).await;
+    write_some(&store, true).await;
+    let segments = data_segments(&store).await;
+    (store, segments)
+}
+
+async fn data_segments(store: &MemoryStore) -> Vec<String> {
+    let all = inspect_segments(store).await.unwrap();
+    all.into_iter().filter(|s| s.stream == "data").map(|s| s.segment).collect()
+}
+
+async fn objects(store: &MemoryStore, segments: &[String]) -> Vec<SegmentId> {
+    let all = store.list().await.unwrap();
+    all.iter().map(|object| object.id).filter(|id| segments.contains(&id.to_string())).collect()
+}
+
+/// A former owner of a pool on RADOS may create the object of a deleted segment that the last checkpoint still
+/// lists.
+#[tokio::test]
+async fn an_object_created_again_after_its_deletion_is_not_reported() {
+    let (store, mut dead) = overwritten().await;
+    open(&store).await.reclaim(&|_| ()).await.unwrap();
+    let alive = data_segments(&store).await;
+    dead.retain(|segment| !alive.contains(segment));
+    assert!(dead.len() > 3, "{dead:?}");
+
+    let (store, _) = overwritten().await;
+    objects(&store, &dead).await.iter().for_each(|id| store.damage(*id, Vec::clear));
+    assert_eq!(check(&store).await, Vec::<String>::new());
+    let pool = open(&store).await;
+    pool.reclaim(&|_| ()).await.unwrap();
+    pool.close().await.unwrap();
+    assert_eq!(objects(&store, &dead).await, Vec::<SegmentId>::new());
+    // One of which blocks are needed is reported.
+    let needed = objects(&store, &alive).await;
+    store.damage(needed[0], Vec::clear);
+    let found = check(&store).await;
+    assert!(!found.is_empty() && found.iter().all(|problem| problem.ends_with("of [\"v\"]")), "{found:?}");
 }
