@@ -19,7 +19,7 @@ pub mod rados;
 
 pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Selection, Store, StoreError, for_good};
-pub use directory::{DirectoryOptions, DirectoryStore, IoMode};
+pub use directory::{DirectoryOptions, DirectoryStore, IoMode, SUPERBLOCK};
 #[cfg(feature = "test-util")]
 pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, Image, When};
 pub use limited::Limited;

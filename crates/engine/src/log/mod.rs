@@ -173,7 +173,7 @@ pub(crate) struct Log {
     /// A group found no room, and no segment was preallocated since.
     is_short: bool,
     /// How often the present group was given up because an append was overdue, which may still take effect.
-    left_behind: u32,
+    left_data: u32,
     /// The same of groups of the cleaner, in a row.
     left_moved: u32,
     /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
@@ -207,7 +207,7 @@ impl Log {
             unsynced: Vec::new(),
             raise_epoch: false,
             is_short: false,
-            left_behind: 0,
+            left_data: 0,
             left_moved: 0,
             failed: None,
             barrier: None,
@@ -464,7 +464,7 @@ impl Log {
     /// would find it complete, so it must not be reported as abandoned. Likewise if an earlier attempt may
     /// still become complete.
     async fn give_up(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
-        if self.left_behind > 0 {
+        if self.left_data > 0 {
             return Err(for_good(StoreError::Full, "writing a group again"));
         }
         self.abandon(group);
@@ -504,7 +504,7 @@ impl Log {
 
     /// How often groups were given up in a row because an append was overdue.
     fn left_behind(&mut self, stream: Stream) -> &mut u32 {
-        if stream == Stream::Moved { &mut self.left_moved } else { &mut self.left_behind }
+        if stream == Stream::Moved { &mut self.left_moved } else { &mut self.left_data }
     }
 
     /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated
@@ -525,7 +525,7 @@ impl Log {
             None => {
                 let id = self.next.take().await?;
                 // What frees room has to fit into the last of it, and so has what cannot be abandoned.
-                let is_needed = self.left_behind > 0 || (self.is_short && frees_room(group.stream));
+                let is_needed = self.left_data > 0 || (self.is_short && frees_room(group.stream));
                 (id, 0, !is_needed)
             }
         };

@@ -13,13 +13,12 @@ use std::path::{Path, PathBuf};
 use forebay_engine::PoolId;
 use forebay_format::{BLOCK, Superblock};
 use forebay_retained::{Examined, SharedFile};
+use forebay_store::SUPERBLOCK;
 use serde::Serialize;
 
 use super::memory::{Location, PoolDirectory, pool_of_name, short_name};
 use crate::config::{ConfigFile, DEFAULT_CONFIG};
 
-/// Name of the superblock file in the directory of a pool.
-const SUPERBLOCK: &str = "superblock";
 /// Bounds of the search on one file system.
 const MAX_DEPTH: usize = 6;
 const MAX_DIRECTORIES: usize = 50_000;

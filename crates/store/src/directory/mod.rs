@@ -46,6 +46,7 @@ use crate::contract::receive;
 use crate::{BoxFuture, Result};
 
 pub use self::io::IoMode;
+pub use self::open::SUPERBLOCK;
 
 /// Options for opening a directory.
 #[derive(Debug, Clone)]

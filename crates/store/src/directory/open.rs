@@ -15,7 +15,8 @@ use crate::superblock::COPY_BYTES;
 use crate::{IoBuf, Result, StoreError};
 
 const LOCK: &str = "lock";
-const SUPERBLOCK: &str = "superblock";
+/// The file of the superblock in the directory of a pool.
+pub const SUPERBLOCK: &str = "superblock";
 const SEGMENTS: &str = "segments";
 
 /// Bytes of the superblock file.
