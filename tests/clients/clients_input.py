@@ -83,10 +83,13 @@ MISTAKES = (
     ("[memory", "line 2", "]"),
     ("[memory]\nread_cache = '8Q'", "line 3", "not a size"),
     ("[nbd]\nlisten = 'unix:/x'", "line 3", "nbd.listen", "a list in brackets"),
-    ("[nbd]\nlisten = ['0.0.0.0:1']", "in clear", "--nbd-allow-remote"),
-    ("[nbd.tls]\ncertificates = '/nonexistent'", "/nonexistent", "No such file"),
+    ("[nbd]\nlisten = ['0.0.0.0:1']", "line 3: nbd.listen: ", "in clear", "--nbd-allow-remote"),
+    ("[nbd.tls]\ncertificates = '/nonexistent'", "line 3: nbd.tls.certificates: /nonexistent", "No such file"),
     ("[http]\nlisten = '0.0.0.0:80'", "0.0.0.0:80", "--http-certificate"),
-    ("[http]\nlisten = '127.0.0.1:80'\ncertificate = 'none.pem'\nkey = 'none.pem'", "none.pem", "PEM"),
+    (
+        "[http]\nlisten = '127.0.0.1:80'\ncertificate = 'none.pem'\nkey = 'none.pem'",
+        "line 4: http.certificate: ", "none.pem", "PEM",
+    ),
     ("[[iscsi.target]]\nname = 'x y'", "line 3", "x y", "not an iSCSI name"),
     ("[logging]\nfilter = 'loud'", "line 3", "loud", "use a level"),
 )
