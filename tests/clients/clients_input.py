@@ -143,6 +143,36 @@ def mistakes_of_the_configuration_are_named(t):
         check(done.returncode == 1 and path in done.stderr, f"the configuration {path}: {done}")
 
 
+# Stands in for systemctl: it knows one unit.
+SYSTEMCTL = """#!/bin/sh
+case "$*" in
+*forebay.service) printf 'LoadState=loaded\\nMemoryMax=%s\\n' "$MEMORY_MAX" ;;
+*) printf 'LoadState=not-found\\nMemoryMax=infinity\\n' ;;
+esac
+"""
+
+
+@test
+def the_memory_is_compared_with_the_limit_of_the_unit(t):
+    file, program = t.path("forebay.toml"), t.path("systemctl")
+    with open(file, "w") as f:
+        f.write(f'data = "{t.path("pool")}"\n[memory]\ndesktops = "200M"\n')
+    with open(program, "w") as f:
+        f.write(SYSTEMCTL)
+    os.chmod(program, 0o755)
+
+    def said(memory_max):
+        environment = {**os.environ, "PATH": f"{t.dir}:{os.environ['PATH']}", "MEMORY_MAX": memory_max}
+        return run(binary(), "config", "check", file, env=environment, timeout=30)
+
+    done = said(str(300 * MIB))
+    check("the MemoryMax of forebay.service is 300 MiB: reduce [memory] read_cache" in done.stderr, f"{done}")
+    check(done.stdout.endswith("compared with 300 MiB, the MemoryMax of forebay.service\n"), f"{done}")
+    # Without a limit, with the RAM.
+    done = said("infinity")
+    check("MemoryMax" not in done.stderr and done.stdout.endswith(" is valid\n"), f"{done}")
+
+
 @test
 def failed_imports_leave_no_image(t):
     s = t.server()

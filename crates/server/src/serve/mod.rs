@@ -76,7 +76,7 @@ use crate::nbd;
 use begin::exit_while_opening;
 use descriptors::Descriptors;
 pub use error::ServeError;
-pub(crate) use fit::{Measured, MemoryLimit, memory_limit, warnings};
+pub(crate) use fit::{Measured, MemoryLimit, memory_limit, memory_limit_of_unit, warnings};
 use handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
 pub use host::EngineThread;
 use https::HttpsCertificate;
