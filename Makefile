@@ -117,7 +117,7 @@ bench-rados: setup build ## pools in Ceph next to librbd, on a throw-away cluste
 bench-scale: ## what the tables of a pool of 1, 10 and 100 TB cost: pauses, memory, checkpoints, opening
 	$(CARGO) test --release --locked -p forebay-engine --lib -- scale:: --ignored --nocapture
 
-bench-dashboard: setup build ## time until each page is shown with 2,000 volumes, 500 of them in use; at most 200 ms
+bench-dashboard: setup build ## time until pages are shown with 2,000 volumes: at most 200 ms
 	@FOREBAY_BIN=$(TARGET)/release/forebay FOREBAY_BROWSER_ROUNDS=$${FOREBAY_BROWSER_ROUNDS:-7} \
 		FOREBAY_BROWSER_PAGE_MS=$${FOREBAY_BROWSER_PAGE_MS:-200} $(PYTHON) tests/browser/run.py two_thousand_volumes
 

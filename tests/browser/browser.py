@@ -36,8 +36,9 @@ ARGUMENTS = (
 )
 
 
-# Sets `timed`, which calls `done` with the milliseconds from `begin` to the end of the frame in which the page shows
-# a text. The page itself is measured: the driver takes hundreds of milliseconds to read the text of a long table.
+# Sets `timed`, which calls `done` with the milliseconds from `begin` to the end of the frame in which the
+# page shows a text. The page measures itself: the driver needs hundreds of milliseconds to read the text of
+# a long table.
 TIMER = """
     window.timed = (text, begin, done) => {
       const look = () => {
@@ -94,13 +95,13 @@ class Browser:
         code = "const [page, text, done] = arguments; timed(text, performance.now(), done); location.hash = page;"
         return self.driver.execute_async_script(TIMER + code, page, text)
 
-    def time_to_open(self, page, text):
-        """Goes to a page and loads it again, as a new document without cached files; returns the milliseconds until
-        it shows a text."""
+    def time_to_open(self, page, text, cached=True):
+        """Goes to a page and loads it again, as a new document; returns the milliseconds until it shows a
+        text. `cached` is whether the browser has kept the files of the dashboard."""
         code = f"{TIMER} timed({json.dumps(text)}, 0, (took) => (window.took = took));"
         run = self.driver.execute_cdp_cmd
         run("Network.enable", {})
-        run("Network.setCacheDisabled", {"cacheDisabled": True})
+        run("Network.setCacheDisabled", {"cacheDisabled": not cached})
         script = run("Page.addScriptToEvaluateOnNewDocument", {"source": code})
         self.go(page)
         self.driver.refresh()

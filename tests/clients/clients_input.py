@@ -143,7 +143,7 @@ def mistakes_of_the_configuration_are_named(t):
         check(done.returncode == 1 and path in done.stderr, f"the configuration {path}: {done}")
 
 
-# Stands in for systemctl: it knows one unit.
+# In place of systemctl, with one unit.
 SYSTEMCTL = """#!/bin/sh
 case "$*" in
 *forebay.service) printf 'LoadState=loaded\\nMemoryMax=%s\\n' "$MEMORY_MAX" ;;

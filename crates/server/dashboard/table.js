@@ -15,6 +15,9 @@ import { count } from "./format.js";
 const PAGE = 100;
 /** The least height of a row, in pixels. */
 const ROW_PX = 30;
+/** Time from the frame with the first rows of a table until the others are drawn: the browser shows the frame, and
+ *  other responses arrive. */
+const REST_MS = 50;
 
 export class Table {
   #columns;
@@ -188,7 +191,7 @@ export class Table {
       setTimeout(() => {
         this.#limit = PAGE;
         if (this.element.isConnected) this.refresh();
-      }),
+      }, REST_MS),
     );
   }
 

@@ -10,8 +10,8 @@ use crate::serve::{MemoryLimit, memory_limit_of_unit};
 const UNIT: &str = "forebay.service";
 const PROPERTIES: &str = "LoadState,MemoryMax,EffectiveMemoryMax";
 
-/// The limit of the unit that serves `file`, or the RAM of the host if that is lower. `None` if systemd is not
-/// running or does not know the unit.
+/// The limit of the unit that serves `file`, or the RAM of the host if that is lower. `None` if systemd is
+/// not running or does not know the unit.
 pub(super) fn memory_limit(file: &Path) -> Option<MemoryLimit> {
     let unit = unit_of(file);
     let mut command = Command::new("systemctl");
@@ -20,8 +20,8 @@ pub(super) fn memory_limit(file: &Path) -> Option<MemoryLimit> {
     memory_limit_of_unit(unit, limit(&shown)?)
 }
 
-/// The unit of the package serves the default file, and an instance each other one in its directory. Files elsewhere
-/// are drafts of the default one.
+/// The unit of the package serves the default file, and an instance each other one in its directory. Files
+/// elsewhere are drafts of the default one.
 fn unit_of(file: &Path) -> String {
     let default = Path::new(DEFAULT_CONFIG);
     let is_instance = file != default && file.parent() == default.parent();
@@ -36,8 +36,8 @@ fn unit_of(file: &Path) -> String {
 fn limit(shown: &str) -> Option<Option<u64>> {
     let of = |key| shown.lines().filter_map(|line| line.split_once('=')).find(|(k, _)| *k == key);
     (of("LoadState")?.1 == "loaded").then_some(())?;
-    // The effective limit includes those of the slices, and is known to newer releases only. No limit is "infinity",
-    // or the largest number.
+    // The effective limit includes those of the slices, and is known to newer releases only. No limit is
+    // "infinity", or the largest number.
     let bytes = ["MemoryMax", "EffectiveMemoryMax"].into_iter().filter_map(|key| of(key)?.1.parse().ok());
     Some(bytes.min().filter(|bytes| *bytes != u64::MAX))
 }
@@ -51,7 +51,7 @@ mod tests {
         for (file, unit) in [
             ("/etc/forebay/forebay.toml", "forebay.service"),
             ("/etc/forebay/fast.toml", "forebay@fast.service"),
-            ("/home/a/fast.toml", "forebay.service"),
+            ("/srv/fast.toml", "forebay.service"),
             ("forebay.toml", "forebay.service"),
         ] {
             assert_eq!(unit_of(Path::new(file)), unit, "{file}");

@@ -1,7 +1,7 @@
 //! The value of the configuration file that is the cause of an error.
 //!
-//! It is found by its text. A command-line option that overrides a value of the file has another one, so its errors
-//! name no line.
+//! It is found by its text. A command-line option that overrides a value of the file has another one, so its
+//! errors name no line.
 
 use std::path::Path;
 
@@ -53,7 +53,7 @@ mod tests {
     use crate::serve::check;
 
     /// The message for a file with these lines after the first one, and options.
-    fn said(text: &str, flags: Overrides) -> String {
+    fn message_of(text: &str, flags: Overrides) -> String {
         let file = ConfigFile::parse("f.toml", &format!("data = \"/pool\"\n{text}")).unwrap();
         check(&ServeConfig::resolve(file, flags).unwrap()).unwrap_err().to_string()
     }
@@ -92,7 +92,7 @@ mod tests {
                 "certificates in [nbd.tls]",
             ),
         ] {
-            let message = said(text, Overrides::default());
+            let message = message_of(text, Overrides::default());
             assert!(message.starts_with(begin) && message.ends_with(end), "{text}: {message}");
         }
     }
@@ -101,10 +101,11 @@ mod tests {
     fn values_of_options_have_no_line() {
         let http = HttpFlags { certificate: Some("/option/c".into()), ..HttpFlags::default() };
         let text = "[http]\ncertificate = \"/none/c\"\nkey = \"/none/k\"";
-        let message = said(text, Overrides { http, ..Overrides::default() });
+        let message = message_of(text, Overrides { http, ..Overrides::default() });
         assert!(message.starts_with("cannot read /option/c: "), "{message}");
         let nbd = NbdFlags { listen: vec!["0.0.0.0:2".parse().unwrap()], ..NbdFlags::default() };
-        let message = said("[nbd]\nlisten = [\"0.0.0.0:1\"]", Overrides { nbd, ..Overrides::default() });
+        let message =
+            message_of("[nbd]\nlisten = [\"0.0.0.0:1\"]", Overrides { nbd, ..Overrides::default() });
         assert!(message.starts_with("NBD cannot be served on 0.0.0.0:2 "), "{message}");
     }
 
@@ -120,7 +121,7 @@ mod tests {
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
         let (certificate, key) = (certificate.display(), key.display());
         let text = format!("[http]\ncertificate = \"{certificate}\"\n\nkey = \"{key}\"");
-        let message = said(&text, Overrides::default());
+        let message = message_of(&text, Overrides::default());
         assert!(message.starts_with(&format!("f.toml, line 5: http.key: {key} can be read")), "{message}");
     }
 }

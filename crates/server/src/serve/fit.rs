@@ -29,7 +29,8 @@ pub(crate) enum Measured {
 pub(crate) struct MemoryLimit {
     /// Bytes.
     pub bytes: u64,
-    /// Whether it is the RAM of the host, rather than the limit of a unit or of the control group of this process.
+    /// Whether it is the RAM of the host, rather than the limit of a unit or of the control group of this
+    /// process.
     pub is_host: bool,
     /// The systemd unit whose limit it is.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -120,8 +120,8 @@ pub fn run(config: &ServeConfig, json: bool, load: Load) -> Result<(), ServeErro
     result
 }
 
-/// Checks the files that a configuration names and that a server reads when it starts: certificates. An error of
-/// a value in the configuration file names the line.
+/// Checks the files that a configuration names and that a server reads when it starts: certificates. An error
+/// of a value in the configuration file names the line.
 pub(crate) fn check(config: &ServeConfig) -> Result<(), ServeError> {
     let checked = || {
         nbd::check(&config.nbd)?;
