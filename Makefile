@@ -9,7 +9,7 @@ MDBOOK ?= mdbook
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-browser test-threads test-ceph test-api test-proxmox test-package \
 	package package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
-	bench-boot bench-ats bench-rados bench-scale xray xray-fio fmt lint deny corpora book clean
+	bench-boot bench-ats bench-rados bench-scale bench-dashboard xray xray-fio fmt lint deny corpora book clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,10 @@ bench-rados: setup build ## pools in Ceph next to librbd, on a throw-away cluste
 
 bench-scale: ## what the tables of a pool of 1, 10 and 100 TB cost: pauses, memory, checkpoints, opening
 	$(CARGO) test --release --locked -p forebay-engine --lib -- scale:: --ignored --nocapture
+
+bench-dashboard: setup build ## time until pages are shown with 2,000 volumes: at most 200 ms
+	@FOREBAY_BIN=$(TARGET)/release/forebay FOREBAY_BROWSER_ROUNDS=$${FOREBAY_BROWSER_ROUNDS:-7} \
+		FOREBAY_BROWSER_PAGE_MS=$${FOREBAY_BROWSER_PAGE_MS:-200} $(PYTHON) tests/browser/run.py two_thousand_volumes
 
 package: build ## the Debian package, in target/package (needs dpkg-deb)
 	@packaging/debian/build.sh $(TARGET)/release/forebay $(TARGET)/package

@@ -36,6 +36,22 @@ ARGUMENTS = (
 )
 
 
+# Sets `timed`, which calls `done` with the milliseconds from `begin` to the end of the frame in which the
+# page shows a text. The page measures itself: the driver needs hundreds of milliseconds to read the text of
+# a long table.
+TIMER = """
+    window.timed = (text, begin, done) => {
+      const look = () => {
+        if (!document.getElementById("main")?.textContent.includes(text)) return;
+        observer.disconnect();
+        // The second frame begins when the first one is drawn.
+        requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - begin)));
+      };
+      const observer = new MutationObserver(look);
+      observer.observe(document, { subtree: true, childList: true, characterData: true });
+    };"""
+
+
 class Browser:
     """A browser with a new profile. `expected` are statuses of responses and errors of connections that the
     scenario causes; every other message of the console fails the test when the browser is closed."""
@@ -73,6 +89,30 @@ class Browser:
     def go(self, page):
         """Goes to a page of the dashboard, as a link within it does."""
         self.driver.execute_script("location.hash = arguments[0]", page)
+
+    def time_to_go(self, page, text):
+        """Goes to a page as a link does, and returns the milliseconds until it shows a text."""
+        code = "const [page, text, done] = arguments; timed(text, performance.now(), done); location.hash = page;"
+        return self.driver.execute_async_script(TIMER + code, page, text)
+
+    def time_to_open(self, page, text, cached=True):
+        """Goes to a page and loads it again, as a new document; returns the milliseconds until it shows a
+        text. `cached` is whether the browser has kept the files of the dashboard."""
+        code = f"{TIMER} timed({json.dumps(text)}, 0, (took) => (window.took = took));"
+        run = self.driver.execute_cdp_cmd
+        run("Network.enable", {})
+        run("Network.setCacheDisabled", {"cacheDisabled": not cached})
+        script = run("Page.addScriptToEvaluateOnNewDocument", {"source": code})
+        self.go(page)
+        self.driver.refresh()
+        took = self.until(lambda: self.script("return window.took"), f"'{text}' is not shown")
+        run("Page.removeScriptToEvaluateOnNewDocument", script)
+        run("Network.setCacheDisabled", {"cacheDisabled": False})
+        return took
+
+    def elements(self):
+        """Number of elements of the page."""
+        return self.script("return document.querySelectorAll('*').length")
 
     def until(self, condition, what, timeout=WAIT_S):
         """Waits until `condition` returns a true value, and returns it."""

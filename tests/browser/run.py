@@ -10,6 +10,8 @@ Environment variables, with their defaults:
     FOREBAY_SEED          seed of all random data (1)
     FOREBAY_SCREENSHOTS   directory for pictures of all pages, in both themes and on a phone (none)
     FOREBAY_BROWSER_VOLUMES  number of volumes of the test with many (2000); a quarter of them has a client
+    FOREBAY_BROWSER_ROUNDS   times that this test shows each page (1); it prints the median
+    FOREBAY_BROWSER_PAGE_MS  longest median in milliseconds (10000)
 """
 
 import os

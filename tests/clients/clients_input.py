@@ -83,10 +83,13 @@ MISTAKES = (
     ("[memory", "line 2", "]"),
     ("[memory]\nread_cache = '8Q'", "line 3", "not a size"),
     ("[nbd]\nlisten = 'unix:/x'", "line 3", "nbd.listen", "a list in brackets"),
-    ("[nbd]\nlisten = ['0.0.0.0:1']", "in clear", "--nbd-allow-remote"),
-    ("[nbd.tls]\ncertificates = '/nonexistent'", "/nonexistent", "No such file"),
+    ("[nbd]\nlisten = ['0.0.0.0:1']", "line 3: nbd.listen: ", "in clear", "--nbd-allow-remote"),
+    ("[nbd.tls]\ncertificates = '/nonexistent'", "line 3: nbd.tls.certificates: /nonexistent", "No such file"),
     ("[http]\nlisten = '0.0.0.0:80'", "0.0.0.0:80", "--http-certificate"),
-    ("[http]\nlisten = '127.0.0.1:80'\ncertificate = 'none.pem'\nkey = 'none.pem'", "none.pem", "PEM"),
+    (
+        "[http]\nlisten = '127.0.0.1:80'\ncertificate = 'none.pem'\nkey = 'none.pem'",
+        "line 4: http.certificate: ", "none.pem", "PEM",
+    ),
     ("[[iscsi.target]]\nname = 'x y'", "line 3", "x y", "not an iSCSI name"),
     ("[logging]\nfilter = 'loud'", "line 3", "loud", "use a level"),
 )
@@ -138,6 +141,36 @@ def mistakes_of_the_configuration_are_named(t):
     for path in (t.path("absent"), t.dir, t.noise_file("noise", BLOCK)):
         done = run(binary(), "serve", "--config", path, check=False, timeout=30)
         check(done.returncode == 1 and path in done.stderr, f"the configuration {path}: {done}")
+
+
+# In place of systemctl, with one unit.
+SYSTEMCTL = """#!/bin/sh
+case "$*" in
+*forebay.service) printf 'LoadState=loaded\\nMemoryMax=%s\\n' "$MEMORY_MAX" ;;
+*) printf 'LoadState=not-found\\nMemoryMax=infinity\\n' ;;
+esac
+"""
+
+
+@test
+def the_memory_is_compared_with_the_limit_of_the_unit(t):
+    file, program = t.path("forebay.toml"), t.path("systemctl")
+    with open(file, "w") as f:
+        f.write(f'data = "{t.path("pool")}"\n[memory]\ndesktops = "200M"\n')
+    with open(program, "w") as f:
+        f.write(SYSTEMCTL)
+    os.chmod(program, 0o755)
+
+    def said(memory_max):
+        environment = {**os.environ, "PATH": f"{t.dir}:{os.environ['PATH']}", "MEMORY_MAX": memory_max}
+        return run(binary(), "config", "check", file, env=environment, timeout=30)
+
+    done = said(str(300 * MIB))
+    check("the MemoryMax of forebay.service is 300 MiB: reduce [memory] read_cache" in done.stderr, f"{done}")
+    check(done.stdout.endswith("compared with 300 MiB, the MemoryMax of forebay.service\n"), f"{done}")
+    # Without a limit, with the RAM.
+    done = said("infinity")
+    check("MemoryMax" not in done.stderr and done.stdout.endswith(" is valid\n"), f"{done}")
 
 
 @test

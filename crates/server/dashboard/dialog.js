@@ -4,6 +4,8 @@ import { newKey } from "./api.js";
 import { h, setText } from "./dom.js";
 
 const TOAST_MS = 6000;
+/** Most choices that a field suggests. */
+const CHOICES = 500;
 
 /** Shows a message for some seconds; screen readers read it. */
 export function toast(text, kind = "") {
@@ -66,7 +68,7 @@ function input(field) {
       field.choices = h(
         "datalist",
         { id: list },
-        field.list.map((value) => h("option", { value })),
+        field.list.slice(0, CHOICES).map((value) => h("option", { value })),
       );
   }
   const help = field.help ? h("p", { class: "help", id: helpId }, field.help) : null;

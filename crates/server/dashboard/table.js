@@ -1,6 +1,9 @@
 // Tables that are sorted, filtered and shown in pages. Rows keep their elements while they are visible, so that
 // an update moves neither the focus nor a selection.
 //
+// Elements exist only for the rows of the present page, however many rows there are. A new table first draws the rows
+// that fit on the screen, and the others after they are painted: layout and painting take most of the time.
+//
 // A column: `id`, `label`, `value` (of a row, to sort by; without it the column is not sortable), `text` (default:
 // the value), `node` (an element instead of a text; made again when the text changes), `live` (called with the row
 // and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens), `wide` (its text is wrapped),
@@ -10,6 +13,11 @@ import { h, setText } from "./dom.js";
 import { count } from "./format.js";
 
 const PAGE = 100;
+/** The least height of a row, in pixels. */
+const ROW_PX = 30;
+/** Time from the frame with the first rows of a table until the others are drawn: the browser shows the frame, and
+ *  other responses arrive. */
+const REST_MS = 50;
 
 export class Table {
   #columns;
@@ -18,11 +26,14 @@ export class Table {
   #known = new Map();
   #sort;
   #page = 0;
+  /** Number of rows of a page to draw at present. */
+  #limit = Math.ceil(innerHeight / ROW_PX);
   #selected = new Set();
   #options;
 
   /** Options: `caption`, `columns`, `key` (of a row), `search` (text of a row that the filter looks in), `sort`
-   *  (`[id, descending]`), `empty` (text), `select` (called with the selected keys), `filters` (elements). */
+   *  (`[id, descending]`), `empty` (text, or a function that returns it), `select` (called with the selected keys),
+   *  `filters` (elements), `small` (the filter is shown only with more rows than fit on a page). */
   constructor(options) {
     this.#options = options;
     this.#columns = options.columns.filter(Boolean);
@@ -52,8 +63,9 @@ export class Table {
           oninput: () => this.#turn(0),
         })
       : null;
-    const tools = h("div", { class: "table-tools" }, this.filter, options.filters, this.summary);
-    this.element = h("div", { class: "table" }, options.search || options.filters ? tools : null, scroller, this.pager);
+    this.tools = h("div", { class: "table-tools", hidden: options.small }, this.filter, options.filters, this.summary);
+    const tools = options.search || options.filters ? this.tools : null;
+    this.element = h("div", { class: "table" }, tools, scroller, this.pager);
     this.#drawHead();
   }
 
@@ -117,6 +129,7 @@ export class Table {
   }
 
   #matching = [];
+  #isDrawingRest = false;
 
   #match() {
     const wanted = (this.filter?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
@@ -137,7 +150,8 @@ export class Table {
     this.#match();
     const pages = Math.max(1, Math.ceil(this.#matching.length / PAGE));
     this.#page = Math.min(this.#page, pages - 1);
-    this.#shown = this.#matching.slice(this.#page * PAGE, (this.#page + 1) * PAGE);
+    const first = this.#page * PAGE;
+    this.#shown = this.#matching.slice(first, first + Math.min(PAGE, this.#limit));
     const [id, descending] = this.#sort;
     for (const [column, cell] of this.headings) {
       if (column === id) cell.setAttribute("aria-sort", descending ? "descending" : "ascending");
@@ -159,6 +173,7 @@ export class Table {
       if (present[n] !== line) this.body.insertBefore(line, present[n] ?? null);
     });
     while (present.length > lines.length) present[lines.length].remove();
+    if (this.#limit < PAGE && this.#shown.length === this.#limit) this.#drawRestSoon();
     this.#drawPager(pages);
     if (this.#options.select) {
       const ticked = this.#matching.filter((row) => this.#selected.has(this.#options.key(row))).length;
@@ -168,9 +183,23 @@ export class Table {
     }
   }
 
+  /** Draws the other rows of the page when the first ones are painted. */
+  #drawRestSoon() {
+    if (this.#isDrawingRest) return;
+    this.#isDrawingRest = true;
+    requestAnimationFrame(() =>
+      setTimeout(() => {
+        this.#limit = PAGE;
+        if (this.element.isConnected) this.refresh();
+      }, REST_MS),
+    );
+  }
+
   #emptyLine() {
     const width = this.#columns.length + (this.#options.select ? 1 : 0);
-    const text = this.#rows.length ? "Nothing matches the filter." : this.#options.empty;
+    const { empty } = this.#options;
+    const none = typeof empty === "function" ? empty() : empty;
+    const text = this.#rows.length ? "Nothing matches the filter." : none;
     return h("tr", { class: "empty" }, h("td", { colspan: width }, text));
   }
 
@@ -214,6 +243,7 @@ export class Table {
     const found = this.#matching.length;
     const summary = found === all ? `${count(all)} in total` : `${count(found)} of ${count(all)}`;
     setText(this.summary, summary);
+    if (this.#options.small) this.tools.hidden = all <= PAGE;
     if (pages === 1) {
       this.pager.replaceChildren();
       this.pages = null;

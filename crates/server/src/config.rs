@@ -441,6 +441,8 @@ pub struct ServeConfig {
     pub metrics: VolumeSeries,
     /// Configuration of the pool.
     pub pool: PoolConfig,
+    /// The file that values are from.
+    pub source: Option<Source>,
 }
 
 /// Command-line options; each overrides the file.
@@ -517,6 +519,7 @@ impl ServeConfig {
             store_limit,
             store_slow,
             pool,
+            source: file.source,
         })
     }
 }

@@ -93,7 +93,7 @@ async function mapLun(target) {
     title: `Map a disk to ${target.name}`,
     action: "Map",
     fields: [
-      { name: "disk", label: "Disk", required: true, list: volumes.slice(0, 500).map((disk) => disk.name) },
+      { name: "disk", label: "Disk", required: true, list: volumes.map((disk) => disk.name) },
       { name: "lun", label: "LUN", parse: parseCount, placeholder: "the lowest free one" },
       ...lunOptions(),
     ],
@@ -239,32 +239,163 @@ export function iscsiPage(context) {
   return [pageHead("iSCSI", actions), h("section", { class: "card flush" }, table.element)];
 }
 
+/** The tables of a target; `current` returns the target, and `refresh` reads it again. */
+function lunsTable(current, refresh) {
+  const actions = (lun) =>
+    h(
+      "div",
+      { class: "row-actions" },
+      button("Reservations", () => showReservations(current(), lun, refresh).catch(showProblem), "small"),
+      may.administer() && button("Options", () => changeLun(current(), lun), "small"),
+      may.administer() && button("Unmap", () => unmapLun(current(), lun), "small danger"),
+    );
+  return new Table({
+    caption: "LUNs",
+    columns: [
+      { id: "lun", label: "LUN", value: (l) => l.lun, number: true },
+      {
+        id: "disk",
+        label: "Disk",
+        value: (l) => l.disk ?? "–",
+        node: (l) => (l.disk ? diskLink(l.disk) : document.createTextNode("–")),
+      },
+      {
+        id: "size",
+        label: "Size",
+        value: (l) => l.size_bytes,
+        text: (l) => (l.size_bytes === null ? "missing" : bytes(l.size_bytes)),
+        number: true,
+        first: "descending",
+      },
+      {
+        id: "options",
+        label: "Options",
+        value: (l) => `${l.read_only ? "read-only" : "read-write"}, ${l.write_back ? "write-back" : "write-through"}`,
+        minor: true,
+      },
+      { id: "actions", label: "Actions", right: true, text: (l) => JSON.stringify(l), node: actions },
+    ],
+    key: (l) => String(l.lun),
+    search: (l) => `${l.lun} ${l.disk ?? ""}`,
+    empty: "No disks are mapped.",
+    small: true,
+  });
+}
+
+function initiatorsTable(current) {
+  const remove = (one) =>
+    ask({
+      title: "Remove the initiator?",
+      action: "Remove",
+      danger: true,
+      done: `Removed ${one.name}`,
+      intro: `${one.name} cannot log in to ${current().name} any more.`,
+      submit: () => call("DELETE", url`/targets/${current().name}/initiators/${one.name}`),
+    });
+  const actions = (one) =>
+    h(
+      "div",
+      { class: "row-actions" },
+      button("Change", () => allowInitiator(current(), one), "small"),
+      button("Remove", () => remove(one), "small danger"),
+    );
+  return new Table({
+    caption: "Allowed initiators",
+    columns: [
+      { id: "name", label: "Name", value: (i) => i.name },
+      { id: "luns", label: "LUNs", text: (i) => (i.luns ? i.luns.join(", ") : "all") },
+      { id: "chap", label: "CHAP user", value: (i) => i.chap_user ?? "–", minor: true },
+      may.administer() && {
+        id: "actions",
+        label: "Actions",
+        right: true,
+        text: (i) => JSON.stringify(i),
+        node: actions,
+      },
+    ],
+    key: (i) => i.name,
+    search: (i) => i.name,
+    empty: () => (current().open ? "Every initiator is admitted." : "None: no initiator can log in."),
+    small: true,
+  });
+}
+
+function sessionsTable(current) {
+  return new Table({
+    caption: "Sessions",
+    columns: [
+      { id: "initiator", label: "Initiator", value: (s) => s.initiator },
+      { id: "address", label: "Address", value: (s) => s.address },
+      {
+        id: "since",
+        label: "Since",
+        value: (s) => s.since_ms,
+        text: (s) => time(s.since_ms),
+        number: true,
+        minor: true,
+        first: "descending",
+      },
+      may.administer() && {
+        id: "actions",
+        label: "Actions",
+        right: true,
+        text: (s) => JSON.stringify(s),
+        node: (s) => button("Disconnect", () => disconnectSession(current(), s), "small danger"),
+      },
+    ],
+    key: (s) => String(s.id),
+    search: (s) => `${s.initiator} ${s.address}`,
+    empty: "No initiator is connected.",
+    small: true,
+  });
+}
+
 export function targetPage(context, name) {
   const head = h("div");
-  const body = h("div", { class: "stack" });
+  let target = null;
   let drawn = "";
+  const current = () => target;
+  const luns = lunsTable(current, () => refresh());
+  const initiators = initiatorsTable(current);
+  const sessions = sessionsTable(current);
+  const mayChange = may.administer();
+  const body = h(
+    "div",
+    { class: "stack", hidden: true },
+    cardWith(
+      "LUNs",
+      mayChange && button("Map a disk", () => mapLun(target).catch(showProblem), "small"),
+      luns.element,
+    ),
+    cardWith(
+      "Allowed initiators",
+      mayChange && button("Allow an initiator", () => allowInitiator(target), "small"),
+      initiators.element,
+    ),
+    card("Sessions", sessions.element),
+  );
   const refresh = context.refresh(
     [],
     async () => {
-      const target = await getOr(url`/targets/${name}`, null);
-      const text = JSON.stringify(target);
+      const found = await getOr(url`/targets/${name}`, null);
+      const text = JSON.stringify(found);
       if (text === drawn) return;
       drawn = text;
-      if (!target) {
+      if (found) target = found;
+      if (!found) {
         replace(
           head,
           pageHead(name),
           h("p", { class: "note" }, "There is no such target. ", link("#/iscsi", "All targets")),
         );
-        replace(body);
+        body.hidden = true;
         return;
       }
-      const administers = may.administer();
       replace(
         head,
         pageHead(
           name,
-          administers ? [button("Delete", () => removeTarget(context, target), "danger")] : [],
+          mayChange ? [button("Delete", () => removeTarget(context, target), "danger")] : [],
           h(
             "p",
             { class: "sub" },
@@ -274,82 +405,10 @@ export function targetPage(context, name) {
           ),
         ),
       );
-      const luns = target.luns.map((lun) => [
-        String(lun.lun),
-        lun.disk ? diskLink(lun.disk) : "–",
-        lun.size_bytes === null ? "missing" : bytes(lun.size_bytes),
-        `${lun.read_only ? "read-only" : "read-write"}, ${lun.write_back ? "write-back" : "write-through"}`,
-        h(
-          "div",
-          { class: "row-actions" },
-          button("Reservations", () => showReservations(target, lun, () => refresh()).catch(showProblem), "small"),
-          administers && button("Options", () => changeLun(target, lun), "small"),
-          administers && button("Unmap", () => unmapLun(target, lun), "small danger"),
-        ),
-      ]);
-      const initiators = target.initiators.map((one) => [
-        one.name,
-        one.luns ? one.luns.join(", ") : "all",
-        one.chap_user ?? "–",
-        administers
-          ? h(
-              "div",
-              { class: "row-actions" },
-              button("Change", () => allowInitiator(target, one), "small"),
-              button(
-                "Remove",
-                () =>
-                  ask({
-                    title: "Remove the initiator?",
-                    action: "Remove",
-                    danger: true,
-                    done: `Removed ${one.name}`,
-                    intro: `${one.name} cannot log in to ${name} any more.`,
-                    submit: () => call("DELETE", url`/targets/${name}/initiators/${one.name}`),
-                  }),
-                "small danger",
-              ),
-            )
-          : "",
-      ]);
-      const sessions = target.sessions.map((one) => [
-        one.initiator,
-        one.address,
-        time(one.since_ms),
-        administers ? button("Disconnect", () => disconnectSession(target, one), "small danger") : "",
-      ]);
-      replace(
-        body,
-        cardWith(
-          "LUNs",
-          administers && button("Map a disk", () => mapLun(target).catch(showProblem), "small"),
-          plainTable(
-            "LUNs",
-            [["LUN", "number"], "Disk", ["Size", "number"], ["Options", "minor"], ["Actions", "right"]],
-            luns,
-            "No disks are mapped.",
-          ),
-        ),
-        cardWith(
-          "Allowed initiators",
-          administers && button("Allow an initiator", () => allowInitiator(target), "small"),
-          plainTable(
-            "Allowed initiators",
-            ["Name", "LUNs", ["CHAP user", "minor"], ["Actions", "right"]],
-            initiators,
-            target.open ? "Every initiator is admitted." : "None: no initiator can log in.",
-          ),
-        ),
-        card(
-          "Sessions",
-          plainTable(
-            "Sessions",
-            ["Initiator", "Address", ["Since", "number minor"], ["Actions", "right"]],
-            sessions,
-            "No initiator is connected.",
-          ),
-        ),
-      );
+      luns.update(target.luns);
+      initiators.update(target.initiators);
+      sessions.update(target.sessions);
+      body.hidden = false;
     },
     3000,
   );

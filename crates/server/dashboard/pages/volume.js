@@ -20,7 +20,7 @@ import {
 import { bytes, count, duration, percent, perSecond, size, time } from "../format.js";
 import { grown, guestRates } from "../live.js";
 import { may } from "../session.js";
-import { plainTable } from "../table.js";
+import { plainTable, Table } from "../table.js";
 import {
   cloneDisks,
   createImageOf,
@@ -110,43 +110,72 @@ export function classesCard(name, classes, refresh) {
   return cardWith("Block classes", scan, table, learned ? h("p", { class: "note" }, learned) : null);
 }
 
-function clientsCard(name, clients) {
+function clientsTable(name) {
   const mayEnd = (one) => (one.protocol === "nbd" ? may.operate() : may.administer());
-  const rows = clients.map((one) => [
-    one.protocol === "nbd" ? "NBD" : "iSCSI",
-    one.client,
-    one.initiator ?? "–",
-    one.read_only ? "read" : "read, write",
-    time(one.since_ms),
-    mayEnd(one) ? button("Disconnect", () => disconnectClient(name, one), "small danger") : "",
-  ]);
-  const columns = ["Protocol", "Client", ["Initiator", "minor"], "Access", ["Since", "minor"], ["Actions", "right"]];
-  return card("Clients", plainTable("Clients", columns, rows));
+  return new Table({
+    caption: "Clients",
+    columns: [
+      { id: "protocol", label: "Protocol", value: (c) => (c.protocol === "nbd" ? "NBD" : "iSCSI") },
+      { id: "client", label: "Client", value: (c) => c.client },
+      { id: "initiator", label: "Initiator", value: (c) => c.initiator ?? "–", minor: true },
+      { id: "access", label: "Access", value: (c) => (c.read_only ? "read" : "read, write") },
+      { id: "since", label: "Since", value: (c) => c.since_ms, text: (c) => time(c.since_ms), minor: true },
+      {
+        id: "actions",
+        label: "Actions",
+        right: true,
+        text: (c) => JSON.stringify(c),
+        node: (c) => (mayEnd(c) ? button("Disconnect", () => disconnectClient(name, c), "small danger") : ""),
+      },
+    ],
+    key: (c) => `${c.protocol} ${c.id}`,
+    search: (c) => `${c.client} ${c.initiator ?? ""}`,
+    sort: ["since", false],
+    empty: "No clients.",
+    small: true,
+  });
 }
 
-function snapshotsCard(volume, snapshots) {
-  const rows = snapshots.map((snapshot) => {
-    const name = snapshot.name.slice(volume.length + 1);
-    return [
-      name,
-      time(snapshot.created_ms),
-      count(snapshot.clones),
-      h(
-        "div",
-        { class: "row-actions" },
-        may.administer() && button("Clone", () => cloneDisks(snapshot.name).catch(showProblem), "small"),
-        may.administer() && button("Image", () => createImageOf(snapshot.name), "small"),
-        may.operate() && button("Roll back", () => rollBack(volume, name), "small"),
-        may.operate() && button("Delete", () => removeSnapshot(volume, name), "small danger"),
-      ),
-    ];
+function snapshotsTable(volume) {
+  const nameOf = (snapshot) => snapshot.name.slice(volume.length + 1);
+  const actions = (snapshot) =>
+    h(
+      "div",
+      { class: "row-actions" },
+      may.administer() && button("Clone", () => cloneDisks(snapshot.name).catch(showProblem), "small"),
+      may.administer() && button("Image", () => createImageOf(snapshot.name), "small"),
+      may.operate() && button("Roll back", () => rollBack(volume, nameOf(snapshot)), "small"),
+      may.operate() && button("Delete", () => removeSnapshot(volume, nameOf(snapshot)), "small danger"),
+    );
+  return new Table({
+    caption: "Snapshots",
+    columns: [
+      { id: "name", label: "Name", value: nameOf },
+      {
+        id: "created",
+        label: "Created",
+        value: (s) => s.created_ms,
+        text: (s) => time(s.created_ms),
+        number: true,
+        first: "descending",
+      },
+      {
+        id: "clones",
+        label: "Clones",
+        value: (s) => s.clones,
+        text: (s) => count(s.clones),
+        number: true,
+        minor: true,
+        first: "descending",
+      },
+      { id: "actions", label: "Actions", right: true, text: (s) => s.name, node: actions },
+    ],
+    key: (s) => s.name,
+    search: nameOf,
+    sort: ["created", false],
+    empty: "No snapshots.",
+    small: true,
   });
-  const columns = ["Name", ["Created", "number"], ["Clones", "number minor"]];
-  return cardWith(
-    "Snapshots",
-    may.operate() && button("Create a snapshot", () => createSnapshot(volume), "small"),
-    plainTable("Snapshots", [...columns, ["Actions", "right"]], rows, "No snapshots."),
-  );
 }
 
 function limitsCard(disk, stats) {
@@ -216,8 +245,22 @@ class DiskChart {
 export function volumePage(context, name) {
   const head = h("div");
   const side = h("div", { class: "stack" });
-  const rest = h("div", { class: "stack" });
   const counters = h("div");
+  const snapshotsOf = snapshotsTable(name);
+  const clientsOf = clientsTable(name);
+  const create = may.operate() && button("Create a snapshot", () => createSnapshot(name), "small");
+  // Their tables are kept, with their sorting, filter and page.
+  const classesBox = h("div", { class: "stack" });
+  const clientsBox = card("Clients", clientsOf.element);
+  const lunsBox = h("div", { class: "stack" });
+  const rest = h(
+    "div",
+    { class: "stack", hidden: true },
+    cardWith("Snapshots", create, snapshotsOf.element),
+    classesBox,
+    clientsBox,
+    lunsBox,
+  );
   const chart = new DiskChart(name);
   context.onEnd(() => chart.chart.destroy());
 
@@ -233,7 +276,7 @@ export function volumePage(context, name) {
           h("p", { class: "note" }, "There is no such volume. ", link("#/volumes", "All volumes")),
         );
         replace(side);
-        replace(rest);
+        rest.hidden = true;
         return;
       }
       const [stats, snapshots, classes, clients, targets] = await Promise.all([
@@ -268,18 +311,16 @@ export function volumePage(context, name) {
             count(target.sessions.length),
           ]),
       );
-      replace(
-        rest,
-        snapshotsCard(name, snapshots),
-        classesCard(name, classes, () => refresh()),
-        clients.length ? clientsCard(name, clients) : null,
-        luns.length
-          ? card(
-              "iSCSI",
-              plainTable("LUNs of this volume", ["Target", ["LUN", "number"], "Cache", ["Sessions", "number"]], luns),
-            )
-          : null,
-      );
+      snapshotsOf.update(snapshots);
+      clientsOf.update(clients);
+      clientsBox.hidden = clients.length === 0;
+      const classesShown = classesCard(name, classes, () => refresh());
+      classesBox.hidden = !classesShown;
+      replace(classesBox, classesShown);
+      lunsBox.hidden = luns.length === 0;
+      const columns = ["Target", ["LUN", "number"], "Cache", ["Sessions", "number"]];
+      replace(lunsBox, luns.length ? card("iSCSI", plainTable("LUNs of this volume", columns, luns)) : null);
+      rest.hidden = false;
     },
     10000,
   );

@@ -114,7 +114,7 @@ function selectionBar(actions, clear) {
 }
 
 export function volumesPage(context) {
-  let disks = [];
+  let disks = null;
   let wanted = SETS[0][2];
   const select = h(
     "select",
@@ -147,7 +147,7 @@ export function volumesPage(context) {
     filters: select,
     select: may.operate() ? (selected) => chosen.show(selected) : undefined,
   });
-  const draw = () => table.update(disks.filter(wanted));
+  const draw = () => disks && table.update(disks.filter(wanted));
   context.refresh(["volume"], async () => {
     disks = await get("/volumes");
     draw();

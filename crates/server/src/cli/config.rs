@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::args::{ConfigCommand, Global};
-use super::{CliError, output};
+use super::{CliError, output, unit};
 use crate::config::{ConfigFile, DEFAULT_CONFIG, Overrides, ServeConfig, Setting, lines_of_keys, settings};
 use crate::serve::{Measured, MemoryLimit};
 use crate::size::Size;
@@ -50,8 +50,8 @@ fn check(path: &Path, global: &Global) -> Result<(), CliError> {
         Overrides { data: global.data.clone(), socket: global.socket.clone(), ..Overrides::default() };
     let config = ServeConfig::resolve(file, flags)?;
     crate::serve::check(&config)?;
-    let warnings = crate::serve::warnings(&config, Measured::ByCommand);
-    let limit = crate::serve::memory_limit();
+    let limit = unit::memory_limit(path).or_else(crate::serve::memory_limit);
+    let warnings = crate::serve::warnings(&config, limit.as_ref(), Measured::ByCommand);
     if !global.json {
         for warning in &warnings {
             eprintln!("forebay: warning: {}", crate::text::one_line(warning));
@@ -59,21 +59,18 @@ fn check(path: &Path, global: &Global) -> Result<(), CliError> {
     }
     let result =
         serde_json::json!({"file": path, "valid": true, "warnings": warnings, "memory_limit": limit});
-    output::print_result(&result, global.json, |_| valid_text(path, limit))
+    output::print_result(&result, global.json, |_| valid_text(path, limit.as_ref()))
 }
 
-/// A limit of the control group is that of the command, which may run outside of the service.
-fn valid_text(path: &Path, limit: Option<MemoryLimit>) -> String {
+/// Without a unit, a limit of the control group is that of the command, which may run outside of the service.
+fn valid_text(path: &Path, limit: Option<&MemoryLimit>) -> String {
     let valid = format!("{} is valid", path.display());
-    match limit.filter(|limit| !limit.is_host) {
-        None => valid,
-        Some(limit) => {
-            let limit = Size(limit.bytes);
-            format!(
-                "{valid}; its memory was compared with {limit}, the limit of the control group of this command"
-            )
-        }
-    }
+    let Some(limit) = limit.filter(|limit| !limit.is_host) else { return valid };
+    let whose = match &limit.unit {
+        Some(unit) => format!("MemoryMax of {unit}"),
+        None => "limit of the control group of this command".to_owned(),
+    };
+    format!("{valid}; its memory was compared with {}, the {whose}", Size(limit.bytes))
 }
 
 /// The settings with their sources: `with` the options of the command line, and `without`.
@@ -107,13 +104,14 @@ mod tests {
 
     #[test]
     fn the_limit_that_was_measured_is_named_unless_it_is_that_of_the_host() {
-        let of = |is_host| Some(MemoryLimit { bytes: 2 << 30, is_host });
-        assert_eq!(valid_text(Path::new("f"), of(true)), "f is valid");
+        let text = |is_host, unit: Option<&str>| {
+            let limit = MemoryLimit { bytes: 2 << 30, is_host, unit: unit.map(str::to_owned) };
+            valid_text(Path::new("f"), Some(&limit))
+        };
+        assert_eq!(text(true, None), "f is valid");
         assert_eq!(valid_text(Path::new("f"), None), "f is valid");
-        let text = valid_text(Path::new("f"), of(false));
-        assert!(
-            text.ends_with("compared with 2 GiB, the limit of the control group of this command"),
-            "{text}"
-        );
+        let end = "compared with 2 GiB, the limit of the control group of this command";
+        assert!(text(false, None).ends_with(end));
+        assert!(text(false, Some("forebay.service")).ends_with("2 GiB, the MemoryMax of forebay.service"));
     }
 }

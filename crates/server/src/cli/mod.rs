@@ -25,6 +25,7 @@ mod stats;
 mod target;
 mod token;
 mod top;
+mod unit;
 
 use std::ffi::OsString;
 use std::io::Write;

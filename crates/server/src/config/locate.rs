@@ -1,14 +1,24 @@
 //! The lines of a configuration file to which errors of its values belong.
 
+use std::fmt;
+
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{ConfigError, ConfigFile, IscsiSection, Overrides, ServeConfig, line_of, lines_of_keys};
 
 /// The text of a configuration file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Source {
     path: String,
     text: String,
+}
+
+/// Without the text, which may have secrets.
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl ConfigFile {
@@ -36,6 +46,26 @@ impl Source {
             Some(line) => ConfigError::At { path: self.path, line, error: Box::new(error) },
             None => error,
         }
+    }
+
+    /// The path of the file.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The first of these keys for whose text, or for one of whose list, `wanted` returns true; and the line
+    /// of that text.
+    pub(crate) fn line_of_text(
+        &self,
+        keys: &[&'static str],
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Option<(&'static str, usize)> {
+        let file = DeTable::parse(&self.text).ok()?;
+        keys.iter().find_map(|key| {
+            let parts: Vec<&str> = key.split('.').collect();
+            let start = start_in_table(file.get_ref(), &parts, wanted)?;
+            Some((*key, line_of(&self.text, start)))
+        })
     }
 
     fn line(&self, error: &ConfigError) -> Option<usize> {
@@ -70,5 +100,24 @@ impl Source {
             _ => None,
         });
         found.last().map(|start| line_of(&self.text, start))
+    }
+}
+
+fn start_in_table(table: &DeTable<'_>, key: &[&str], wanted: &dyn Fn(&str) -> bool) -> Option<usize> {
+    let (first, rest) = key.split_first()?;
+    start_in_value(table.get(*first)?, rest, wanted)
+}
+
+/// Where a text begins: the value itself, or that of a key in it.
+fn start_in_value(
+    value: &Spanned<DeValue<'_>>,
+    key: &[&str],
+    wanted: &dyn Fn(&str) -> bool,
+) -> Option<usize> {
+    match value.get_ref() {
+        DeValue::Table(table) => start_in_table(table, key, wanted),
+        DeValue::Array(items) => items.iter().find_map(|item| start_in_value(item, key, wanted)),
+        DeValue::String(text) if key.is_empty() && wanted(text) => Some(value.span().start),
+        _ => None,
     }
 }

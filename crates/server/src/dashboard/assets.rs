@@ -11,7 +11,7 @@ pub(super) struct Asset {
 /// The page that loads the others.
 pub(super) const SHELL: &str = include_str!("../../dashboard/index.html");
 
-const SCRIPT: &str = "text/javascript; charset=utf-8";
+pub(super) const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
 

@@ -3,6 +3,9 @@
 //! Only static files are served here, to everyone who reaches the listener; they contain no data. All data
 //! is read from the API with the rights of the session, so access is decided in one place.
 //!
+//! **Loading.** The shell names all modules, so that the browser requests them at once, rather than those
+//! that a module imports when it has that module.
+//!
 //! **Caching.** The paths of all files but the shell contain a hash of the whole set, so browsers keep them,
 //! and a page never combines files of two releases. The shell, `/`, is requested each time.
 
@@ -17,14 +20,16 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use sha2::{Digest, Sha256};
 
-use assets::{ASSETS, SHELL};
+use assets::{ASSETS, SCRIPT, SHELL};
 
 /// The content security policy of pages: nothing is loaded from elsewhere, and no script or style is inline.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
 /// What the shell has in place of [`Pages::version`].
-const PLACEHOLDER: &str = "{version}";
+const VERSION: &str = "{version}";
+/// What the shell has in place of links to the modules.
+const MODULES: &str = "{modules}";
 
 static PAGES: LazyLock<Pages> = LazyLock::new(Pages::new);
 
@@ -44,10 +49,20 @@ impl Pages {
             all.update(asset.bytes);
         }
         let version: String = all.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let shell = SHELL.replace(PLACEHOLDER, &version);
+        let shell = SHELL.replace(MODULES, &links_to_modules()).replace(VERSION, &version);
         let tag = HeaderValue::from_str(&format!("\"{version}\""));
         Pages { shell, tag: tag.expect("hexadecimal digits are valid in a header"), version }
     }
+}
+
+/// Links to the modules that others import: all scripts but those that the shell has elements for.
+fn links_to_modules() -> String {
+    let imported = ASSETS
+        .iter()
+        .filter(|asset| asset.media_type == SCRIPT && !SHELL.contains(&format!("/{}\"", asset.path)));
+    let links = imported
+        .map(|asset| format!("<link rel=\"modulepreload\" href=\"/assets/{VERSION}/{}\">", asset.path));
+    links.collect::<Vec<_>>().join("\n")
 }
 
 /// Whether a request is for the shell. Links on pages of other sites may lead to it.
@@ -115,12 +130,16 @@ mod tests {
     #[test]
     fn the_shell_has_no_inline_code_and_names_files_that_are_served() {
         let shell = &PAGES.shell;
-        assert!(!shell.contains(PLACEHOLDER) && !shell.contains("style=") && !shell.contains(" on"));
+        assert!(!shell.contains('{') && !shell.contains("style=") && !shell.contains(" on"));
         let prefix = format!("/assets/{}/", PAGES.version);
         let named: Vec<&str> = shell.split(&prefix).skip(1).filter_map(|s| s.split('"').next()).collect();
         assert!(named.len() >= 3);
-        for path in named {
-            assert!(ASSETS.iter().any(|asset| asset.path == path), "{path}");
+        for path in &named {
+            assert!(ASSETS.iter().any(|asset| asset.path == *path), "{path}");
+        }
+        let scripts = ASSETS.iter().filter(|asset| asset.media_type == SCRIPT);
+        for path in scripts.map(|asset| asset.path) {
+            assert_eq!(named.iter().filter(|found| **found == path).count(), 1, "{path}");
         }
         for tag in shell.split("<script").skip(1) {
             assert!(tag.split_once('>').unwrap().1.starts_with("</script>"), "{tag}");

@@ -9,6 +9,18 @@ use crate::plane::{ListenAddr, ListenError};
 /// Reasons for which a server cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
+    /// A value of the configuration file is the cause.
+    #[error("{path}, line {line}: {key}: {error}")]
+    At {
+        /// The file.
+        path: String,
+        /// The line, counted from 1.
+        line: usize,
+        /// The key.
+        key: &'static str,
+        /// The error.
+        error: Box<ServeError>,
+    },
     /// A basic system call failed.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),

@@ -25,22 +25,35 @@ pub(crate) enum Measured {
 }
 
 /// The memory with which the budgets are compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct MemoryLimit {
     /// Bytes.
     pub bytes: u64,
-    /// Whether it is the RAM of the host, rather than the limit of the control group of this process.
+    /// Whether it is the RAM of the host, rather than the limit of a unit or of the control group of this
+    /// process.
     pub is_host: bool,
+    /// The systemd unit whose limit it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
 }
 
 /// The RAM of the host, or the limit of the control group of this process if that is lower.
 pub(crate) fn memory_limit() -> Option<MemoryLimit> {
-    pressure::total().map(|(bytes, is_host)| MemoryLimit { bytes, is_host })
+    pressure::total().map(|(bytes, is_host)| MemoryLimit { bytes, is_host, unit: None })
 }
 
-/// Compares the configured memory with the host; one line for each excess.
-pub(crate) fn warnings(config: &ServeConfig, by: Measured) -> Vec<String> {
-    let budgets = memory_limit().and_then(|limit| exceeds_ram(&config.pool, limit, by));
+/// The RAM of the host, or the limit of a systemd unit if that is lower.
+pub(crate) fn memory_limit_of_unit(unit: String, limit: Option<u64>) -> Option<MemoryLimit> {
+    let ram = pressure::ram()?;
+    Some(match limit.filter(|limit| *limit < ram) {
+        Some(bytes) => MemoryLimit { bytes, is_host: false, unit: Some(unit) },
+        None => MemoryLimit { bytes: ram, is_host: true, unit: None },
+    })
+}
+
+/// Compares the configured memory with a limit and with the host; one line for each excess.
+pub(crate) fn warnings(config: &ServeConfig, limit: Option<&MemoryLimit>, by: Measured) -> Vec<String> {
+    let budgets = limit.and_then(|limit| exceeds_ram(&config.pool, limit, by));
     let retained = room(config, by)
         .and_then(|room| exceeds_room(config.pool.retained_memory(), room, &config.memory_dir));
     budgets.into_iter().chain(retained).collect()
@@ -48,14 +61,14 @@ pub(crate) fn warnings(config: &ServeConfig, by: Measured) -> Vec<String> {
 
 /// Logs the warnings.
 pub(super) fn log_warnings(config: &ServeConfig, by: Measured) {
-    for warning in warnings(config, by) {
+    for warning in warnings(config, memory_limit().as_ref(), by) {
         tracing::warn!("{warning}");
     }
 }
 
 /// A warning if the budgets exceed the RAM of the host or of a control group.
-fn exceeds_ram(pool: &PoolConfig, limit: MemoryLimit, by: Measured) -> Option<String> {
-    let MemoryLimit { bytes: total, is_host } = limit;
+fn exceeds_ram(pool: &PoolConfig, limit: &MemoryLimit, by: Measured) -> Option<String> {
+    let total = limit.bytes;
     let budgets = [
         ("read cache", pool.read_cache),
         ("map cache", pool.map_cache),
@@ -68,13 +81,14 @@ fn exceeds_ram(pool: &PoolConfig, limit: MemoryLimit, by: Measured) -> Option<St
         return None;
     }
     let parts: Vec<_> = budgets.iter().map(|(name, bytes)| format!("{name} {}", Size(*bytes))).collect();
-    let (limit, remedy) = match (is_host, by) {
-        (true, _) => ("RAM of this host", "add RAM"),
-        (false, Measured::ByCommand) => (
+    let (limit, remedy) = match (&limit.unit, limit.is_host, by) {
+        (Some(unit), ..) => (&*format!("MemoryMax of {unit}"), "raise it"),
+        (None, true, _) => ("RAM of this host", "add RAM"),
+        (None, false, Measured::ByCommand) => (
             "limit of the control group of this command",
             "run it in that of the service, whose limit may differ (systemctl show -p MemoryMax forebay)",
         ),
-        (false, _) => {
+        (None, false, _) => {
             ("memory that the control group permits", "raise its limit (MemoryMax of a systemd unit)")
         }
     };
@@ -136,7 +150,7 @@ mod tests {
     #[test]
     fn budgets_are_compared_with_the_ram() {
         let of = |pool: &PoolConfig, bytes, is_host| {
-            exceeds_ram(pool, MemoryLimit { bytes, is_host }, Measured::AtStart)
+            exceeds_ram(pool, &MemoryLimit { bytes, is_host, unit: None }, Measured::AtStart)
         };
         let pool = PoolConfig { read_cache: 6 * GIB, desktops: 4 * GIB, ..PoolConfig::default() };
         assert_eq!(of(&pool, 16 * GIB, true), None);
@@ -148,10 +162,15 @@ mod tests {
         assert!(warning.contains("the RAM of this host is 8 GiB: reduce [memory] read_cache"), "{warning}");
         let warning = of(&pool, 8 * GIB, false).unwrap();
         assert!(warning.contains("the control group permits is 8 GiB"), "{warning}");
-        let limit = MemoryLimit { bytes: 8 * GIB, is_host: false };
-        let warning = exceeds_ram(&pool, limit, Measured::ByCommand).unwrap();
+        let limit = MemoryLimit { bytes: 8 * GIB, is_host: false, unit: None };
+        let warning = exceeds_ram(&pool, &limit, Measured::ByCommand).unwrap();
         assert!(warning.contains("the limit of the control group of this command is 8 GiB"), "{warning}");
         assert!(warning.contains("systemctl show -p MemoryMax"), "{warning}");
+        let limit = memory_limit_of_unit("forebay@a.service".into(), Some(1 << 20)).unwrap();
+        let warning = exceeds_ram(&pool, &limit, Measured::ByCommand).unwrap();
+        let end = "the MemoryMax of forebay@a.service is 1 MiB: reduce [memory] read_cache or desktops, or raise it";
+        assert!(warning.ends_with(end), "{warning}");
+        assert!(memory_limit_of_unit("u".into(), None).unwrap().is_host);
         let all = PoolConfig { read_cache: u64::MAX, desktops: u64::MAX, ..PoolConfig::default() };
         assert!(of(&all, 8 * GIB, true).is_some());
     }

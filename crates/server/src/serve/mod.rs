@@ -23,6 +23,7 @@
 
 mod begin;
 mod capped;
+mod cause;
 mod claim;
 mod classes;
 mod descriptors;
@@ -75,7 +76,7 @@ use crate::nbd;
 use begin::exit_while_opening;
 use descriptors::Descriptors;
 pub use error::ServeError;
-pub(crate) use fit::{Measured, MemoryLimit, memory_limit, warnings};
+pub(crate) use fit::{Measured, MemoryLimit, memory_limit, memory_limit_of_unit, warnings};
 use handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
 pub use host::EngineThread;
 use https::HttpsCertificate;
@@ -119,11 +120,15 @@ pub fn run(config: &ServeConfig, json: bool, load: Load) -> Result<(), ServeErro
     result
 }
 
-/// Checks the files that a configuration names and that a server reads when it starts: certificates.
+/// Checks the files that a configuration names and that a server reads when it starts: certificates. An error
+/// of a value in the configuration file names the line.
 pub(crate) fn check(config: &ServeConfig) -> Result<(), ServeError> {
-    nbd::check(&config.nbd)?;
-    config.http.https.as_ref().map(HttpsCertificate::load).transpose()?;
-    Ok(())
+    let checked = || {
+        nbd::check(&config.nbd)?;
+        config.http.https.as_ref().map(HttpsCertificate::load).transpose()?;
+        Ok(())
+    };
+    checked().map_err(|error| cause::located(config.source.as_ref(), error))
 }
 
 async fn serve(

@@ -87,10 +87,15 @@ pub(super) fn spare() -> u64 {
     memory.map_or(0, |memory| memory.available.saturating_sub(2 * reserve(memory.total)))
 }
 
+/// The RAM of the host.
+pub(super) fn ram() -> Option<u64> {
+    host(&std::fs::read_to_string("/proc/meminfo").ok()?).map(|(total, _)| total)
+}
+
 /// The RAM of the host, or the lowest limit of the control groups if that is less; and whether it is that of
 /// the host.
 pub(super) fn total() -> Option<(u64, bool)> {
-    let (total, _) = host(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
+    let total = ram()?;
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits = groups(&own, Path::new("/sys/fs/cgroup")).into_iter().filter_map(|group| group.look());
     let lowest = limits.map(|(limit, _)| limit).min().filter(|limit| *limit < total);
