@@ -389,8 +389,7 @@ def a_full_store_accepts_writes_again_when_space_is_free(t):
     equal(stats(s)["room"], "full", "room of a full store")
     check("FULL" in s.cli("stats").stdout, "stats do not say that the store is full")
     log = open(s.log, errors="replace").read()
-    # The first reclaim may begin after the first warning, and then finds garbage: the store has room again,
-    # and becomes low once more.
+    # A reclaim that begins after the first warning finds garbage: the store has room, and becomes low again.
     check(1 <= log.count("is low on room") <= 2, f"{log.count('is low on room')} warnings of low room")
     equal(log.count("the store is full"), 1, "warnings of a full store")
     # Reads, cleaning and the command line continue to work.
