@@ -105,7 +105,7 @@ async fn objects(store: &MemoryStore, segments: &[String]) -> Vec<SegmentId> {
     all.iter().map(|object| object.id).filter(|id| segments.contains(&id.to_string())).collect()
 }
 
-/// A former owner of a pool on RADOS may create the object of a deleted segment that the last checkpoint lists.
+/// A former owner of a pool on RADOS may create the object of a deleted segment that a checkpoint lists.
 #[tokio::test]
 async fn an_object_created_again_after_its_deletion_is_not_reported() {
     let (store, mut dead) = overwritten().await;
