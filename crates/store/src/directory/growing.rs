@@ -6,9 +6,10 @@
 //! **Zeroes ahead.** A file system records for each preallocated block whether it was ever written, and a
 //! sync after the first write to it has to wait for the file system's journal: on ext4, that doubles the
 //! duration of a small synced append. So one such append in many also writes zeroes after its data, where the
-//! contract promises zeroes anyway, and the next ones overwrite them. And while most bytes are appended with
-//! a sync, an object that is created ahead of its first append is filled with zeroes, on another thread. They
-//! double the bytes written for synced appends. Others gain less from zeroes than these cost, and write none.
+//! contract promises zeroes anyway, and the next ones overwrite them. And while most bytes are in synced
+//! appends that are not large, an object that is created ahead of its first append is filled with zeroes, on
+//! another thread. They double the bytes written for synced appends. Large ones and others gain less from
+//! zeroes than these cost, and write none.
 
 use std::collections::HashMap;
 
@@ -26,8 +27,12 @@ pub(super) struct GrowingObjects {
 #[derive(Default)]
 struct Recent {
     all: u64,
-    synced: u64,
+    /// Those of synced appends that are not large.
+    filled: u64,
 }
+
+/// Largest synced append for which an object is filled with zeroes.
+const FILLED_FOR: u64 = 512 << 10;
 
 /// Zeroes are written after small synced appends, from the second one in succession on, ...
 const FIRST_PADDED: u32 = 2;
@@ -59,13 +64,13 @@ impl GrowingObjects {
     pub(super) fn count(&self, len: u64, synced: bool) {
         let mut recent = self.recent.lock();
         recent.all += len;
-        recent.synced += if synced { len } else { 0 };
+        recent.filled += if synced && len <= FILLED_FOR { len } else { 0 };
     }
 
-    /// Whether most bytes were appended with a sync since the last call.
-    pub(super) fn takes_synced_appends(&self) -> bool {
-        let Recent { all, synced } = std::mem::take(&mut *self.recent.lock());
-        synced > all / 2
+    /// Whether, since the last call, most bytes were in synced appends that are not large.
+    pub(super) fn gains_from_zeroes(&self) -> bool {
+        let Recent { all, filled } = std::mem::take(&mut *self.recent.lock());
+        filled > all / 2
     }
 
     /// Records an object that was created ahead of its first append, and has zeroes up to `zeroed`.
@@ -169,14 +174,17 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_filled_while_most_bytes_are_synced() {
+    fn objects_are_filled_while_most_bytes_are_in_synced_appends_that_are_not_large() {
         let growing = GrowingObjects::default();
-        assert!(!growing.takes_synced_appends());
+        assert!(!growing.gains_from_zeroes());
         growing.count(8192, true);
-        assert!(growing.takes_synced_appends());
-        assert!(!growing.takes_synced_appends(), "since the last object");
+        assert!(growing.gains_from_zeroes());
+        assert!(!growing.gains_from_zeroes(), "since the last object");
         growing.count(8192, true);
         growing.count(1 << 20, false);
-        assert!(!growing.takes_synced_appends());
+        assert!(!growing.gains_from_zeroes());
+        growing.count(512 << 10, true);
+        growing.count((512 << 10) + 4096, true);
+        assert!(!growing.gains_from_zeroes());
     }
 }

@@ -227,7 +227,7 @@ impl Store for DirectoryStore {
         }
         let (answer, result) = oneshot::channel();
         let shared = self.shared.clone();
-        let fills = shared.growing.takes_synced_appends()
+        let fills = shared.growing.gains_from_zeroes()
             && self.io.synced_writes_are_fast()
             && shared.files.preallocates_for_overwrites();
         self.io.pool.run(move || {
