@@ -221,8 +221,16 @@ echo quit | exec timeout 60 /usr/bin/qemu-system-x86_64 -S -display none -monito
 
 PRELUDE = """
 set -eu -o pipefail
-for place in PLACES; do mount -t tmpfs tmpfs $place; done
 mount -t proc proc /proc
+# What is needed stays visible if it is below one of the places: work tree and server.
+exec {tree}<TREE {server}<SERVER
+for place in PLACES; do mount -t tmpfs tmpfs $place; done
+[[ -e TREE ]] || { mkdir -p TREE && mount --no-canonicalize --bind /proc/self/fd/$tree TREE; }
+[[ -e SERVER ]] || {
+    mkdir -p "$(dirname SERVER)" && touch SERVER
+    mount --no-canonicalize --bind /proc/self/fd/$server SERVER
+}
+exec {tree}<&- {server}<&-
 # A copy, because a directory is added. Not every user may read all of it.
 mkdir /run/etc
 cp -a /etc/. /run/etc/ 2>/dev/null || true
@@ -256,9 +264,10 @@ def with_waits(text):
 
 def script(of_page, outputs):
     """The script of a page. The output of each block goes to a separate file."""
-    # A work tree below one of them has to stay visible.
-    places = " ".join(place for place in PLACES if not f"{ROOT}/".startswith(f"{place}/"))
-    parts = [PRELUDE.replace("PLACES", places).replace("ADDRESSES", " ".join(ADDRESSES))]
+    prelude = PRELUDE.replace("PLACES", " ".join(PLACES)).replace("ADDRESSES", " ".join(ADDRESSES))
+    for word, path in ("TREE", ROOT), ("SERVER", os.path.realpath(binary())):
+        prelude = re.sub(rf"\b{word}\b", lambda _, path=path: shlex.quote(str(path)), prelude)
+    parts = [prelude]
     for block in of_page:
         if block.is_script():
             output = shlex.quote(os.path.join(outputs, str(block.line)))
@@ -304,7 +313,7 @@ def run_page(t, page):
     os.mkdir(outputs)
     os.mkdir(tools)
     # The directories of the page hide those of the test, and the socket of a server needs a short path.
-    os.symlink(binary(), os.path.join(tools, "forebay"))
+    os.symlink(os.path.realpath(binary()), os.path.join(tools, "forebay"))
     with open(os.path.join(tools, "qemu-system-x86_64"), "w", opener=lambda p, f: os.open(p, f, 0o755)) as f:
         f.write(QEMU)
     path = t.path(f"{name}.sh")
