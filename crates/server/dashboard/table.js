@@ -19,6 +19,16 @@ const ROW_PX = 30;
  *  other responses arrive. */
 const REST_MS = 50;
 
+/** A column of numbers, of which the greatest come first; `text` is that of a value. `more` has further properties. */
+export function numberColumn(id, label, value, text, more) {
+  return { id, label, value, text: (row) => text(value(row)), number: true, first: "descending", ...more };
+}
+
+/** The column of a row's buttons; they are made again when the text changes. */
+export function actionsColumn(text, node) {
+  return { id: "actions", label: "Actions", right: true, text, node };
+}
+
 export class Table {
   #columns;
   #rows = [];

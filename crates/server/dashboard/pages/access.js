@@ -5,7 +5,7 @@ import { ask, formDialog, showDialog, showProblem, toast } from "../dialog.js";
 import { badge, button, h, pageHead } from "../dom.js";
 import { parseCount, time } from "../format.js";
 import { scopeText, who } from "../session.js";
-import { Table } from "../table.js";
+import { actionsColumn, Table } from "../table.js";
 
 const DAY_S = 86400;
 const ROLES = [
@@ -176,12 +176,9 @@ export function accessPage(context) {
         text: (t) => (t.last_used_ms ? time(t.last_used_ms) : "never"),
         number: true,
       },
-      {
-        id: "actions",
-        label: "Actions",
-        right: true,
-        text: (t) => t.name,
-        node: (t) =>
+      actionsColumn(
+        (t) => t.name,
+        (t) =>
           button(
             "Revoke",
             () =>
@@ -198,7 +195,7 @@ export function accessPage(context) {
               }),
             "small danger",
           ),
-      },
+      ),
     ],
     key: (t) => t.name,
     search: (t) => `${t.name} ${t.role} ${scopeText(t.scope)}`,

@@ -5,7 +5,7 @@ import { act, ask, formDialog, showProblem } from "../dialog.js";
 import { badge, button, card, cardWith, facts, h, link, pageHead, pagePath, replace } from "../dom.js";
 import { bytes, count, size, time } from "../format.js";
 import { may } from "../session.js";
-import { plainTable, Table } from "../table.js";
+import { actionsColumn, numberColumn, plainTable, Table } from "../table.js";
 import { isRunning, jobProgress } from "./jobs.js";
 import { classesCard } from "./volume.js";
 import { cloneDisks } from "./volume_actions.js";
@@ -96,39 +96,15 @@ export function imagesPage(context) {
         node: (d) => link(pagePath("images", d.name), d.name),
         wide: true,
       },
-      {
-        id: "size",
-        label: "Size",
-        value: (d) => d.size_bytes,
-        text: (d) => size(d.size_bytes),
-        number: true,
-        first: "descending",
-      },
-      {
-        id: "clones",
-        label: "Clones",
-        value: (d) => d.clones,
-        text: (d) => count(d.clones),
-        number: true,
-        first: "descending",
-      },
+      numberColumn("size", "Size", (d) => d.size_bytes, size),
+      numberColumn("clones", "Clones", (d) => d.clones, count),
       { id: "domain", label: "Dedup domain", value: (d) => d.dedup_domain, number: true, minor: true },
-      {
-        id: "created",
-        label: "Created",
-        value: (d) => d.created_ms,
-        text: (d) => time(d.created_ms),
-        number: true,
-        minor: true,
-        first: "descending",
-      },
-      may.administer() && {
-        id: "actions",
-        label: "Actions",
-        right: true,
-        text: (d) => d.name,
-        node: (d) => button("Clone", () => cloneDisks(d.name).catch(showProblem), "small"),
-      },
+      numberColumn("created", "Created", (d) => d.created_ms, time, { minor: true }),
+      may.administer() &&
+        actionsColumn(
+          (d) => d.name,
+          (d) => button("Clone", () => cloneDisks(d.name).catch(showProblem), "small"),
+        ),
     ],
     key: (d) => d.name,
     search: (d) => d.name,

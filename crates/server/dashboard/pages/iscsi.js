@@ -5,7 +5,7 @@ import { ask, formDialog, showDialog, showProblem } from "../dialog.js";
 import { badge, button, cardWith, card, diskLink, facts, h, link, pageHead, pagePath, replace } from "../dom.js";
 import { bytes, count, parseCount, time } from "../format.js";
 import { may } from "../session.js";
-import { plainTable, Table } from "../table.js";
+import { actionsColumn, numberColumn, plainTable, Table } from "../table.js";
 
 const chapFields = (what, prefix) => [
   { name: `${prefix}_user`, label: `${what}: user`, help: "Empty: none" },
@@ -259,21 +259,19 @@ function lunsTable(current, refresh) {
         value: (l) => l.disk ?? "–",
         node: (l) => (l.disk ? diskLink(l.disk) : document.createTextNode("–")),
       },
-      {
-        id: "size",
-        label: "Size",
-        value: (l) => l.size_bytes,
-        text: (l) => (l.size_bytes === null ? "missing" : bytes(l.size_bytes)),
-        number: true,
-        first: "descending",
-      },
+      numberColumn(
+        "size",
+        "Size",
+        (l) => l.size_bytes,
+        (size) => (size === null ? "missing" : bytes(size)),
+      ),
       {
         id: "options",
         label: "Options",
         value: (l) => `${l.read_only ? "read-only" : "read-write"}, ${l.write_back ? "write-back" : "write-through"}`,
         minor: true,
       },
-      { id: "actions", label: "Actions", right: true, text: (l) => JSON.stringify(l), node: actions },
+      actionsColumn(JSON.stringify, actions),
     ],
     key: (l) => String(l.lun),
     search: (l) => `${l.lun} ${l.disk ?? ""}`,
@@ -305,13 +303,7 @@ function initiatorsTable(current) {
       { id: "name", label: "Name", value: (i) => i.name },
       { id: "luns", label: "LUNs", text: (i) => (i.luns ? i.luns.join(", ") : "all") },
       { id: "chap", label: "CHAP user", value: (i) => i.chap_user ?? "–", minor: true },
-      may.administer() && {
-        id: "actions",
-        label: "Actions",
-        right: true,
-        text: (i) => JSON.stringify(i),
-        node: actions,
-      },
+      may.administer() && actionsColumn(JSON.stringify, actions),
     ],
     key: (i) => i.name,
     search: (i) => i.name,
@@ -326,22 +318,11 @@ function sessionsTable(current) {
     columns: [
       { id: "initiator", label: "Initiator", value: (s) => s.initiator },
       { id: "address", label: "Address", value: (s) => s.address },
-      {
-        id: "since",
-        label: "Since",
-        value: (s) => s.since_ms,
-        text: (s) => time(s.since_ms),
-        number: true,
-        minor: true,
-        first: "descending",
-      },
-      may.administer() && {
-        id: "actions",
-        label: "Actions",
-        right: true,
-        text: (s) => JSON.stringify(s),
-        node: (s) => button("Disconnect", () => disconnectSession(current(), s), "small danger"),
-      },
+      numberColumn("since", "Since", (s) => s.since_ms, time, { minor: true }),
+      may.administer() &&
+        actionsColumn(JSON.stringify, (s) =>
+          button("Disconnect", () => disconnectSession(current(), s), "small danger"),
+        ),
     ],
     key: (s) => String(s.id),
     search: (s) => `${s.initiator} ${s.address}`,
@@ -381,7 +362,6 @@ export function targetPage(context, name) {
       const text = JSON.stringify(found);
       if (text === drawn) return;
       drawn = text;
-      if (found) target = found;
       if (!found) {
         replace(
           head,
@@ -391,6 +371,7 @@ export function targetPage(context, name) {
         body.hidden = true;
         return;
       }
+      target = found;
       replace(
         head,
         pageHead(

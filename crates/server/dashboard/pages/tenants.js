@@ -5,7 +5,7 @@ import { ask, formDialog } from "../dialog.js";
 import { button, h, pageHead } from "../dom.js";
 import { bytes, count, parseSize, percent, size } from "../format.js";
 import { may } from "../session.js";
-import { Table } from "../table.js";
+import { actionsColumn, numberColumn, Table } from "../table.js";
 import { LIMITS, limitFields, limitTexts } from "./volume_actions.js";
 
 const QUOTA = ["quota", "Quota: bytes that its volumes may occupy", parseSize];
@@ -35,14 +35,7 @@ export function tenantsPage(context) {
     caption: "Tenants",
     columns: [
       { id: "name", label: "Name", value: (t) => t.name, wide: true },
-      {
-        id: "disks",
-        label: "Disks",
-        value: (t) => t.disks,
-        text: (t) => count(t.disks),
-        number: true,
-        first: "descending",
-      },
+      numberColumn("disks", "Disks", (t) => t.disks, count),
       {
         id: "quota",
         label: "Quota",
@@ -60,15 +53,7 @@ export function tenantsPage(context) {
         number: true,
         first: "descending",
       },
-      {
-        id: "refused",
-        label: "Refused writes",
-        value: (t) => t.usage?.refused ?? 0,
-        text: (t) => count(t.usage?.refused ?? 0),
-        number: true,
-        minor: true,
-        first: "descending",
-      },
+      numberColumn("refused", "Refused writes", (t) => t.usage?.refused ?? 0, count, { minor: true }),
       {
         id: "limits",
         label: "Limits",
@@ -79,34 +64,32 @@ export function tenantsPage(context) {
             .map(([label, value]) => `${label}: ${value}`)
             .join(", ") || "–",
       },
-      may.administer() && {
-        id: "actions",
-        label: "Actions",
-        right: true,
-        text: (t) => JSON.stringify(t.limits),
-        node: (t) =>
-          h(
-            "div",
-            { class: "row-actions" },
-            button("Change", () => changeTenant(t), "small"),
-            button(
-              "Remove",
-              () =>
-                ask({
-                  title: `Remove the limits of ${t.name}?`,
-                  action: "Remove",
-                  danger: true,
-                  intro: "Its volumes keep their label.",
-                  done: `Removed the limits of ${t.name}`,
-                  submit: async () => {
-                    await call("DELETE", url`/tenants/${t.name}`);
-                    await refresh();
-                  },
-                }),
-              "small danger",
+      may.administer() &&
+        actionsColumn(
+          (t) => JSON.stringify(t.limits),
+          (t) =>
+            h(
+              "div",
+              { class: "row-actions" },
+              button("Change", () => changeTenant(t), "small"),
+              button(
+                "Remove",
+                () =>
+                  ask({
+                    title: `Remove the limits of ${t.name}?`,
+                    action: "Remove",
+                    danger: true,
+                    intro: "Its volumes keep their label.",
+                    done: `Removed the limits of ${t.name}`,
+                    submit: async () => {
+                      await call("DELETE", url`/tenants/${t.name}`);
+                      await refresh();
+                    },
+                  }),
+                "small danger",
+              ),
             ),
-          ),
-      },
+        ),
     ],
     key: (t) => t.name,
     search: (t) => t.name,

@@ -20,7 +20,7 @@ import {
 import { bytes, count, duration, percent, perSecond, size, time } from "../format.js";
 import { grown, guestRates } from "../live.js";
 import { may } from "../session.js";
-import { plainTable, Table } from "../table.js";
+import { actionsColumn, numberColumn, plainTable, Table } from "../table.js";
 import {
   cloneDisks,
   createImageOf,
@@ -120,13 +120,9 @@ function clientsTable(name) {
       { id: "initiator", label: "Initiator", value: (c) => c.initiator ?? "–", minor: true },
       { id: "access", label: "Access", value: (c) => (c.read_only ? "read" : "read, write") },
       { id: "since", label: "Since", value: (c) => c.since_ms, text: (c) => time(c.since_ms), minor: true },
-      {
-        id: "actions",
-        label: "Actions",
-        right: true,
-        text: (c) => JSON.stringify(c),
-        node: (c) => (mayEnd(c) ? button("Disconnect", () => disconnectClient(name, c), "small danger") : ""),
-      },
+      actionsColumn(JSON.stringify, (c) =>
+        mayEnd(c) ? button("Disconnect", () => disconnectClient(name, c), "small danger") : "",
+      ),
     ],
     key: (c) => `${c.protocol} ${c.id}`,
     search: (c) => `${c.client} ${c.initiator ?? ""}`,
@@ -151,24 +147,9 @@ function snapshotsTable(volume) {
     caption: "Snapshots",
     columns: [
       { id: "name", label: "Name", value: nameOf },
-      {
-        id: "created",
-        label: "Created",
-        value: (s) => s.created_ms,
-        text: (s) => time(s.created_ms),
-        number: true,
-        first: "descending",
-      },
-      {
-        id: "clones",
-        label: "Clones",
-        value: (s) => s.clones,
-        text: (s) => count(s.clones),
-        number: true,
-        minor: true,
-        first: "descending",
-      },
-      { id: "actions", label: "Actions", right: true, text: (s) => s.name, node: actions },
+      numberColumn("created", "Created", (s) => s.created_ms, time),
+      numberColumn("clones", "Clones", (s) => s.clones, count, { minor: true }),
+      actionsColumn((s) => s.name, actions),
     ],
     key: (s) => s.name,
     search: nameOf,
@@ -249,7 +230,7 @@ export function volumePage(context, name) {
   const snapshotsOf = snapshotsTable(name);
   const clientsOf = clientsTable(name);
   const create = may.operate() && button("Create a snapshot", () => createSnapshot(name), "small");
-  // Their tables are kept, with their sorting, filter and page.
+  // The tables of snapshots and clients are kept, with their sorting, filter and page; the others are made again.
   const classesBox = h("div", { class: "stack" });
   const clientsBox = card("Clients", clientsOf.element);
   const lunsBox = h("div", { class: "stack" });
@@ -314,12 +295,13 @@ export function volumePage(context, name) {
       snapshotsOf.update(snapshots);
       clientsOf.update(clients);
       clientsBox.hidden = clients.length === 0;
-      const classesShown = classesCard(name, classes, () => refresh());
-      classesBox.hidden = !classesShown;
-      replace(classesBox, classesShown);
-      lunsBox.hidden = luns.length === 0;
+      const put = (box, content) => {
+        box.hidden = !content;
+        replace(box, content);
+      };
+      put(classesBox, classesCard(name, classes, () => refresh()));
       const columns = ["Target", ["LUN", "number"], "Cache", ["Sessions", "number"]];
-      replace(lunsBox, luns.length ? card("iSCSI", plainTable("LUNs of this volume", columns, luns)) : null);
+      put(lunsBox, luns.length ? card("iSCSI", plainTable("LUNs of this volume", columns, luns)) : null);
       rest.hidden = false;
     },
     10000,

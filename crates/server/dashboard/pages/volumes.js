@@ -7,7 +7,7 @@ import { sparkCell } from "../chart.js";
 import { count, perSecond, size, throughput, time } from "../format.js";
 import { activity, sampleActivity } from "../live.js";
 import { may } from "../session.js";
-import { Table } from "../table.js";
+import { numberColumn, Table } from "../table.js";
 import { cloneDisks, createVolume, removeVolumes, resetVolumes } from "./volume_actions.js";
 
 const SETS = [
@@ -51,25 +51,10 @@ const COLUMNS = [
     node: (d) => h("span", { class: "named" }, link(pagePath("volumes", d.name), d.name), troubles(d)),
   },
   { id: "kind", label: "Kind", value: kindText, minor: true },
-  {
-    id: "size",
-    label: "Size",
-    value: (d) => d.size_bytes,
-    text: (d) => size(d.size_bytes),
-    number: true,
-    first: "descending",
-    minor: true,
-  },
+  numberColumn("size", "Size", (d) => d.size_bytes, size, { minor: true }),
   { id: "origin", label: "Created from", value: (d) => d.origin ?? "", minor: true },
   { id: "tenant", label: "Tenant", value: (d) => d.tenant ?? "", minor: true },
-  {
-    id: "clients",
-    label: "Clients",
-    value: clientsOf,
-    text: (d) => count(clientsOf(d)),
-    number: true,
-    first: "descending",
-  },
+  numberColumn("clients", "Clients", clientsOf, count),
   {
     id: "ops",
     label: "Ops/s",
@@ -89,15 +74,7 @@ const COLUMNS = [
   },
   { id: "line", label: "2 minutes", live: (d, cell) => sparkCell(cell, activity.get(d.name)?.history), minor: true },
   { id: "snapshots", label: "Snapshots", value: (d) => d.snapshots, number: true, first: "descending", minor: true },
-  {
-    id: "created",
-    label: "Created",
-    value: (d) => d.created_ms,
-    text: (d) => time(d.created_ms).slice(0, 16),
-    number: true,
-    first: "descending",
-    minor: true,
-  },
+  numberColumn("created", "Created", (d) => d.created_ms, (ms) => time(ms).slice(0, 16), { minor: true }),
 ];
 
 /** Buttons that act on the selected rows. */
