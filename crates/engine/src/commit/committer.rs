@@ -456,7 +456,7 @@ impl Committer {
         self.space.committed_discards(std::mem::take(&mut group.discarded));
         self.applier.end_copies(group.catalogue_ops());
         self.commits.add(0);
-        self.intake.schedule.commit_ended();
+        self.intake.schedule.commit_ended(group.logged, self.cx.host.now());
         let freeze = group.freeze;
         self.progress.update(|p| (p.done, p.ended) = (p.done.max(freeze), p.ended.max(freeze)));
         for (pending, result) in group.ops.drain(..).zip(results) {

@@ -443,7 +443,7 @@ impl Intake {
     ) -> Result<()> {
         let refusals = progress.borrow().refusals;
         if target > self.freezes.load(Relaxed) {
-            self.schedule.request_with_others(self.space.dirty());
+            self.schedule.request_with_others(self.space.dirty(), self.cx.host.now());
         }
         let enough = |p: &Progress| p.done >= target || p.refusals > refusals || p.stopped;
         let reached = *progress.wait_for(enough).await.map_err(|_| Error::Closed)?;

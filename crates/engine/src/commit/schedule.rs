@@ -7,14 +7,15 @@
 //!
 //! With [`Coalesce::Adaptive`] an urgent commit also waits a little to *gather* requests that are likely to
 //! follow: as many as the last commit served, since their clients can send the next ones now. It begins when
-//! they have arrived, and at the latest after a part of the measured cost of a commit, which never exceeds
-//! the configured bound: the delay is negligible on a fast store, and a slow one gets fewer and larger
-//! groups. So clients that write in lockstep, and the requests in flight of one client, share a commit
-//! instead of falling into two that alternate. A single guest that flushes is never delayed.
+//! they have arrived, and at the latest after a part of what a commit costs, whatever its size, which never
+//! exceeds the configured bound. So on a slow store clients that write in lockstep, and the requests in
+//! flight of one client, share a commit instead of falling into two that alternate. A single guest that
+//! flushes is never delayed.
 //!
-//! Gathering ends when the group is *large*: when preparing it takes as long as the store needs for a commit.
-//! From then on it saves nothing, and two groups that alternate are quicker: the clients send one while the
-//! other one is prepared and written.
+//! Gathering pays only while it saves more than it takes. On a fast store two groups that alternate are
+//! quicker: clients and network are busy with one while the other one is prepared and written. So a commit
+//! does not gather if the requests of earlier ones took longer to *return* than it could wait, and it gathers
+//! no more when the group is *large*: when its bytes take as long as a commit costs.
 //!
 //! A request that arrives while a commit gathers wakes the commit task only if it is the last one expected,
 //! or makes the group large. If the task and the request miss each other, the deadline ends the wait.
@@ -33,10 +34,28 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 
 /// An urgent commit waits at most for the cost of a commit divided by this.
 const SHARE_OF_COST: u32 = 2;
-/// Bytes that are prepared for the log in a microsecond, about.
-const PREPARED_PER_US: u64 = 1 << 10;
-/// The mean number of waiters is kept in fixed point with this unit; each commit has a weight of one eighth.
+/// Bytes that are prepared and written in a microsecond, about.
+const BYTES_PER_US: u64 = 1 << 10;
+/// Requests that return later count as if they had returned now, so that a pause of clients is soon forgotten.
+const LONGEST_RETURN: Duration = Duration::from_millis(10);
+/// Means are kept in fixed point with this unit; each sample has a weight of one eighth.
 const UNIT: u64 = 256;
+
+/// A recent mean.
+#[derive(Default)]
+struct Mean(AtomicU64);
+
+impl Mean {
+    /// Concurrent updates may lose a sample, which a mean tolerates.
+    fn add(&self, sample: u64) {
+        let mean = self.0.load(Relaxed);
+        self.0.store(mean - mean / 8 + sample * UNIT / 8, Relaxed);
+    }
+
+    fn get(&self) -> f64 {
+        self.0.load(Relaxed) as f64 / UNIT as f64
+    }
+}
 
 /// Triggers of commits, and the statistics on which their delay depends.
 #[derive(Default)]
@@ -57,8 +76,15 @@ pub(crate) struct Schedule {
     gathering: AtomicU64,
     /// Bytes of a group that is large.
     large: AtomicU64,
-    /// Recent mean number of requests that a commit served, in [`UNIT`]s.
-    mean_served: AtomicU64,
+    /// When the last commit ended, in microseconds, while requests that it served are expected to return;
+    /// otherwise 0.
+    ended: AtomicU64,
+    /// Microseconds until as many requests as a commit served have followed it.
+    mean_return: Mean,
+    /// Number of requests that a commit served.
+    mean_served: Mean,
+    /// Bytes that a commit wrote.
+    mean_bytes: Mean,
     by_age: Counter,
     by_demand: Counter,
     delayed_us: AtomicU64,
@@ -74,9 +100,12 @@ impl Schedule {
 
     /// Makes the next commit urgent, for a request that waits for it. Others may follow first, until `dirty`
     /// bytes make a large group.
-    pub fn request_with_others(&self, dirty: u64) {
+    pub fn request_with_others(&self, dirty: u64, now: Duration) {
         self.urgent.store(true, Relaxed);
         let arrived = self.arrived.fetch_add(1, SeqCst) + 1;
+        if arrived >= self.expected.load(Relaxed) {
+            self.have_returned(now);
+        }
         if arrived >= self.gathering.load(SeqCst) || dirty >= self.large.load(Relaxed) {
             self.wake.notify_one();
         }
@@ -95,14 +124,32 @@ impl Schedule {
         let served = arrived - self.frozen.swap(arrived, Relaxed);
         self.served.store(served, Relaxed);
         if served > 0 {
-            let mean = self.mean_served.load(Relaxed);
-            self.mean_served.store(mean - mean / 8 + served * UNIT / 8, Relaxed);
+            self.mean_served.add(served);
         }
     }
 
-    /// The commit has ended: the requests that it served are about to be answered.
-    pub fn commit_ended(&self) {
-        self.expected.store(self.arrived.load(Relaxed) + self.served.load(Relaxed), Relaxed);
+    /// The commit has ended, which wrote `bytes`: the requests that it served are about to be answered.
+    pub fn commit_ended(&self, bytes: u64, now: Duration) {
+        // Those of the commit before may not have returned yet.
+        self.have_returned(now);
+        self.mean_bytes.add(bytes);
+        let served = self.served.load(Relaxed);
+        self.expected.store(self.arrived.load(Relaxed) + served, Relaxed);
+        if served > 0 {
+            self.ended.store((now.as_micros() as u64).max(1), Relaxed);
+        }
+    }
+
+    /// Measures how long the requests of the last commit took to return, if they are still expected.
+    fn have_returned(&self, now: Duration) {
+        if self.ended.load(Relaxed) == 0 {
+            return;
+        }
+        let ended = self.ended.swap(0, Relaxed);
+        if ended > 0 {
+            let took = now.saturating_sub(Duration::from_micros(ended)).min(LONGEST_RETURN);
+            self.mean_return.add(took.as_micros() as u64);
+        }
     }
 
     /// Waits until the expected requests have arrived, the group is large, a commit is requested at once, or
@@ -131,16 +178,24 @@ impl Schedule {
     }
 }
 
-/// Longest time for which an urgent commit waits to gather requests, if a commit costs `cost`.
-fn delay(coalesce: Coalesce, cost: Duration, most: Duration) -> Duration {
-    match coalesce {
-        Coalesce::Off => Duration::ZERO,
-        Coalesce::Always => most,
-        Coalesce::Adaptive => (cost / SHARE_OF_COST).min(most),
-    }
-}
-
 impl Schedule {
+    /// What a commit costs without its bytes, if one of the mean size takes `cost`.
+    fn fixed_cost(&self, cost: Duration) -> Duration {
+        cost.saturating_sub(Duration::from_micros(self.mean_bytes.get() as u64 / BYTES_PER_US))
+    }
+
+    /// Longest time for which an urgent commit waits to gather requests, if a commit costs `cost`, whatever
+    /// its size.
+    fn delay(&self, coalesce: Coalesce, cost: Duration, most: Duration) -> Duration {
+        let pays = (cost / SHARE_OF_COST).min(most);
+        match coalesce {
+            Coalesce::Off => Duration::ZERO,
+            Coalesce::Always => most,
+            Coalesce::Adaptive if self.mean_return.get() > pays.as_micros() as f64 => Duration::ZERO,
+            Coalesce::Adaptive => pays,
+        }
+    }
+
     /// Waits until the dirty data is [`DIRTY_AGE`] old or a commit is requested, and in the latter case for
     /// the coalescing delay. `cost` returns the current duration of a commit, `dirty` the bytes of the group.
     pub async fn wait_to_coalesce(&self, cx: &Context, cost: impl Fn() -> Duration, dirty: impl Fn() -> u64) {
@@ -156,13 +211,13 @@ impl Schedule {
             }
         }
         self.by_demand.add(0);
-        let cost = cost();
-        let delay = delay(cx.config.coalesce, cost, cx.config.commit_delay);
+        let cost = self.fixed_cost(cost());
+        let delay = self.delay(cx.config.coalesce, cost, cx.config.commit_delay);
         if cx.config.coalesce == Coalesce::Always {
             self.delayed_us.fetch_add(delay.as_micros() as u64, Relaxed);
             cx.host.sleep(delay).await;
         } else if !delay.is_zero() {
-            self.large.store(cost.as_micros() as u64 * PREPARED_PER_US, Relaxed);
+            self.large.store(cost.as_micros() as u64 * BYTES_PER_US, Relaxed);
             self.gather(cx, delay, dirty).await;
         }
     }
@@ -174,7 +229,7 @@ impl Schedule {
             by_age: self.by_age.get().ops,
             by_demand: self.by_demand.get().ops,
             delayed_us: self.delayed_us.load(Relaxed),
-            waiting: self.mean_served.load(Relaxed) as f64 / UNIT as f64,
+            waiting: self.mean_served.get(),
         }
     }
 }
@@ -187,31 +242,63 @@ mod tests {
 
     #[test]
     fn requests_wait_for_a_bounded_share_of_the_commit_cost() {
-        let wait = |cost| delay(Coalesce::Adaptive, cost, 10 * MS);
+        let schedule = Schedule::default();
+        let wait = |cost| schedule.delay(Coalesce::Adaptive, cost, 10 * MS);
         assert_eq!((wait(MS / 5), wait(10 * MS), wait(400 * MS)), (MS / 10, 5 * MS, 10 * MS));
-        assert_eq!(delay(Coalesce::Always, MS, 10 * MS), 10 * MS);
-        assert_eq!(delay(Coalesce::Off, 400 * MS, 10 * MS), Duration::ZERO);
+        assert_eq!(schedule.delay(Coalesce::Always, MS, 10 * MS), 10 * MS);
+        assert_eq!(schedule.delay(Coalesce::Off, 400 * MS, 10 * MS), Duration::ZERO);
+    }
+
+    /// Commits of `bytes` that serve two requests each, which return after `pause`.
+    fn commit_often(schedule: &Schedule, bytes: u64, pause: Duration) {
+        for n in 1..100 {
+            schedule.commit_begins();
+            schedule.commit_ended(bytes, n * 20 * MS);
+            (0..2).for_each(|_| schedule.request_with_others(bytes, n * 20 * MS + pause));
+        }
+    }
+
+    #[test]
+    fn a_commit_gathers_only_what_returns_sooner_than_it_could_wait() {
+        let schedule = Schedule::default();
+        let wait = || schedule.delay(Coalesce::Adaptive, 2 * MS, 10 * MS);
+        for (pause, expected) in
+            [(MS / 2, MS), (2 * MS, Duration::ZERO), (MS / 2, MS), (15 * MS, Duration::ZERO)]
+        {
+            commit_often(&schedule, 4096, pause);
+            assert_eq!(wait(), expected, "{pause:?}");
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_commit_are_no_reason_to_wait() {
+        let schedule = Schedule::default();
+        commit_often(&schedule, 1 << 20, MS);
+        assert_eq!(schedule.fixed_cost(MS), Duration::ZERO);
+        let of_bytes = 5 * MS - schedule.fixed_cost(5 * MS);
+        assert!((MS..MS * 11 / 10).contains(&of_bytes), "{of_bytes:?} for 1 MiB");
     }
 
     #[test]
     fn the_requests_of_the_last_commit_are_expected_again() {
         let schedule = Schedule::default();
-        let arrive = |n| (0..n).for_each(|_| schedule.request_with_others(0));
+        let arrive = |n| (0..n).for_each(|_| schedule.request_with_others(0, MS));
         let lacking = || schedule.expected.load(Relaxed).saturating_sub(schedule.arrived.load(Relaxed));
+        let commit_ends = || schedule.commit_ended(0, MS);
         arrive(1);
         assert_eq!(lacking(), 0, "nothing is known of the first request");
         schedule.commit_begins();
         arrive(3);
-        schedule.commit_ended();
+        commit_ends();
         assert_eq!(lacking(), 1, "the one that was served, in addition to the three that wait");
         arrive(1);
         assert_eq!(lacking(), 0);
         schedule.commit_begins();
-        schedule.commit_ended();
+        commit_ends();
         assert_eq!(lacking(), 4);
         arrive(1);
         schedule.commit_begins();
-        schedule.commit_ended();
+        commit_ends();
         assert_eq!(lacking(), 1, "three clients sent no more");
     }
 }
