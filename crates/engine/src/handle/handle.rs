@@ -11,6 +11,7 @@ use forebay_retained::Reservation;
 use tokio::task::yield_now;
 
 use crate::admin::{DiskMetadata, Metadata};
+use crate::client::Clientele;
 use crate::commit::Intake;
 use crate::disk::Disk;
 use crate::limit::Kind;
@@ -276,8 +277,23 @@ impl DiskHandle {
     /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through, the
     /// disk is marked.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> Result<Fast> {
+        if self.write_through() {
+            self.check_write(offset, data.len() as u64)?;
+            return Ok(Fast::Wait);
+        }
+        self.try_write_for(offset, data, self.client.map(Client::clientele))
+    }
+
+    /// As [`DiskHandle::try_write`], also to a write-through disk or one that is not marked, for a request
+    /// that is answered after [`DiskHandle::finish`].
+    pub fn try_write_part(&self, offset: u64, data: &[u8]) -> Result<Fast> {
+        self.try_write_for(offset, data, None)
+    }
+
+    /// As [`DiskHandle::try_write`], if the disk is marked for `clients`, unless these are `None`.
+    fn try_write_for(&self, offset: u64, data: &[u8], clients: Option<Clientele>) -> Result<Fast> {
         self.check_write(offset, data.len() as u64)?;
-        if self.write_through() || !aligned(offset, data.len() as u64) {
+        if !aligned(offset, data.len() as u64) {
             return Ok(Fast::Wait);
         }
         let Some(mut room) = self.intake.room_now(&self.disk, data.len() as u64)? else {
@@ -286,7 +302,6 @@ impl DiskHandle {
         if !self.may_begin(Kind::Write, data.len() as u64) {
             return Ok(Fast::Wait);
         }
-        let clients = self.client.map(Client::clientele);
         let written = self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, clients);
         if !matches!(written, Ok(true)) {
             self.disk.limiter.give_back(Kind::Write, data.len() as u64);

@@ -11,9 +11,9 @@ use forebay_wire::scsi::{self, Code, Sense, SenseKey, Status, Transfer};
 use super::gather::{Gather, OutOfOrder};
 use super::link::{CommandSlot, Link, Sent};
 use super::lun_map::LunMap;
-use super::task::{TASK_COST, Task, Tasks, moved, work};
+use super::task::{Data, TASK_COST, Task, Tasks, moved, work};
 use crate::plane::{Charge, Front, Kind, Output, Served, Worker};
-use crate::scsi::{Nexus, Response, absent};
+use crate::scsi::{Admitted, Nexus, Response, absent};
 
 /// Most PDUs of one read that is answered at once; their headers fit into the room that the output reserves
 /// for them.
@@ -44,6 +44,16 @@ enum Start {
     Run(Charge),
     /// It gathers data, or has all of it: the data and its charge.
     Gather(Gather, Charge),
+}
+
+/// What [`Commands::write_now`] did.
+enum Written {
+    /// Nothing.
+    Not,
+    /// The data is in the write buffers, and the command is answered when it is durable.
+    InBuffers,
+    /// All of it.
+    Done,
 }
 
 /// The commands of a session.
@@ -100,11 +110,21 @@ impl Commands {
             scsi::Request::Read { offset, len } if self.read_now(command, &nexus, offset, len, output) => {
                 return self.worker.times().count(Front::Iscsi, Served::Ram);
             }
-            scsi::Request::Write { offset, len, fua: false }
-                if self.write_now(command, &nexus, offset, len) =>
-            {
-                self.worker.times().count(Front::Iscsi, Served::Buffered);
-                return self.respond(command, place, u64::from(len), &Response::good(), output);
+            scsi::Request::Write { offset, len, fua } => {
+                match self.write_now(command, &nexus, offset, len, fua) {
+                    Written::Done => {
+                        self.worker.times().count(Front::Iscsi, Served::Buffered);
+                        return self.respond(command, place, u64::from(len), &Response::good(), output);
+                    }
+                    Written::InBuffers => {
+                        let charge = self.link.backlog.account().force(TASK_COST, Kind::Work);
+                        let task = self.task(command, nexus, admitted, None, place);
+                        // No other has its tag.
+                        self.tasks.add(&task);
+                        return self.tasks.run(task, Data::Written, charge);
+                    }
+                    Written::Not => {}
+                }
             }
             _ => {}
         }
@@ -113,16 +133,16 @@ impl Commands {
             return self.respond(command, place, 0, &busy(), output);
         };
         let (gather, runs) = match start {
-            Start::Run(charge) => (None, Some((Vec::new(), charge))),
+            Start::Run(charge) => (None, Some((Data::default(), charge))),
             Start::Gather(gather, charge) if gather.is_whole() => {
-                (None, Some((gather.into_data().0, charge)))
+                (None, Some((Data::Held(gather.into_data().0), charge)))
             }
             Start::Gather(mut gather, charge) => {
                 gather.charge(charge);
                 (Some(gather), None)
             }
         };
-        let task = Task::new(command.tag, command.lun, command.expected, nexus, admitted, gather, place);
+        let task = self.task(command, nexus, admitted, gather, place);
         if !self.tasks.add(&task) {
             return self.end(&task, &aborted(OVERLAPPED), output);
         }
@@ -130,6 +150,17 @@ impl Commands {
             Some((data, charge)) => self.tasks.run(task, data, charge),
             None => self.solicit_more(output),
         }
+    }
+
+    fn task(
+        &self,
+        command: &Command<'_>,
+        nexus: Arc<Nexus>,
+        admitted: Admitted,
+        gather: Option<Gather>,
+        place: CommandSlot,
+    ) -> Rc<Task> {
+        Task::new(command.tag, command.lun, command.expected, nexus, admitted, gather, place)
     }
 
     /// Charges the memory that a command needs at first: to run, or, if it takes data, for immediate and
@@ -199,7 +230,7 @@ impl Commands {
                     self.tasks.stop_gathering(&task).map(Gather::into_data).unwrap_or_default();
                 let charge =
                     charge.unwrap_or_else(|| self.link.backlog.account().force(data.capacity(), Kind::Input));
-                self.tasks.run(task, data, charge);
+                self.tasks.run(task, Data::Held(data), charge);
             }
             Some(Err(OutOfOrder)) => {
                 self.tasks.stop_gathering(&task);
@@ -274,13 +305,20 @@ impl Commands {
         true
     }
 
-    /// Writes the immediate data of a command directly from the input if no wait is needed; false otherwise.
-    fn write_now(&self, command: &Command<'_>, nexus: &Nexus, offset: u64, len: u32) -> bool {
+    /// Writes the immediate data of a command directly from the input, if it needs no wait to do that, and if
+    /// no other task has its tag.
+    fn write_now(&self, command: &Command<'_>, nexus: &Nexus, offset: u64, len: u32, fua: bool) -> Written {
         let is_whole = command.data.len() == len as usize
             && expected_out(command) >= u64::from(len)
             && (command.is_final || self.link.parameters.initial_r2t);
-        is_whole
-            && !nexus.durable(false)
-            && matches!(nexus.disk().try_write(offset, command.data), Ok(Fast::Done))
+        if !is_whole || len == 0 || self.tasks.get(command.tag).is_some() {
+            return Written::Not;
+        }
+        let disk = nexus.disk();
+        let (written, then) = match disk.is_durable(nexus.durable(fua)) {
+            true => (disk.try_write_part(offset, command.data), Written::InBuffers),
+            false => (disk.try_write(offset, command.data), Written::Done),
+        };
+        if matches!(written, Ok(Fast::Done)) { then } else { Written::Not }
     }
 }

@@ -29,6 +29,29 @@ const MAX_PARAMETERS: u64 = 256 << 10;
 /// Most bytes of data that a session solicits at once, except for a single longer command.
 const MAX_GATHERED: usize = 16 << 20;
 
+/// What the initiator sent for a command that runs.
+pub(super) enum Data {
+    /// All of its data; none for most commands.
+    Held(Vec<u8>),
+    /// The data of a write, which is in the write buffers already.
+    Written,
+}
+
+impl Default for Data {
+    fn default() -> Data {
+        Data::Held(Vec::new())
+    }
+}
+
+impl Data {
+    async fn perform(&self, nexus: &Nexus, request: &scsi::Request) -> Response {
+        match self {
+            Data::Held(data) => nexus.perform(request, data).await,
+            Data::Written => nexus.end_write(request).await,
+        }
+    }
+}
+
 /// A command under way.
 pub(super) struct Task {
     pub tag: u32,
@@ -187,7 +210,7 @@ impl Tasks {
 
     /// Runs a command that has its data, in a task of this thread. `charge` is the memory that it holds
     /// already.
-    pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Vec<u8>, charge: Charge) {
+    pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Data, charge: Charge) {
         let ticket = self.link.backlog.enter_charged(charge);
         let timed = self.times.begin(Front::Iscsi);
         let running = Running { tasks: self.clone(), task };
@@ -213,7 +236,7 @@ impl Tasks {
                 return;
             }
             let response = tokio::select! {
-                response = task.nexus.perform(&task.request, &data) => response,
+                response = data.perform(&task.nexus, &task.request) => response,
                 // A VERIFY can be as long as the disk.
                 () = task.stop.notified(), if task.request.only_reads() => match task.aborted.get() {
                     true => return,

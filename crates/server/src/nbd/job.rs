@@ -89,6 +89,16 @@ impl Job {
         });
     }
 
+    /// Waits until a write is durable whose data is in the write buffers.
+    pub fn spawn_end_of_write(self, fua: bool) {
+        let backlog = self.ticket.backlog().clone();
+        spawn_request(&backlog, async move {
+            if let Some(done) = self.begun.run(self.disk.finish(fua)).await {
+                self.changed(fua, done);
+            }
+        });
+    }
+
     /// Executes a command other than read, write and disconnect.
     pub fn spawn_other(self, command: Command) {
         let backlog = self.ticket.backlog().clone();

@@ -259,14 +259,18 @@ impl Transmission {
         fua: bool,
         output: &mut Output,
     ) -> Result<(), Fenced> {
+        let is_durable = self.disk.is_durable(fua);
         let now = if data.is_empty() {
             Ok(Fast::Done)
-        } else if fua {
-            Ok(Fast::Wait)
+        } else if is_durable {
+            self.disk.try_write_part(offset, data)
         } else {
             self.disk.try_write(offset, data)
         };
         match now {
+            Ok(Fast::Done) if is_durable && !data.is_empty() => {
+                self.job(cookie, self.backlog.enter(job::COST)).spawn_end_of_write(fua);
+            }
             Ok(Fast::Done) => {
                 self.worker.times().count(Front::Nbd, Served::Buffered);
                 self.done(cookie, false, output);

@@ -34,6 +34,16 @@ impl Nexus {
         done.unwrap_or_else(|error| self.failed(&error))
     }
 
+    /// Ends a WRITE whose data is in the write buffers ([`DiskHandle::try_write_part`]).
+    ///
+    /// [`DiskHandle::try_write_part`]: forebay_engine::DiskHandle::try_write_part
+    pub async fn end_write(&self, request: &Request) -> Response {
+        let done =
+            self.disk().finish(self.durable(matches!(request, Request::Write { fua: true, .. }))).await;
+        self.unit.note_room();
+        self.answer(done)
+    }
+
     /// How a command that has succeeded was served; `None` if it does not read, change or flush blocks.
     pub(crate) fn served(&self, request: &Request, response: &Response) -> Option<Served> {
         use Request::*;
