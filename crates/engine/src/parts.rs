@@ -47,7 +47,7 @@ impl Parts {
         let space =
             Arc::new(SpaceGovernor::new(&cx.config, segment_bytes, log.appended.clone(), progress.clone()));
         space.recovered(stored);
-        let intake = Arc::new(Intake::new(reader.clone(), space.clone(), caches, progress));
+        let intake = Arc::new(Intake::new(reader.clone(), space.clone(), caches, progress, key));
         let scans = Arc::new(ScanQueue::new(cx.clone(), catalogue.clone()));
         let reducer = Reducer::new(reader.clone(), key, dedup);
         let committer =

@@ -212,7 +212,7 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut
     ctx.model.borrow_mut().change(name, op, offset, len, what);
     let begin = ctx.model.borrow().begun(op);
     note!("{begin} {request:?} {name} {offset}+{len} w{write}{}", if fua { " fua" } else { "" });
-    let quick = request == Request::Write && !fua && rng.percent(40);
+    let quick = request == Request::Write && rng.percent(40);
     let latched = ctx.latched.get();
     // The connection of the client is cut: its request is dropped wherever it waits.
     let polls = if rng.one_in(16) { rng.range(1, 6) } else { u64::MAX };
@@ -278,7 +278,11 @@ async fn carry_out(
         Request::Write => {
             let mut data = vec![0; len as usize];
             content::fill(write, offset, &mut data);
-            if quick && disk.try_write(offset, &data)? == Fast::Done {
+            if quick && disk.is_durable(fua) {
+                if disk.try_write_durably(offset, &data)? == Fast::Done {
+                    return disk.finish(fua).await;
+                }
+            } else if quick && disk.try_write(offset, &data)? == Fast::Done {
                 return Ok(());
             }
             disk.write(offset, &data, fua).await

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, DiskId, FANOUT, SECTOR};
+use forebay_format::{BLOCK, DiskId, FANOUT, Fingerprint, SECTOR};
 use forebay_retained::{BlockRecord, Page, Range as RangeToken, RangeRecord, Reservation, Retained};
 use hashbrown::HashMap;
 
@@ -81,6 +81,8 @@ pub(crate) struct Dirty {
     pub page: Page,
     /// The written sectors.
     pub mask: u8,
+    /// That of the page, if it was computed when the block was written.
+    pub fingerprint: Option<Fingerprint>,
     /// Time of the last write, counted in writes to this buffer.
     stamp: u32,
 }
@@ -150,6 +152,23 @@ impl WriteBuffer {
         self.blocks.len() as u64 * BLOCK as u64 + self.zeroes.len() as u64 * ZERO_RANGE_COST
     }
 
+    /// Writes a whole block with this fingerprint. Takes one page of `room`.
+    pub fn write_whole(
+        &mut self,
+        block: u64,
+        data: &[u8],
+        of: Option<Fingerprint>,
+        room: Option<&mut Reservation>,
+    ) {
+        debug_assert_eq!(data.len(), BLOCK);
+        self.write(block, 0..BLOCK, data, room);
+        if of.is_some()
+            && let Some(dirty) = self.blocks.get_mut(&block)
+        {
+            dirty.fingerprint = of;
+        }
+    }
+
     /// Writes `data` at `within` of a block; both ends on sector boundaries. Takes one page of `room`.
     pub fn write(&mut self, block: u64, within: Range<usize>, data: &[u8], room: Option<&mut Reservation>) {
         debug_assert!(within.start.is_multiple_of(SECTOR) && within.end.is_multiple_of(SECTOR));
@@ -169,7 +188,7 @@ impl WriteBuffer {
                 page[within].copy_from_slice(data);
             }
         });
-        let dirty = Dirty { page, mask: mask | before, stamp };
+        let dirty = Dirty { page, mask: mask | before, fingerprint: None, stamp };
         match present {
             Some(present) => *present = dirty,
             None => drop(self.blocks.insert(block, dirty)),
@@ -310,7 +329,7 @@ impl WriteBuffer {
     /// Adds a block from retained memory above everything that was added before.
     pub fn adopt_block(&mut self, block: u64, mask: u8, page: Page) {
         self.clock = self.clock.wrapping_add(1);
-        let above = Dirty { page, mask, stamp: self.clock };
+        let above = Dirty { page, mask, fingerprint: None, stamp: self.clock };
         let dirty = match self.blocks.get(&block) {
             Some(below) if below.mask & !mask != 0 => merge(&self.home, block, &above, below),
             _ => above,
@@ -436,7 +455,7 @@ fn merge(home: &Home, block: u64, above: &Dirty, below: &Dirty) -> Dirty {
         page.copy_from_slice(&below.page[..]);
         copy_sectors(&above.page, above.mask, &(0..BLOCK), page);
     });
-    Dirty { page, mask, stamp: above.stamp }
+    Dirty { page, mask, fingerprint: None, stamp: above.stamp }
 }
 
 /// A range that is being read for a read-modify-write; records whether it is written in between.

@@ -60,6 +60,21 @@ fn apply(buffer: &mut WriteBuffer, op: &Op) {
     }
 }
 
+#[test]
+fn a_fingerprint_is_that_of_the_last_write() {
+    let mut buffer = plain();
+    let fingerprint = Some(Fingerprint([7; 16]));
+    let found = |buffer: &WriteBuffer, block| buffer.blocks.get(&block).and_then(|dirty| dirty.fingerprint);
+    for block in 0..3 {
+        buffer.write_whole(block, &[1; BLOCK], fingerprint, None);
+    }
+    assert_eq!(found(&buffer, 0), fingerprint);
+    buffer.write(0, 512..1024, &[2; 512], None);
+    buffer.write(1, 0..BLOCK, &[2; BLOCK], None);
+    buffer.zero(2..3, true, None);
+    assert_eq!([0, 1, 2].map(|block| found(&buffer, block)), [None; 3]);
+}
+
 /// For each block, its buffered content and mask, and the kind of the zeroed range beneath.
 fn seen(buffer: &WriteBuffer) -> Vec<(Vec<u8>, u8, Option<bool>)> {
     let zeroed = |b| buffer.zeroes().find(|(range, _)| range.contains(&b)).map(|(_, allocated)| allocated);

@@ -15,6 +15,8 @@ pub(super) struct Given<'a> {
     pub content: &'a [u8; BLOCK],
     /// The checksum of the content, if it is known.
     pub crc: Option<u32>,
+    /// Its fingerprint, if it is known.
+    pub fingerprint: Option<Fingerprint>,
     /// The value in the map, unless the block is over a range that the same group zeroes.
     pub now: Option<MapValue>,
     /// `None` if the block is not to be deduplicated.
@@ -94,11 +96,16 @@ fn is_cached_as(cache: &ReadCache, at: BlockRef, content: &[u8; BLOCK]) -> bool 
     cache.probe(at.addr, 0, &mut cached) && cached == *content
 }
 
-/// Adds the fingerprints of the blocks of one dedup domain.
+/// Adds the fingerprints of the blocks of one dedup domain, as far as they are not known.
 fn add_fingerprints(fingerprinter: &Fingerprinter, blocks: &[Given<'_>], found: &mut [Examined]) {
     let (mut contents, mut places) = (Vec::with_capacity(blocks.len()), Vec::with_capacity(blocks.len()));
     for (given, found) in blocks.iter().zip(found) {
         if let Examined::Other { fingerprint, .. } = found {
+            if given.fingerprint.is_some() {
+                *fingerprint = given.fingerprint;
+                debug_assert_eq!(given.fingerprint, Some(fingerprinter.of(given.content)));
+                continue;
+            }
             contents.push(given.content);
             places.push(fingerprint);
         }

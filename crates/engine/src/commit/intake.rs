@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, CatalogueOp};
+use forebay_format::{BLOCK, CatalogueOp, Fingerprint};
 use forebay_retained::Reservation;
 use tokio::sync::{Notify, oneshot};
 
@@ -16,6 +16,7 @@ use super::schedule::Schedule;
 use crate::buffer::Buffers;
 use crate::client::Clientele;
 use crate::context::Context;
+use crate::dedup::{Fingerprinter, HASHED_TOGETHER};
 use crate::desktop::WriteCaches;
 use crate::disk::Disk;
 use crate::limits::MEMORY_RETRY;
@@ -32,6 +33,18 @@ use crate::{Error, Mutation, Result};
 pub(crate) struct PendingOp {
     pub ops: Vec<CatalogueOp>,
     pub done: oneshot::Sender<Result<()>>,
+}
+
+/// When a write is answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Answer {
+    /// When the caller has ensured more.
+    Later,
+    /// At once, provided that the disk is marked for these clients.
+    IfMarked(Clientele),
+    /// When it is durable. So the next commit includes it: its blocks are fingerprinted on this thread, while
+    /// the commit before it is written.
+    WhenDurable,
 }
 
 /// A request that may change a disk: its share of the write buffers, and its room in retained memory.
@@ -54,6 +67,8 @@ pub(crate) struct Intake {
     pub space: Arc<SpaceGovernor>,
     pub caches: Arc<WriteCaches>,
     pub progress: Arc<CommitProgress>,
+    /// Key of the pool's fingerprints.
+    key: [u8; 32],
     /// The freeze gate: held shared by every change, exclusively while the buffers are frozen.
     pub gate: RwLock<()>,
     /// Number of freezes; changes only while the gate is closed.
@@ -76,6 +91,7 @@ impl Intake {
         space: Arc<SpaceGovernor>,
         caches: Arc<WriteCaches>,
         progress: Arc<CommitProgress>,
+        key: [u8; 32],
     ) -> Intake {
         Intake {
             cx: reader.cx.clone(),
@@ -83,6 +99,7 @@ impl Intake {
             space,
             caches,
             progress,
+            key,
             gate: RwLock::new(()),
             freezes: AtomicU64::new(0),
             disks: Mutex::default(),
@@ -349,24 +366,31 @@ impl Intake {
         data: &[u8],
         room: &mut Reservation,
     ) -> Result<()> {
-        self.write_sectors_if_marked(disk, offset, data, room, None).map(drop)
+        self.write_for(disk, offset, data, room, Answer::Later).map(drop)
     }
 
-    /// As [`Intake::write_sectors`], if the disk is marked for `clients`; returns whether it is. The mark is
-    /// checked under the freeze gate, so it is not removed before the data is durable.
-    pub fn write_sectors_if_marked(
+    /// As [`Intake::write_sectors`]; returns false if nothing was written because the disk is not marked. The
+    /// mark is checked under the freeze gate, so it is not removed before the data is durable.
+    pub fn write_for(
         &self,
         disk: &Arc<Disk>,
         offset: u64,
         data: &[u8],
         room: &mut Reservation,
-        clients: Option<Clientele>,
+        answer: Answer,
     ) -> Result<bool> {
+        let mut fingerprints = match answer {
+            Answer::WhenDurable => self.fingerprints(disk, offset, data).into_iter(),
+            Answer::Later | Answer::IfMarked(_) => Vec::new().into_iter(),
+        };
         let zeroes_are_kept = !disk.is_desktop();
         let blocks = blocks_of(offset, data.len() as u64);
         let (mut grown, mut is_written, mut within_quota) = (0, data.is_empty(), Ok(()));
         self.change(disk, blocks.clone(), |buffers, blocks| {
-            is_written = clients.is_none_or(|clients| disk.is_marked_for(clients));
+            is_written = match answer {
+                Answer::IfMarked(clients) => disk.is_marked_for(clients),
+                Answer::Later | Answer::WhenDurable => true,
+            };
             if is_written {
                 within_quota = disk.occupied.write(offset, data);
             }
@@ -378,8 +402,10 @@ impl Intake {
                 for (block, within) in pieces(offset, data.len()) {
                     let next = at + within.len();
                     let data = &data[at..next];
-                    if zeroes_are_kept || data.len() < BLOCK || !is_zero(data) {
+                    if data.len() < BLOCK {
                         buffer.write(block, within, data, Some(room));
+                    } else if zeroes_are_kept || !is_zero(data) {
+                        buffer.write_whole(block, data, fingerprints.next(), Some(room));
                     } else {
                         buffer.zero(block..block + 1, true, Some(room));
                     }
@@ -395,6 +421,19 @@ impl Intake {
             self.record_cold(disk, blocks, edges.map(|edge| edge / BLOCK as u64));
         }
         Ok(is_written)
+    }
+
+    /// The fingerprints of the whole blocks of a write, in order; none of a short one, since blocks are
+    /// hashed together.
+    fn fingerprints(&self, disk: &Disk, offset: u64, data: &[u8]) -> Vec<Fingerprint> {
+        let skipped = (offset.next_multiple_of(BLOCK as u64) - offset) as usize;
+        let blocks = data.get(skipped..).map_or(&[][..], |data| data.as_chunks().0);
+        let mut fingerprints = Vec::new();
+        if blocks.len() >= HASHED_TOGETHER {
+            let contents: Vec<&[u8; BLOCK]> = blocks.iter().collect();
+            Fingerprinter::new(&self.key, disk.dedup_domain()).of_each(&contents, &mut fingerprints);
+        }
+        fingerprints
     }
 
     /// Waits until every write to a disk that was acknowledged before the call is durable.

@@ -25,6 +25,6 @@ pub(crate) use checkpoint::Taken;
 pub(crate) use committer::Committer;
 pub(crate) use group::Group;
 pub(crate) use index::segments_with_blocks;
-pub(crate) use intake::Intake;
+pub(crate) use intake::{Answer, Intake};
 pub(crate) use reduce::Reducer;
 pub(crate) use warm::{Warm, by_leaf};

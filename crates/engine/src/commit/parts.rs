@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, BlockRef};
+use forebay_format::{BLOCK, BlockRef, Fingerprint};
 
 use super::group::{Completed, Group};
 use crate::disk::Disk;
@@ -41,6 +41,8 @@ pub(super) struct Written<'a> {
     pub content: &'a [u8; BLOCK],
     /// The checksum of the content, if it was computed when the block was written.
     pub crc: Option<u32>,
+    /// Likewise its fingerprint.
+    pub fingerprint: Option<Fingerprint>,
     /// It is over a range that the group zeroes.
     pub over_zeroes: bool,
 }
@@ -55,12 +57,13 @@ pub(super) fn parts_of<'a>(group: &'a Group, completed: &'a Completed) -> impl I
             allocated,
         });
         let blocks = buffer.sorted_blocks().into_iter().filter_map(move |(block, dirty)| {
-            let (content, crc) = match completed.get(&(disk.id(), block)) {
-                None => (&*dirty.page, Some(dirty.page.crc())),
-                Some(Ok(page)) => (&**page, None),
+            let (content, crc, fingerprint) = match completed.get(&(disk.id(), block)) {
+                None => (&*dirty.page, Some(dirty.page.crc()), dirty.fingerprint),
+                Some(Ok(page)) => (&**page, None, None),
                 Some(Err(_)) => return None,
             };
-            Some(Part::Block(Written { disk, block, content, crc, over_zeroes: buffer.base_is_zero(block) }))
+            let over_zeroes = buffer.base_is_zero(block);
+            Some(Part::Block(Written { disk, block, content, crc, fingerprint, over_zeroes }))
         });
         let lost = buffer.partial_blocks().into_iter().filter_map(move |(block, _)| {
             let target = *completed.get(&(disk.id(), block))?.as_ref().err()?;

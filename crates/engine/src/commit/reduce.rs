@@ -293,7 +293,7 @@ impl Reduction<'_> {
 
     /// What is known of a block without its contents.
     fn given<'a>(&mut self, written: &Written<'a>, is_in_run: bool) -> Given<'a> {
-        let Written { disk, block, content, crc, over_zeroes } = *written;
+        let Written { disk, block, content, crc, fingerprint, over_zeroes } = *written;
         let (reducer, id) = (self.reducer, disk.id());
         self.classifier.count_written(id, &disk.classes, block);
         let class = self.classifier.of_written(id, &disk.classes, block);
@@ -314,7 +314,7 @@ impl Reduction<'_> {
         // At most normal: blocks that are written repeatedly, such as metadata, would leave stale versions at
         // a high rank.
         let rank = if visible { reducer.reader.rank(class).min(Rank::Normal) } else { Rank::Never };
-        Given { content, crc, now, fingerprinter, compress, rank, is_in_run }
+        Given { content, crc, fingerprint, now, fingerprinter, compress, rank, is_in_run }
     }
 
     /// Decides on the candidates, of which `known` are stored already. Returns the new ones.

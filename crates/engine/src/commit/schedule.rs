@@ -36,7 +36,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 const SHARE_OF_COST: u32 = 2;
 /// Bytes that are prepared and written in a microsecond, about.
 const BYTES_PER_US: u64 = 1 << 10;
-/// Requests that return later count as if they had returned now, so that a pause of clients is soon forgotten.
+/// Requests that return later count as if they had returned then, so that a pause of clients is soon
+/// forgotten.
 const LONGEST_RETURN: Duration = Duration::from_millis(10);
 /// Means are kept in fixed point with this unit; each sample has a weight of one eighth.
 const UNIT: u64 = 256;

@@ -6,6 +6,8 @@ use forebay_format::{BLOCK, Fingerprint};
 
 /// Blocks that are hashed at once: the widest vectors hold a word of 16 hashes.
 const LANES: usize = 16;
+/// The fewest blocks whose chunks fill these vectors.
+pub(crate) const HASHED_TOGETHER: usize = LANES / (BLOCK / CHUNK);
 /// Bytes of a chunk, of a compressed block, and of a chaining value (BLAKE3 specification, section 2).
 const CHUNK: usize = 1024;
 const COMPRESSED: usize = 64;
@@ -73,7 +75,6 @@ impl Fingerprinter {
     }
 
     /// The fingerprint of one block.
-    #[cfg(test)]
     pub fn of(&self, block: &[u8; BLOCK]) -> Fingerprint {
         let mut out = Vec::new();
         self.of_each(&[block], &mut out);

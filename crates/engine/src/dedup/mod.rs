@@ -63,7 +63,7 @@ use crate::hash::BuildU64Hasher;
 use crate::stats::ReductionStats;
 use directories::Directories;
 use exact::ExactTable;
-pub(crate) use fingerprint::Fingerprinter;
+pub(crate) use fingerprint::{Fingerprinter, HASHED_TOGETHER};
 use hooks::Hooks;
 pub(crate) use misses::Misses;
 

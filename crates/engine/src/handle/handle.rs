@@ -11,8 +11,7 @@ use forebay_retained::Reservation;
 use tokio::task::yield_now;
 
 use crate::admin::{DiskMetadata, Metadata};
-use crate::client::Clientele;
-use crate::commit::Intake;
+use crate::commit::{Answer, Intake};
 use crate::disk::Disk;
 use crate::limit::Kind;
 use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
@@ -281,17 +280,17 @@ impl DiskHandle {
             self.check_write(offset, data.len() as u64)?;
             return Ok(Fast::Wait);
         }
-        self.try_write_for(offset, data, self.client.map(Client::clientele))
+        let answer = self.client.map_or(Answer::Later, |client| Answer::IfMarked(client.clientele()));
+        self.try_write_for(offset, data, answer)
     }
 
     /// As [`DiskHandle::try_write`], also to a write-through disk or one that is not marked, for a request
-    /// that is answered after [`DiskHandle::finish`].
-    pub fn try_write_part(&self, offset: u64, data: &[u8]) -> Result<Fast> {
-        self.try_write_for(offset, data, None)
+    /// that is answered after [`DiskHandle::finish`], when it is durable.
+    pub fn try_write_durably(&self, offset: u64, data: &[u8]) -> Result<Fast> {
+        self.try_write_for(offset, data, Answer::WhenDurable)
     }
 
-    /// As [`DiskHandle::try_write`], if the disk is marked for `clients`, unless these are `None`.
-    fn try_write_for(&self, offset: u64, data: &[u8], clients: Option<Clientele>) -> Result<Fast> {
+    fn try_write_for(&self, offset: u64, data: &[u8], answer: Answer) -> Result<Fast> {
         self.check_write(offset, data.len() as u64)?;
         if !aligned(offset, data.len() as u64) {
             return Ok(Fast::Wait);
@@ -302,7 +301,7 @@ impl DiskHandle {
         if !self.may_begin(Kind::Write, data.len() as u64) {
             return Ok(Fast::Wait);
         }
-        let written = self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, clients);
+        let written = self.intake.write_for(&self.disk, offset, data, &mut room, answer);
         if !matches!(written, Ok(true)) {
             self.disk.limiter.give_back(Kind::Write, data.len() as u64);
             return written.map(|_| Fast::Wait);
@@ -315,12 +314,17 @@ impl DiskHandle {
     pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         self.mark_unless_durable(fua).await?;
-        self.write_part(offset, data).await?;
+        let answer = if self.is_durable(fua) { Answer::WhenDurable } else { Answer::Later };
+        self.write_part_for(offset, data, answer).await?;
         self.finish(fua).await
     }
 
     /// As [`DiskHandle::write`], for a part of a request that is answered after [`DiskHandle::finish`].
     pub async fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_part_for(offset, data, Answer::Later).await
+    }
+
+    async fn write_part_for(&self, offset: u64, data: &[u8], answer: Answer) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         self.disk.occupied.check(offset, data)?;
         self.begin(Kind::Write, data.len() as u64).await;
@@ -345,7 +349,7 @@ impl DiskHandle {
             };
             room.spend(until - at);
             let piece = &data[(at - offset) as usize..(until - offset) as usize];
-            self.write_bytes(at, piece, &mut room.room).await?;
+            self.write_bytes_for(at, piece, &mut room.room, answer).await?;
             at = until;
         }
         self.disk.guest.write.add(data.len() as u64);

@@ -51,6 +51,34 @@ async fn each_block_is_stored_once() {
     assert_eq!(read(&b, 8 << 20, MIB).await, vec![0; MIB]);
 }
 
+/// Their fingerprints are computed before they are committed.
+#[tokio::test]
+async fn durable_writes_at_any_sector_are_stored_once() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let disk = volume(&pool, "a").await;
+    let data = noise(1, 64 << 10);
+    let offsets = [0, (1 << 20) + 3 * 512, (3 << 20) - 512, (4 << 20) + 8 * 512];
+    for at in offsets.iter().flat_map(|at| [*at, at + (16 << 20)]) {
+        assert_eq!(disk.try_write_durably(at, &data).unwrap(), forebay_engine::Fast::Done);
+        // Parts of what was fingerprinted are overwritten before the commit, or not.
+        disk.write(at + 40 * 512, &noise(at, 512), false).await.unwrap();
+        disk.finish(true).await.unwrap();
+    }
+    let r = pool.stats().await.reduction;
+    // All but the one that was overwritten in part, of 16 blocks or, with partial ones at both ends, of 17.
+    // The last write begins at a block, as the first one does.
+    assert_eq!(r.duplicate_blocks, 15 + 16 + 16 + 15 + 15, "{r:?}");
+    drop(disk);
+    let pool = open(&store).await;
+    let disk = pool.attach("a").unwrap();
+    for at in offsets {
+        let mut expected = data.clone();
+        expected[40 * 512..41 * 512].copy_from_slice(&noise(at, 512));
+        assert!(read(&disk, at, data.len()).await == expected, "{at}");
+    }
+}
+
 #[tokio::test]
 async fn compressible_data_takes_less_room_and_is_read_back() {
     let store = Arc::new(MemoryStore::new());

@@ -316,7 +316,7 @@ impl Commands {
         }
         let disk = nexus.disk();
         let (written, then) = match disk.is_durable(nexus.durable(fua)) {
-            true => (disk.try_write_part(offset, command.data), Written::InBuffers),
+            true => (disk.try_write_durably(offset, command.data), Written::InBuffers),
             false => (disk.try_write(offset, command.data), Written::Done),
         };
         if matches!(written, Ok(Fast::Done)) { then } else { Written::Not }

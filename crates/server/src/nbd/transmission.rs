@@ -263,7 +263,7 @@ impl Transmission {
         let now = if data.is_empty() {
             Ok(Fast::Done)
         } else if is_durable {
-            self.disk.try_write_part(offset, data)
+            self.disk.try_write_durably(offset, data)
         } else {
             self.disk.try_write(offset, data)
         };

@@ -34,9 +34,9 @@ impl Nexus {
         done.unwrap_or_else(|error| self.failed(&error))
     }
 
-    /// Ends a WRITE whose data is in the write buffers ([`DiskHandle::try_write_part`]).
+    /// Ends a WRITE whose data is in the write buffers ([`DiskHandle::try_write_durably`]).
     ///
-    /// [`DiskHandle::try_write_part`]: forebay_engine::DiskHandle::try_write_part
+    /// [`DiskHandle::try_write_durably`]: forebay_engine::DiskHandle::try_write_durably
     pub async fn end_write(&self, request: &Request) -> Response {
         let done =
             self.disk().finish(self.durable(matches!(request, Request::Write { fua: true, .. }))).await;
