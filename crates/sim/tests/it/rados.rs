@@ -28,7 +28,7 @@ fn the_same_seed_gives_the_same_run_of_several_servers() {
 
 #[test]
 fn owners_lose_the_pool_in_these_rounds() {
-    let seen: Vec<_> = (0..60).map(|seed| RadosRound::new(seed, None).run()).collect();
+    let seen: Vec<_> = (0..100).map(|seed| RadosRound::new(seed, None).run()).collect();
     let sum = |of: fn(&forebay_sim::rados::Seen) -> u64| seen.iter().map(of).sum::<u64>();
     let (terms, superseded, closed) = (sum(|s| s.terms), sum(|s| s.superseded), sum(|s| s.closed));
     println!("{terms} terms, {superseded} owners superseded, {closed} closed");
