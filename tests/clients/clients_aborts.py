@@ -128,3 +128,20 @@ def a_write_does_not_reach_a_unit_whose_access_was_revoked(t):
         equal(other.read_blocks(0, 1).data, bytes(BLOCK) if n == 0 else old, f"the blocks after {change}")
         i.close()
         other.close()
+
+
+@test
+def a_write_with_the_tag_of_another_command_changes_nothing(t):
+    s, address = target(t, "disk")
+    i = Initiator(address, TARGET, isid=1).ready()
+    old, new = b"old-" * 128, b"new!" * (64 << 8)
+    equal(i.write_blocks(1000, old).status, GOOD, "a write")
+    r2t = begin_write(i)
+    i.tag -= 1
+    i.send(i.command_pdu(write16(1000, new[:BLOCK]), out=new[:BLOCK]), new[:BLOCK])
+    equal(i.result().code, (0xB, 0x4E, 0), "a write with a tag that is in use")
+    # The first one continues.
+    i.data_out(r2t, new)
+    equal(i.result().status, GOOD, "the first write")
+    equal(i.read_blocks(0, 128).data, new, "its blocks")
+    equal(i.read_blocks(1000, 1).data, old, "the blocks of the other one")
