@@ -17,7 +17,7 @@ use forebay_format::{CatalogueOp, DiskId, DiskRecord, Role, SECTOR};
 use super::editor::CatalogueEditor;
 use super::kind::DiskMetadata;
 use crate::catalogue::{check_name, disk_by_id};
-use crate::commit::Intake;
+use crate::commit::{Answer, Intake};
 use crate::disk::Disk;
 use crate::read::Reader;
 use crate::text::shorten;
@@ -173,7 +173,8 @@ impl Metadata {
             for (i, piece) in bytes.chunks(PIECE).enumerate() {
                 let mut room = self.intake.admit(&disk, piece.len() as u64).await?;
                 room.spend(piece.len() as u64);
-                self.intake.write_sectors(&disk, (i * PIECE) as u64, piece, &mut room.room)?;
+                let at = (i * PIECE) as u64;
+                self.intake.write_sectors(&disk, at, piece, &mut room.room, Answer::Later)?;
             }
             self.intake.flush_disk(&disk).await
         };

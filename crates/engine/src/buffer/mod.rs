@@ -160,17 +160,22 @@ impl WriteBuffer {
         of: Option<Fingerprint>,
         room: Option<&mut Reservation>,
     ) {
-        debug_assert_eq!(data.len(), BLOCK);
-        self.write(block, 0..BLOCK, data, room);
-        if of.is_some()
-            && let Some(dirty) = self.blocks.get_mut(&block)
-        {
-            dirty.fingerprint = of;
-        }
+        self.put(block, 0..BLOCK, data, of, room);
     }
 
     /// Writes `data` at `within` of a block; both ends on sector boundaries. Takes one page of `room`.
     pub fn write(&mut self, block: u64, within: Range<usize>, data: &[u8], room: Option<&mut Reservation>) {
+        self.put(block, within, data, None, room);
+    }
+
+    fn put(
+        &mut self,
+        block: u64,
+        within: Range<usize>,
+        data: &[u8],
+        fingerprint: Option<Fingerprint>,
+        room: Option<&mut Reservation>,
+    ) {
         debug_assert!(within.start.is_multiple_of(SECTOR) && within.end.is_multiple_of(SECTOR));
         let mask = sectors(&within);
         self.clock = self.clock.wrapping_add(1);
@@ -188,7 +193,7 @@ impl WriteBuffer {
                 page[within].copy_from_slice(data);
             }
         });
-        let dirty = Dirty { page, mask: mask | before, fingerprint: None, stamp };
+        let dirty = Dirty { page, mask: mask | before, fingerprint, stamp };
         match present {
             Some(present) => *present = dirty,
             None => drop(self.blocks.insert(block, dirty)),

@@ -359,19 +359,10 @@ impl Intake {
 
     /// Writes whole sectors into the buffer of a disk. In the buffer of a desktop, blocks of zeroes are kept
     /// as zeroed ranges, which need no room; for other disks the next commit detects them.
+    ///
+    /// Returns false if nothing was written because the disk is not marked. The mark is checked under the
+    /// freeze gate, so it is not removed before the data is durable.
     pub fn write_sectors(
-        &self,
-        disk: &Arc<Disk>,
-        offset: u64,
-        data: &[u8],
-        room: &mut Reservation,
-    ) -> Result<()> {
-        self.write_for(disk, offset, data, room, Answer::Later).map(drop)
-    }
-
-    /// As [`Intake::write_sectors`]; returns false if nothing was written because the disk is not marked. The
-    /// mark is checked under the freeze gate, so it is not removed before the data is durable.
-    pub fn write_for(
         &self,
         disk: &Arc<Disk>,
         offset: u64,

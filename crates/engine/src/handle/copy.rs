@@ -30,6 +30,7 @@ use std::sync::Arc;
 use forebay_format::{BLOCK, CatalogueOp, FANOUT};
 
 use super::handle::DiskHandle;
+use crate::commit::Answer;
 use crate::disk::Disk;
 use crate::limit::Kind;
 use crate::limits::{COPY_BLOCKS, COPY_BYTES, MARK_NODES};
@@ -117,7 +118,7 @@ impl DiskHandle {
             } else {
                 let mut room = self.intake.admit(&self.disk, n).await?;
                 room.spend(n);
-                self.write_bytes(to, part, &mut room.room).await?;
+                self.write_bytes(to, part, &mut room.room, Answer::Later).await?;
             }
             done += n;
         }

@@ -301,7 +301,7 @@ impl DiskHandle {
         if !self.may_begin(Kind::Write, data.len() as u64) {
             return Ok(Fast::Wait);
         }
-        let written = self.intake.write_for(&self.disk, offset, data, &mut room, answer);
+        let written = self.intake.write_sectors(&self.disk, offset, data, &mut room, answer);
         if !matches!(written, Ok(true)) {
             self.disk.limiter.give_back(Kind::Write, data.len() as u64);
             return written.map(|_| Fast::Wait);
@@ -349,7 +349,7 @@ impl DiskHandle {
             };
             room.spend(until - at);
             let piece = &data[(at - offset) as usize..(until - offset) as usize];
-            self.write_bytes_for(at, piece, &mut room.room, answer).await?;
+            self.write_bytes(at, piece, &mut room.room, answer).await?;
             at = until;
         }
         self.disk.guest.write.add(data.len() as u64);
@@ -399,18 +399,23 @@ impl DiskHandle {
     ) -> Result<()> {
         let whole = self.whole_blocks(offset, len);
         if whole.is_empty() {
-            self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize], room).await?;
+            self.write_zero_bytes(offset, len, room).await?;
         } else {
             let first = whole.start * BLOCK as u64;
             if offset < first {
-                self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize], room).await?;
+                self.write_zero_bytes(offset, first - offset, room).await?;
             }
             let last = self.discard_blocks(whole, offset + len, allocated, room)? * BLOCK as u64;
             if offset + len > last {
-                self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize], room).await?;
+                self.write_zero_bytes(last, offset + len - last, room).await?;
             }
         }
         Ok(())
+    }
+
+    /// Writes zeroes into partial blocks: fewer bytes than two blocks.
+    async fn write_zero_bytes(&self, offset: u64, len: u64, room: &mut Reservation) -> Result<()> {
+        self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize], room, Answer::Later).await
     }
 
     /// Discards a range: whole blocks read as zeroes afterwards, partial blocks are not changed.

@@ -78,12 +78,7 @@ impl DiskHandle {
     }
 
     /// Writes bytes at any alignment: partial sectors at both ends are read first.
-    pub(crate) async fn write_bytes(&self, offset: u64, data: &[u8], room: &mut Reservation) -> Result<()> {
-        self.write_bytes_for(offset, data, room, Answer::Later).await
-    }
-
-    /// As [`DiskHandle::write_bytes`], for a request that is answered later or when it is durable.
-    pub(super) async fn write_bytes_for(
+    pub(super) async fn write_bytes(
         &self,
         offset: u64,
         data: &[u8],
@@ -91,7 +86,7 @@ impl DiskHandle {
         answer: Answer,
     ) -> Result<()> {
         if data.is_empty() || aligned(offset, data.len() as u64) {
-            return self.intake.write_for(&self.disk, offset, data, room, answer).map(drop);
+            return self.intake.write_sectors(&self.disk, offset, data, room, answer).map(drop);
         }
         let sectors = sectors_of(offset, data.len() as u64);
         let (first, last) = (sectors.start + SECTOR as u64, sectors.end - SECTOR as u64);

@@ -10,7 +10,7 @@
 //!
 //! - *Before the first such answer* the mark is made durable ([`Marks::ensure`]). The answer without waiting
 //!   checks the mark under the freeze gate, in the same step in which the data goes into the buffer
-//!   ([`Intake::write_for`](crate::commit::Intake::write_for)). The answer after
+//!   ([`Intake::write_sectors`](crate::commit::Intake::write_sectors)). The answer after
 //!   waiting checks it when the change is in the buffer.
 //! - *A mark is removed* when the gate is closed exclusively and the buffers of the disk are clean:
 //!   everything answered before is durable, and everything after finds the disk unmarked, although the

@@ -13,7 +13,7 @@ use super::link::{CommandSlot, Link, Sent};
 use super::lun_map::LunMap;
 use super::task::{Data, TASK_COST, Task, Tasks, moved, work};
 use crate::plane::{Charge, Front, Kind, Output, Served, Worker};
-use crate::scsi::{Admitted, Nexus, Response, absent};
+use crate::scsi::{Nexus, Response, absent};
 
 /// Most PDUs of one read that is answered at once; their headers fit into the room that the output reserves
 /// for them.
@@ -118,10 +118,10 @@ impl Commands {
                     }
                     Written::InBuffers => {
                         let charge = self.link.backlog.account().force(TASK_COST, Kind::Work);
-                        let task = self.task(command, nexus, admitted, None, place);
+                        let task = Task::new(command, nexus, admitted, None, place);
                         // No other has its tag.
                         self.tasks.add(&task);
-                        return self.tasks.run(task, Data::Written, charge);
+                        return self.tasks.run(task, Data::Written { fua }, charge);
                     }
                     Written::Not => {}
                 }
@@ -133,7 +133,7 @@ impl Commands {
             return self.respond(command, place, 0, &busy(), output);
         };
         let (gather, runs) = match start {
-            Start::Run(charge) => (None, Some((Data::default(), charge))),
+            Start::Run(charge) => (None, Some((Data::Held(Vec::new()), charge))),
             Start::Gather(gather, charge) if gather.is_whole() => {
                 (None, Some((Data::Held(gather.into_data().0), charge)))
             }
@@ -142,7 +142,7 @@ impl Commands {
                 (Some(gather), None)
             }
         };
-        let task = self.task(command, nexus, admitted, gather, place);
+        let task = Task::new(command, nexus, admitted, gather, place);
         if !self.tasks.add(&task) {
             return self.end(&task, &aborted(OVERLAPPED), output);
         }
@@ -150,17 +150,6 @@ impl Commands {
             Some((data, charge)) => self.tasks.run(task, data, charge),
             None => self.solicit_more(output),
         }
-    }
-
-    fn task(
-        &self,
-        command: &Command<'_>,
-        nexus: Arc<Nexus>,
-        admitted: Admitted,
-        gather: Option<Gather>,
-        place: CommandSlot,
-    ) -> Rc<Task> {
-        Task::new(command.tag, command.lun, command.expected, nexus, admitted, gather, place)
     }
 
     /// Charges the memory that a command needs at first: to run, or, if it takes data, for immediate and

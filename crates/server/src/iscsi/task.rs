@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use forebay_wire::iscsi::{BHS, Lun, reply};
+use forebay_wire::iscsi::{BHS, Command, Lun, reply};
 use forebay_wire::scsi;
 use tokio::sync::Notify;
 
@@ -34,20 +34,14 @@ pub(super) enum Data {
     /// All of its data; none for most commands.
     Held(Vec<u8>),
     /// The data of a write, which is in the write buffers already.
-    Written,
-}
-
-impl Default for Data {
-    fn default() -> Data {
-        Data::Held(Vec::new())
-    }
+    Written { fua: bool },
 }
 
 impl Data {
     async fn perform(&self, nexus: &Nexus, request: &scsi::Request) -> Response {
         match self {
             Data::Held(data) => nexus.perform(request, data).await,
-            Data::Written => nexus.end_write(request).await,
+            Data::Written { fua } => nexus.end_write(*fua).await,
         }
     }
 }
@@ -75,18 +69,16 @@ pub(super) struct Task {
 
 impl Task {
     pub fn new(
-        tag: u32,
-        lun: Lun,
-        expected: u32,
+        command: &Command<'_>,
         nexus: Arc<Nexus>,
         admitted: Admitted,
         gather: Option<Gather>,
         place: CommandSlot,
     ) -> Rc<Task> {
         Rc::new(Task {
-            tag,
-            lun,
-            expected,
+            tag: command.tag,
+            lun: command.lun,
+            expected: command.expected,
             nexus,
             request: admitted.request,
             arrival: admitted.arrival,

@@ -259,7 +259,7 @@ impl Transmission {
         fua: bool,
         output: &mut Output,
     ) -> Result<(), Fenced> {
-        let is_durable = self.disk.is_durable(fua);
+        let is_durable = !data.is_empty() && self.disk.is_durable(fua);
         let now = if data.is_empty() {
             Ok(Fast::Done)
         } else if is_durable {
@@ -268,7 +268,7 @@ impl Transmission {
             self.disk.try_write(offset, data)
         };
         match now {
-            Ok(Fast::Done) if is_durable && !data.is_empty() => {
+            Ok(Fast::Done) if is_durable => {
                 self.job(cookie, self.backlog.enter(job::COST)).spawn_end_of_write(fua);
             }
             Ok(Fast::Done) => {

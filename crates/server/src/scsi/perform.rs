@@ -37,9 +37,8 @@ impl Nexus {
     /// Ends a WRITE whose data is in the write buffers ([`DiskHandle::try_write_durably`]).
     ///
     /// [`DiskHandle::try_write_durably`]: forebay_engine::DiskHandle::try_write_durably
-    pub async fn end_write(&self, request: &Request) -> Response {
-        let done =
-            self.disk().finish(self.durable(matches!(request, Request::Write { fua: true, .. }))).await;
+    pub async fn end_write(&self, fua: bool) -> Response {
+        let done = self.disk().finish(self.durable(fua)).await;
         self.unit.note_room();
         self.answer(done)
     }
