@@ -155,10 +155,18 @@ impl Disk {
     }
 
     /// Replaces the record. Only changes to the catalogue do this, in a commit or in recovery.
+    ///
+    /// Whether it is a desktop stays as it is: a desktop that is becoming a volume has left the desktops
+    /// before its record states that, and other changes of the record may be in the log in between.
     pub fn set_record(&self, record: DiskRecord) {
         self.size.store(record.size, Relaxed);
-        self.write_cache.store(record.write_cache, Relaxed);
         *self.record.write() = Arc::new(record);
+    }
+
+    /// As [`Disk::set_record`], and makes it a desktop or a volume as the record states.
+    pub fn set_kind(&self, record: DiskRecord) {
+        self.write_cache.store(record.write_cache, Relaxed);
+        self.set_record(record);
     }
 
     /// Replaces the mark, which is in the log.
@@ -498,4 +506,23 @@ pub(crate) fn check_persistent(disk: &Disk, name: &str) -> Result<()> {
         return Err(Error::WrongKind { name: shorten(name), is, needs });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{parts, volume};
+
+    /// A mark may be in the log between the end of the desktop and the record of the volume.
+    #[tokio::test]
+    async fn a_mark_does_not_make_a_volume_a_desktop_again() {
+        let record = DiskRecord { write_cache: 1 << 20, ..volume(1, 1 << 20) };
+        let disk = Disk::new(record.clone(), Tree::new(256), parts().await.reader.cx.retained.clone());
+        assert!(disk.is_desktop());
+        disk.leave_desktops();
+        disk.set_mark(Mark::Local);
+        assert!(disk.is_marked() && !disk.is_desktop());
+        disk.set_kind(record);
+        assert!(disk.is_desktop());
+    }
 }

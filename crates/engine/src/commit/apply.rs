@@ -194,7 +194,7 @@ impl Applier {
             CatalogueOp::Update { disk: record } => {
                 let disk = self.referenced_disk(record.id)?;
                 let mark = disk.record().mark;
-                disk.set_record(DiskRecord { size: disk.size(), mark, ..record.clone() });
+                disk.set_kind(DiskRecord { size: disk.size(), mark, ..record.clone() });
                 self.catalogue.write().renamed(record.id);
             }
             CatalogueOp::CopyRange { disk: id, block, from, source_block, count } => {

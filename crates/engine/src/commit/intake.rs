@@ -395,10 +395,13 @@ impl Intake {
                     let data = &data[at..next];
                     if data.len() < BLOCK {
                         buffer.write(block, within, data, Some(room));
-                    } else if zeroes_are_kept || !is_zero(data) {
-                        buffer.write_whole(block, data, fingerprints.next(), Some(room));
                     } else {
-                        buffer.zero(block..block + 1, true, Some(room));
+                        // One for each whole block, also for those that do not need it.
+                        let fingerprint = fingerprints.next();
+                        match zeroes_are_kept || !is_zero(data) {
+                            true => buffer.write_whole(block, data, fingerprint, Some(room)),
+                            false => buffer.zero(block..block + 1, true, Some(room)),
+                        }
                     }
                     at = next;
                 }

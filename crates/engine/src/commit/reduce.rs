@@ -250,8 +250,8 @@ pub(super) struct Reduction<'r> {
     classifier: Classifier,
     /// The last disk, and whether its blocks are cached when they are written.
     visible: Option<(DiskId, bool)>,
-    /// The new blocks of the group so far, by fingerprint.
-    new: HashMap<Fingerprint, usize>,
+    /// The new blocks of the group so far, by fingerprint, with their checksums.
+    new: HashMap<Fingerprint, (usize, u32)>,
     /// Their number.
     stored: usize,
 }
@@ -329,7 +329,11 @@ impl Reduction<'_> {
         self.new.reserve(candidates.len());
         for (candidate, known) in candidates.into_iter().zip(known) {
             let fingerprint = candidate.fingerprint;
-            let first = || fingerprint.and_then(|fingerprint| self.new.get(&fingerprint).copied());
+            // As in `look_up`, equal fingerprints alone do not suffice.
+            let first = || match self.new.get(&fingerprint?) {
+                Some((first, crc)) if *crc == candidate.crc => Some(*first),
+                _ => None,
+            };
             let outcome = match known {
                 Some(known) if candidate.now.is_some_and(|now| now.addr == known.addr) => Outcome::Unchanged,
                 Some(known) => {
@@ -339,7 +343,8 @@ impl Reduction<'_> {
                 None => match first() {
                     Some(first) => Outcome::Same(first),
                     None => {
-                        self.new.extend(fingerprint.map(|fingerprint| (fingerprint, self.stored)));
+                        let this = (self.stored, candidate.crc);
+                        self.new.extend(fingerprint.map(|fingerprint| (fingerprint, this)));
                         self.stored += 1;
                         new.push(candidate);
                         continue;

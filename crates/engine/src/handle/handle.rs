@@ -359,12 +359,12 @@ impl DiskHandle {
     /// Waits until changes may be acknowledged: until they are durable, with `fua` or on a write-through
     /// disk, otherwise until the disk is marked.
     pub async fn finish(&self, fua: bool) -> Result<()> {
-        if !self.is_durable(fua) {
-            // The mark may have been removed between the first check and the change.
-            return self.mark_unless_durable(fua).await;
+        if self.is_durable(fua) {
+            self.intake.flush_disk(&self.disk).await?;
+            self.disk.check_losses(&self.known_losses)?;
         }
-        self.intake.flush_disk(&self.disk).await?;
-        self.disk.check_losses(&self.known_losses)
+        // Since the first check, the mark may have been removed, or the disk may have become a desktop again.
+        self.mark_unless_durable(fua).await
     }
 
     fn change(&self, blocks: Range<u64>, change: impl FnOnce(&mut crate::buffer::WriteBuffer)) -> Result<()> {
@@ -538,8 +538,8 @@ mod tests {
     use forebay_store::MemoryStore;
 
     use super::*;
-    use crate::Pool;
     use crate::testing::TokioHost;
+    use crate::{CloneRequest, Pool};
 
     /// The disk has grown after the blocks of the request were determined, and the rest of the block that its
     /// end had cut off was written.
@@ -564,5 +564,26 @@ mod tests {
             disk.read(10 * BLOCK as u64, &mut block).await.unwrap();
             assert!(block[..512] == [1; 512] && block[512..] == [2; BLOCK - 512]);
         }
+    }
+
+    /// A durable write may wait while its disk is a volume, and continue when it is a desktop again because
+    /// there was no room to make it a volume.
+    #[tokio::test]
+    async fn a_durable_write_to_a_desktop_keeps_blocks_apart() {
+        let config = PoolConfig { coalesce: Coalesce::Off, ..PoolConfig::default() };
+        let pool = Pool::open(Arc::new(MemoryStore::new()), TokioHost::new(), config).await.unwrap();
+        let image = pool.begin_import("golden", 8 * BLOCK as u64, 0).await.unwrap();
+        pool.finish_import(image).await.unwrap();
+        let desktop = CloneRequest { name: "pc".into(), write_cache: 1 << 20, ..CloneRequest::default() };
+        pool.clone_disk("golden", &[desktop]).await.unwrap();
+        let pc = pool.attach("pc").unwrap();
+        let blocks = [0, 0, 1, 2, 0, 3].map(|byte| [byte; BLOCK]);
+        let data = blocks.as_flattened();
+        let mut room = pc.intake.admit(&pc.disk, data.len() as u64).await.unwrap().room;
+        pc.write_bytes(0, data, &mut room, Answer::WhenDurable).await.unwrap();
+        pool.persist("pc", SyncMode::Flush).await.unwrap();
+        let mut read = vec![9; data.len()];
+        pc.read(0, &mut read).await.unwrap();
+        assert!(read == data);
     }
 }
