@@ -316,6 +316,21 @@ def long_reads():
     return b"".join(command_header(0x80 | 0x40, cdb, 1000 + n, 0, n) for n in range(100))
 
 
+def fill_disk(t, s):
+    """Writes what verifications read; holes they skip."""
+    disk = connect(s, "disk")
+    for offset in range(0, 64 * MIB, MIB):
+        disk.pwrite(t.random.randbytes(MIB), offset)
+    disk.flush()
+    disk.shutdown()
+
+
+def verifications():
+    """VERIFY(16) of 64 MiB, which compares nothing and transfers no data."""
+    cdb = struct.pack(">BBQIBB", 0x8F, 0, 0, 131072, 0, 0)
+    return b"".join(command_header(0x80, cdb, 1000 + n, 0, n) for n in range(100))
+
+
 def unsolicited_writes():
     """WRITE(16) of 1 MiB with announced unsolicited data that is never sent."""
     cdb = struct.pack(">BBQIBB", 0x8A, 0, 0, 2048, 0, 0)
@@ -325,10 +340,12 @@ def unsolicited_writes():
 @test
 def initiators_share_a_budget_of_memory(t):
     s, address, base = hostile_server(t)
+    fill_disk(t, s)
     hostile = greedy_initiators(address, 500)
     for what, pdus, group in (
-        ("long reads", long_reads(), hostile[:250]),
-        ("unsolicited data that does not come", unsolicited_writes(), hostile[250:]),
+        ("verifications", verifications(), hostile[:100]),
+        ("long reads", long_reads(), hostile[100:300]),
+        ("unsolicited data that does not come", unsolicited_writes(), hostile[300:]),
     ):
         push({i.socket: numbered(pdus, i.cmd_sn) for i in group})
         are_served(t, s, what, base)

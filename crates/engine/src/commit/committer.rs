@@ -441,11 +441,11 @@ impl Committer {
 
     /// Drops the frozen buffers, which frees their memory, and completes waiting requests.
     fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
-        if let Some(began) = group.began {
+        // Others show more about the catalogue, or about reduction, than about the store.
+        if let Some(began) = group.began.filter(|_| group.ops.is_empty()) {
             let (bytes, bound) = (group.buffered(), &self.space.flush_bound);
             bound.record_group(bytes, began, self.cx.host.now());
-            // Others show more about reduction and the catalogue than about the store.
-            if group.ops.is_empty() && group.logged >= bytes / 4 {
+            if group.logged >= bytes / 4 {
                 self.reader.turns.record_group(bound.flushing(), group.logged, began);
             }
         }

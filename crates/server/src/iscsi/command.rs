@@ -198,29 +198,39 @@ impl Commands {
         }
     }
 
-    /// Requests the data of waiting commands for which memory has become available.
+    /// Requests the data of waiting commands for which memory has become available, and runs those that have
+    /// it.
     pub fn solicit_more(&self, output: &mut Output) {
         while let Some(task) = self.tasks.next_to_solicit() {
-            self.solicit(&task, output);
+            if task.gather.borrow().as_ref().is_some_and(Gather::is_whole) {
+                self.run_gathered(task);
+            } else {
+                self.solicit(&task, output);
+            }
         }
+    }
+
+    /// Runs a command that has gathered its data.
+    fn run_gathered(&self, task: Rc<Task>) {
+        let (data, charge) = self.tasks.stop_gathering(&task).map(Gather::into_data).unwrap_or_default();
+        let account = self.link.backlog.account();
+        let charge = charge.unwrap_or_else(|| account.force(data.capacity(), Kind::Input));
+        self.tasks.run(task, Data::Held(data), charge);
     }
 
     /// Receives data of a command.
     pub fn data_out(&self, pdu: &DataOut<'_>, output: &mut Output) {
         // Data of a command that was already answered is ignored.
         let Some(task) = self.tasks.get(pdu.tag) else { return };
-        let taken =
-            task.gather.borrow_mut().as_mut().map(|gather| gather.take(pdu).map(|()| gather.is_whole()));
+        let taken = task.gather.borrow_mut().as_mut().map(|gather| {
+            gather.take(pdu).map(|()| (gather.is_whole(), gather.has_begun() || work(&task.request) == 0))
+        });
         match taken {
             None => {}
-            Some(Ok(false)) => self.solicit(&task, output),
-            Some(Ok(true)) => {
-                let (data, charge) =
-                    self.tasks.stop_gathering(&task).map(Gather::into_data).unwrap_or_default();
-                let charge =
-                    charge.unwrap_or_else(|| self.link.backlog.account().force(data.capacity(), Kind::Input));
-                self.tasks.run(task, Data::Held(data), charge);
-            }
+            Some(Ok((false, _))) => self.solicit(&task, output),
+            Some(Ok((true, true))) => self.run_gathered(task),
+            // All of its data came unsolicited, before there was memory to run.
+            Some(Ok((true, false))) => self.solicit_more(output),
             Some(Err(OutOfOrder)) => {
                 self.tasks.stop_gathering(&task);
                 self.end(&task, &aborted(DATA_PHASE_ERROR), output);

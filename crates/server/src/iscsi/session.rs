@@ -252,7 +252,9 @@ impl Session {
         if pdus.len() + pdu.len() > MAX_ASIDE {
             return Err(End::Ended("the initiator sends more than its command window allows"));
         }
-        let more = self.link.backlog.account().force(pdu.len(), Kind::Input);
+        let Some(more) = self.link.backlog.account().try_take(pdu.len(), Kind::Input) else {
+            return Err(End::Ended("no memory for what the initiator sends while the server hands over"));
+        };
         match charge {
             Some(charge) => charge.join(more),
             none => *none = Some(more),

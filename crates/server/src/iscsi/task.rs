@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use forebay_wire::iscsi::{BHS, Command, Lun, reply};
-use forebay_wire::scsi;
-use tokio::sync::Notify;
+use forebay_wire::scsi::{self, BLOCK, TRANSFER_MAX};
+use tokio::sync::{Notify, Semaphore};
 
 use super::gather::Gather;
 use super::link::{CommandSlot, Link, SENT_AT_ONCE, Sent};
 use crate::plane::{Charge, Claim, FENCED, Front, Kind, MAX_UNSENT, Times, spawn_request};
-use crate::scsi::{Admitted, Arrival, Nexus, Response, Underway};
+use crate::scsi::{Admitted, Arrival, Nexus, Response, Underway, VERIFIED};
 
 /// Memory that a command is charged when it is accepted, in addition to its data and its work.
 pub(super) const TASK_COST: usize = 1 << 10;
@@ -115,6 +115,8 @@ pub(super) struct Tasks {
     solicited: Cell<usize>,
     /// The memory for which the first of the waiting tasks waits.
     claim: RefCell<Option<Claim>>,
+    /// Taken by tasks that may take long, one at a time: they hold memory all the time.
+    long: Arc<Semaphore>,
 }
 
 impl Tasks {
@@ -126,6 +128,7 @@ impl Tasks {
             waiting: RefCell::default(),
             solicited: Cell::new(0),
             claim: RefCell::default(),
+            long: Arc::new(Semaphore::new(1)),
         })
     }
 
@@ -151,7 +154,8 @@ impl Tasks {
         self.by_tag.borrow().len()
     }
 
-    /// The next task whose data is to be solicited: the oldest, once there is memory for all of its data.
+    /// The next task whose data is to be solicited, or that can run since it has all of its data: the oldest,
+    /// once there is memory for all of its data and to run.
     pub fn next_to_solicit(&self) -> Option<Rc<Task>> {
         let mut waiting = self.waiting.borrow_mut();
         let first = waiting.front()?;
@@ -215,17 +219,25 @@ impl Tasks {
             let held = if is_charged { 0 } else { work(&task.request) };
             // Response data is copied into PDUs, of which a bounded number can be unsent.
             let copied = held.min(task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE);
-            let mut work = match held {
-                0 => None,
-                held => tokio::select! {
-                    work = backlog.account().take_shared(held + copied) => Some(work),
-                    // No command that is charged here changes anything, and it has not begun.
-                    () = task.stop.notified() => None,
-                },
-            };
-            if held > 0 && (task.aborted.get() || backlog.is_gone()) {
-                // No initiator waits for the response.
-                return;
+            let (mut work, mut _turn) = (None, None);
+            if held > 0 || is_long(&task.request) {
+                let begin = async {
+                    if is_long(&task.request) {
+                        _turn = tasks.long.clone().acquire_owned().await.ok();
+                    }
+                    if held > 0 {
+                        work = Some(backlog.account().take_shared(held + copied).await);
+                    }
+                };
+                tokio::select! {
+                    () = begin => {}
+                    // No command that waits here changes anything, and it has not begun.
+                    () = task.stop.notified() => {}
+                }
+                if task.aborted.get() || backlog.is_gone() {
+                    // No initiator waits for the response.
+                    return;
+                }
             }
             let response = tokio::select! {
                 response = data.perform(&task.nexus, &task.request) => response,
@@ -352,15 +364,24 @@ impl Drop for Running {
 
 /// Memory that a command needs to run, in addition to the data that was received for it.
 pub(super) fn work(request: &scsi::Request) -> usize {
+    use scsi::Request::*;
     match (request, request.transfer()) {
-        (scsi::Request::Read { .. }, scsi::Transfer::In(len)) => usize::try_from(len).unwrap_or(usize::MAX),
+        (Read { .. }, scsi::Transfer::In(len)) => usize::try_from(len).unwrap_or(usize::MAX),
         (_, scsi::Transfer::In(len)) => len.min(MAX_PARAMETERS) as usize,
-        (scsi::Request::Write { .. }, _) => 0,
+        // These need only what was received. They fence a cluster's node, so they do not wait for much memory.
+        (Write { .. } | PersistentReserveOut { .. } | ModeSelect { .. }, _) => 0,
+        (Unmap { .. } | PopulateToken { .. }, _) => 0,
+        (Verify { .. }, _) => VERIFIED,
         // These compare or copy in pieces, or change as many bytes as were received.
         (_, scsi::Transfer::Out(len)) => usize::try_from(len).unwrap_or(usize::MAX).max(MAX_WORK),
-        (scsi::Request::PreFetch { .. }, _) => MAX_WORK,
+        (PreFetch { .. }, _) => MAX_WORK,
         (_, scsi::Transfer::None) => 0,
     }
+}
+
+/// Whether a command may take as long as the whole disk takes to be read.
+fn is_long(request: &scsi::Request) -> bool {
+    matches!(request, scsi::Request::Verify { len, .. } if *len > u64::from(TRANSFER_MAX * BLOCK))
 }
 
 /// Bytes that a command transfers if the initiator does not limit them.
@@ -368,5 +389,36 @@ pub(super) fn moved(request: &scsi::Request, response: &Response) -> u64 {
     match request.transfer() {
         scsi::Transfer::Out(len) => len,
         scsi::Transfer::In(_) | scsi::Transfer::None => response.data_in.len() as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scsi::{Request, VerifyCheck};
+
+    use super::*;
+
+    #[test]
+    fn commands_that_read_in_pieces_are_charged_for_one() {
+        for check in [VerifyCheck::Nothing, VerifyCheck::Block] {
+            assert_eq!(work(&Request::Verify { offset: 0, len: 1 << 40, check }), VERIFIED);
+        }
+        assert_eq!(work(&Request::PreFetch { offset: 0, len: 1 << 40 }), MAX_WORK);
+        assert_eq!(work(&Request::TestUnitReady), 0);
+    }
+
+    #[test]
+    fn a_verification_of_any_length_without_data_is_long() {
+        let verify = |len, check| is_long(&Request::Verify { offset: 0, len, check });
+        let most = u64::from(TRANSFER_MAX * BLOCK);
+        assert!(verify(most + 1, VerifyCheck::Nothing) && verify(1 << 40, VerifyCheck::Block));
+        assert!(!verify(most, VerifyCheck::Data));
+    }
+
+    /// A cluster's node is fenced also while others use up the memory.
+    #[test]
+    fn commands_with_a_parameter_list_need_only_the_list() {
+        assert_eq!(work(&Request::ModeSelect { ten: true, length: 24 }), 0);
+        assert_eq!(work(&Request::Unmap { length: 24 }), 0);
     }
 }

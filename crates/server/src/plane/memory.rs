@@ -12,7 +12,7 @@
 //!   passes of some KiB, and one request at a time.
 //! - **All other charges wait** ([`Claim`]) in one queue. The connection that returns memory grants it to
 //!   waiting claims; a grant does not depend on whether, or when, the connection is polled. Connections that
-//!   hold least precede the others, and a part of the budget is for those that hold little ([`MEDIUM`]), so
+//!   hold least, together with what they wait for, precede the others, and a part of the budget is for those that hold little ([`MEDIUM`]), so
 //!   greedy clients wait for each other.
 //! - **The reserve** ([`RESERVE`]) has room for the longest request. It is granted to the claim that has
 //!   waited longest, one at a time. So connections that hold memory and wait for more cannot deadlock: one of

@@ -21,6 +21,9 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize)> {
     (0..len.div_ceil(piece)).map(move |n| (offset + n * piece, (len - n * piece).min(piece) as usize))
 }
 
+/// Bytes that a VERIFY reads at once.
+pub(crate) const VERIFIED: usize = 64 << 10;
+
 impl Nexus {
     /// The response to a command without data.
     pub(super) fn answer(&self, done: Result<()>) -> Response {
@@ -74,12 +77,12 @@ impl Nexus {
         data: &[u8],
         check: VerifyCheck,
     ) -> Result<Response> {
-        let mut stored = vec![0; PIECE.min(usize::try_from(len).unwrap_or(PIECE))];
+        let mut stored = vec![0; VERIFIED.min(usize::try_from(len).unwrap_or(VERIFIED))];
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let zeroes = if Nexus::zeroes_pass(data, check) { self.disk().zeroes(at, end - at)? } else { 0 };
             if zeroes == 0 {
-                let part = (end - at).min(PIECE as u64) as usize;
+                let part = (end - at).min(VERIFIED as u64) as usize;
                 let stored = &mut stored[..part];
                 self.disk().read(at, stored).await?;
                 let same = match check {

@@ -41,6 +41,7 @@ pub use attention::UnitAttention;
 pub use describe::absent;
 pub use errors::sense_of;
 pub use handover::{ResumedUnits, UnitState};
+pub(crate) use io::VERIFIED;
 pub use member::AbortTasks;
 pub use nexus::{Admitted, Arrival, Nexus, NexusOwner};
 pub use port::{Port, Settings};

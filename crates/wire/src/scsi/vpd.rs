@@ -116,8 +116,8 @@ fn device_identification(of: &VpdPage<'_>, page: &mut Vec<u8>) {
 }
 
 fn extended_inquiry(of: &VpdPage<'_>, page: &mut Vec<u8>) {
-    // No protection; simple, ordered and head-of-queue commands.
-    page.extend_from_slice(&[0, 0x07, u8::from(of.volatile_cache)]);
+    // No protection. SIMPSUP: all commands are executed as simple ones.
+    page.extend_from_slice(&[0, 0x01, u8::from(of.volatile_cache)]);
     page.zeroes(57);
 }
 

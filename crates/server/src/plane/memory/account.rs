@@ -28,6 +28,8 @@ pub(crate) struct MemoryAccount {
     pub(super) work: Cell<usize>,
     /// Those of the held bytes that belong to the reserve.
     reserve: Cell<usize>,
+    /// Bytes for which it waits.
+    waits_for: Cell<usize>,
     /// Unused bytes of [`SHARE`].
     pub(super) share: Semaphore,
 }
@@ -41,6 +43,7 @@ impl MemoryAccount {
             input: Cell::new(0),
             work: Cell::new(0),
             reserve: Cell::new(0),
+            waits_for: Cell::new(0),
             share: Semaphore::new(SHARE),
         })
     }
@@ -153,19 +156,23 @@ impl Claim {
         let waiting = match *id {
             Some(waiting) => waiting,
             None => {
-                let (excess, holds) = (account.excess(*bytes), account.held() + *bytes);
+                let excess = account.excess(*bytes);
+                // With all that it waits for: many claims at once do not precede the single one of another.
+                let holds = account.held() + account.waits_for.get() + *bytes;
                 let memory = &account.memory;
                 if excess == 0 || (!memory.has_waiting_claims() && memory.take(excess, holds)) {
                     return Poll::Ready(account.hold(*bytes, *kind));
                 }
                 let waiting = memory.enqueue(*bytes, holds, waker);
                 *id = Some(waiting);
+                account.waits_for.set(account.waits_for.get() + *bytes);
                 memory.grant();
                 waiting
             }
         };
         let Some(grant) = account.memory.granted(waiting, waker) else { return Poll::Pending };
         *id = None;
+        account.waits_for.set(account.waits_for.get() - *bytes);
         // The grant does not account for the unused part of the base.
         let excess = account.excess(*bytes);
         let mut charge = account.hold(*bytes, *kind);
@@ -182,6 +189,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Some(id) = self.id {
+            self.account.waits_for.set(self.account.waits_for.get() - self.bytes);
             self.account.memory.leave(id);
         }
     }

@@ -81,6 +81,20 @@ fn greedy_connections_leave_room_for_others() {
 }
 
 #[test]
+fn many_claims_of_one_connection_do_not_precede_a_single_one() {
+    let memory = memory();
+    let account = || MemoryAccount::new(&memory);
+    let (full, greedy, usual) = (account(), account(), account());
+    let mut full = full.force(256 * MIB, Kind::Work);
+    // The first of them has the reserve.
+    let mut many: Vec<_> = (0..20).map(|_| take(&greedy, MIB)).collect();
+    let mut single = take(&usual, 2 * MIB).err().expect("there is no room");
+    full.shrink(256 * MIB - RESERVE - 5 * MIB);
+    let granted = many.iter_mut().filter_map(|claim| poll(claim.as_mut().err()?)).count();
+    assert_eq!((granted, poll(&mut single).is_some()), (3, true));
+}
+
+#[test]
 fn the_smallest_holder_is_granted_first_and_the_longest_waiter_gets_the_reserve() {
     let memory = memory();
     let account = || MemoryAccount::new(&memory);
