@@ -301,6 +301,17 @@ def nbd_clients_share_a_budget_of_memory(t):
     is_served(t, s, "after all")
 
 
+@test
+def what_waits_for_the_limit_of_a_volume_leaves_memory_to_others(t):
+    s, _, base = hostile_server(t)
+    s.cli("volume", "limit", "disk", "--iops", "1", "--iops-burst", "1")
+    write = nbd_request(1, 0, 250 << 10, bytes(250 << 10))
+    hostile = [chosen(s.nbd, "disk") for _ in range(500)]
+    check(all(hostile), "a client was not let in")
+    push(dict.fromkeys(hostile, write * 8))
+    are_served(t, s, "writes to a slow volume", base)
+
+
 def greedy_initiators(address, count):
     """Sessions that can send unsolicited data. An initiator can have at most 64."""
     keys = {"InitialR2T": "No", "ImmediateData": "Yes", "FirstBurstLength": "262144", "MaxBurstLength": "1048576"}

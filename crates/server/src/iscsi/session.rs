@@ -89,6 +89,7 @@ pub(super) async fn session(
         let id = cookie_of(stream.as_raw_fd());
         let info = SessionInfo::new(id, (&target.name, initiator), peer, since_ms, &disconnect);
         listed = Some(context.targets.session_began(info));
+        backlog.account().join(&format!("target {}", target.name));
         end = Some(registered.end.clone());
         luns = Some(map);
     }

@@ -56,6 +56,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
     }
     let unix_fd = n.stream.peer().filter(|peer| !peer.is_tcp).map(|peer| peer.fd);
     let Attached { watched, disk, attachment, listed } = n.attached;
+    backlog.account().join(&format!("disk {}", disk.name()));
     let transmission = Transmission {
         worker: worker.clone(),
         disk,

@@ -77,9 +77,7 @@ impl Backlog {
             // Other connections wait for the reserve, so this one continues even if the memory is full.
             return requests >= 2 * MAX_REQUESTS || self.account.is_spent();
         }
-        requests >= MAX_REQUESTS
-            || self.account.is_spent()
-            || (requests > 0 && self.account.memory().is_full())
+        requests >= MAX_REQUESTS || self.account.is_spent() || (requests > 0 && self.account.is_full())
     }
     /// Whether all requests are finished and all replies sent.
     pub fn is_empty(&self) -> bool {

@@ -240,7 +240,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
             if self.charge_message(cx).is_pending() {
                 return Poll::Pending;
             }
-            let is_short = self.account.memory().is_full();
+            let is_short = self.account.is_full();
             scratch.output.set_limit(is_short.then_some(KEEP_HELD));
             let received = match self.receive(cx, scratch, is_short)? {
                 Poll::Ready(received) => received,
@@ -352,7 +352,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         if !self.held.is_empty() && self.want <= OWN_MEMORY {
             // A short message is charged as a whole if memory is available, so that it need not wait once it
             // has begun.
-            if has >= self.want || !self.account.memory().is_full() {
+            if has >= self.want || !self.account.is_full() {
                 bytes = bytes.max(self.want);
             }
         }

@@ -14,21 +14,25 @@
 //!   waiting claims; a grant does not depend on whether, or when, the connection is polled. Connections that
 //!   hold least, together with what they wait for, precede the others, and a part of the budget is for those that hold little ([`MEDIUM`]), so
 //!   greedy clients wait for each other.
+//! - **Connections to the same disk or target are one party** ([`Party`]). A party counts as holding what all
+//!   of its connections hold, and gets at most [`PARTY`] of the budget. So requests that wait for the limit of
+//!   one volume, from however many connections, leave memory for the clients of others.
 //! - **The reserve** ([`RESERVE`]) has room for the longest request. It is granted to the claim that has
 //!   waited longest, one at a time. So connections that hold memory and wait for more cannot deadlock: one of
 //!   them always continues.
 //! - **Stalled clients.** A client that holds memory and makes no progress (stops inside a message, does not
 //!   read its replies) is cut while other connections wait for memory ([`Stall`]).
 //!
-//! This module has the budget, which all threads share, and its queue; `account` has the part of each
-//! connection.
+//! This module has the budget, which all threads share; `queue` has the claims that wait, `account` the part of
+//! each connection, `party` what connections have in common.
 
 mod account;
+mod party;
+mod queue;
 mod stall;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -38,6 +42,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 pub(crate) use account::{Charge, Claim, Kind, MemoryAccount};
+use party::{Parties, Party};
+use queue::{Grant, Queue, Waiting};
 pub(crate) use stall::Stall;
 
 /// Memory of each connection that is always available: a request in a task, with a block of data.
@@ -46,6 +52,8 @@ const BASE: usize = 12 << 10;
 const RESERVE: usize = 34 << 20;
 /// Only a connection that would hold no more than this can use the last eighth of the budget.
 const MEDIUM: usize = 4 << 20;
+/// Part of the budget that one party can have: numerator and denominator.
+const PARTY: (usize, usize) = (3, 4);
 /// The least budget: the reserve, and the same amount for all others, with the part that is kept for small
 /// ones.
 pub const MIN_BUDGET: u64 = 96 << 20;
@@ -78,36 +86,7 @@ pub(crate) struct Memory {
     /// Number of waiting claims, so that returning memory locks the queue only if there are any.
     waiting: AtomicUsize,
     queue: Mutex<Queue>,
-}
-
-#[derive(Default)]
-struct Queue {
-    last_id: u64,
-    /// Waiting claims in order of arrival.
-    waiting: BTreeMap<u64, Waiting>,
-    /// The same claims by size class, then by order of arrival.
-    by_size: BTreeSet<(u32, u64)>,
-    /// Claims that are granted and whose connection has not taken the grant yet.
-    granted: BTreeMap<u64, Grant>,
-    reserve_is_taken: bool,
-}
-
-struct Waiting {
-    bytes: usize,
-    /// Bytes that its connection would hold with the grant.
-    holds: usize,
-    waker: Waker,
-}
-
-#[derive(Clone, Copy)]
-struct Grant {
-    bytes: usize,
-    of_reserve: bool,
-}
-
-/// The size class of a connection that holds `holds` bytes.
-fn size_class(holds: usize) -> u32 {
-    holds.max(1).ilog2()
+    parties: Parties,
 }
 
 impl Memory {
@@ -119,6 +98,7 @@ impl Memory {
             used: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             queue: Mutex::default(),
+            parties: Parties::default(),
         })
     }
 
@@ -142,11 +122,23 @@ impl Memory {
         self.waiting.load(SeqCst) > 0
     }
 
-    /// Takes `bytes` if there is room for them.
-    fn take(&self, bytes: usize, holds: usize) -> bool {
+    /// The party of the connections to `what`.
+    fn party(&self, what: &str) -> Arc<Party> {
+        self.parties.of(what)
+    }
+
+    /// Whether a party may have `bytes` more, of which a connection would then hold `holds`: within its part
+    /// of the budget, or if it has nothing.
+    fn permits(&self, party: &Party, bytes: usize, holds: usize) -> bool {
+        let held = party.held();
+        held == 0 || held + bytes <= self.limit(holds) / PARTY.1 * PARTY.0
+    }
+
+    /// Takes `bytes` for a connection that would then hold `holds`, if there is room for them.
+    fn take(&self, bytes: usize, holds: usize, party: &Party) -> bool {
         let limit = self.limit(holds);
         let taken = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= limit);
-        self.used.fetch_update(SeqCst, SeqCst, taken).is_ok()
+        self.permits(party, bytes, holds) && self.used.fetch_update(SeqCst, SeqCst, taken).is_ok()
     }
 
     fn force(&self, bytes: usize) {
@@ -170,68 +162,44 @@ impl Memory {
     fn grant(&self) {
         let mut woken = Vec::new();
         let mut queue = self.queue.lock();
-        while let Some((_, id)) = queue.by_size.first().copied()
-            && let Some(first) = queue.waiting.get(&id)
-            && self.take(first.bytes, first.holds)
+        while let Some((id, first)) =
+            queue.first(|claim| self.permits(&claim.party, claim.bytes, claim.holds))
+            && self.take(first.bytes, first.holds, &first.party)
         {
             woken.extend(queue.grant(id, false));
         }
         if !queue.reserve_is_taken
-            && let Some(id) = queue.waiting.first_key_value().map(|(id, _)| *id)
+            && let Some(id) = queue.oldest()
         {
             queue.reserve_is_taken = true;
             woken.extend(queue.grant(id, true));
         }
-        self.waiting.store(queue.waiting.len(), SeqCst);
+        self.waiting.store(queue.len(), SeqCst);
         drop(queue);
         woken.into_iter().for_each(Waker::wake);
     }
 
     /// Queues a claim.
-    fn enqueue(&self, bytes: usize, holds: usize, waker: &Waker) -> u64 {
+    fn enqueue(&self, claim: Waiting) -> u64 {
         let mut queue = self.queue.lock();
-        queue.last_id += 1;
-        let id = queue.last_id;
-        queue.waiting.insert(id, Waiting { bytes, holds, waker: waker.clone() });
-        queue.by_size.insert((size_class(holds), id));
-        self.waiting.store(queue.waiting.len(), SeqCst);
+        let id = queue.add(claim);
+        self.waiting.store(queue.len(), SeqCst);
         id
     }
 
     /// Takes the grant of a claim; `None` while it waits.
     fn granted(&self, id: u64, waker: &Waker) -> Option<Grant> {
-        let mut queue = self.queue.lock();
-        if let Some(waiting) = queue.waiting.get_mut(&id) {
-            waiting.waker.clone_from(waker);
-            return None;
-        }
-        queue.granted.remove(&id)
+        self.queue.lock().granted(id, waker)
     }
 
     /// Removes an abandoned claim from the queue.
     fn leave(&self, id: u64) {
         let mut queue = self.queue.lock();
-        queue.remove(id);
-        self.waiting.store(queue.waiting.len(), SeqCst);
-        let granted = queue.granted.remove(&id);
+        let granted = queue.leave(id);
+        self.waiting.store(queue.len(), SeqCst);
         drop(queue);
         if let Some(grant) = granted {
             self.give_back(grant.bytes, grant.of_reserve);
         }
-    }
-}
-
-impl Queue {
-    fn remove(&mut self, id: u64) -> Option<Waiting> {
-        let waiting = self.waiting.remove(&id)?;
-        self.by_size.remove(&(size_class(waiting.holds), id));
-        Some(waiting)
-    }
-
-    /// Grants the bytes of a claim. Returns the waker to call.
-    fn grant(&mut self, id: u64, of_reserve: bool) -> Option<Waker> {
-        let waiting = self.remove(id)?;
-        self.granted.insert(id, Grant { bytes: waiting.bytes, of_reserve });
-        Some(waiting.waker)
     }
 }

@@ -1,13 +1,13 @@
 //! The memory held by one connection: its account, the charges on it, and waiting claims.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use tokio::sync::Semaphore;
 
-use super::{BASE, Memory, SHARE};
+use super::{BASE, Memory, Party, SHARE, Waiting};
 
 /// The purpose of held memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,7 @@ pub(crate) struct MemoryAccount {
     reserve: Cell<usize>,
     /// Bytes for which it waits.
     waits_for: Cell<usize>,
+    party: RefCell<Arc<Party>>,
     /// Unused bytes of [`SHARE`].
     pub(super) share: Semaphore,
 }
@@ -44,20 +45,47 @@ impl MemoryAccount {
             work: Cell::new(0),
             reserve: Cell::new(0),
             waits_for: Cell::new(0),
+            party: RefCell::default(),
             share: Semaphore::new(SHARE),
         })
+    }
+
+    /// Joins the party of the connections to `what`; at first, each connection is one of its own.
+    pub fn join(&self, what: &str) {
+        let party = self.memory.party(what);
+        party.add(self.of_party());
+        let before = self.party.replace(party);
+        before.subtract(self.of_party());
+    }
+
+    /// Bytes that it adds to those of its party: what is charged to the budget, without its base.
+    fn of_party(&self) -> usize {
+        self.charged() - self.base.get()
+    }
+
+    /// Changes what it holds.
+    fn change<T>(&self, change: impl FnOnce() -> T) -> T {
+        let before = self.of_party();
+        let changed = change();
+        let after = self.of_party();
+        if after > before {
+            self.party.borrow().add(after - before);
+        } else if after < before {
+            self.party.borrow().subtract(before - after);
+        }
+        changed
+    }
+
+    /// Whether no room is left for forced charges of this connection.
+    pub fn is_full(&self) -> bool {
+        self.memory.is_full() || !self.memory.permits(&self.party.borrow(), 0, usize::MAX)
     }
 
     /// Adds `bytes` that the connection needs for its whole lifetime.
     pub fn add_to_base(&self, bytes: usize) {
         let before = self.charged();
-        self.base.set(self.base.get() + bytes);
+        self.change(|| self.base.set(self.base.get() + bytes));
         self.memory.force(self.charged() - before);
-    }
-
-    /// The memory of all connections.
-    pub fn memory(&self) -> &Memory {
-        &self.memory
     }
 
     /// Bytes charged to the budget, without the reserve.
@@ -88,7 +116,7 @@ impl MemoryAccount {
     /// Takes `bytes` if there is room now.
     pub fn try_take(self: &Rc<Self>, bytes: usize, kind: Kind) -> Option<Charge> {
         let excess = self.excess(bytes);
-        let taken = excess == 0 || self.memory.take(excess, self.held() + bytes);
+        let taken = excess == 0 || self.memory.take(excess, self.held() + bytes, &self.party.borrow());
         taken.then(|| self.hold(bytes, kind))
     }
 
@@ -122,7 +150,7 @@ impl MemoryAccount {
     /// Records bytes that are already charged to the budget.
     fn hold(self: &Rc<Self>, bytes: usize, kind: Kind) -> Charge {
         let part = self.part(kind);
-        part.set(part.get() + bytes);
+        self.change(|| part.set(part.get() + bytes));
         Charge { account: self.clone(), bytes, reserve: 0, share: 0, kind }
     }
 
@@ -160,10 +188,12 @@ impl Claim {
                 // With all that it waits for: many claims at once do not precede the single one of another.
                 let holds = account.held() + account.waits_for.get() + *bytes;
                 let memory = &account.memory;
-                if excess == 0 || (!memory.has_waiting_claims() && memory.take(excess, holds)) {
+                let party = account.party.borrow().clone();
+                if excess == 0 || (!memory.has_waiting_claims() && memory.take(excess, holds, &party)) {
                     return Poll::Ready(account.hold(*bytes, *kind));
                 }
-                let waiting = memory.enqueue(*bytes, holds, waker);
+                let waiting = Waiting { bytes: *bytes, holds, party, waker: waker.clone() };
+                let waiting = memory.enqueue(waiting);
                 *id = Some(waiting);
                 account.waits_for.set(account.waits_for.get() + *bytes);
                 memory.grant();
@@ -178,7 +208,7 @@ impl Claim {
         let mut charge = account.hold(*bytes, *kind);
         if grant.of_reserve {
             charge.reserve = *bytes;
-            account.reserve.set(account.reserve.get() + *bytes);
+            account.change(|| account.reserve.set(account.reserve.get() + *bytes));
         } else {
             account.memory.give_back(grant.bytes - excess, false);
         }
@@ -260,8 +290,10 @@ impl Drop for Charge {
         let account = &self.account;
         let before = account.charged();
         let part = account.part(self.kind);
-        part.set(part.get() - self.bytes);
-        account.reserve.set(account.reserve.get() - self.reserve);
+        account.change(|| {
+            part.set(part.get() - self.bytes);
+            account.reserve.set(account.reserve.get() - self.reserve);
+        });
         if self.share > 0 {
             account.share.add_permits(self.share);
         }

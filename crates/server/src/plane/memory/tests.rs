@@ -95,6 +95,33 @@ fn many_claims_of_one_connection_do_not_precede_a_single_one() {
 }
 
 #[test]
+fn a_party_leaves_memory_to_others_whatever_the_number_of_its_connections() {
+    let memory = memory();
+    let account = |what| {
+        let account = MemoryAccount::new(&memory);
+        account.join(what);
+        account
+    };
+    let greedy: Vec<_> = (0..1000).map(|_| account("slow")).collect();
+    let claims = || greedy.iter().map(|account| take(account, MIB)).partition::<Vec<_>, _>(Result::is_ok);
+    let (held, waiting) = claims();
+    let of = |what| memory.party(what).held();
+    let most = memory.total / PARTY.1 * PARTY.0;
+    assert!((most - MIB..=most).contains(&of("slow")), "{} bytes", of("slow"));
+    // Its claims wait before those of others, and do not hold them up.
+    let other = account("other");
+    let charges: Vec<_> = (0..8).map(|_| take(&other, 2 * MIB)).collect();
+    assert!(charges.iter().all(Result::is_ok) && !memory.is_full());
+    assert_eq!(of("other"), 16 * MIB - BASE);
+    drop((held, waiting, charges));
+    assert_eq!([of("slow"), of("other")], [0, 0]);
+    let (again, waiting) = claims();
+    assert!(again.len() * MIB > memory.total / 2);
+    drop((again, waiting));
+    assert!(!memory.has_waiting_claims());
+}
+
+#[test]
 fn the_smallest_holder_is_granted_first_and_the_longest_waiter_gets_the_reserve() {
     let memory = memory();
     let account = || MemoryAccount::new(&memory);
@@ -146,7 +173,7 @@ fn a_cancelled_claim_leaves_no_trace() {
     let charge = poll(&mut third).expect("the reserve was returned");
     drop((charge, third, all));
     assert_eq!(used(&memory), 5 * BASE);
-    assert!(!memory.has_waiting_claims() && memory.queue.lock().granted.is_empty());
+    assert!(!memory.has_waiting_claims() && memory.queue.lock().grants() == 0);
 }
 
 #[tokio::test]
