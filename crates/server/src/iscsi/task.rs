@@ -368,7 +368,7 @@ pub(super) fn work(request: &scsi::Request) -> usize {
     match (request, request.transfer()) {
         (Read { .. }, scsi::Transfer::In(len)) => usize::try_from(len).unwrap_or(usize::MAX),
         (_, scsi::Transfer::In(len)) => len.min(MAX_PARAMETERS) as usize,
-        // These need only what was received. They fence a cluster's node, so they do not wait for much memory.
+        // These need only what was received. A cluster's node is fenced also while memory is short.
         (Write { .. } | PersistentReserveOut { .. } | ModeSelect { .. }, _) => 0,
         (Unmap { .. } | PopulateToken { .. }, _) => 0,
         (Verify { .. }, _) => VERIFIED,

@@ -12,19 +12,19 @@
 //!   passes of some KiB, and one request at a time.
 //! - **All other charges wait** ([`Claim`]) in one queue. The connection that returns memory grants it to
 //!   waiting claims; a grant does not depend on whether, or when, the connection is polled. Connections that
-//!   hold least, together with what they wait for, precede the others, and a part of the budget is for those that hold little ([`MEDIUM`]), so
-//!   greedy clients wait for each other.
+//!   hold least, together with what they wait for, precede the others, and a part of the budget is for those
+//!   that hold little ([`MEDIUM`]), so greedy clients wait for each other.
 //! - **Connections to the same disk or target are one party** ([`Party`]). A party counts as holding what all
-//!   of its connections hold, and gets at most [`PARTY`] of the budget. So requests that wait for the limit of
-//!   one volume, from however many connections, leave memory for the clients of others.
+//!   of its connections hold, and gets at most [`PARTY`] of the budget. So requests that wait for the limit
+//!   of one volume, from however many connections, leave memory for the clients of others.
 //! - **The reserve** ([`RESERVE`]) has room for the longest request. It is granted to the claim that has
 //!   waited longest, one at a time. So connections that hold memory and wait for more cannot deadlock: one of
 //!   them always continues.
 //! - **Stalled clients.** A client that holds memory and makes no progress (stops inside a message, does not
 //!   read its replies) is cut while other connections wait for memory ([`Stall`]).
 //!
-//! This module has the budget, which all threads share; `queue` has the claims that wait, `account` the part of
-//! each connection, `party` what connections have in common.
+//! This module has the budget, which all threads share; `queue` has the claims that wait, `account` the part
+//! of each connection, `party` what connections have in common.
 
 mod account;
 mod party;

@@ -50,7 +50,7 @@ impl MemoryAccount {
         })
     }
 
-    /// Joins the party of the connections to `what`; at first, each connection is one of its own.
+    /// Joins the party of the connections to `what`; at first, each connection has a separate one.
     pub fn join(&self, what: &str) {
         let party = self.memory.party(what);
         party.add(self.of_party());
