@@ -394,8 +394,13 @@ impl WriteBuffer {
 
     /// As [`Buffers::runs`].
     fn runs(&self, range: &Range<u64>) -> Vec<(Range<u64>, Option<bool>)> {
-        let mut written: Vec<u64> = self.blocks.keys().copied().filter(|b| range.contains(b)).collect();
-        written.sort_unstable();
+        let mut written: Vec<u64>;
+        if range.end.saturating_sub(range.start) < self.blocks.len() as u64 {
+            written = range.clone().filter(|block| self.blocks.contains_key(block)).collect();
+        } else {
+            written = self.blocks.keys().copied().filter(|block| range.contains(block)).collect();
+            written.sort_unstable();
+        }
         let mut above: Vec<(Range<u64>, Option<bool>)> = Vec::new();
         for block in written {
             match above.last_mut() {
@@ -403,8 +408,9 @@ impl WriteBuffer {
                 _ => above.push((block..block + 1, None)),
             }
         }
-        let below = self.zeroes().map(|(zeroes, allocated)| {
-            (zeroes.start.max(range.start)..zeroes.end.min(range.end), Some(allocated))
+        let first = self.zeroes.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
+        let below = self.zeroes.range(first..range.end.max(first)).map(|(&start, zeroes)| {
+            (start.max(range.start)..zeroes.end.min(range.end), Some(zeroes.allocated))
         });
         lay_over(above, below.filter(|(run, _)| !run.is_empty()).collect())
     }
@@ -618,8 +624,15 @@ impl Buffers {
         frozen
     }
 
+    /// Number of written blocks in all layers.
+    pub fn written(&self) -> u64 {
+        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.blocks.len());
+        (self.active.blocks.len() + frozen) as u64
+    }
+
     /// The buffered state of `range`: disjoint runs in order, each either data (`None`) or zeroes with
-    /// whether they stay allocated. Blocks in no run are not buffered.
+    /// whether they stay allocated. Blocks in no run are not buffered. Takes time and memory in proportion to
+    /// the number of blocks in `range` or of buffered blocks, whichever is less.
     pub fn runs(&self, range: Range<u64>) -> Vec<(Range<u64>, Option<bool>)> {
         let mut runs = self.active.runs(&range);
         if let Some(frozen) = &self.frozen {

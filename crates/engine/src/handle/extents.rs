@@ -11,6 +11,10 @@ use crate::read::{blocks_of, with_nodes};
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::{Error, Result};
 
+/// If more blocks of a desktop are buffered, their state is looked up for this many blocks of the disk at a
+/// time: that takes some hundred microseconds.
+const BUFFERED_BLOCKS: u64 = 1 << 14;
+
 /// A range of one allocation state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
@@ -43,9 +47,10 @@ impl DiskHandle {
         // Number of nodes that were freed between look-up and load.
         let freed = AtomicUsize::new(0);
         let blocks = blocks_of(offset, len);
-        let buffered =
-            if self.disk.is_desktop() { self.disk.buffers.lock().runs(blocks.clone()) } else { Vec::new() };
-        let mut buffered = buffered.into_iter().peekable();
+        // Of a desktop, the buffered runs of some blocks at a time.
+        let is_desktop = self.disk.is_desktop();
+        let mut window = blocks.start..if is_desktop { blocks.start } else { blocks.end };
+        let mut buffered = Vec::new().into_iter().peekable();
         let mut steps = 0;
         while at < end && extents.len() < max.max(1) {
             steps += LEAF_STEPS;
@@ -54,8 +59,16 @@ impl DiskHandle {
                 yield_now().await;
             }
             let block = at / BLOCK as u64;
+            if block >= window.end {
+                let buffers = self.disk.buffers.lock();
+                let most = if buffers.written() > BUFFERED_BLOCKS { BUFFERED_BLOCKS } else { u64::MAX };
+                window = block..block.saturating_add(most).min(blocks.end);
+                buffered = buffers.runs(window.clone()).into_iter().peekable();
+                drop(buffers);
+                steps = TURN_STEPS;
+            }
             while buffered.next_if(|(run, _)| run.end <= block).is_some() {}
-            let mut most = blocks.end - block;
+            let mut most = window.end - block;
             if let Some((run, kind)) = buffered.peek() {
                 if run.contains(&block) {
                     let kind = match kind {

@@ -253,6 +253,35 @@ async fn extents_combine_buffered_and_mapped_blocks() {
     assert_eq!(pc.extents(0, 32 << 20, 100).await.unwrap(), wanted);
 }
 
+/// More than are looked up at a time.
+#[tokio::test]
+async fn extents_of_many_buffered_blocks_are_complete() {
+    const BLOCKS: u64 = 40_000;
+    let store = Arc::new(MemoryStore::new());
+    let pool = open_with(&store, config()).await;
+    let image = pool.begin_import("golden", BLOCKS * 4096, 0).await.unwrap();
+    pool.finish_import(image).await.unwrap();
+    pool.clone_disk("golden", &[desktop("pc", 256 << 20)]).await.unwrap();
+    let pc = pool.attach("pc").unwrap();
+    for block in (0..BLOCKS).step_by(2) {
+        pc.write(block * 4096, &[7; 4096], false).await.unwrap();
+    }
+    pc.write_zeroes(1001 * 4096, 30_000 * 4096, true, false).await.unwrap();
+    let found = pc.extents(4096, (BLOCKS - 1) * 4096, usize::MAX).await.unwrap();
+    let mut at = 1;
+    for extent in found {
+        let end = at + extent.len / 4096;
+        let wanted = |block| match block {
+            1001..31_001 => (false, true),
+            _ if block % 2 == 0 => (false, false),
+            _ => (true, true),
+        };
+        assert!((at..end).all(|block| wanted(block) == (extent.hole, extent.zero)), "{at}..{end} {extent:?}");
+        at = end;
+    }
+    assert_eq!(at, BLOCKS);
+}
+
 #[tokio::test]
 async fn operations_invalid_for_desktops_are_refused() {
     let store = Arc::new(MemoryStore::new());
