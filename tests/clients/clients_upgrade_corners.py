@@ -22,6 +22,7 @@ from initiator import GOOD, Closed, Initiator
 
 CUTS = int(os.environ.get("FOREBAY_UPGRADE_CUTS", "60"))
 GHOSTS = 4
+BUSY = 8
 
 
 def reconnect(address, export):
@@ -371,3 +372,22 @@ def commands_wait_for_the_new_process(t):
         n += 1
     finish()
     equal(sorted(v["name"] for v in s.json("volume", "list")), sorted(made), "volumes")
+
+
+@test
+def long_verifications_do_not_prevent_an_upgrade(t):
+    s, address = target(t, "disk", size="1G")
+    disk = connect(s, "disk")
+    for offset in range(0, 256 * MIB, MIB):
+        disk.pwrite(t.random.randbytes(MIB), offset)
+    disk.flush()
+    disk.shutdown()
+    i = Initiator(address, TARGET).ready()
+    verify = struct.pack(">BBQIBB", 0x8F, 0, 0, 256 * MIB // SECTOR, 0, 0)
+    for _ in range(8):
+        i.send(i.command_pdu(verify))
+    s.upgrade()
+    ended = [i.result().status for _ in range(8)]
+    check(set(ended) <= {GOOD, BUSY}, f"the verifications ended with {ended}")
+    check(BUSY in ended, "no verification was under way")
+    equal(i.command(verify).status, GOOD, "a verification by the new process")

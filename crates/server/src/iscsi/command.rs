@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_engine::Fast;
 use forebay_wire::iscsi::reply::{self, Residual};
 use forebay_wire::iscsi::{Command, DataOut};
-use forebay_wire::scsi::{self, Code, Sense, SenseKey, Status, Transfer};
+use forebay_wire::scsi::{self, Code, Sense, SenseKey, Transfer};
 
 use super::gather::{Gather, OutOfOrder};
 use super::link::{CommandSlot, Link, Sent};
@@ -26,11 +26,6 @@ const OVERLAPPED: Code = Code(0x4e, 0x00);
 
 fn aborted(code: Code) -> Response {
     Response::check(&Sense::new(SenseKey::AbortedCommand, code), false)
-}
-
-/// Requests the initiator to retry later.
-fn busy() -> Response {
-    Response { status: Status::Busy, ..Response::good() }
 }
 
 /// Bytes that an initiator will send for a command.
@@ -88,7 +83,7 @@ impl Commands {
     /// Serves a command.
     pub fn command(&self, command: &Command<'_>, place: CommandSlot, output: &mut Output) {
         if self.worker.closing() {
-            return self.respond(command, place, 0, &busy(), output);
+            return self.respond(command, place, 0, &Response::busy(), output);
         }
         let Some(luns) = &self.luns else {
             return self.respond(command, place, 0, &absent(&command.cdb, &[]), output);
@@ -130,7 +125,7 @@ impl Commands {
         }
         let Some(start) = self.charge(command, request) else {
             // Out of memory. Later commands, and data of other commands, must not wait behind this one.
-            return self.respond(command, place, 0, &busy(), output);
+            return self.respond(command, place, 0, &Response::busy(), output);
         };
         let (gather, runs) = match start {
             Start::Run(charge) => (None, Some((Data::Held(Vec::new()), charge))),

@@ -224,6 +224,9 @@ impl Protocol for Session {
             self.commands.tasks.abort(Task::is_aborted_by_other);
             self.commands.end_withdrawn(output);
         }
+        if self.worker.is_quiescing() {
+            self.commands.tasks.put_off_long();
+        }
         self.commands.solicit_more(output);
         if !self.worker.is_quiescing() && self.inbox.take_ping() {
             let tag = self.link.transfer_tag();

@@ -58,7 +58,9 @@ pub(super) struct Task {
     /// Its data, until all of it was received.
     pub gather: RefCell<Option<Gather>>,
     aborted: Cell<bool>,
-    /// Signalled when it is aborted, or its unit is withdrawn.
+    /// It is answered BUSY, so that the initiator sends it again.
+    put_off: Cell<bool>,
+    /// Signalled when it is aborted or put off, or its unit is withdrawn.
     stop: Notify,
     /// Released when it ends.
     holds: RefCell<Option<(CommandSlot, Option<Underway>)>>,
@@ -84,6 +86,7 @@ impl Task {
             arrival: admitted.arrival,
             gather: RefCell::new(gather),
             aborted: Cell::new(false),
+            put_off: Cell::new(false),
             stop: Notify::new(),
             holds: RefCell::new(Some((place, admitted.underway))),
             has_ended: Cell::new(false),
@@ -240,10 +243,13 @@ impl Tasks {
                 }
             }
             let response = tokio::select! {
+                biased;
+                () = std::future::ready(()), if task.put_off.get() => Response::busy(),
                 response = data.perform(&task.nexus, &task.request) => response,
                 // A VERIFY can be as long as the disk.
                 () = task.stop.notified(), if task.request.only_reads() => match task.aborted.get() {
                     true => return,
+                    false if task.put_off.get() => Response::busy(),
                     false => task.nexus.cleared(),
                 },
             };
@@ -313,6 +319,16 @@ impl Tasks {
             !gathers
         });
         meant
+    }
+
+    /// Puts off the tasks that may take long, since all that run are waited for before another process can
+    /// continue the session.
+    pub fn put_off_long(&self) {
+        let by_tag = self.by_tag.borrow();
+        let runs = |task: &&Rc<Task>| is_long(&task.request) && task.gather.borrow().is_none();
+        for task in by_tag.values().filter(runs).filter(|task| !task.put_off.replace(true)) {
+            task.stop.notify_one();
+        }
     }
 
     /// The tasks whose unit was withdrawn. Those that run and only read end soon.

@@ -32,6 +32,11 @@ impl Response {
         Response { status: Status::ReservationConflict, ..Response::good() }
     }
 
+    /// BUSY: requests the initiator to retry later.
+    pub fn busy() -> Response {
+        Response { status: Status::Busy, ..Response::good() }
+    }
+
     /// CHECK CONDITION, in one of the two formats of sense data.
     pub fn check(sense: &Sense, descriptor: bool) -> Response {
         Response { status: Status::CheckCondition, sense: sense.encode(descriptor), ..Response::good() }
