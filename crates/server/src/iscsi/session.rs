@@ -31,6 +31,11 @@ use crate::peer::cookie_of;
 use crate::plane::{Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output, Protocol, Stop, Worker};
 use crate::targets::{EndRequest, IqnName, SessionInfo};
 
+/// PDUs that are put aside even if there is no memory: a session must not end because of the commands that
+/// usually arrive.
+const FORCED_ASIDE: usize = 256 << 10;
+const NO_MEMORY_ASIDE: &str = "no memory for what the initiator sends while the server hands over";
+
 /// Responses to a logout (11.15.1).
 const CLOSED: u8 = 0;
 const NO_RECOVERY: u8 = 2;
@@ -256,8 +261,10 @@ impl Session {
         if pdus.len() + pdu.len() > MAX_ASIDE {
             return Err(End::Ended("the initiator sends more than its command window allows"));
         }
-        let Some(more) = self.link.backlog.account().try_take(pdu.len(), Kind::Input) else {
-            return Err(End::Ended("no memory for what the initiator sends while the server hands over"));
+        let account = self.link.backlog.account();
+        let more = match pdus.len() < FORCED_ASIDE {
+            true => account.force(pdu.len(), Kind::Input),
+            false => account.try_take(pdu.len(), Kind::Input).ok_or(End::Ended(NO_MEMORY_ASIDE))?,
         };
         match charge {
             Some(charge) => charge.join(more),

@@ -179,6 +179,15 @@ impl Memory {
         woken.into_iter().for_each(Waker::wake);
     }
 
+    /// Whether a claim waits that memory of a party would satisfy: of the same party, or for the budget, and
+    /// not for the memory of another party.
+    fn is_waited_for(&self, party: &Arc<Party>) -> bool {
+        let is_meant = |claim: &Waiting| {
+            Arc::ptr_eq(&claim.party, party) || self.permits(&claim.party, claim.bytes, claim.holds)
+        };
+        self.has_waiting_claims() && self.queue.lock().first(is_meant).is_some()
+    }
+
     /// Queues a claim.
     fn enqueue(&self, claim: Waiting) -> u64 {
         let mut queue = self.queue.lock();

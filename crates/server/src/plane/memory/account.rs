@@ -81,6 +81,11 @@ impl MemoryAccount {
         self.memory.is_full() || !self.memory.permits(&self.party.borrow(), 0, usize::MAX)
     }
 
+    /// Whether another connection waits for memory, and would have it if this one returned what it holds.
+    pub fn is_waited_for(&self) -> bool {
+        self.memory.is_waited_for(&self.party.borrow())
+    }
+
     /// Adds `bytes` that the connection needs for its whole lifetime.
     pub fn add_to_base(&self, bytes: usize) {
         let before = self.charged();

@@ -53,7 +53,7 @@ impl Stall {
         }
         let mut due = self.since.unwrap_or(now) + self.account.memory.stall;
         if now >= due {
-            if self.account.memory.has_waiting_claims() {
+            if self.account.is_waited_for() {
                 return true;
             }
             due = now + STALL_CHECK;

@@ -283,3 +283,23 @@ async fn a_client_that_makes_progress_is_not_stalled() {
     let cut = std::future::poll_fn(|cx| if stall.poll(cx, true) { Poll::Ready(()) } else { Poll::Pending });
     tokio::time::timeout(Duration::from_secs(20), cut).await.unwrap();
 }
+
+#[test]
+fn a_client_is_not_cut_because_another_party_has_used_up_its_part() {
+    let memory = memory();
+    let account = |what| {
+        let account = MemoryAccount::new(&memory);
+        account.join(what);
+        account
+    };
+    let (greedy, another) = (account("slow"), account("slow"));
+    let _all = greedy.force(memory.total / PARTY.1 * PARTY.0, Kind::Work);
+    let _reserve = take(&account("third"), 300 * MIB).ok().expect("the reserve");
+    let _waits = take(&another, MIB).err().expect("its party has used up its part");
+    let other = account("other");
+    let _held = other.force(MIB, Kind::Work);
+    assert!(greedy.is_waited_for() && !other.is_waited_for());
+    let _rest = other.force(memory.total, Kind::Work);
+    let _claim = take(&account("third"), MIB).err().expect("there is no room");
+    assert!(other.is_waited_for());
+}
