@@ -566,6 +566,17 @@ mod tests {
         }
     }
 
+    /// Clients have hundreds of thousands of requests in progress.
+    #[tokio::test]
+    async fn futures_of_requests_are_small() {
+        let pool = Pool::open(Arc::new(MemoryStore::new()), TokioHost::new(), PoolConfig::default());
+        let pool = pool.await.unwrap();
+        pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+        let (disk, mut out) = (pool.attach("v").unwrap(), [0; BLOCK]);
+        let (read, write) = (size_of_val(&disk.read(0, &mut out)), size_of_val(&disk.write(0, &[], false)));
+        assert!(read < 2048 && write < 2048, "{read} and {write} bytes");
+    }
+
     /// A durable write may wait while its disk is a volume, and continue when it is a desktop again because
     /// there was no room to make it a volume.
     #[tokio::test]

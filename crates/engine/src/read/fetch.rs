@@ -41,10 +41,7 @@ impl Reader {
                 match self.misses.enter(gap.target.addr) {
                     Turn::Follower(f) => followed.push((i, f)),
                     Turn::Leader(leader) => {
-                        let mut block = [0; BLOCK];
-                        if self.cache.probe(gap.target.addr, 0, &mut block) {
-                            gap.fill(&block, out);
-                        } else {
+                        if !self.fill_from_cache(gap, out) {
                             let location = self.source.locate(&token, &gap.target).await?;
                             let rank = match mode {
                                 ReadMode::Internal => Rank::Never,
@@ -74,6 +71,16 @@ impl Reader {
             }
         }
         Ok(has_read)
+    }
+
+    /// Fills a gap if its block is cached. Not in the caller, whose future would contain the block.
+    fn fill_from_cache(&self, gap: &Gap, out: &mut [u8]) -> bool {
+        let mut block = [0; BLOCK];
+        let is_cached = self.cache.probe(gap.target.addr, 0, &mut block);
+        if is_cached {
+            gap.fill(&block, out);
+        }
+        is_cached
     }
 
     /// Adds blocks that follow the last block of a run both on the disk and in the store. Blocks in between

@@ -20,8 +20,9 @@ use super::link::{CommandSlot, Link, SENT_AT_ONCE, Sent};
 use crate::plane::{Charge, Claim, FENCED, Front, Kind, MAX_UNSENT, Times, spawn_request};
 use crate::scsi::{Admitted, Arrival, Nexus, Response, Underway, VERIFIED};
 
-/// Memory that a command is charged when it is accepted, in addition to its data and its work.
-pub(super) const TASK_COST: usize = 1 << 10;
+/// Memory that a command is charged when it is accepted, in addition to its data and its work: its task, of
+/// which the future takes 3 KiB.
+pub(super) const TASK_COST: usize = 4 << 10;
 /// Most memory that a command uses to run, in addition to the data that it transfers.
 const MAX_WORK: usize = 1 << 20;
 /// Most bytes of response data, except for reads.
