@@ -145,7 +145,8 @@ impl Memory {
         self.used.fetch_add(bytes, SeqCst);
     }
 
-    fn give_back(&self, bytes: usize, of_reserve: bool) {
+    /// Returns memory of a connection of `party`.
+    fn give_back(&self, bytes: usize, of_reserve: bool, party: &Arc<Party>) {
         if of_reserve {
             self.queue.lock().reserve_is_taken = false;
         } else if bytes > 0 {
@@ -154,19 +155,24 @@ impl Memory {
             return;
         }
         if self.has_waiting_claims() {
-            self.grant();
+            self.grant(party);
         }
     }
 
-    /// Grants available memory to waiting claims, and wakes them.
-    fn grant(&self) {
+    /// Grants available memory to waiting claims, and wakes them. `party` has changed.
+    fn grant(&self, party: &Arc<Party>) {
         let mut woken = Vec::new();
         let mut queue = self.queue.lock();
-        while let Some((id, first)) =
-            queue.first(|claim| self.permits(&claim.party, claim.bytes, claim.holds))
-            && self.take(first.bytes, first.holds, &first.party)
-        {
-            woken.extend(queue.grant(id, false));
+        queue.reconsider(party);
+        while let Some((id, first)) = queue.first() {
+            let party = first.party.clone();
+            if !self.permits(&party, first.bytes, first.holds) {
+                queue.put_off(&party);
+            } else if self.take(first.bytes, first.holds, &party) {
+                woken.extend(queue.grant(id, false));
+            } else {
+                break;
+            }
         }
         if !queue.reserve_is_taken
             && let Some(id) = queue.oldest()
@@ -182,10 +188,8 @@ impl Memory {
     /// Whether a claim waits that memory of a party would satisfy: of the same party, or for the budget, and
     /// not for the memory of another party.
     fn is_waited_for(&self, party: &Arc<Party>) -> bool {
-        let is_meant = |claim: &Waiting| {
-            Arc::ptr_eq(&claim.party, party) || self.permits(&claim.party, claim.bytes, claim.holds)
-        };
-        self.has_waiting_claims() && self.queue.lock().first(is_meant).is_some()
+        let permits = |claim: &Waiting| self.permits(&claim.party, claim.bytes, claim.holds);
+        self.has_waiting_claims() && self.queue.lock().has(party, permits)
     }
 
     /// Queues a claim.
@@ -207,8 +211,8 @@ impl Memory {
         let granted = queue.leave(id);
         self.waiting.store(queue.len(), SeqCst);
         drop(queue);
-        if let Some(grant) = granted {
-            self.give_back(grant.bytes, grant.of_reserve);
+        if let Some((grant, party)) = granted {
+            self.give_back(grant.bytes, grant.of_reserve, &party);
         }
     }
 }

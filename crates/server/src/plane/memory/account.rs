@@ -170,7 +170,7 @@ impl MemoryAccount {
 impl Drop for MemoryAccount {
     fn drop(&mut self) {
         // Charges hold a reference to their account, so none is left.
-        self.memory.give_back(self.charged(), false);
+        self.memory.give_back(self.charged(), false, &self.party.borrow());
     }
 }
 
@@ -197,11 +197,11 @@ impl Claim {
                 if excess == 0 || (!memory.has_waiting_claims() && memory.take(excess, holds, &party)) {
                     return Poll::Ready(account.hold(*bytes, *kind));
                 }
-                let waiting = Waiting { bytes: *bytes, holds, party, waker: waker.clone() };
-                let waiting = memory.enqueue(waiting);
+                let claim = Waiting { bytes: *bytes, holds, party: party.clone(), waker: waker.clone() };
+                let waiting = memory.enqueue(claim);
                 *id = Some(waiting);
                 account.waits_for.set(account.waits_for.get() + *bytes);
-                memory.grant();
+                memory.grant(&party);
                 waiting
             }
         };
@@ -215,7 +215,7 @@ impl Claim {
             charge.reserve = *bytes;
             account.change(|| account.reserve.set(account.reserve.get() + *bytes));
         } else {
-            account.memory.give_back(grant.bytes - excess, false);
+            account.memory.give_back(grant.bytes - excess, false, &account.party.borrow());
         }
         Poll::Ready(charge)
     }
@@ -302,9 +302,10 @@ impl Drop for Charge {
         if self.share > 0 {
             account.share.add_permits(self.share);
         }
-        account.memory.give_back(before - account.charged(), false);
+        let party = account.party.borrow();
+        account.memory.give_back(before - account.charged(), false, &party);
         if self.reserve > 0 && !account.has_reserve() {
-            account.memory.give_back(0, true);
+            account.memory.give_back(0, true, &party);
         }
     }
 }

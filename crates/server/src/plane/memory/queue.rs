@@ -28,12 +28,16 @@ impl Grant {
     }
 }
 
-/// The claims of a party by size class, then by order of arrival.
+/// The claims of a party.
+#[derive(Default)]
 struct OfParty {
-    party: Arc<Party>,
+    /// By size class, then by order of arrival.
     claims: BTreeSet<(u32, u64)>,
+    /// The entry of the first of them in [`Queue::next`]; `None` if the party has used up its part.
+    entry: Option<(u32, u64)>,
 }
 
+/// Every operation takes logarithmic time, since all connections return memory while some wait.
 #[derive(Default)]
 pub(super) struct Queue {
     last_id: u64,
@@ -41,6 +45,8 @@ pub(super) struct Queue {
     waiting: BTreeMap<u64, Waiting>,
     /// The same claims by party, which is identified by its address.
     by_party: HashMap<usize, OfParty>,
+    /// The first claim of each party that may have more, by the size class of what the party would hold.
+    next: BTreeSet<(u32, u64)>,
     granted: HashMap<u64, Granted>,
     pub reserve_is_taken: bool,
 }
@@ -74,13 +80,35 @@ impl Queue {
     /// Adds a claim.
     pub fn add(&mut self, claim: Waiting) -> u64 {
         self.last_id += 1;
-        let id = self.last_id;
-        let of_party = self.by_party.entry(key(&claim.party));
-        let of_party =
-            of_party.or_insert_with(|| OfParty { party: claim.party.clone(), claims: BTreeSet::new() });
-        of_party.claims.insert((size_class(claim.holds), id));
+        let (id, party) = (self.last_id, claim.party.clone());
+        self.by_party.entry(key(&party)).or_default().claims.insert((size_class(claim.holds), id));
         self.waiting.insert(id, claim);
+        self.reconsider(&party);
         id
+    }
+
+    /// The party may have more, or holds less than before, or its claims have changed.
+    pub fn reconsider(&mut self, party: &Arc<Party>) {
+        let Some(of_party) = self.by_party.get_mut(&key(party)) else { return };
+        if let Some(entry) = of_party.entry.take() {
+            self.next.remove(&entry);
+        }
+        let first = of_party.claims.first().and_then(|(_, id)| Some((*id, self.waiting.get(id)?)));
+        let Some((id, claim)) = first else {
+            self.by_party.remove(&key(party));
+            return;
+        };
+        let entry = (size_class(claim.holds.max(party.held() + claim.bytes)), id);
+        of_party.entry = Some(entry);
+        self.next.insert(entry);
+    }
+
+    /// Considers the claims of a party no more, since it has used up its part, until [`Queue::reconsider`].
+    pub fn put_off(&mut self, party: &Arc<Party>) {
+        let of_party = self.by_party.get_mut(&key(party));
+        if let Some(entry) = of_party.and_then(|of_party| of_party.entry.take()) {
+            self.next.remove(&entry);
+        }
     }
 
     /// The claim that has waited longest.
@@ -88,26 +116,25 @@ impl Queue {
         self.waiting.first_key_value().map(|(id, _)| *id)
     }
 
-    /// The next claim to be granted: of the parties that may have it, that of the one which would hold least;
-    /// of its claims, that of the connection which would hold least.
-    pub fn first(&self, permits: impl Fn(&Waiting) -> bool) -> Option<(u64, &Waiting)> {
-        let firsts = self.by_party.values().filter_map(|of_party| {
-            let (_, id) = of_party.claims.first()?;
-            let claim = self.waiting.get(id)?;
-            let holds = claim.holds.max(of_party.party.held() + claim.bytes);
-            permits(claim).then_some((size_class(holds), *id, claim))
-        });
-        firsts.min_by_key(|(class, id, _)| (*class, *id)).map(|(_, id, claim)| (id, claim))
+    /// The next claim to be granted: of the party that would hold least, that of the connection which would
+    /// hold least.
+    pub fn first(&self) -> Option<(u64, &Waiting)> {
+        let (_, id) = self.next.first()?;
+        Some((*id, self.waiting.get(id)?))
+    }
+
+    /// Whether a claim of this party waits, or any for which `permits` is true.
+    pub fn has(&self, party: &Arc<Party>, permits: impl Fn(&Waiting) -> bool) -> bool {
+        let mut next = self.next.iter().filter_map(|(_, id)| self.waiting.get(id));
+        self.by_party.contains_key(&key(party)) || next.any(permits)
     }
 
     fn remove(&mut self, id: u64) -> Option<Waiting> {
         let claim = self.waiting.remove(&id)?;
         if let Some(of_party) = self.by_party.get_mut(&key(&claim.party)) {
             of_party.claims.remove(&(size_class(claim.holds), id));
-            if of_party.claims.is_empty() {
-                self.by_party.remove(&key(&claim.party));
-            }
         }
+        self.reconsider(&claim.party);
         Some(claim)
     }
 
@@ -127,18 +154,18 @@ impl Queue {
             waiting.waker.clone_from(waker);
             return None;
         }
-        self.take(id)
+        self.take(id).map(|granted| granted.grant)
     }
 
-    fn take(&mut self, id: u64) -> Option<Grant> {
-        let Granted { grant, party } = self.granted.remove(&id)?;
-        party.subtract(grant.of_budget());
-        Some(grant)
+    fn take(&mut self, id: u64) -> Option<Granted> {
+        let granted = self.granted.remove(&id)?;
+        granted.party.subtract(granted.grant.of_budget());
+        Some(granted)
     }
 
-    /// Removes an abandoned claim. Returns its grant, if it was granted.
-    pub fn leave(&mut self, id: u64) -> Option<Grant> {
+    /// Removes an abandoned claim. Returns its grant, if it was granted, and the party.
+    pub fn leave(&mut self, id: u64) -> Option<(Grant, Arc<Party>)> {
         self.remove(id);
-        self.take(id)
+        self.take(id).map(|Granted { grant, party }| (grant, party))
     }
 }
