@@ -159,7 +159,8 @@ pub struct LoadRecord {
     pub latency: Latency,
     /// Of any percentile that a check needs.
     pub percentiles: Vec<(f64, f64)>,
-    /// Requests that were due and not sent by the end. They are in the latency with the time until the end.
+    /// Requests that were due and found no room by the end. They are in the latency with the time until the
+    /// end.
     pub unsent: u64,
     /// Requests that failed, in the whole phase.
     pub errors: u64,

@@ -245,13 +245,25 @@ impl Stream {
         None
     }
 
-    /// Queues the requests of the load that are due. Returns when the next one is due, if there is room.
+    /// Queues the requests of the load that are due, until its end. Returns when the next one is due, if there
+    /// is room.
     fn load(&mut self, now: Instant, clock: &Clock) -> Option<Instant> {
-        let end = clock.end();
-        if end.is_some_and(|end| now >= end) {
-            self.stage = Stage::Drain;
-            return None;
+        let ended = clock.end().is_some_and(|end| now >= end);
+        if !ended {
+            return self.queue_due(now, clock);
         }
+        if self.spec.rate.is_some() {
+            self.queue_due(now, clock);
+        }
+        self.stage = Stage::Drain;
+        None
+    }
+
+    /// Queues the requests that are due, and not later than the end: a thread that wakes up after the end
+    /// still sends what the target has room for. Returns when the next one is due, if there is room.
+    fn queue_due(&mut self, now: Instant, clock: &Clock) -> Option<Instant> {
+        let end = clock.end();
+        let until = end.map_or(now, |end| end.min(now));
         if let Some(each) = self.spec.flush {
             let at = *self.next_flush.get_or_insert(now + each);
             if now >= at && self.flush(now) {
@@ -263,7 +275,7 @@ impl Stream {
             if let Some(rate) = self.spec.rate {
                 let gap = -self.rng.unit().ln() / rate;
                 let at = *self.next_due.get_or_insert_with(|| clock.begun() + Duration::from_secs_f64(gap));
-                if at > now {
+                if at > until {
                     let flush = self.next_flush.unwrap_or(at);
                     return Some(at.min(end.unwrap_or(at)).min(flush));
                 }
@@ -368,7 +380,7 @@ impl Stream {
         queued
     }
 
-    /// Ends the load: counts requests that were due and not sent.
+    /// Ends the load: counts requests that were due and found no room.
     fn close(&mut self, now: Instant, clock: &Clock, series: &mut Series) {
         self.stage = Stage::Drain;
         let end = clock.end().unwrap_or(now);
