@@ -108,6 +108,10 @@ pub(super) fn run<'a>(
     let store_before = counters(scenario, phase, system);
     let cpu_before = CpuTimes::now();
     let clock = Clock::new();
+    if phase.warm_up.is_none() {
+        // Before a thread can receive its first answer.
+        clock.measure_from(Duration::ZERO);
+    }
     let pids = Mutex::new(system.pids());
     let threads = plans.len().min(std::thread::available_parallelism().map_or(2, usize::from).max(2));
     let mut parts: Vec<Vec<Plan<'a>>> = (0..threads).map(|_| Vec::new()).collect();
@@ -353,7 +357,7 @@ fn open(plan: Plan<'_>) -> Result<Active<'_>, DeviceError> {
     Ok(Active { load: plan.load, disk: plan.disk, kind })
 }
 
-/// Waits for the end of the warm-up. Returns whether the rate is steady, and the start of the measured time.
+/// Waits for the end of the warm-up, if there is one. Returns whether the rate is steady, and the start of the measured time.
 fn warm_up(
     phase: &Phase,
     every: Duration,
@@ -361,10 +365,7 @@ fn warm_up(
     running: &AtomicUsize,
     progress: &mut Progress,
 ) -> (Option<bool>, Duration) {
-    let Some(longest) = phase.warm_up else {
-        clock.measure_from(Duration::ZERO);
-        return (None, Duration::ZERO);
-    };
+    let Some(longest) = phase.warm_up else { return (None, Duration::ZERO) };
     let window = (longest.0 / WINDOWS).max(Duration::from_millis(500));
     let (mut counts, mut steady) = (Vec::new(), phase.steady_percent.map(|_| false));
     while running.load(Relaxed) > 0 && !clock.is_halted() {
