@@ -28,6 +28,8 @@ use crate::{CHUNK, Memory, PAGE};
 const MAX_BYTES: u64 = MAX_CHUNKS as u64 * CHUNK as u64;
 /// How often the path is opened again because the file was removed at the same time.
 const ATTEMPTS: usize = 10;
+/// Size of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
 /// Bytes of a block of `st_blocks` (stat(2)).
 const STAT_BLOCK: u64 = 512;
 
@@ -37,6 +39,8 @@ pub struct SharedFile {
     file: File,
     base: NonNull<u8>,
     present: Box<[AtomicBool]>,
+    /// The kernel makes huge pages, or nobody has tried yet.
+    has_huge_pages: AtomicBool,
     claimed: AtomicBool,
 }
 
@@ -90,7 +94,8 @@ impl SharedFile {
         file.set_len(len).map_err(|e| describe(path, e))?;
         let base = map(&file, len as usize).map_err(|e| describe(path, e))?;
         let present = (0..len / CHUNK as u64).map(|_| AtomicBool::new(false)).collect();
-        let shared = SharedFile { path: path.into(), file, base, present, claimed: AtomicBool::new(false) };
+        let (has_huge_pages, claimed) = (AtomicBool::new(true), AtomicBool::new(false));
+        let shared = SharedFile { path: path.into(), file, base, present, has_huge_pages, claimed };
         shared.find_chunks(found).map_err(|e| describe(path, e))?;
         Ok(shared)
     }
@@ -224,6 +229,24 @@ impl SharedFile {
             done => done,
         }
     }
+
+    /// Joins the pages of a huge page, best effort, if all its chunks are present: a copy into a page takes a
+    /// quarter less time, since the translation of its address is usually cached. Its contents do not
+    /// change, and it may be in use.
+    fn join_pages(&self, chunk: u32) {
+        let chunks = (HUGE_PAGE / CHUNK) as u32;
+        let first = chunk - chunk % chunks;
+        if !(first..first + chunks).all(|c| self.is_present(c)) || !self.has_huge_pages.load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: the chunks are in the mapping. The advice does not change their contents.
+        let joined = retry(|| unsafe {
+            libc::madvise(self.address(first).as_ptr().cast(), HUGE_PAGE, libc::MADV_COLLAPSE)
+        });
+        // Linux before 6.1 has no such advice. Without a free huge page, the kernel has searched for one, and
+        // a writer waited for that.
+        self.has_huge_pages.store(joined.is_ok(), Ordering::Relaxed);
+    }
 }
 
 // SAFETY: the mapping of the whole file stays at its address until this value is dropped, and is aligned to
@@ -256,6 +279,7 @@ unsafe impl Memory for SharedFile {
             return Err(describe(&self.path, e));
         }
         self.present[chunk as usize].store(true, Ordering::Release);
+        self.join_pages(chunk);
         Ok(())
     }
 
@@ -384,13 +408,35 @@ fn require_tmpfs(file: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// Maps the file at an address that is a multiple of [`HUGE_PAGE`].
 fn map(file: &File, len: usize) -> io::Result<NonNull<u8>> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address that the kernel selects.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
-    if at == libc::MAP_FAILED {
+    let room =
+        unsafe { libc::mmap(std::ptr::null_mut(), len + HUGE_PAGE, libc::PROT_NONE, flags, -1, 0) };
+    if room == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
+    }
+    let before = room.cast::<u8>().align_offset(HUGE_PAGE);
+    // SAFETY: the mapping above has this length and `HUGE_PAGE` more, and `before` is less than that.
+    let (at, end) = unsafe { (room.byte_add(before), room.byte_add(before + len)) };
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: it replaces a part of the mapping above, which nothing uses.
+    let mapped = unsafe { libc::mmap(at, len, protection, flags, file.as_raw_fd(), 0) };
+    let error = io::Error::last_os_error();
+    // SAFETY: what is left of the mapping above on both sides, or all of it; nothing uses it.
+    unsafe {
+        if mapped == libc::MAP_FAILED {
+            libc::munmap(room, len + HUGE_PAGE);
+            return Err(error);
+        }
+        if before > 0 {
+            libc::munmap(room, before);
+        }
+        if before < HUGE_PAGE {
+            libc::munmap(end, HUGE_PAGE - before);
+        }
     }
     NonNull::new(at.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
