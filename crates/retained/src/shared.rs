@@ -39,7 +39,7 @@ pub struct SharedFile {
     file: File,
     base: NonNull<u8>,
     present: Box<[AtomicBool]>,
-    /// The kernel makes huge pages, or nobody has tried yet.
+    /// Whether the kernel has made every huge page that was requested.
     has_huge_pages: AtomicBool,
     claimed: AtomicBool,
 }

@@ -4,9 +4,9 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Size of a huge page. Buffers of this size and more are in huge pages, if the kernel has any: direct I/O
-/// divides its requests where pages are not contiguous. 4 MiB in pages of 4 KiB become 17 requests to a virtio
-/// disk with 254 segments each, and take 1.5 times as long.
+/// Size of a huge page. Buffers of this size and more are in huge pages, if the kernel has any. A request to
+/// a disk has a limited number of segments, which are contiguous: 4 MiB in pages of 4 KiB become 17 requests
+/// to a virtio disk, and take 1.5 times as long.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Aligned bytes. `len` bytes are initialised and visible; `capacity` bytes are allocated and initialised.
@@ -141,5 +141,23 @@ impl From<&[u8]> for IoBuf {
 impl std::fmt::Debug for IoBuf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "IoBuf({} of {} bytes)", self.len, self.capacity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_zeroed_and_aligned_also_in_huge_pages() {
+        for capacity in [1, 4096, HUGE_PAGE - 1, HUGE_PAGE, 2 * HUGE_PAGE + 1] {
+            // Memory that was used before.
+            IoBuf::zeroed(capacity).fill(7);
+            let mut buffer = IoBuf::with_capacity(capacity);
+            buffer.set_len(buffer.capacity());
+            assert!(buffer.capacity() >= capacity && buffer.iter().all(|b| *b == 0));
+            let align = if capacity > HUGE_PAGE - IoBuf::ALIGN { HUGE_PAGE } else { IoBuf::ALIGN };
+            assert_eq!(buffer.as_mut_ptr().addr() % align, 0, "{capacity}");
+        }
     }
 }

@@ -129,6 +129,41 @@ fn a_file_tells_its_memory_without_being_opened() {
     assert!(!moved.exists());
 }
 
+/// The second of two chunks joins their pages to a huge page, while the first one is in use.
+#[test]
+fn a_chunk_keeps_its_contents_while_its_neighbour_comes_and_goes() {
+    let Some(dir) = tmpfs_dir() else { return };
+    let path = dir.path().join("memory");
+    let file = SharedFile::open(&path, LIMIT).unwrap();
+    assert_eq!(file.address(0).addr().get() % (2 << 20), 0, "a huge page begins with it");
+    let value = |round: u8, n: usize| (n / PAGE) as u8 ^ round;
+    for round in 0..3 {
+        for (chunk, neighbour) in [(2, 3), (3, 2)] {
+            file.add(chunk).unwrap();
+            let of = |chunk| {
+                // SAFETY: the chunk is present, and this thread alone uses it.
+                unsafe { std::slice::from_raw_parts_mut(file.address(chunk).as_ptr(), CHUNK) }
+            };
+            let content = of(chunk);
+            assert!(content.iter().all(|b| *b == 0));
+            content.iter_mut().enumerate().for_each(|(n, b)| *b = value(round, n));
+            file.add(neighbour).unwrap();
+            assert!(of(neighbour).iter().all(|b| *b == 0));
+            of(neighbour).fill(1);
+            file.release(neighbour);
+            assert!(of(chunk).iter().enumerate().all(|(n, b)| *b == value(round, n)), "{round} {chunk}");
+            assert_eq!(SharedFile::examine(&path).unwrap().bytes, CHUNK as u64);
+            file.release(chunk);
+        }
+    }
+    file.add(2).unwrap();
+    file.add(3).unwrap();
+    file.release(3);
+    drop(file);
+    let file = open_soon(&path).unwrap();
+    assert_eq!([2, 3].map(|chunk| file.is_present(chunk)), [true, false]);
+}
+
 #[test]
 fn another_file_system_is_refused() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

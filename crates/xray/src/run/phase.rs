@@ -357,7 +357,8 @@ fn open(plan: Plan<'_>) -> Result<Active<'_>, DeviceError> {
     Ok(Active { load: plan.load, disk: plan.disk, kind })
 }
 
-/// Waits for the end of the warm-up, if there is one. Returns whether the rate is steady, and the start of the measured time.
+/// Waits for the end of the warm-up, if there is one. Returns whether the rate is steady, and the start of
+/// the measured time.
 fn warm_up(
     phase: &Phase,
     every: Duration,

@@ -245,8 +245,8 @@ impl Stream {
         None
     }
 
-    /// Queues the requests of the load that are due, until its end. Returns when the next one is due, if there
-    /// is room.
+    /// Queues the requests of the load that are due, until its end. Returns when the next one is due, if
+    /// there is room.
     fn load(&mut self, now: Instant, clock: &Clock) -> Option<Instant> {
         let ended = clock.end().is_some_and(|end| now >= end);
         if !ended {
