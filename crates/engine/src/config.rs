@@ -109,7 +109,7 @@ impl Default for PoolConfig {
         PoolConfig {
             read_cache: 1 << 30,
             map_cache: 128 << 20,
-            write_buffer: 64 << 20,
+            write_buffer: 128 << 20,
             desktops: 1 << 30,
             segment_bytes: 64 << 20,
             checkpoint_bytes: 512 << 20,

@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(of(&pool, 16 * GIB, true), None);
         let warning = of(&pool, 8 * GIB, true).unwrap();
         assert!(
-            warning.starts_with("the memory budgets add up to 10.4 GiB (read cache 6 GiB, "),
+            warning.starts_with("the memory budgets add up to 10.5 GiB (read cache 6 GiB, "),
             "{warning}"
         );
         assert!(warning.contains("the RAM of this host is 8 GiB: reduce [memory] read_cache"), "{warning}");
