@@ -58,6 +58,11 @@ impl IoBuf {
         self.capacity
     }
 
+    /// Whether the memory is in huge pages, provided that the kernel had some.
+    pub fn is_in_huge_pages(&self) -> bool {
+        self.capacity >= HUGE_PAGE
+    }
+
     /// Sets the length to 0; keeps the memory.
     pub fn clear(&mut self) {
         self.len = 0;

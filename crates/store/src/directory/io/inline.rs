@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use super::Op;
 
-/// Only writes up to this size run on the requesting thread: small ones, and the zeroes after them.
-const MOST_BYTES: usize = 384 << 10;
+/// Only writes up to this size run on the requesting thread: those of durable requests, of which some are in
+/// progress at a time, and the zeroes after them.
+const MOST_BYTES: usize = 1536 << 10;
 
 /// The longest mean duration of synced writes for which a thread waits.
-const SHORT: Duration = Duration::from_micros(600);
+const SHORT: Duration = Duration::from_micros(1000);
 
 /// Weight of the past in the mean: each duration counts one part in this number. One slow write in this many
 /// does not change the decision if it takes less than this many times [`SHORT`].
@@ -66,12 +67,12 @@ mod tests {
         let writes = SyncedWrites::default();
         assert!(!writes.run_inline(4096), "nothing is known yet");
         writes.record(4096, Duration::from_micros(100));
-        assert!(writes.run_inline(4096) && !writes.run_inline(1 << 20));
-        writes.record(1 << 20, Duration::from_secs(1));
+        assert!(writes.run_inline(4096) && !writes.run_inline(2 << 20));
+        writes.record(2 << 20, Duration::from_secs(1));
         assert!(writes.run_inline(4096), "a large write says nothing about small ones");
-        writes.record(4096, Duration::from_millis(3));
+        writes.record(4096, Duration::from_millis(5));
         assert!(writes.run_inline(4096), "one slow write is not a slow disk");
-        (0..2).for_each(|_| writes.record(4096, Duration::from_millis(3)));
+        (0..2).for_each(|_| writes.record(4096, Duration::from_millis(5)));
         assert!(!writes.run_inline(4096));
         (0..20).for_each(|_| writes.record(4096, Duration::from_micros(150)));
         assert!(writes.run_inline(4096));

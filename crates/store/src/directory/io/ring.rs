@@ -30,8 +30,8 @@ const ENTRIES: u32 = 256;
 /// Most completions that wait for the reaper; the kernel keeps any others.
 const COMPLETIONS: u32 = 4096;
 
-/// From this size on, an operation is started by a kernel thread: pinning its pages would delay the submitter
-/// and all later submitters.
+/// From this size on, an operation is started by a kernel thread unless its buffer is in huge pages: pinning
+/// many pages would delay the submitter and all later submitters.
 const LARGE_BYTES: usize = 512 << 10;
 
 /// User data of the entry that ends the reaper.
@@ -113,7 +113,8 @@ impl Shared {
             }
             Action::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         };
-        let blocks = op.must_block || len as usize >= LARGE_BYTES || op.action == Action::WriteSynced;
+        let has_many_pages = len as usize >= LARGE_BYTES && !op.buf.is_in_huge_pages();
+        let blocks = op.must_block || has_many_pages || op.action == Action::WriteSynced;
         let flags = if blocks { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         self.push_entry(&entry.flags(flags).user_data(Box::into_raw(op) as u64));
     }
