@@ -236,7 +236,9 @@ impl SharedFile {
     fn join_pages(&self, chunk: u32) {
         let chunks = (HUGE_PAGE / CHUNK) as u32;
         let first = chunk - chunk % chunks;
-        if !(first..first + chunks).all(|c| self.is_present(c)) || !self.has_huge_pages.load(Ordering::Relaxed) {
+        if !(first..first + chunks).all(|c| self.is_present(c))
+            || !self.has_huge_pages.load(Ordering::Relaxed)
+        {
             return;
         }
         // SAFETY: the chunks are in the mapping. The advice does not change their contents.
@@ -412,8 +414,7 @@ fn require_tmpfs(file: &File) -> io::Result<()> {
 fn map(file: &File, len: usize) -> io::Result<NonNull<u8>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address that the kernel selects.
-    let room =
-        unsafe { libc::mmap(std::ptr::null_mut(), len + HUGE_PAGE, libc::PROT_NONE, flags, -1, 0) };
+    let room = unsafe { libc::mmap(std::ptr::null_mut(), len + HUGE_PAGE, libc::PROT_NONE, flags, -1, 0) };
     if room == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

@@ -39,7 +39,7 @@ use super::warm::{Touched, Warm, by_leaf};
 use crate::buffer::copy_sectors;
 use crate::classes::ScanQueue;
 use crate::context::Context;
-use crate::limits::{COMMIT_READS, FULL_RETRY, SLICE_PARTS};
+use crate::limits::{COMMIT_READS, FULL_RETRY, GROUP_OF_ONE_THREAD, SLICE_PARTS};
 use crate::log::{Item, Log};
 use crate::memory::NO_COVER;
 use crate::progress::CommitProgress;
@@ -50,6 +50,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::tables::StoredTables;
+use crate::workers::Inline;
 use crate::{Error, Mutation, Result};
 
 /// Owns the log, and everything that changes the log and the maps.
@@ -378,9 +379,13 @@ impl Committer {
         completed: &Completed,
         stream: Stream,
     ) -> std::result::Result<Vec<(DiskId, Change)>, StoreError> {
-        let (store, workers) = (log.store(), self.cx.host.workers());
+        let store = log.store();
+        let workers = match group.buffered() {
+            ..=GROUP_OF_ONE_THREAD => &Inline,
+            _ => self.cx.host.workers(),
+        };
         let mut writing = log.begin_group(stream, &*store, workers, Some(&self.reader.cache)).await?;
-        let mut reduction = self.reducer.begin();
+        let mut reduction = self.reducer.begin(workers);
         let mut parts = parts_of(group, completed).peekable();
         let (mut changes, mut fingerprints) = (Vec::new(), Vec::new());
         loop {

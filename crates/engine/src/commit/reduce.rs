@@ -37,7 +37,7 @@ use crate::read::Reader;
 use crate::stats::{Counter, ReductionStats};
 use crate::stored::Compressor;
 use crate::sync::Mutex;
-use crate::workers::map;
+use crate::workers::{Workers, map};
 
 /// Most segments whose directories one slice reads, since flushes wait for it: this number, ...
 const DIRECTORIES_LEAST: usize = 4;
@@ -137,10 +137,11 @@ impl Reducer {
         stats
     }
 
-    /// Begins to reduce a group.
-    pub(super) fn begin(&self) -> Reduction<'_> {
+    /// Begins to reduce a group, on these threads.
+    pub(super) fn begin<'r>(&'r self, workers: &'r dyn Workers) -> Reduction<'r> {
         Reduction {
             reducer: self,
+            workers,
             keys: HashMap::new(),
             classifier: Classifier::default(),
             visible: None,
@@ -246,6 +247,7 @@ impl Reducer {
 /// The reduction of one group.
 pub(super) struct Reduction<'r> {
     reducer: &'r Reducer,
+    workers: &'r dyn Workers,
     keys: HashMap<u32, Arc<Fingerprinter>>,
     classifier: Classifier,
     /// The last disk, and whether its blocks are cached when they are written.
@@ -265,9 +267,8 @@ impl Reduction<'_> {
             let is_in_run = run.len() >= LARGE_BLOCKS;
             given.extend(run.iter().filter_map(Part::written).map(|block| self.given(block, is_in_run)));
         }
-        let workers = reducer.cx.host.workers();
         let chunks = given.chunks(WORKER_BLOCKS).collect();
-        let examined = map(workers, chunks, |chunk| examine(chunk, &reducer.reader.cache));
+        let examined = map(self.workers, chunks, |chunk| examine(chunk, &reducer.reader.cache));
         let (mut outcomes, mut candidates) = (Vec::with_capacity(given.len()), Vec::new());
         let mut ranks = Vec::with_capacity(given.len());
         for (given, examined) in given.iter().zip(examined.into_iter().flatten()) {
@@ -359,7 +360,7 @@ impl Reduction<'_> {
     /// Compresses new blocks, and sets their outcomes. Returns the buffers of their compressed forms.
     fn compress(&self, new: &[Candidate<'_>], outcomes: &mut [Outcome]) -> Vec<Vec<u8>> {
         let chunks: Vec<_> = new.chunks(WORKER_BLOCKS).collect();
-        let packed = map(self.reducer.cx.host.workers(), chunks, |chunk| {
+        let packed = map(self.workers, chunks, |chunk| {
             let (mut compressor, mut packed) = (Compressor::default(), Vec::new());
             let forms = chunk.iter().map(|candidate| {
                 let start = packed.len();

@@ -49,7 +49,7 @@ async fn reduce<'a>(
     group: &'a Group,
     completed: &'a Completed,
 ) -> Reduced<'a> {
-    reducer.begin().reduce(log, parts_of(group, completed).collect()).await
+    reducer.begin(&Inline).reduce(log, parts_of(group, completed).collect()).await
 }
 
 /// Writes items, and adds their blocks to the index.
