@@ -19,7 +19,7 @@ pub const BATCH_BYTES: usize = 4 << 20;
 pub const SLICE_PARTS: usize = 960;
 /// Blocks that one thread examines or compresses at a time: some tens of microseconds.
 pub const WORKER_BLOCKS: usize = 48;
-/// A group of up to this many bytes is prepared by one thread: to wake another one takes longer than it saves.
+/// A group of up to this many bytes is prepared by one thread: to wake another takes longer than it saves.
 pub const GROUP_OF_ONE_THREAD: u64 = 1536 << 10;
 /// Smallest and largest segment.
 pub const MIN_SEGMENT_BYTES: u32 = 64 << 10;

@@ -16,10 +16,11 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub fn new() -> Clock {
+    /// A clock that has not begun. Without a warm-up, the phase is `measured` from its first answer on.
+    pub fn new(measured: bool) -> Clock {
         Clock {
             begun: OnceLock::new(),
-            measure_ns: AtomicU64::new(u64::MAX),
+            measure_ns: AtomicU64::new(if measured { 0 } else { u64::MAX }),
             end_ns: AtomicU64::new(u64::MAX),
             answered: AtomicU64::new(0),
             halt: AtomicBool::new(false),

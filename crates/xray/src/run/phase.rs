@@ -107,11 +107,7 @@ pub(super) fn run<'a>(
     let plans = plan(stage, phase, &loads, depth, system)?;
     let store_before = counters(scenario, phase, system);
     let cpu_before = CpuTimes::now();
-    let clock = Clock::new();
-    if phase.warm_up.is_none() {
-        // Before a thread can receive its first answer.
-        clock.measure_from(Duration::ZERO);
-    }
+    let clock = Clock::new(phase.warm_up.is_none());
     let pids = Mutex::new(system.pids());
     let threads = plans.len().min(std::thread::available_parallelism().map_or(2, usize::from).max(2));
     let mut parts: Vec<Vec<Plan<'a>>> = (0..threads).map(|_| Vec::new()).collect();

@@ -110,7 +110,7 @@ pub(super) fn write_all(place: &Place, disk: &Arc<DiskState>) -> Result<(), RunE
         read_back: 0,
         seed: 1,
     };
-    let clock = Clock::new();
+    let clock = Clock::new(false);
     let failed = |error: String| RunError::Prepare { disk: disk.name.clone(), error };
     let stream = Stream::open(spec, place.clone(), disk.clone()).map_err(|e| failed(e.to_string()))?;
     let mut active = [Active { load: 0, disk: disk.name.clone(), kind: Kind::Load(Box::new(stream)) }];
