@@ -122,9 +122,7 @@ fn a_run_has_a_page_that_loads_nothing_and_figures_that_add_up() {
     assert!(load.reads > 100 && load.writes > 100 && load.verified > 300, "{load:?}");
     // Requests that were due at the end are answered in a later interval.
     assert!(load.reads + load.writes >= counted, "{counted} {load:?}");
-    assert_eq!((load.errors, load.wrong), (0, 0));
-    // They found no room at the end: the server, a thread on a busy machine, may be late by that much.
-    assert!(load.unsent <= 8, "{}", load.unsent);
+    assert_eq!((load.errors, load.wrong, load.unsent), (0, 0, 0));
     let page = std::fs::read_to_string(t.path("run/report.html")).expect("a page");
     for loaded in ["http:", "https:", "src=", "@import", "url("] {
         assert!(!page.contains(loaded), "{loaded}");
@@ -159,8 +157,8 @@ fn latency_begins_when_a_request_is_due_also_while_the_target_pauses() {
     let late = load.latency.p95;
     assert!(late > seconds * 600.0 && p75 < late, "p75 {p75}, p95 {late}");
     assert!((load.iops - 200.0).abs() < 40.0, "all requests are made: {}", load.iops);
-    // As above.
-    assert!(load.unsent <= 8, "{}", load.unsent);
+    // One that is due at the last moment may find no room.
+    assert!(load.unsent <= 2, "{}", load.unsent);
 }
 
 #[test]
