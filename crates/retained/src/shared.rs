@@ -234,11 +234,12 @@ impl SharedFile {
     /// quarter less time, since the translation of its address is usually cached. Its contents do not
     /// change, and it may be in use.
     fn join_pages(&self, chunk: u32) {
+        if !self.has_huge_pages.load(Ordering::Relaxed) {
+            return;
+        }
         let chunks = (HUGE_PAGE / CHUNK) as u32;
         let first = chunk - chunk % chunks;
-        if !(first..first + chunks).all(|c| self.is_present(c))
-            || !self.has_huge_pages.load(Ordering::Relaxed)
-        {
+        if !(first..first + chunks).all(|c| self.is_present(c)) {
             return;
         }
         // SAFETY: the chunks are in the mapping. The advice does not change their contents.

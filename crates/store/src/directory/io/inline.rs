@@ -1,4 +1,4 @@
-//! Small synced writes on the thread that requests them.
+//! Short synced writes on the thread that requests them.
 //!
 //! A write that is durable when it completes blocks the thread that calls the kernel, so the ring gives it to
 //! a kernel thread. The result then passes through two more threads. On a fast disk, these four switches cost
@@ -16,7 +16,7 @@ use super::Op;
 const MOST_BYTES: usize = 1536 << 10;
 
 /// The longest mean duration of synced writes for which a thread waits.
-const SHORT: Duration = Duration::from_micros(1000);
+const SHORT: Duration = Duration::from_millis(1);
 
 /// Weight of the past in the mean: each duration counts one part in this number. One slow write in this many
 /// does not change the decision if it takes less than this many times [`SHORT`].

@@ -234,7 +234,7 @@ impl Io {
         self.synced_writes.run_inline(0)
     }
 
-    /// Starts an operation without blocking, except for small synced writes to a fast disk: see [`inline`].
+    /// Starts an operation without blocking, except for short synced writes to a fast disk: see [`inline`].
     pub(super) fn start(&self, op: Op) {
         let op = match op.action {
             Action::WriteSynced => self.synced_writes.timed(op),
