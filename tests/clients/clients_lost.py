@@ -206,8 +206,7 @@ def a_lun_with_lost_writes_is_not_ready_until_it_is_resumed(t):
     s.cli("lun", "map", TARGET, "through")
     i = Initiator(address, TARGET).ready()
     for lun in (0, 1):
-        while i.command(bytes(6), lun=lun).status != GOOD:
-            pass
+        i.ready(lun)
         equal(i.write_blocks(0, bytes([lun + 1]) * 512, lun=lun).status, GOOD, f"a write to LUN {lun}")
     lose_memory(s)
     equal(lost_in_list(s), {"back"}, "disks with lost writes")

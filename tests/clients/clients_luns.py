@@ -6,7 +6,7 @@ import time
 
 from datastore import TARGET, portal, target, wait_for
 from harness import MIB, check, equal, test
-from initiator import BLOCK, CHECK, CONFLICT, GOOD, Closed, Initiator, Refused
+from initiator import BLOCK, CHECK, CONFLICT, GOOD, LOW, Closed, Initiator, Refused
 
 CLEAR_TASK_SET, LUN_RESET = 4, 5
 
@@ -134,10 +134,10 @@ def a_full_store_is_reported_and_recovers(t):
         f.write('[store]\nlimit = "96M"\n')
     s, address = target(t, "disk", size="512M", serve=["--config", t.path("config")])
     i = Initiator(address, TARGET).ready()
-    full, warned = None, False
+    full, warned, i.hears_room = None, False, True
     for at in range(0, 512):
         done = i.write_blocks(at * 1024, t.random.randbytes(1024 * BLOCK))
-        if done.code == (6, 0x38, 7):
+        if done.code == LOW:
             warned = True
         elif done.status == CHECK:
             full = done

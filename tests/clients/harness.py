@@ -65,7 +65,13 @@ def check(condition, what):
 def equal(found, expected, what):
     """Fails the test unless both are the same."""
     if found != expected:
-        raise Failed(f"{what}: found {found!r}, expected {expected!r}")
+        raise Failed(f"{what}: found {shortened(found)}, expected {shortened(expected)}")
+
+
+def shortened(value):
+    """A value for a message."""
+    text = repr(value)
+    return text if len(text) < 2000 else f"{text[:1000]}... ({len(text)} characters)"
 
 
 class Context:

@@ -59,6 +59,10 @@ def text_of(keys):
     return b"".join(f"{key}={value}\0".encode() for key, value in keys.items())
 
 
+# Thin provisioning soft threshold reached.
+LOW = (6, 0x38, 7)
+
+
 class Initiator:
     """A session. `chap` is (user, secret), `mutual` the secret that the target must prove, `algorithm` one
     algorithm or a list with commas; the attribute `algorithm` is the one that the target selected."""
@@ -69,6 +73,7 @@ class Initiator:
         self.buffer = b""
         self.isid = struct.pack(">BHBH", 0x80, 0, 0, isid)
         self.tag, self.cmd_sn, self.exp_stat_sn = 0, 1, 0
+        self.hears_room = False
         self.header_digest = self.data_digest = False
         first = {"InitiatorName": name, "SessionType": "Normal" if target else "Discovery"}
         if target:
@@ -166,9 +171,13 @@ class Initiator:
         return header
 
     def command(self, cdb, expected=0, out=None, lun=0):
-        """Executes a command."""
-        self.send(self.command_pdu(cdb, expected, out, lun), out[:8192] if out else b"")
-        return self.result(out)
+        """Executes a command, again after a unit attention that says that the store is low on room, unless
+        `hears_room` is set: that depends on the disk of the machine."""
+        while True:
+            self.send(self.command_pdu(cdb, expected, out, lun), out[:8192] if out else b"")
+            result = self.result(out)
+            if result.code != LOW or self.hears_room:
+                return result
 
     def result(self, out=None):
         """The result of the last command; sends its data when requested."""
@@ -201,10 +210,12 @@ class Initiator:
             self.send(header, piece)
             sent += len(piece)
 
-    def ready(self):
+    def ready(self, lun=0):
         """Executes commands until no unit attention is pending."""
-        while self.command(bytes(6)).status == CHECK:
+        while self.command(bytes(6), lun=lun).status == CHECK:
             pass
+        # The first good one notes that the store is low on room.
+        self.command(bytes(6), lun=lun)
         return self
 
     def read_blocks(self, lba, count, lun=0):
