@@ -22,7 +22,7 @@ RECONNECT_S = 300
 CONTINUE_S = 90
 # Names of the databases: by the disk on which they are.
 DATABASES = ("volume", "desktop")
-# What the kernel says of a disk with errors, or of one that does not answer.
+# What the kernel reports of a disk with errors, or of one that does not answer.
 COMPLAINTS = re.compile(
     r"I/O error|EXT4-fs (error|warning)|Buffer I/O|blocked for more than|critical (medium|target)"
     r"|JBD2: Error|[Rr]emounting filesystem read-only|Aborting journal|BUG:|Oops"

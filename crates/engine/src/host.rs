@@ -23,6 +23,12 @@ pub trait Host: Send + Sync + 'static {
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
     /// Runs a task of the engine to its end. `name` is for diagnosis.
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>);
+    /// Calls `step`, a step of a task of the engine, on this thread, unless a task is being run. Returns
+    /// whether it did. Until `step` returns, no task is run.
+    fn run_step(&self, step: &mut dyn FnMut()) -> bool {
+        step();
+        true
+    }
     /// Threads for CPU work that is worth dividing; the default is the thread that requests the work.
     fn workers(&self) -> &dyn Workers {
         &Inline

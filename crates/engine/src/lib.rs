@@ -61,6 +61,7 @@ mod zero;
 pub use cache::CachedBlock;
 pub use classes::{ClassStats, ClassesInfo, Peek};
 pub use client::Client;
+pub use commit::{commit_here, may_commit_here};
 pub use config::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};
 pub use error::{Error, Result};
 pub use forebay_format::SegmentId;

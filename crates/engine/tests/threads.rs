@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use forebay_engine::{
-    BoxFuture, Coalesce, DiskHandle, Error, Fast, Host, Mutation, Pool, PoolConfig, SyncMode,
+    BoxFuture, Coalesce, DiskHandle, Error, Fast, Host, Mutation, Pool, PoolConfig, SyncMode, commit_here,
 };
 use forebay_format::{SegmentId, Superblock};
 use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result as StoreResult, Store, StoreError};
@@ -178,8 +178,10 @@ fn write_and_flush(disk: &DiskHandle, block: u64) -> u64 {
 }
 
 /// Concurrent writers flush, on a store that fails at some change or at none; every write that a flush
-/// covered is present when the pool is opened again.
-fn flushes_cover(changes: u64, mutation: Mutation) {
+/// covered is present when the pool is opened again. With `helps`, writers make the commits they wait for.
+fn flushes_cover(changes: u64, mutation: Mutation, helps: bool) {
+    // For all threads: shuttle runs them on one.
+    commit_here(helps);
     let store = prepared();
     let slow = Slow::new(store.clone());
     let pool = open_with(slow.clone(), PoolConfig { mutation, ..config() });
@@ -213,13 +215,17 @@ fn flushes_cover(changes: u64, mutation: Mutation) {
 
 #[test]
 fn flushes_cover_what_was_acknowledged() {
-    check(|| flushes_cover(u64::MAX, Mutation::None), 3000);
+    for helps in [false, true] {
+        check(move || flushes_cover(u64::MAX, Mutation::None, helps), 3000);
+    }
 }
 
 #[test]
 fn a_latched_pool_acknowledges_no_flush() {
     for changes in 0..6 {
-        check(move || flushes_cover(changes, Mutation::None), 500);
+        for helps in [false, true] {
+            check(move || flushes_cover(changes, Mutation::None, helps), 500);
+        }
     }
 }
 
@@ -227,7 +233,7 @@ fn a_latched_pool_acknowledges_no_flush() {
 #[should_panic(expected = "was flushed")]
 fn a_flush_that_does_not_wait_is_detected() {
     for changes in 0..20 {
-        check(move || flushes_cover(changes, Mutation::FlushEarly), 500);
+        check(move || flushes_cover(changes, Mutation::FlushEarly, changes % 2 == 1), 500);
     }
 }
 

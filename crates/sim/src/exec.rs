@@ -8,6 +8,8 @@
 //! A kill of the process can also be in the middle of a step: between two stores to the memory that outlives
 //! it ([`Executor::run_into_kill`]).
 //!
+//! In some steps, a task may make the commit that it waits for ([`commit_here`]).
+//!
 //! Tasks belong to processes, which can be killed and paused one by one ([`Executor::kill_process`]). Process
 //! 0 is the one of all tasks for which none is given.
 //!
@@ -23,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use forebay_engine::{BoxFuture, Host};
+use forebay_engine::{BoxFuture, Host, commit_here};
 use forebay_format::PoolId;
 use forebay_retained::{HeapMemory, Memory, set_hook};
 use parking_lot::Mutex;
@@ -345,6 +347,7 @@ impl Executor {
         // interrupted.
         let hook = self.kill.as_ref().filter(|_| running.is_engine).map(|kill| kill.clone().hook());
         set_hook(hook);
+        commit_here(self.rng.one_in(3));
         if running.future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
             self.tasks[task] = Some(running);
         }

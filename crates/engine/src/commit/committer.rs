@@ -202,6 +202,9 @@ impl Committer {
                     self.intake.ops.lock().append(&mut group.ops);
                     break;
                 }
+            };
+            if self.intake.has_work() {
+                self.intake.driver.end_turn().await;
             }
         }
         let pending = {

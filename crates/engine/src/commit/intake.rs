@@ -12,6 +12,7 @@ use forebay_format::{BLOCK, CatalogueOp, Fingerprint};
 use forebay_retained::Reservation;
 use tokio::sync::{Notify, oneshot};
 
+use super::driver::Driver;
 use super::schedule::Schedule;
 use crate::buffer::Buffers;
 use crate::client::Clientele;
@@ -78,6 +79,7 @@ pub(crate) struct Intake {
     /// Changes to the catalogue that wait for the next commit.
     pub ops: Mutex<Vec<PendingOp>>,
     pub schedule: Schedule,
+    pub driver: Arc<Driver>,
     /// Disks with cold writes, for the task that reads ahead for them.
     pub cold: Mutex<VecDeque<Arc<Disk>>>,
     pub cold_wake: Notify,
@@ -105,6 +107,7 @@ impl Intake {
             disks: Mutex::default(),
             ops: Mutex::default(),
             schedule: Schedule::default(),
+            driver: Arc::default(),
             cold: Mutex::default(),
             cold_wake: Notify::new(),
             lacks_memory: AtomicBool::new(false),
@@ -327,10 +330,24 @@ impl Intake {
         blocks: Range<u64>,
         change: impl FnOnce(&mut Buffers, Range<u64>) -> i64,
     ) -> Result<()> {
+        if self.change_quietly(disk, blocks, change)? {
+            self.schedule.announce_data();
+        }
+        self.cx.check_latch()
+    }
+
+    /// As [`Intake::change`], but for the check at the end. Returns whether the disk had nothing to commit
+    /// before; then the caller has to announce the data.
+    fn change_quietly(
+        &self,
+        disk: &Arc<Disk>,
+        blocks: Range<u64>,
+        change: impl FnOnce(&mut Buffers, Range<u64>) -> i64,
+    ) -> Result<bool> {
         let _gate = self.gate.read();
         self.cx.check_running()?;
         if blocks.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         if disk.is_recorded.load(Relaxed) {
             self.reader.recordings.record_written(disk, &blocks);
@@ -341,20 +358,17 @@ impl Intake {
         if disk.is_desktop() {
             drop(buffers);
             self.caches.add(disk, grown);
-            return self.cx.check_latch();
+            return Ok(false);
         }
         if was_clean && !buffers.active().is_empty() {
             self.disks.lock().push(disk.clone());
         }
         drop(buffers);
         let is_half_full = self.space.buffered(&disk.writes, grown);
-        if was_clean {
-            self.schedule.announce_data();
-        }
         if is_half_full || (was_clean && self.space.has_waiting()) {
             self.request_commit();
         }
-        self.cx.check_latch()
+        Ok(was_clean)
     }
 
     /// Writes whole sectors into the buffer of a disk. In the buffer of a desktop, blocks of zeroes are kept
@@ -377,7 +391,7 @@ impl Intake {
         let zeroes_are_kept = !disk.is_desktop();
         let blocks = blocks_of(offset, data.len() as u64);
         let (mut grown, mut is_written, mut within_quota) = (0, data.is_empty(), Ok(()));
-        self.change(disk, blocks.clone(), |buffers, blocks| {
+        let was_clean = self.change_quietly(disk, blocks.clone(), |buffers, blocks| {
             is_written = match answer {
                 Answer::IfMarked(clients) => disk.is_marked_for(clients),
                 Answer::Later | Answer::WhenDurable => true,
@@ -408,13 +422,17 @@ impl Intake {
             });
             grown
         })?;
-        within_quota?;
         if grown > 0 && !disk.is_desktop() {
             let end = offset + data.len() as u64;
             let edges = [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(BLOCK as u64));
             self.record_cold(disk, blocks, edges.map(|edge| edge / BLOCK as u64));
         }
-        Ok(is_written)
+        let waits = is_written && within_quota.is_ok() && matches!(answer, Answer::WhenDurable);
+        if !(waits && self.commit_now(disk)) && was_clean {
+            self.schedule.announce_data();
+        }
+        self.cx.check_latch()?;
+        within_quota.map(|()| is_written)
     }
 
     /// The fingerprints of the whole blocks of a write, in order; none of a short one, since blocks are
@@ -465,6 +483,22 @@ impl Intake {
         self.await_freeze(&mut progress, target).await
     }
 
+    /// Makes the next commit for a write to a disk that has to be durable, as [`Intake::help`].
+    fn commit_now(&self, disk: &Disk) -> bool {
+        if disk.is_desktop() || !self.driver.may_help(self.space.dirty()) {
+            return false;
+        }
+        self.space.flush_bound.record_flush(disk.writes.id(), self.cx.host.now());
+        self.help()
+    }
+
+    /// Requests the next commit for a request that waits for it, and makes it on this thread as far as that
+    /// needs no wait. Returns false, and does nothing, if another thread does so.
+    fn help(&self) -> bool {
+        let (schedule, host) = (&self.schedule, &*self.cx.host);
+        self.driver.help(host, || schedule.request_with_others(self.space.dirty(), host.now()))
+    }
+
     /// Waits until the group of freeze `target` is durable and applied.
     ///
     /// # Errors
@@ -476,7 +510,10 @@ impl Intake {
     ) -> Result<()> {
         let refusals = progress.borrow().refusals;
         if target > self.freezes.load(Relaxed) {
-            self.schedule.request_with_others(self.space.dirty(), self.cx.host.now());
+            let dirty = self.space.dirty();
+            if !self.driver.may_help(dirty) || !self.help() {
+                self.schedule.request_with_others(dirty, self.cx.host.now());
+            }
         }
         let enough = |p: &Progress| p.done >= target || p.refusals > refusals || p.stopped;
         let reached = *progress.wait_for(enough).await.map_err(|_| Error::Closed)?;

@@ -90,7 +90,8 @@ impl Pool {
     /// Starts the background tasks.
     fn start(&self, warm: Vec<SegmentId>, next_segment: u32) {
         let Parts { cx, intake, committer, reclaimer, desktops, .. } = &self.parts;
-        cx.host.spawn("commit", Box::pin(committer.clone().commit_loop()));
+        let commits = Box::pin(committer.clone().commit_loop());
+        cx.host.spawn("commit", Box::pin(intake.driver.clone().run(commits)));
         cx.host.spawn("cold writes", Box::pin(intake.clone().warm_loop()));
         cx.host.spawn("upkeep", Box::pin(reclaimer.clone().upkeep_loop()));
         cx.host.spawn("orphans", Box::pin(reclaimer.clone().find_orphans(next_segment)));

@@ -9,6 +9,7 @@ mod check;
 mod classes;
 mod clean;
 mod cold;
+mod commit_here;
 mod common;
 mod copy;
 mod damage;

@@ -1,7 +1,7 @@
 //! The file on tmpfs: which files are refused, a full tmpfs, and other processes, which end by SIGKILL.
 //!
 //! Not tested: a file that another process truncates or punches while it is mapped. The next access raises
-//! SIGBUS; the documentation of the crate says why this is not handled.
+//! SIGBUS; the documentation of the crate states why this is not handled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
@@ -244,7 +244,7 @@ fn a_full_tmpfs_stops_growth_and_loses_nothing() {
     });
 }
 
-/// Starts this program again, as a process that does what `role` says; see [`child`].
+/// Starts this program again, as a process that does what `role` states; see [`child`].
 fn start(role: &str, path: &Path, seed: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "shared::child", "--ignored", "--nocapture"])

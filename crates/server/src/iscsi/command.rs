@@ -82,6 +82,7 @@ impl Commands {
 
     /// Serves a command.
     pub fn command(&self, command: &Command<'_>, place: CommandSlot, output: &mut Output) {
+        self.worker.pace().requested();
         if self.worker.closing() {
             return self.respond(command, place, 0, &Response::busy(), output);
         }

@@ -538,7 +538,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
     fn send(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Poll<Result<(), P::Error>> {
         let mut fresh = output.filled();
         if self.backlog.has_replies() || !fresh.is_empty() {
-            self.worker.pace().served(self.fd);
+            self.worker.pace().served(Rc::as_ptr(&self.backlog) as usize, self.fd);
         }
         while self.backlog.has_replies() || !fresh.is_empty() {
             let written = match self.write_some(cx, fresh) {

@@ -17,9 +17,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
+use forebay_engine::commit_here;
 use parking_lot::Mutex;
 
-use super::spin::Spin;
+use super::spin::{ClientNumber, Spin};
 
 /// The shortest pause.
 const SHORTEST: Duration = Duration::from_micros(20);
@@ -99,15 +100,23 @@ impl Control {
 }
 
 impl Pace {
-    /// Records that a request was received from a client of a UNIX socket.
+    /// Records that a request was received. The second one since the last sleep does not wait for a commit by
+    /// this thread, which may not sleep for long.
     pub fn requested(&self) {
-        self.requests.store(self.requests.load(Relaxed).wrapping_add(1), Relaxed);
+        let requests = self.requests.load(Relaxed).wrapping_add(1);
+        self.requests.store(requests, Relaxed);
+        if requests != 1 {
+            commit_here(false);
+        }
     }
 
     /// Records that replies were sent to a client; `socket` is its descriptor if it reports unread replies.
-    pub fn served(&self, socket: Option<RawFd>) {
+    pub fn served(&self, client: ClientNumber, socket: Option<RawFd>) {
         let mut state = self.state.lock();
-        state.spin.served(socket);
+        state.spin.served(client, socket);
+        if !state.spin.has_one_client() {
+            commit_here(false);
+        }
         let count = state.count;
         match socket {
             Some(fd) if state.served[..count].contains(&fd) => {}
@@ -131,12 +140,13 @@ impl Pace {
     }
 
     /// Pauses if useful, or waits for a request without sleeping; called when the thread is idle and about to
-    /// sleep.
+    /// sleep. Decides also whether the thread makes the commits of the next request.
     pub fn before_sleep(&self) {
         // The lock is not contended: it exists because the runtime's hook must be `Sync`.
         let mut state = self.state.lock();
         let may_look = !state.pause() && state.control.is_useless();
         state.spin.before_sleep(may_look, &self.requests, has_unread);
+        commit_here(state.spin.has_one_client());
     }
 }
 
@@ -175,6 +185,8 @@ pub(crate) fn precise_timers() {
 
 #[cfg(test)]
 mod tests {
+    use forebay_engine::may_commit_here;
+
     use super::*;
 
     /// Sleeps `sleeps` times; `busy(pause)` is whether a client is still busy after such a pause. Returns the
@@ -225,5 +237,37 @@ mod tests {
         assert!(has_unread(a.as_raw_fd()));
         b.read_exact(&mut [0; 5]).unwrap();
         assert!(!has_unread(a.as_raw_fd()));
+    }
+
+    /// Serves requests of clients without a socket, with a sleep after each one.
+    fn serve(pace: &Pace, clients: &[ClientNumber], times: usize) {
+        for client in clients.iter().cycle().take(times) {
+            pace.requested();
+            pace.served(*client, None);
+            pace.before_sleep();
+        }
+    }
+
+    #[test]
+    fn a_thread_makes_commits_only_for_a_client_that_waits_for_each_reply() {
+        let pace = Pace::default();
+        serve(&pace, &[1], 100);
+        assert!(may_commit_here());
+        pace.requested();
+        assert!(may_commit_here());
+        pace.requested();
+        assert!(!may_commit_here(), "a second request before the thread sleeps");
+        pace.served(1, None);
+        pace.before_sleep();
+        assert!(!may_commit_here());
+
+        serve(&pace, &[1], 100);
+        assert!(may_commit_here());
+        pace.requested();
+        pace.served(2, None);
+        assert!(!may_commit_here(), "another client");
+        pace.before_sleep();
+        serve(&pace, &[1, 2], 200);
+        assert!(!may_commit_here(), "two clients in turn");
     }
 }

@@ -40,6 +40,9 @@ const MOST_CREDIT: u32 = 4 * FAILURE;
 const FIRST_SKIP: u32 = 16;
 const LONGEST_SKIP: u32 = 4096;
 
+/// Distinguishes the clients of a thread.
+pub(super) type ClientNumber = usize;
+
 /// How a look for a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
@@ -118,9 +121,10 @@ impl Drop for Looking {
 #[derive(Default)]
 pub(super) struct Spin {
     control: Control,
-    /// Socket of the client that was served last, if it reports unread replies. It is open: a session removes
-    /// its socket before closing it.
-    client: Option<RawFd>,
+    /// The client that was served last.
+    client: Option<ClientNumber>,
+    /// Its socket, if it reports unread replies. It is open: a session removes its socket before closing it.
+    socket: Option<RawFd>,
     /// Sleeps in a row before each of which this client, and no other, was served a single request.
     turns: u32,
     /// Replies were sent since the last sleep.
@@ -129,16 +133,22 @@ pub(super) struct Spin {
 
 impl Spin {
     /// Records that replies were sent to a client; `None` if its socket does not report unread replies.
-    pub fn served(&mut self, socket: Option<RawFd>) {
+    pub fn served(&mut self, client: ClientNumber, socket: Option<RawFd>) {
         self.has_served = true;
-        if self.client != socket {
-            (self.client, self.turns) = (socket, 0);
+        if self.client != Some(client) {
+            (self.client, self.turns) = (Some(client), 0);
         }
+        self.socket = socket;
     }
 
     /// Removes the socket of a client before it is closed.
     pub fn forget(&mut self, socket: RawFd) {
-        self.client = self.client.filter(|fd| *fd != socket);
+        self.socket = self.socket.filter(|fd| *fd != socket);
+    }
+
+    /// Whether one client was served of late, and it waits for each reply before its next request.
+    pub fn has_one_client(&self) -> bool {
+        self.turns > ALONE
     }
 
     /// Looks for a request if that is useful; called when the thread is about to sleep. `may_look` is false
@@ -147,11 +157,16 @@ impl Spin {
         if !std::mem::take(&mut self.has_served) {
             return;
         }
-        self.turns = if requests.swap(0, Relaxed) == 1 { self.turns.saturating_add(1) } else { 0 };
-        let Some(client) = self.client.filter(|_| may_look && self.turns > ALONE) else { return };
+        self.turns = match requests.swap(0, Relaxed) {
+            // More of a request that takes several messages.
+            0 => self.turns,
+            1 => self.turns.saturating_add(1),
+            _ => 0,
+        };
+        let Some(socket) = self.socket.filter(|_| may_look && self.has_one_client()) else { return };
         if self.control.may_look() {
             let looking = Looking::begin();
-            self.control.record(looking.map_or(Outcome::Failed, |_looking| look(client, has_unread)));
+            self.control.record(looking.map_or(Outcome::Failed, |_looking| look(socket, has_unread)));
         }
     }
 }
@@ -218,7 +233,8 @@ mod tests {
             spin.control = Control { skip: 0, next_skip: 1, credit: 0 };
             for n in 0..2 * ALONE as usize {
                 requests.store(counts[n % 2], Relaxed);
-                spin.served(sockets[n % 2]);
+                let socket = sockets[n % 2];
+                spin.served(socket.map_or(7, |fd| fd as ClientNumber), socket);
                 spin.before_sleep(true, &requests, |_| false);
             }
             spin.control.skip > 0 || spin.control.next_skip > 1
@@ -236,9 +252,28 @@ mod tests {
         spin.has_served = true;
         spin.before_sleep(true, &requests, |_| false);
         assert_eq!(spin.control.skip, 0, "the client has gone");
-        spin.client = client;
+        spin.socket = client;
         spin.before_sleep(true, &requests, |_| false);
         assert_eq!(spin.control.skip, 0, "nothing was served since the last sleep");
+    }
+
+    #[test]
+    fn one_client_that_waits_for_each_reply_is_recognised_on_any_socket() {
+        let requests = AtomicU32::new(0);
+        // Clients that are served in turn, and their requests before each reply.
+        let has_one = |clients: [ClientNumber; 2], counts: [u32; 2]| {
+            let mut spin = Spin::default();
+            for n in 0..4 * ALONE as usize {
+                requests.store(counts[n % 2], Relaxed);
+                spin.served(clients[n % 2], None);
+                spin.before_sleep(false, &requests, |_| false);
+            }
+            spin.has_one_client()
+        };
+        assert!(has_one([1, 1], [1, 1]));
+        assert!(has_one([1, 1], [1, 0]), "requests of several messages");
+        assert!(!has_one([1, 1], [1, 2]), "several requests in progress");
+        assert!(!has_one([1, 2], [1, 1]), "two clients");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The host services of the engine: a clock, randomness, and a separate thread for its background tasks, so
 //! that neither the requests of guests nor the control plane can delay these.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::{BoxFuture, Host, PoolId, Workers};
 use forebay_retained::{HeapMemory, Memory};
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -35,6 +36,21 @@ struct EngineHost {
     boot_id: [u8; 16],
     workers: WorkerThreads,
     timers: Arc<Timers>,
+    turn: Arc<Turn>,
+}
+
+/// Held while a task of the engine is polled. That is on the engine's thread, except for steps of the commit
+/// that a data-plane thread takes ([`Host::run_step`]).
+type Turn = Mutex<()>;
+
+/// Polls a task of the engine in its turn.
+async fn in_turn<T>(turn: Arc<Turn>, task: impl Future<Output = T>) -> T {
+    let mut task = std::pin::pin!(task);
+    poll_fn(|cx| {
+        let _turn = turn.lock();
+        task.as_mut().poll(cx)
+    })
+    .await
 }
 
 impl EngineThread {
@@ -58,8 +74,8 @@ impl EngineThread {
             let _ = runtime.block_on(stopped);
         })?;
         let (boot_id, workers) = (clock::boot_id(), WorkerThreads::start(workers)?);
-        let (start, timers) = (Instant::now(), Arc::default());
-        let host = Arc::new(EngineHost { start, handle, memory, boot_id, workers, timers });
+        let (start, timers, turn) = (Instant::now(), Arc::default(), Arc::default());
+        let host = Arc::new(EngineHost { start, handle, memory, boot_id, workers, timers, turn });
         Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
     }
 
@@ -86,7 +102,7 @@ impl EngineThread {
 
     /// Runs `future` on the engine's thread instead of the caller's.
     pub async fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
-        match self.host.handle.spawn(future).await {
+        match self.host.handle.spawn(in_turn(self.host.turn.clone(), future)).await {
             Ok(value) => value,
             Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
             // The thread stops only when `self` is dropped, and `self` is borrowed here.
@@ -133,11 +149,21 @@ impl Host for EngineHost {
     }
 
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
+        let task = in_turn(self.turn.clone(), task);
         self.handle.spawn(async move {
             let guard = AbortOnPanic(name);
             task.await;
             std::mem::forget(guard);
         });
+    }
+
+    fn run_step(&self, step: &mut dyn FnMut()) -> bool {
+        let Some(_turn) = self.turn.try_lock() else { return false };
+        // The thread may contain panics, which would leave the task in an undefined state.
+        let guard = AbortOnPanic("commit");
+        step();
+        std::mem::forget(guard);
+        true
     }
 
     fn memory(&self, pool: PoolId, id: u64, limit: u64) -> std::io::Result<Arc<dyn Memory>> {
@@ -194,6 +220,21 @@ mod tests {
         let (name, after) = rx.recv_timeout(Duration::from_secs(10)).unwrap();
         assert_eq!(name.as_deref(), Some("engine"));
         assert!(after - before >= Duration::from_millis(4));
+    }
+
+    #[test]
+    fn no_task_runs_during_a_step() {
+        let engine = EngineThread::start(1).unwrap();
+        let host = engine.host();
+        let (tx, rx) = std::sync::mpsc::channel();
+        let did = host.run_step(&mut || {
+            let tx = tx.clone();
+            host.spawn("test", Box::pin(async move { tx.send(()).unwrap() }));
+            assert!(rx.recv_timeout(Duration::from_millis(50)).is_err());
+            assert!(!host.run_step(&mut || unreachable!()), "a step within a step");
+        });
+        assert!(did);
+        rx.recv_timeout(Duration::from_secs(10)).unwrap();
     }
 
     #[test]

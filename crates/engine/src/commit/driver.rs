@@ -1,0 +1,153 @@
+//! Who runs the commit task: the engine's thread, or the thread that waits for the commit.
+//!
+//! To wake a thread takes some tens of microseconds of CPU on a virtual machine. A lone durable write on a
+//! fast store took two such wake-ups: that of the engine's thread, and that of the thread with the client. So
+//! a thread that has [permission](commit_here) *helps*: it polls the commit task itself until that has to
+//! wait. On a store that completes synced appends on the calling thread, the commit is done then. Otherwise
+//! what the task waits for wakes the engine's thread, which continues.
+//!
+//! The task remains one task with one state, polled by one thread at a time, and [`Host::run_step`] keeps the
+//! other tasks of the engine from running at the same time. So it does not matter to the commit which thread
+//! that is. While a thread helps, a wake-up of the task only leaves a note, which the helper passes on at its
+//! end.
+//!
+//! A helper makes one commit at most ([`Driver::end_turn`]), and none of a group of more than
+//! [`HELPED_BYTES`]: others have data in such a group, and preparing it takes longer than a wake-up.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::Ordering::SeqCst;
+use crate::{BoxFuture, Host};
+
+/// Most dirty bytes with which a thread helps.
+const HELPED_BYTES: u64 = 256 << 10;
+
+thread_local! {
+    static MAY_COMMIT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread may make the commits that its requests wait for, and so be blocked for a short synced
+/// append to a fast store. That is of use while it serves only one client, which waits for each reply: then
+/// no other is delayed. Without this call it may not.
+pub fn commit_here(may: bool) {
+    MAY_COMMIT.set(may);
+}
+
+/// The permission of this thread.
+pub fn may_commit_here() -> bool {
+    MAY_COMMIT.get()
+}
+
+/// The commit task, and its wake-ups.
+#[derive(Default)]
+pub(crate) struct Driver {
+    /// `None` before it has begun and after it has ended.
+    task: Mutex<Option<BoxFuture<'static, ()>>>,
+    /// Wakes the engine's thread.
+    engine: Mutex<Option<Waker>>,
+    /// A thread helps.
+    helps: AtomicBool,
+    /// The task was woken while a thread helps.
+    woken: AtomicBool,
+}
+
+impl Driver {
+    /// Runs the commit task to its end.
+    pub async fn run(self: Arc<Driver>, task: BoxFuture<'static, ()>) {
+        *self.task.lock() = Some(task);
+        let _ended = Ended(&self);
+        poll_fn(|cx| {
+            *self.engine.lock() = Some(cx.waker().clone());
+            self.poll(&mut self.task.lock())
+        })
+        .await;
+    }
+
+    fn poll(self: &Arc<Driver>, task: &mut Option<BoxFuture<'static, ()>>) -> Poll<()> {
+        let Some(running) = task else { return Poll::Ready(()) };
+        let waker = Waker::from(self.clone());
+        let polled = running.as_mut().poll(&mut Context::from_waker(&waker));
+        if polled.is_ready() {
+            *task = None;
+        }
+        polled
+    }
+
+    /// Whether this thread may help with a group of `dirty` bytes.
+    pub fn may_help(&self, dirty: u64) -> bool {
+        may_commit_here() && dirty <= HELPED_BYTES
+    }
+
+    /// Calls `request`, which wakes the task, and helps. Returns false, and does nothing, if another thread
+    /// helps.
+    pub fn help(self: &Arc<Driver>, host: &dyn Host, request: impl FnOnce()) -> bool {
+        if self.helps.swap(true, SeqCst) {
+            return false;
+        }
+        request();
+        // The task finds now what it was woken for.
+        self.woken.swap(false, SeqCst);
+        let mut waits = false;
+        host.run_step(&mut || {
+            waits = self.task.try_lock().is_some_and(|mut task| self.poll(&mut task).is_pending());
+        });
+        self.helps.store(false, SeqCst);
+        if self.woken.swap(false, SeqCst) || !waits {
+            self.wake_engine();
+        }
+        true
+    }
+
+    /// Leaves what follows to the engine's thread if a thread helps.
+    pub async fn end_turn(&self) {
+        let mut has_yielded = false;
+        poll_fn(|cx| {
+            if has_yielded || !self.helps.load(SeqCst) {
+                return Poll::Ready(());
+            }
+            has_yielded = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn wake_engine(&self) {
+        let engine = self.engine.lock().clone();
+        if let Some(engine) = engine {
+            engine.wake();
+        }
+    }
+}
+
+impl Wake for Driver {
+    fn wake(self: Arc<Driver>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Driver>) {
+        if self.helps.load(SeqCst) {
+            self.woken.store(true, SeqCst);
+            // If it still helps, it has not looked at the note yet.
+            if self.helps.load(SeqCst) {
+                return;
+            }
+        }
+        self.wake_engine();
+    }
+}
+
+/// Drops the task, which refers to the [`Driver`], when the engine's thread has ended or dropped it.
+struct Ended<'a>(&'a Driver);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let task = self.0.task.lock().take();
+        drop(task);
+    }
+}
