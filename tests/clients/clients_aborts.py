@@ -47,7 +47,7 @@ def answer_to(i, function, **which):
 def a_host_that_is_gone_does_not_delay_its_fencing(t):
     s, address = target(t, "shared", "slow")
     gone = Initiator(address, TARGET, isid=1).ready()
-    gone.command(bytes(6), lun=1)
+    gone.ready(lun=1)
     begin_write(gone)
     s.cli("volume", "limit", "slow", *SLOW)
     # A command of the session that continues for minutes, on another unit: the write before it uses up the
