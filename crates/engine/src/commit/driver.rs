@@ -18,7 +18,9 @@ use std::cell::Cell;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, ThreadId};
 
+use super::schedule::Schedule;
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::SeqCst;
@@ -31,9 +33,9 @@ thread_local! {
     static MAY_COMMIT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread may make the commits that its requests wait for, and so be blocked for a short synced
-/// append to a fast store. That is of use while it serves only one client, which waits for each reply: then
-/// no other is delayed. Without this call it may not.
+/// Whether this thread may make the commits that its requests wait for, and so be blocked by an append to a
+/// store that was fast until now. That is of use while it serves only one client, which waits for each reply:
+/// then no other waits for the store. Without this call it may not.
 pub fn commit_here(may: bool) {
     MAY_COMMIT.set(may);
 }
@@ -52,6 +54,8 @@ pub(crate) struct Driver {
     engine: Mutex<Option<Waker>>,
     /// A thread helps.
     helps: AtomicBool,
+    /// That thread.
+    helper: Mutex<Option<ThreadId>>,
     /// The task was woken while a thread helps.
     woken: AtomicBool,
 }
@@ -83,23 +87,30 @@ impl Driver {
         may_commit_here() && dirty <= HELPED_BYTES
     }
 
-    /// Calls `request`, which wakes the task, and helps. Returns false, and does nothing, if another thread
-    /// helps.
-    pub fn help(self: &Arc<Driver>, host: &dyn Host, request: impl FnOnce()) -> bool {
+    /// The thread that helps, which the store may block.
+    pub fn helper(&self) -> Option<ThreadId> {
+        *self.helper.lock()
+    }
+
+    /// Requests a commit, and helps. Returns false, and does nothing, if another thread helps.
+    pub fn help(self: &Arc<Driver>, host: &dyn Host, schedule: &Schedule) -> bool {
         if self.helps.swap(true, SeqCst) {
             return false;
         }
-        request();
+        let helping = Helping(self);
+        *self.helper.lock() = Some(thread::current().id());
+        schedule.request_and_help(host.now());
         // The task finds now what it was woken for.
         self.woken.swap(false, SeqCst);
         let mut waits = false;
         host.run_step(&mut || {
             waits = self.task.try_lock().is_some_and(|mut task| self.poll(&mut task).is_pending());
         });
-        self.helps.store(false, SeqCst);
-        if self.woken.swap(false, SeqCst) || !waits {
-            self.wake_engine();
+        schedule.end_help();
+        if !waits {
+            self.woken.store(true, SeqCst);
         }
+        drop(helping);
         true
     }
 
@@ -139,6 +150,19 @@ impl Wake for Driver {
             }
         }
         self.wake_engine();
+    }
+}
+
+/// A thread helps until this is dropped; then the engine's thread continues if the task was woken.
+struct Helping<'a>(&'a Driver);
+
+impl Drop for Helping<'_> {
+    fn drop(&mut self) {
+        *self.0.helper.lock() = None;
+        self.0.helps.store(false, SeqCst);
+        if self.0.woken.swap(false, SeqCst) {
+            self.0.wake_engine();
+        }
     }
 }
 

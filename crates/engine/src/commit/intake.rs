@@ -44,8 +44,8 @@ pub(crate) enum Answer {
     /// At once, provided that the disk is marked for these clients.
     IfMarked(Clientele),
     /// When it is durable. So the next commit includes it: its blocks are fingerprinted on this thread, while
-    /// the commit before it is written.
-    WhenDurable,
+    /// the commit before it is written. `is_last` if no other write of the request follows.
+    WhenDurable { is_last: bool },
 }
 
 /// A request that may change a disk: its share of the write buffers, and its room in retained memory.
@@ -385,7 +385,7 @@ impl Intake {
         answer: Answer,
     ) -> Result<bool> {
         let mut fingerprints = match answer {
-            Answer::WhenDurable => self.fingerprints(disk, offset, data).into_iter(),
+            Answer::WhenDurable { .. } => self.fingerprints(disk, offset, data).into_iter(),
             Answer::Later | Answer::IfMarked(_) => Vec::new().into_iter(),
         };
         let zeroes_are_kept = !disk.is_desktop();
@@ -394,7 +394,7 @@ impl Intake {
         let was_clean = self.change_quietly(disk, blocks.clone(), |buffers, blocks| {
             is_written = match answer {
                 Answer::IfMarked(clients) => disk.is_marked_for(clients),
-                Answer::Later | Answer::WhenDurable => true,
+                Answer::Later | Answer::WhenDurable { .. } => true,
             };
             if is_written {
                 within_quota = disk.occupied.write(offset, data);
@@ -427,7 +427,7 @@ impl Intake {
             let edges = [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(BLOCK as u64));
             self.record_cold(disk, blocks, edges.map(|edge| edge / BLOCK as u64));
         }
-        let waits = is_written && within_quota.is_ok() && matches!(answer, Answer::WhenDurable);
+        let waits = is_written && within_quota.is_ok() && matches!(answer, Answer::WhenDurable { is_last: true });
         if !(waits && self.commit_now(disk)) && was_clean {
             self.schedule.announce_data();
         }
@@ -483,20 +483,25 @@ impl Intake {
         self.await_freeze(&mut progress, target).await
     }
 
-    /// Makes the next commit for a write to a disk that has to be durable, as [`Intake::help`].
+    /// Makes the next commit for the last write of a request to a disk that has to be durable, as
+    /// [`Intake::help`].
     fn commit_now(&self, disk: &Disk) -> bool {
-        if disk.is_desktop() || !self.driver.may_help(self.space.dirty()) {
+        if disk.is_desktop() || !self.may_help() {
             return false;
         }
         self.space.flush_bound.record_flush(disk.writes.id(), self.cx.host.now());
         self.help()
     }
 
-    /// Requests the next commit for a request that waits for it, and makes it on this thread as far as that
-    /// needs no wait. Returns false, and does nothing, if another thread does so.
+    /// Whether this thread may make the next commit. Changes to the catalogue can take long to apply.
+    fn may_help(&self) -> bool {
+        self.driver.may_help(self.space.dirty()) && self.ops.lock().is_empty()
+    }
+
+    /// Requests the next commit, and makes it on this thread as far as that needs no wait. Returns false, and
+    /// does nothing, if another thread does so.
     fn help(&self) -> bool {
-        let (schedule, host) = (&self.schedule, &*self.cx.host);
-        self.driver.help(host, || schedule.request_with_others(self.space.dirty(), host.now()))
+        self.driver.help(&*self.cx.host, &self.schedule)
     }
 
     /// Waits until the group of freeze `target` is durable and applied.
@@ -510,9 +515,9 @@ impl Intake {
     ) -> Result<()> {
         let refusals = progress.borrow().refusals;
         if target > self.freezes.load(Relaxed) {
-            let dirty = self.space.dirty();
-            if !self.driver.may_help(dirty) || !self.help() {
-                self.schedule.request_with_others(dirty, self.cx.host.now());
+            let helps = self.may_help() && self.help();
+            if !helps || target > self.freezes.load(Relaxed) {
+                self.schedule.request_with_others(self.space.dirty(), self.cx.host.now());
             }
         }
         let enough = |p: &Progress| p.done >= target || p.refusals > refusals || p.stopped;

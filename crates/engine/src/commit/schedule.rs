@@ -67,6 +67,8 @@ pub(crate) struct Schedule {
     urgent: AtomicBool,
     /// Number of requests so far that wait for a commit or waited for one.
     arrived: AtomicU64,
+    /// Requests, none or one, that are added to these if the commit of a thread that helps begins.
+    helped: AtomicU64,
     /// Those of them that the last commit serves, and the ones before.
     frozen: AtomicU64,
     /// Number of requests that the last commit serves.
@@ -112,6 +114,22 @@ impl Schedule {
         }
     }
 
+    /// As [`Schedule::request_with_others`], by a thread that makes the commit itself as far as it can. The
+    /// request counts only if that commit begins before [`Schedule::end_help`]; otherwise it is repeated.
+    pub fn request_and_help(&self, now: Duration) {
+        self.urgent.store(true, Relaxed);
+        self.helped.store(1, SeqCst);
+        if self.arrived.load(SeqCst) + 1 >= self.expected.load(Relaxed) {
+            self.have_returned(now);
+        }
+        self.wake.notify_one();
+    }
+
+    /// The thread does not help any more.
+    pub fn end_help(&self) {
+        self.helped.store(0, SeqCst);
+    }
+
     /// There is something to commit.
     pub fn announce_data(&self) {
         if self.gathering.load(Relaxed) == 0 {
@@ -121,7 +139,8 @@ impl Schedule {
 
     /// A commit begins: it serves all requests that have arrived.
     pub fn commit_begins(&self) {
-        let arrived = self.arrived.load(Relaxed);
+        let helped = self.helped.swap(0, SeqCst);
+        let arrived = self.arrived.fetch_add(helped, SeqCst) + helped;
         let served = arrived - self.frozen.swap(arrived, Relaxed);
         self.served.store(served, Relaxed);
         if served > 0 {
@@ -157,7 +176,8 @@ impl Schedule {
     /// `delay` has passed.
     async fn gather(&self, cx: &Context, delay: Duration, dirty: impl Fn() -> u64) {
         let is_complete = || {
-            self.arrived.load(SeqCst) >= self.gathering.load(SeqCst) || dirty() >= self.large.load(Relaxed)
+            let arrived = self.arrived.load(SeqCst) + self.helped.load(SeqCst);
+            arrived >= self.gathering.load(SeqCst) || dirty() >= self.large.load(Relaxed)
         };
         self.gathering.store(self.expected.load(Relaxed), SeqCst);
         if !is_complete() {

@@ -287,7 +287,7 @@ impl DiskHandle {
     /// As [`DiskHandle::try_write`], also to a write-through disk or one that is not marked, for a request
     /// that is answered after [`DiskHandle::finish`], when it is durable.
     pub fn try_write_durably(&self, offset: u64, data: &[u8]) -> Result<Fast> {
-        self.try_write_for(offset, data, Answer::WhenDurable)
+        self.try_write_for(offset, data, Answer::WhenDurable { is_last: true })
     }
 
     fn try_write_for(&self, offset: u64, data: &[u8], answer: Answer) -> Result<Fast> {
@@ -314,7 +314,10 @@ impl DiskHandle {
     pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         self.mark_unless_durable(fua).await?;
-        let answer = if self.is_durable(fua) { Answer::WhenDurable } else { Answer::Later };
+        let answer = match self.is_durable(fua) {
+            true => Answer::WhenDurable { is_last: true },
+            false => Answer::Later,
+        };
         self.write_part_for(offset, data, answer).await?;
         self.finish(fua).await
     }
@@ -348,6 +351,10 @@ impl DiskHandle {
                 None => separate.insert(self.intake.admit_piece(&self.disk, until - at).await?),
             };
             room.spend(until - at);
+            let answer = match answer {
+                Answer::WhenDurable { .. } => Answer::WhenDurable { is_last: until == end },
+                other => other,
+            };
             let piece = &data[(at - offset) as usize..(until - offset) as usize];
             self.write_bytes(at, piece, &mut room.room, answer).await?;
             at = until;
@@ -591,7 +598,7 @@ mod tests {
         let blocks = [0, 0, 1, 2, 0, 3].map(|byte| [byte; BLOCK]);
         let data = blocks.as_flattened();
         let mut room = pc.intake.admit(&pc.disk, data.len() as u64).await.unwrap().room;
-        pc.write_bytes(0, data, &mut room, Answer::WhenDurable).await.unwrap();
+        pc.write_bytes(0, data, &mut room, Answer::WhenDurable { is_last: true }).await.unwrap();
         pool.persist("pc", SyncMode::Flush).await.unwrap();
         let mut read = vec![9; data.len()];
         pc.read(0, &mut read).await.unwrap();

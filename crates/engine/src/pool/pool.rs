@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use forebay_format::{Mark, SegmentId, Stream};
 use forebay_store::{Metered, Store};
@@ -215,6 +216,12 @@ impl Pool {
     /// with [`Error::Fenced`], and the process should end.
     pub async fn fenced(&self) {
         self.parts.cx.fenced().await;
+    }
+
+    /// The thread that makes a commit for its client now ([`commit_here`](crate::commit_here)). The store may
+    /// block it.
+    pub fn helper(&self) -> Option<ThreadId> {
+        self.parts.intake.driver.helper()
     }
 
     /// Whether this server has lost the pool.

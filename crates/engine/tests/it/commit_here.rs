@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 
 use crate::common::*;
-use forebay_engine::{BoxFuture, DiskHandle, Fast, Host, Pool, SyncMode, commit_here};
+use forebay_engine::{BoxFuture, DiskHandle, Fast, Host, Pool, PoolConfig, SyncMode, commit_here};
 use forebay_format::{SegmentId, Superblock};
 use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
 
@@ -92,6 +92,21 @@ async fn a_large_group_is_left_to_the_engine() {
     disk.finish(true).await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_long_write_is_not_committed_piece_by_piece() {
+    let config = PoolConfig { write_buffer: 16 << 20, ..config() };
+    // On this clock, the store is fast.
+    let host = Arc::new(PausedHost(tokio::time::Instant::now()));
+    let pool = Pool::open(Arc::new(MemoryStore::new()), host, config).await.unwrap();
+    let [disk, _] = with_volumes(&pool).await;
+    let _permission = Permission::given();
+    for (n, len) in [(1, 64), (2, 256), (3, 1024)] {
+        let before = commits(&pool);
+        disk.write(0, &noise(n, len << 10), true).await.unwrap();
+        assert_eq!(commits(&pool), before + 1, "{len} KiB");
+    }
+}
+
 /// A host of which another task is always being run.
 struct BusyHost(TestHost, AtomicU64);
 
@@ -130,6 +145,8 @@ async fn the_engine_commits_what_the_thread_cannot() {
         let finished = tokio::time::timeout(Duration::from_secs(20), disk.finish(true)).await;
         finished.expect("the engine was woken").unwrap();
     }
+    let waiting = pool.stats().now_or_never().unwrap().commit.waiting;
+    assert!(waiting <= 1.0, "one request counts as {waiting}");
 }
 
 /// A store that writes to a disk while it appends, once.

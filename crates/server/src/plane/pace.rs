@@ -14,7 +14,8 @@
 //! sockets are not paused for.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use forebay_engine::commit_here;
@@ -40,6 +41,10 @@ pub(crate) struct Pace {
     state: Mutex<State>,
     /// Requests that were received, as far as [`Spin`] has not counted them. Only its thread uses it.
     requests: AtomicU32,
+    /// Clients that the thread serves or was given.
+    clients: Arc<AtomicUsize>,
+    /// Whether the thread may make commits ([`commit_here`]).
+    may_commit: bool,
 }
 
 #[derive(Default)]
@@ -100,6 +105,21 @@ impl Control {
 }
 
 impl Pace {
+    /// `clients` counts those that the thread serves or was given. It makes commits only if it `may_commit`.
+    pub fn new(clients: Arc<AtomicUsize>, may_commit: bool) -> Pace {
+        Pace { clients, may_commit, ..Pace::default() }
+    }
+
+    /// Records that a client is served.
+    pub fn entered(&self) {
+        self.clients.fetch_add(1, Relaxed);
+    }
+
+    /// Records that a client is not served any more.
+    pub fn left(&self) {
+        self.clients.fetch_sub(1, Relaxed);
+    }
+
     /// Records that a request was received. The second one since the last sleep does not wait for a commit by
     /// this thread, which may not sleep for long.
     pub fn requested(&self) {
@@ -146,7 +166,8 @@ impl Pace {
         let mut state = self.state.lock();
         let may_look = !state.pause() && state.control.is_useless();
         state.spin.before_sleep(may_look, &self.requests, has_unread);
-        commit_here(state.spin.has_one_client());
+        let is_alone = self.clients.load(Relaxed) == 1 && state.spin.has_one_client();
+        commit_here(self.may_commit && is_alone && self.requests.load(Relaxed) == 0);
     }
 }
 
@@ -250,13 +271,15 @@ mod tests {
 
     #[test]
     fn a_thread_makes_commits_only_for_a_client_that_waits_for_each_reply() {
-        let pace = Pace::default();
+        let pace = Pace::new(Arc::new(AtomicUsize::new(1)), true);
         serve(&pace, &[1], 100);
         assert!(may_commit_here());
         pace.requested();
         assert!(may_commit_here());
         pace.requested();
         assert!(!may_commit_here(), "a second request before the thread sleeps");
+        pace.before_sleep();
+        assert!(!may_commit_here(), "it sleeps before it has answered them");
         pace.served(1, None);
         pace.before_sleep();
         assert!(!may_commit_here());
@@ -269,5 +292,15 @@ mod tests {
         pace.before_sleep();
         serve(&pace, &[1, 2], 200);
         assert!(!may_commit_here(), "two clients in turn");
+        pace.entered();
+        serve(&pace, &[1], 100);
+        assert!(!may_commit_here(), "another client, which is idle");
+        pace.left();
+        serve(&pace, &[1], 1);
+        assert!(may_commit_here());
+
+        let accepts = Pace::new(Arc::new(AtomicUsize::new(1)), false);
+        serve(&accepts, &[1], 100);
+        assert!(!may_commit_here(), "the thread that accepts clients");
     }
 }

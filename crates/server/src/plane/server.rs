@@ -5,9 +5,10 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::connections::{Admission, ConnectionLimits, Connections, LimitsHandle, Refused};
@@ -16,6 +17,7 @@ use super::handover::{Busy, Parked, Phase, Received, Resume, Resumed};
 use super::latency::{Counts, Front, Latencies, Served as ServedFrom};
 use super::listen::{Acceptor, Bound, ListenAddr, ListenError, Listener, RawSocket};
 use super::memory::{Memory, MemoryLimits};
+use super::pace::Pace;
 use super::worker::Worker;
 use crate::throttle::Throttle;
 
@@ -23,6 +25,9 @@ use crate::throttle::Throttle;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// Delay after a failed accept (mostly for lack of descriptors) before the next.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Interval at which the answers of threads are looked for.
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The server of one protocol.
 pub(crate) trait FrontEnd: Send + Sync {
@@ -73,18 +78,49 @@ pub struct Handle {
 
 /// Determines whether the threads of a data plane make progress.
 #[derive(Clone)]
-pub(crate) struct Probe(Vec<mpsc::UnboundedSender<Served>>);
+pub(crate) struct Probe(Vec<(ThreadId, mpsc::UnboundedSender<Served>)>);
 
 impl Probe {
-    /// Returns when every thread has answered, also one that has ended.
-    pub async fn answered(&self) {
-        let asked = self.0.iter().filter_map(|thread| {
+    /// Returns when every thread has answered, has ended, or is `excused`.
+    pub async fn answered(&self, excused: impl Fn(ThreadId) -> bool) {
+        let asked = self.0.iter().filter_map(|(id, thread)| {
             let (answer, answered) = oneshot::channel();
-            thread.send(Served::Probe(answer)).is_ok().then_some(answered)
+            thread.send(Served::Probe(answer)).is_ok().then_some((*id, answered))
         });
-        for answered in asked.collect::<Vec<_>>() {
-            let _ = answered.await;
+        let mut asked: Vec<_> = asked.collect();
+        loop {
+            asked.retain_mut(|(id, answered)| answered.try_recv() == Err(TryRecvError::Empty) && !excused(*id));
+            if asked.is_empty() {
+                return;
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
         }
+    }
+}
+
+/// A data-plane thread, to which clients are given.
+#[derive(Clone)]
+struct Lane {
+    clients: mpsc::UnboundedSender<Served>,
+    /// Clients that it serves or was given.
+    load: Arc<AtomicUsize>,
+}
+
+impl Lane {
+    fn new() -> (Lane, mpsc::UnboundedReceiver<Served>) {
+        let (clients, receiver) = mpsc::unbounded_channel();
+        (Lane { clients, load: Arc::default() }, receiver)
+    }
+
+    fn give(&self, client: Served) {
+        self.load.fetch_add(1, Ordering::Relaxed);
+        // A dropped receiver means that the thread is closing; the socket is closed.
+        let _ = self.clients.send(client);
+    }
+
+    /// One of those with the fewest clients. The first thread, which accepts clients, is the last choice.
+    fn least_loaded(lanes: &[Lane]) -> Option<&Lane> {
+        lanes.iter().rev().min_by_key(|lane| lane.load.load(Ordering::Relaxed))
     }
 }
 
@@ -201,22 +237,23 @@ impl Plane {
             memory: Some(memory.clone()),
             latencies: latencies.clone(),
         };
-        let (senders, receivers): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::unbounded_channel()).unzip();
-        handle.probe = Probe(senders.clone());
+        let (lanes, receivers): (Vec<_>, Vec<_>) = (0..cores).map(|_| Lane::new()).unzip();
         let until_resumed = self.until_resumed.unwrap_or_else(|| Arc::new(()));
-        let resumed = self.resumed.into_iter().zip(senders.iter().cycle());
-        for ((resume, socket, listener, received), sender) in resumed {
+        let resumed = self.resumed.into_iter().zip(lanes.iter().rev().cycle());
+        for ((resume, socket, listener, received), lane) in resumed {
             let (admission, until_resumed) = (clients.adopt(socket.peer()), until_resumed.clone());
             let client = Resumed { socket, listener, admission, received, until_resumed };
-            let _ = sender.send(Served::Resumed(resume, client));
+            lane.give(Served::Resumed(resume, client));
         }
-        let mut listeners = Some((self.listeners, senders, clients));
+        let mut listeners = Some((self.listeners, lanes.clone(), clients));
         for (n, clients) in receivers.into_iter().enumerate() {
             let (connections, memory, accept) = (connections.clone(), memory.clone(), listeners.take());
             let worker = {
                 let (phase, busy, gate) = (phase_rx.clone(), busy.clone(), self.gate.clone());
                 let latencies = latencies[n].clone();
-                move || Worker::new(phase, connections, busy, memory, gate, latencies)
+                // The store may block a thread that makes commits; clients are accepted anyway.
+                let pace = Pace::new(lanes[n].load.clone(), accept.is_none());
+                move || Worker::new(phase, connections, busy, memory, gate, latencies, pace)
             };
             let phase = phase_rx.clone();
             // If a thread cannot be started, dropping the handle stops those that were started.
@@ -226,6 +263,8 @@ impl Plane {
                     .spawn(move || run_thread(phase, worker, clients, accept))?,
             );
         }
+        let ids = handle.threads.iter().map(|thread| thread.thread().id());
+        handle.probe = Probe(ids.zip(lanes.into_iter().map(|lane| lane.clients)).collect());
         Ok(handle)
     }
 }
@@ -324,7 +363,7 @@ enum Served {
     Probe(oneshot::Sender<()>),
 }
 
-type Accept = (Vec<(Listener, Arc<dyn FrontEnd>)>, Vec<mpsc::UnboundedSender<Served>>, Arc<Connections>);
+type Accept = (Vec<(Listener, Arc<dyn FrontEnd>)>, Vec<Lane>, Arc<Connections>);
 
 /// A data-plane thread, from start to end. Returns the connections to be handed over.
 fn run_thread(
@@ -335,17 +374,15 @@ fn run_thread(
 ) -> Vec<Parked> {
     let worker = worker();
     let result = worker.clone().block_on(async move {
-        if let Some((listeners, senders, connections)) = accept {
-            let senders: Arc<[_]> = senders.into();
-            let next = Arc::new(AtomicUsize::new(0));
+        if let Some((listeners, lanes, connections)) = accept {
+            let lanes: Arc<[_]> = lanes.into();
             for (listener, front) in listeners {
                 let accepting = Accepting {
                     address: Arc::new(listener.address()),
                     acceptor: listener.into_tokio()?,
                     front,
                     connections: connections.clone(),
-                    senders: senders.clone(),
-                    next: next.clone(),
+                    lanes: lanes.clone(),
                 };
                 tokio::task::spawn_local(accepting.run(server.clone()));
             }
@@ -363,8 +400,8 @@ fn run_thread(
                 }
                 // Only `server` ends the loop.
                 Some(client) = clients.recv() => match client {
-                    Served::Accepted(front, client) => front.spawn(&worker, client),
-                    Served::Resumed(resume, client) => resume(&worker, client),
+                    Served::Accepted(front, client) => worker.begin(|worker| front.spawn(worker, client)),
+                    Served::Resumed(resume, client) => worker.begin(|worker| resume(worker, client)),
                     Served::Probe(answer) => drop(answer.send(())),
                 },
             }
@@ -384,8 +421,7 @@ struct Accepting {
     acceptor: Acceptor,
     front: Arc<dyn FrontEnd>,
     connections: Arc<Connections>,
-    senders: Arc<[mpsc::UnboundedSender<Served>]>,
-    next: Arc<AtomicUsize>,
+    lanes: Arc<[Lane]>,
 }
 
 impl Accepting {
@@ -401,10 +437,8 @@ impl Accepting {
                 _ = server.wait_for(|phase| *phase != Phase::Serving) => continue,
                 client = self.next_client() => client,
             };
-            if let Some(client) = client {
-                let n = self.next.fetch_add(1, Ordering::Relaxed) % self.senders.len();
-                // A dropped receiver means that the thread is closing; the socket is closed.
-                let _ = self.senders[n].send(Served::Accepted(self.front.clone(), client));
+            if let (Some(client), Some(lane)) = (client, Lane::least_loaded(&self.lanes)) {
+                lane.give(Served::Accepted(self.front.clone(), client));
             }
         }
     }
@@ -447,5 +481,45 @@ impl Accepting {
             }
             return None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thread_that_does_not_answer_is_waited_for_unless_it_is_excused() {
+        let id = std::thread::current().id();
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let (ended, _) = mpsc::unbounded_channel();
+        let probe = Probe(vec![(id, sender), (id, ended)]);
+        let minute = Duration::from_secs(60);
+        assert!(tokio::time::timeout(minute, probe.answered(|_| false)).await.is_err());
+        assert!(tokio::time::timeout(minute, probe.answered(|thread| thread == id)).await.is_ok());
+        let answers = async {
+            while let Some(Served::Probe(answer)) = receiver.recv().await {
+                let _ = answer.send(());
+            }
+        };
+        tokio::select! {
+            () = answers => unreachable!("the sender exists"),
+            answered = tokio::time::timeout(minute, probe.answered(|_| false)) => answered.unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_client_is_given_to_the_thread_with_the_fewest_and_rather_not_to_the_first() {
+        let (lanes, _receivers): (Vec<_>, Vec<_>) = (0..3).map(|_| Lane::new()).unzip();
+        let given: Vec<usize> = (0..6)
+            .map(|_| {
+                let lane = Lane::least_loaded(&lanes).unwrap();
+                lane.give(Served::Probe(oneshot::channel().0));
+                lanes.iter().position(|other| Arc::ptr_eq(&other.load, &lane.load)).unwrap()
+            })
+            .collect();
+        assert_eq!(given, [2, 1, 0, 2, 1, 0]);
+        lanes[1].load.store(0, Ordering::Relaxed);
+        assert!(Arc::ptr_eq(&Lane::least_loaded(&lanes).unwrap().load, &lanes[1].load));
     }
 }

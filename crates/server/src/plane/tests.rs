@@ -8,6 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
 use super::handover::Phase;
+use super::pace::Pace;
 use super::*;
 
 /// Echoes each byte; panics in the middle of a reply to `!`, and in a request for `?`.
@@ -56,7 +57,7 @@ fn a_panic_ends_its_connection_and_no_other() {
     let (_phase, phase) = watch::channel(Phase::Serving);
     let memory = memory::Memory::new(MemoryLimits::default());
     let (total, latencies) = (Arc::new(AtomicUsize::new(0)), Arc::default());
-    let worker = Worker::new(phase, total, Arc::default(), memory, Gate::default(), latencies);
+    let worker = Worker::new(phase, total, Arc::default(), memory, Gate::default(), latencies, Pace::default());
     let done = worker.clone().block_on(async move {
         let (mut other, _served) = connect(&worker);
         for bomb in [b"abc!", b"abc?"] {

@@ -45,7 +45,7 @@ pub(crate) struct Worker {
 impl Worker {
     /// The worker of this thread. `server` is the phase of the server, `total` counts the connections of all
     /// threads, `busy` those that are not quiet, `memory` is the memory of all clients, `gate` lets
-    /// replies leave, `latencies` counts the requests of this thread.
+    /// replies leave, `latencies` counts the requests of this thread, `pace` decides when it sleeps.
     pub fn new(
         server: watch::Receiver<Phase>,
         total: Arc<AtomicUsize>,
@@ -53,10 +53,11 @@ impl Worker {
         memory: Arc<Memory>,
         gate: Gate,
         latencies: Arc<Latencies>,
+        pace: Pace,
     ) -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
-            pace: Arc::default(),
+            pace: Arc::new(pace),
             times: Times::new(latencies),
             server,
             phase: Cell::new(Phase::Serving),
@@ -149,9 +150,17 @@ impl Worker {
         self.parked.borrow_mut().push(parked);
     }
 
+    /// Begins to serve a client that this thread was given.
+    pub fn begin(self: &Rc<Self>, serve: impl FnOnce(&Rc<Worker>)) {
+        serve(self);
+        // It is counted by `enter` now, unless it is not served.
+        self.pace.left();
+    }
+
     /// Counts a connection until the returned guard is dropped.
     pub fn enter(self: &Rc<Self>) -> Entered {
         self.connections.set(self.connections.get() + 1);
+        self.pace.entered();
         self.total.fetch_add(1, Relaxed);
         Entered(self.clone())
     }
@@ -189,6 +198,7 @@ impl Drop for Entered {
         let left = self.0.connections.get() - 1;
         self.0.connections.set(left);
         self.0.total.fetch_sub(1, Relaxed);
+        self.0.pace.left();
         if left == 0 {
             self.0.last_left.notify_one();
         }

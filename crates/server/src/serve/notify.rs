@@ -6,7 +6,10 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
 use std::time::Duration;
+
+use forebay_engine::Pool;
 
 use super::ended::EndedOnDrop;
 use crate::clock;
@@ -44,14 +47,15 @@ fn watchdog() -> Option<Duration> {
     (us > 0).then(|| Duration::from_micros(us))
 }
 
-/// Reports to the watchdog of the service manager while every data-plane thread answers. Never completes with
-/// a watchdog. A store that does not answer stops no thread: a restart would not help.
-pub async fn feed_watchdog(plane: Probe) {
+/// Reports to the watchdog of the service manager while every data-plane thread answers, or makes a commit
+/// for its client: a restart would not help against a store that does not answer. Never completes with a
+/// watchdog.
+pub async fn feed_watchdog(plane: Probe, pool: Arc<Pool>) {
     let Some(time) = watchdog() else { return };
     let mut ticks = tokio::time::interval(time / 3);
     loop {
         ticks.tick().await;
-        plane.answered().await;
+        plane.answered(|thread| pool.helper() == Some(thread)).await;
         notify("WATCHDOG=1");
     }
 }

@@ -196,13 +196,13 @@ impl Prepared {
             budgets,
         };
         let mut background = vec![
-            tokio::spawn(pressure::watch(pool, configured)),
+            tokio::spawn(pressure::watch(pool.clone(), configured)),
             tokio::spawn(iscsi::follow(targets, units.clone())),
             tokio::spawn(reload::on_hangup(reloader, followers)?),
             tokio::spawn(flush_tokens(self.access.clone())),
             tokio::spawn(classes::learn(control.clone())),
             tokio::spawn(health::watch(control.clone())),
-            tokio::spawn(notify::feed_watchdog(plane.probe())),
+            tokio::spawn(notify::feed_watchdog(plane.probe(), pool)),
         ];
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
         background
