@@ -40,6 +40,8 @@ pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
 /// Interval at which a writer for which there is no retained memory tries again.
 pub const MEMORY_RETRY: Duration = Duration::from_millis(100);
+/// Least time between two warnings that writers wait for retained memory.
+pub const MEMORY_WARNINGS: Duration = Duration::from_secs(60);
 /// Retained memory beyond the budgets of the write buffers: one large request for each of some threads.
 pub const RETAINED_SLACK: u64 = 64 << 20;
 

@@ -49,6 +49,7 @@ mod bits;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod mapping;
 mod memory;
 mod open;
 mod retained;

@@ -15,32 +15,29 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use forebay_format::{RETAINED_HEADER_BYTES, RETAINED_VERSION, RetainedHeader};
 
+use crate::mapping::{Joiner, Mapping, retry, seek};
 use crate::space::MAX_CHUNKS;
-use crate::words::step;
-use crate::{CHUNK, Memory, PAGE};
+use crate::{CHUNK, Memory};
 
 /// Largest size of the file.
 const MAX_BYTES: u64 = MAX_CHUNKS as u64 * CHUNK as u64;
 /// How often the path is opened again because the file was removed at the same time.
 const ATTEMPTS: usize = 10;
-/// Size of a huge page.
-const HUGE_PAGE: usize = 2 << 20;
 /// Bytes of a block of `st_blocks` (stat(2)).
 const STAT_BLOCK: u64 = 512;
 
 /// A file on tmpfs as memory.
 pub struct SharedFile {
     path: PathBuf,
-    file: File,
-    base: NonNull<u8>,
-    present: Box<[AtomicBool]>,
-    /// Whether the kernel has made every huge page that was requested.
-    has_huge_pages: AtomicBool,
+    /// Dropped before the mapping: its thread uses that.
+    joiner: Joiner,
+    mapping: Arc<Mapping>,
     claimed: AtomicBool,
 }
 
@@ -66,11 +63,6 @@ pub struct Examined {
     pub memory: Option<([u8; 16], u64)>,
 }
 
-// SAFETY: the mapping is usable by any thread, and exists as long as this value.
-unsafe impl Send for SharedFile {}
-// SAFETY: as above; the other fields are atomic or not changed.
-unsafe impl Sync for SharedFile {}
-
 impl SharedFile {
     /// Opens the file, or creates it, with address space for `max_bytes`; the address space costs no memory.
     /// A file that was larger keeps its size.
@@ -92,10 +84,9 @@ impl SharedFile {
         }
         let len = found.max(max_bytes.min(MAX_BYTES)).max(1).next_multiple_of(CHUNK as u64);
         file.set_len(len).map_err(|e| describe(path, e))?;
-        let base = map(&file, len as usize).map_err(|e| describe(path, e))?;
-        let present = (0..len / CHUNK as u64).map(|_| AtomicBool::new(false)).collect();
-        let (has_huge_pages, claimed) = (AtomicBool::new(true), AtomicBool::new(false));
-        let shared = SharedFile { path: path.into(), file, base, present, has_huge_pages, claimed };
+        let mapping = Arc::new(Mapping::new(file, len).map_err(|e| describe(path, e))?);
+        let (joiner, claimed) = (Joiner::default(), AtomicBool::new(false));
+        let shared = SharedFile { path: path.into(), joiner, mapping, claimed };
         shared.find_chunks(found).map_err(|e| describe(path, e))?;
         Ok(shared)
     }
@@ -168,7 +159,7 @@ impl SharedFile {
     /// change the memory any more.
     pub fn unlock(&self) -> io::Result<()> {
         // SAFETY: the descriptor is open.
-        retry(|| unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) })
+        retry(|| unsafe { libc::flock(self.mapping.file.as_raw_fd(), libc::LOCK_UN) })
     }
 
     /// Deletes the file. Its memory is given back when it is closed.
@@ -176,79 +167,27 @@ impl SharedFile {
         std::fs::remove_file(&self.path)
     }
 
-    fn len(&self) -> usize {
-        self.present.len() * CHUNK
-    }
-
     /// Marks the chunks that are present. The memory of a chunk that is incomplete is given back: it was
     /// being added or released, or the file, whose length was `found`, was truncated.
     fn find_chunks(&self, found: u64) -> io::Result<()> {
         if !found.is_multiple_of(CHUNK as u64) {
             // Within a page, which is not a hole.
-            self.punch((found / CHUNK as u64) as u32)?;
+            self.mapping.punch((found / CHUNK as u64) as u32)?;
         }
         let mut at = 0;
-        while let Some(data) = seek(&self.file, at, libc::SEEK_DATA)? {
-            let hole = seek(&self.file, data, libc::SEEK_HOLE)?.unwrap_or(self.len() as u64);
+        while let Some(data) = seek(&self.mapping.file, at, libc::SEEK_DATA)? {
+            let hole = seek(&self.mapping.file, data, libc::SEEK_HOLE)?.unwrap_or(self.mapping.len() as u64);
             let chunk = CHUNK as u64;
             for complete in data.div_ceil(chunk)..hole / chunk {
-                self.present[complete as usize].store(true, Ordering::Release);
+                self.mapping.set_present(complete as u32, true);
             }
             let is_inside = |offset: u64| !offset.is_multiple_of(chunk);
             for part in [data, hole].into_iter().filter(|offset| is_inside(*offset)) {
-                self.punch((part / chunk) as u32)?;
+                self.mapping.punch((part / chunk) as u32)?;
             }
             at = hole.next_multiple_of(chunk);
         }
         Ok(())
-    }
-
-    fn punch(&self, chunk: u32) -> io::Result<()> {
-        self.allocate(chunk, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
-    }
-
-    fn allocate(&self, chunk: u32, mode: i32) -> io::Result<()> {
-        let (offset, len) = (i64::from(chunk) * CHUNK as i64, CHUNK as i64);
-        // SAFETY: the descriptor is open; no memory is passed. Punched pages of a mapping read as zeroes.
-        retry(|| unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, len) })
-    }
-
-    /// Makes the pages of a chunk zeroed, mapped and, for SEEK_DATA, data. Their memory was taken already.
-    fn populate(&self, chunk: u32) -> io::Result<()> {
-        let at = self.address(chunk);
-        // SAFETY: the chunk is in the mapping. The advice does not change its contents.
-        match retry(|| unsafe { libc::madvise(at.as_ptr().cast(), CHUNK, libc::MADV_POPULATE_WRITE) }) {
-            // Linux before 5.14.
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-                for page in (0..CHUNK).step_by(PAGE) {
-                    // SAFETY: the chunk is in the mapping, has memory, and is not in use yet.
-                    unsafe { at.add(page).write_volatile(0) };
-                }
-                Ok(())
-            }
-            done => done,
-        }
-    }
-
-    /// Joins the pages of a huge page, best effort, if all its chunks are present: a copy into a page takes a
-    /// quarter less time, since the translation of its address is usually cached. Its contents do not
-    /// change, and it may be in use.
-    fn join_pages(&self, chunk: u32) {
-        if !self.has_huge_pages.load(Ordering::Relaxed) {
-            return;
-        }
-        let chunks = (HUGE_PAGE / CHUNK) as u32;
-        let first = chunk - chunk % chunks;
-        if !(first..first + chunks).all(|c| self.is_present(c)) {
-            return;
-        }
-        // SAFETY: the chunks are in the mapping. The advice does not change their contents.
-        let joined = retry(|| unsafe {
-            libc::madvise(self.address(first).as_ptr().cast(), HUGE_PAGE, libc::MADV_COLLAPSE)
-        });
-        // Linux before 6.1 has no such advice. Without a free huge page, the kernel has searched for one, and
-        // a writer waited for that.
-        self.has_huge_pages.store(joined.is_ok(), Ordering::Relaxed);
     }
 }
 
@@ -258,38 +197,25 @@ impl SharedFile {
 // the process, only the address gives access.
 unsafe impl Memory for SharedFile {
     fn max_chunks(&self) -> u32 {
-        self.present.len() as u32
+        self.mapping.chunks()
     }
 
     fn is_present(&self, chunk: u32) -> bool {
-        self.present.get(chunk as usize).is_some_and(|present| present.load(Ordering::Acquire))
+        self.mapping.is_present(chunk)
     }
 
     fn address(&self, chunk: u32) -> NonNull<u8> {
-        assert!((chunk as usize) < self.present.len(), "the chunk is in the mapping");
-        // SAFETY: the chunk is in the mapping.
-        unsafe { self.base.add(chunk as usize * CHUNK) }
+        self.mapping.address(chunk)
     }
 
     fn add(&self, chunk: u32) -> io::Result<()> {
-        // What a killed process left of a chunk that it was adding or releasing must not be found.
-        self.punch(chunk)?;
-        step();
-        let added = self.allocate(chunk, 0).inspect(|()| step()).and_then(|()| self.populate(chunk));
-        if let Err(e) = added {
-            // A part may have been added.
-            let _ = self.punch(chunk);
-            return Err(describe(&self.path, e));
-        }
-        self.present[chunk as usize].store(true, Ordering::Release);
-        self.join_pages(chunk);
+        self.mapping.add(chunk).map_err(|e| describe(&self.path, e))?;
+        self.joiner.request(&self.mapping, chunk);
         Ok(())
     }
 
     fn release(&self, chunk: u32) {
-        self.present[chunk as usize].store(false, Ordering::Release);
-        // Without effect, the memory is used again when the chunk is added again.
-        let _ = self.punch(chunk);
+        self.mapping.release(chunk);
     }
 
     fn claim(&self) -> bool {
@@ -298,13 +224,6 @@ unsafe impl Memory for SharedFile {
 
     fn unclaim(&self) {
         self.claimed.store(false, Ordering::Release);
-    }
-}
-
-impl Drop for SharedFile {
-    fn drop(&mut self) {
-        // SAFETY: this is the mapping that `open` made; nothing refers to it any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len()) };
     }
 }
 
@@ -409,65 +328,6 @@ fn require_tmpfs(file: &File) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     }
     Ok(())
-}
-
-/// Maps the file at an address that is a multiple of [`HUGE_PAGE`].
-fn map(file: &File, len: usize) -> io::Result<NonNull<u8>> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address that the kernel selects.
-    let room = unsafe { libc::mmap(std::ptr::null_mut(), len + HUGE_PAGE, libc::PROT_NONE, flags, -1, 0) };
-    if room == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let before = room.cast::<u8>().align_offset(HUGE_PAGE);
-    // SAFETY: the mapping above has this length and `HUGE_PAGE` more, and `before` is less than that.
-    let (at, end) = unsafe { (room.byte_add(before), room.byte_add(before + len)) };
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: it replaces a part of the mapping above, which nothing uses.
-    let mapped = unsafe { libc::mmap(at, len, protection, flags, file.as_raw_fd(), 0) };
-    let error = io::Error::last_os_error();
-    // SAFETY: what is left of the mapping above on both sides, or all of it; nothing uses it.
-    unsafe {
-        if mapped == libc::MAP_FAILED {
-            libc::munmap(room, len + HUGE_PAGE);
-            return Err(error);
-        }
-        if before > 0 {
-            libc::munmap(room, before);
-        }
-        if before < HUGE_PAGE {
-            libc::munmap(end, HUGE_PAGE - before);
-        }
-    }
-    NonNull::new(at.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-}
-
-/// The next offset with data, or in a hole; `None` behind the last data.
-fn seek(file: &File, from: u64, whence: i32) -> io::Result<Option<u64>> {
-    let from = i64::try_from(from).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open.
-    let at = unsafe { libc::lseek64(file.as_raw_fd(), from, whence) };
-    match u64::try_from(at) {
-        Ok(at) => Ok(Some(at)),
-        Err(_) => match io::Error::last_os_error() {
-            e if e.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-            e => Err(e),
-        },
-    }
-}
-
-/// Repeats a call that a signal interrupted.
-fn retry(mut call: impl FnMut() -> i32) -> io::Result<()> {
-    loop {
-        if call() == 0 {
-            return Ok(());
-        }
-        let e = io::Error::last_os_error();
-        if e.kind() != io::ErrorKind::Interrupted {
-            return Err(e);
-        }
-    }
 }
 
 fn describe(path: &Path, e: io::Error) -> io::Error {

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_format::{BLOCK, CatalogueOp, Fingerprint};
 use forebay_retained::Reservation;
@@ -20,7 +21,7 @@ use crate::context::Context;
 use crate::dedup::{Fingerprinter, HASHED_TOGETHER};
 use crate::desktop::WriteCaches;
 use crate::disk::Disk;
-use crate::limits::MEMORY_RETRY;
+use crate::limits::{MEMORY_RETRY, MEMORY_WARNINGS};
 use crate::progress::{CommitProgress, Progress};
 use crate::read::{Reader, blocks_of, pieces};
 use crate::space::{Admission, SpaceGovernor};
@@ -83,8 +84,10 @@ pub(crate) struct Intake {
     /// Disks with cold writes, for the task that reads ahead for them.
     pub cold: Mutex<VecDeque<Arc<Disk>>>,
     pub cold_wake: Notify,
-    /// Whether the host has no room for more retained memory.
+    /// Whether the host has no room for more retained memory, and a warning was logged.
     lacks_memory: AtomicBool,
+    /// Host time from which on another warning about that is logged.
+    next_memory_warning: Mutex<Duration>,
 }
 
 impl Intake {
@@ -111,6 +114,7 @@ impl Intake {
             cold: Mutex::default(),
             cold_wake: Notify::new(),
             lacks_memory: AtomicBool::new(false),
+            next_memory_warning: Mutex::default(),
         }
     }
 
@@ -274,10 +278,15 @@ impl Intake {
     /// Logs when writers begin and cease to wait for memory that the host does not have.
     fn report_memory(&self, has_room: bool) {
         if !has_room {
-            if let Some(e) = self.cx.retained.take_growth_error()
-                && !self.lacks_memory.swap(true, Relaxed)
-            {
-                tracing::warn!("writes wait for room in the file system of the retained memory: {e}");
+            if let Some(e) = self.cx.retained.take_growth_error() {
+                let now = self.cx.host.now();
+                self.space.is_short_of_memory(self.cx.retained.stats().bytes, now);
+                let mut next = self.next_memory_warning.lock();
+                if now >= *next {
+                    *next = now + MEMORY_WARNINGS;
+                    self.lacks_memory.store(true, Relaxed);
+                    tracing::warn!("writes wait for room in the file system of the retained memory: {e}");
+                }
             }
         } else if self.lacks_memory.load(Relaxed) && self.lacks_memory.swap(false, Relaxed) {
             tracing::warn!("the file system of the retained memory has room again");
@@ -427,7 +436,8 @@ impl Intake {
             let edges = [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(BLOCK as u64));
             self.record_cold(disk, blocks, edges.map(|edge| edge / BLOCK as u64));
         }
-        let waits = is_written && within_quota.is_ok() && matches!(answer, Answer::WhenDurable { is_last: true });
+        let waits =
+            is_written && within_quota.is_ok() && matches!(answer, Answer::WhenDurable { is_last: true });
         if !(waits && self.commit_now(disk)) && was_clean {
             self.schedule.announce_data();
         }

@@ -38,6 +38,10 @@ use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use crate::{Error, PoolConfig, Result, Room};
 
+/// The memory is assumed to be unable to grow for this long after it could not: one commit in that time may
+/// begin too late.
+const SHORT_OF_MEMORY: Duration = Duration::from_secs(60);
+
 /// A store is low on room if, in addition to the reserve, less than the total divided by this number is free.
 const LOW_PART: u64 = 10;
 /// It is no longer low when, in addition, that much divided by this number is free.
@@ -68,6 +72,10 @@ pub(crate) struct SpaceGovernor {
 
     /// Bytes in the write buffers.
     dirty: AtomicI64,
+    /// Bytes of retained memory if it could not grow of late; otherwise `u64::MAX`.
+    memory: AtomicU64,
+    /// Host time until which that is assumed.
+    short_until: Mutex<Duration>,
     /// Admission to the write buffers; it counts dirty and admitted bytes.
     gate: Gate,
     /// Bound on the dirty bytes while clients wait for flushes.
@@ -163,6 +171,8 @@ impl SpaceGovernor {
             reclaim_pause: config.reclaim_pause,
             progress,
             dirty: AtomicI64::new(0),
+            memory: AtomicU64::new(u64::MAX),
+            short_until: Mutex::default(),
             gate: Gate::default(),
             flush_bound: FlushBound::default(),
             full: AtomicBool::new(false),
@@ -288,16 +298,23 @@ impl SpaceGovernor {
         self.dirty.load(SeqCst).max(0) as u64
     }
 
+    /// Records that the retained memory cannot grow beyond `bytes` at the moment.
+    pub fn is_short_of_memory(&self, bytes: u64, now: Duration) {
+        self.memory.store(bytes, Relaxed);
+        *self.short_until.lock() = now + SHORT_OF_MEMORY;
+    }
+
     /// Records that the buffers of a flow grew by `bytes`, or shrank if negative. Returns whether they have
-    /// become half full, by the budget or by the bound next to flushes: a commit should begin now so that
-    /// writers need not wait.
+    /// become half full, by the budget, the memory there is, or the bound next to flushes: a commit should
+    /// begin now so that writers need not wait.
     pub fn buffered(&self, flow: &Flow, bytes: i64) -> bool {
         let before = self.dirty.fetch_add(bytes, SeqCst);
         self.gate.add(flow, bytes);
         if bytes < 0 {
             self.admit_waiting();
         }
-        let half = (self.write_buffer.min(self.flush_bound.bytes_for(flow.id())) / 2) as i64;
+        let budget = self.write_buffer.min(self.memory.load(Relaxed));
+        let half = (budget.min(self.flush_bound.bytes_for(flow.id())) / 2) as i64;
         before < half && before + bytes >= half
     }
 
@@ -351,6 +368,9 @@ impl SpaceGovernor {
         self.total.store(total, Relaxed);
         self.observed_at.store(self.appended.load(Relaxed), Relaxed);
         *self.next_observation.lock() = Some(now + OBSERVED_EACH);
+        if now >= *self.short_until.lock() {
+            self.memory.store(u64::MAX, Relaxed);
+        }
         if idle {
             // No commit is retrying, so the next write may be tried.
             self.refused_at.store(0, Relaxed);

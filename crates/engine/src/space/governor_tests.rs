@@ -308,3 +308,22 @@ fn writes_are_paced_where_room_is_short() {
     assert!(second > first && second <= MAX_DELAY, "{second:?}");
     assert_eq!(governor.pacing_delay(0, Duration::ZERO), Duration::ZERO, "zeroed ranges are not delayed");
 }
+
+#[test]
+fn a_commit_begins_when_half_of_the_memory_there_is_is_used() {
+    let governor = governor();
+    let flow = flow(1);
+    let capacity = Capacity { free: 1000 * MIB, total: 1024 * MIB };
+    // At which of eight MiB, written one by one, a commit is requested.
+    let requested = |governor: &SpaceGovernor| -> Vec<u64> {
+        let at = (1..=8).filter(|_| governor.buffered(&flow, MIB as i64)).collect();
+        governor.buffered(&flow, -(8 * MIB as i64));
+        at
+    };
+    assert_eq!(requested(&governor), [4]);
+    governor.is_short_of_memory(4 * MIB, Duration::ZERO);
+    governor.observe(capacity, true, SHORT_OF_MEMORY / 2);
+    assert_eq!(requested(&governor), [2]);
+    governor.observe(capacity, true, SHORT_OF_MEMORY);
+    assert_eq!(requested(&governor), [4]);
+}

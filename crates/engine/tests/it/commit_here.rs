@@ -157,13 +157,7 @@ struct Meddling {
 }
 
 impl Store for Meddling {
-    fn append(
-        &self,
-        id: SegmentId,
-        offset: u64,
-        data: IoBuf,
-        expected: u64,
-    ) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         if self.is_due.swap(false, SeqCst) {
             write_durably(self.disk.get().unwrap(), 0, 77);
         }

@@ -89,7 +89,9 @@ impl Probe {
         });
         let mut asked: Vec<_> = asked.collect();
         loop {
-            asked.retain_mut(|(id, answered)| answered.try_recv() == Err(TryRecvError::Empty) && !excused(*id));
+            asked.retain_mut(|(id, answered)| {
+                answered.try_recv() == Err(TryRecvError::Empty) && !excused(*id)
+            });
             if asked.is_empty() {
                 return;
             }

@@ -57,7 +57,8 @@ fn a_panic_ends_its_connection_and_no_other() {
     let (_phase, phase) = watch::channel(Phase::Serving);
     let memory = memory::Memory::new(MemoryLimits::default());
     let (total, latencies) = (Arc::new(AtomicUsize::new(0)), Arc::default());
-    let worker = Worker::new(phase, total, Arc::default(), memory, Gate::default(), latencies, Pace::default());
+    let worker =
+        Worker::new(phase, total, Arc::default(), memory, Gate::default(), latencies, Pace::default());
     let done = worker.clone().block_on(async move {
         let (mut other, _served) = connect(&worker);
         for bomb in [b"abc!", b"abc?"] {
