@@ -55,7 +55,9 @@ pub struct DiskClientsView(pub Vec<DiskClientView>);
 impl Control {
     pub(super) fn list_clients(&self, name: &str) -> Result<Reply> {
         self.pool().identity(name)?;
-        let nbd = self.observed().nbd.list(|client| client.disk == name);
+        let mut nbd = self.observed().nbd.list(|client| client.disk == name);
+        // In the order in which they connected, also after an upgrade.
+        nbd.sort_by_key(|client| client.id);
         let nbd = nbd.into_iter().map(|it| DiskClientView {
             id: it.id.to_string(),
             protocol: Protocol::Nbd,

@@ -56,8 +56,10 @@ impl ServedTargets {
         self.sessions.count()
     }
 
-    /// The sessions of a target, in the order of their login.
+    /// The sessions of a target, in the order of their login, also after an upgrade.
     pub fn sessions(&self, target: &IqnName) -> Vec<SessionInfo> {
-        self.sessions.list(|session| session.target == *target)
+        let mut sessions = self.sessions.list(|session| session.target == *target);
+        sessions.sort_by_key(|session| session.id);
+        sessions
     }
 }
