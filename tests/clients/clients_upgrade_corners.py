@@ -18,7 +18,7 @@ from datastore import TARGET, target
 from forebay import Failed, run, spawn
 from harness import MIB, Skipped, check, connect, equal, test
 from initiator import BLOCK as SECTOR
-from initiator import GOOD, LOW, Closed, Initiator
+from initiator import GOOD, Closed, Initiator
 
 CUTS = int(os.environ.get("FOREBAY_UPGRADE_CUTS", "60"))
 GHOSTS = 4
@@ -103,12 +103,6 @@ def during_upgrades(s, count, pause=0.03):
     return finish
 
 
-def noted(command):
-    """Executes a command, again after a unit attention that says that the store is low on room."""
-    result = command()
-    return command() if result.code == LOW else result
-
-
 def unsolicited_write(i, lba, data, wait):
     """Writes with immediate and unsolicited data, which is sent in pieces with a pause before each."""
     cdb = struct.pack(">BBQIBB", 0x8A, 0, lba, len(data) // SECTOR, 0, 0)
@@ -154,7 +148,7 @@ def numbers_of_a_session_continue(t):
     written, n = {}, 0
     while finish.is_running():
         lba, data = n % 8 * 256, t.random.randbytes(t.random.randrange(16, 60) * SECTOR)
-        result = noted(lambda: unsolicited_write(i, lba, data, lambda: t.random.uniform(0, 0.01)))
+        result = i.not_low(lambda: unsolicited_write(i, lba, data, lambda: t.random.uniform(0, 0.01)))
         equal((result.status, result.code), (GOOD, None), f"write {n}")
         written[lba] = data
         for at, expected in written.items():

@@ -171,13 +171,20 @@ class Initiator:
         return header
 
     def command(self, cdb, expected=0, out=None, lun=0):
-        """Executes a command, again after a unit attention that says that the store is low on room, unless
-        `hears_room` is set: that depends on the disk of the machine."""
-        while True:
+        """Executes a command, as `not_low` does."""
+
+        def execute():
             self.send(self.command_pdu(cdb, expected, out, lun), out[:8192] if out else b"")
-            result = self.result(out)
-            if result.code != LOW or self.hears_room:
-                return result
+            return self.result(out)
+
+        return self.not_low(execute)
+
+    def not_low(self, execute):
+        """Calls `execute`, which returns the result of a command, again after a unit attention that states
+        that the store is low on room, unless `hears_room` is set: that depends on the machine's disk."""
+        while (result := execute()).code == LOW and not self.hears_room:
+            pass
+        return result
 
     def result(self, out=None):
         """The result of the last command; sends its data when requested."""

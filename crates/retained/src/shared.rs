@@ -35,7 +35,8 @@ const STAT_BLOCK: u64 = 512;
 /// A file on tmpfs as memory.
 pub struct SharedFile {
     path: PathBuf,
-    /// Dropped before the mapping: its thread uses that.
+    /// Dropped first: its thread refers to the mapping, and has ended then, so the file is closed and
+    /// unlocked with this value.
     joiner: Joiner,
     mapping: Arc<Mapping>,
     claimed: AtomicBool,

@@ -100,7 +100,8 @@ impl Driver {
         let helping = Helping(self);
         *self.helper.lock() = Some(thread::current().id());
         schedule.request_and_help(host.now());
-        // The task finds now what it was woken for.
+        // The task finds now what it was woken for. What others did before they woke it is visible after a
+        // swap, not after a store.
         self.woken.swap(false, SeqCst);
         let mut waits = false;
         host.run_step(&mut || {

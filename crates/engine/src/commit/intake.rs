@@ -280,7 +280,7 @@ impl Intake {
         if !has_room {
             if let Some(e) = self.cx.retained.take_growth_error() {
                 let now = self.cx.host.now();
-                self.space.is_short_of_memory(self.cx.retained.stats().bytes, now);
+                self.space.record_short_memory(self.cx.retained.stats().bytes, now);
                 let mut next = self.next_memory_warning.lock();
                 if now >= *next {
                     *next = now + MEMORY_WARNINGS;

@@ -67,12 +67,12 @@ pub(crate) struct Schedule {
     urgent: AtomicBool,
     /// Number of requests so far that wait for a commit or waited for one.
     arrived: AtomicU64,
-    /// Requests, none or one, that are added to these if the commit of a thread that helps begins.
-    helped: AtomicU64,
     /// Those of them that the last commit serves, and the ones before.
     frozen: AtomicU64,
     /// Number of requests that the last commit serves.
     served: AtomicU64,
+    /// Requests, none or one, that are added to `arrived` if the commit of a thread that helps begins.
+    helped: AtomicU64,
     /// `arrived` when as many requests as the last commit served have followed it.
     expected: AtomicU64,
     /// `arrived` at which the commit that gathers requests begins; 0 if none gathers.

@@ -299,7 +299,7 @@ impl SpaceGovernor {
     }
 
     /// Records that the retained memory cannot grow beyond `bytes` at the moment.
-    pub fn is_short_of_memory(&self, bytes: u64, now: Duration) {
+    pub fn record_short_memory(&self, bytes: u64, now: Duration) {
         self.memory.store(bytes, Relaxed);
         *self.short_until.lock() = now + SHORT_OF_MEMORY;
     }

@@ -321,7 +321,7 @@ fn a_commit_begins_when_half_of_the_memory_there_is_is_used() {
         at
     };
     assert_eq!(requested(&governor), [4]);
-    governor.is_short_of_memory(4 * MIB, Duration::ZERO);
+    governor.record_short_memory(4 * MIB, Duration::ZERO);
     governor.observe(capacity, true, SHORT_OF_MEMORY / 2);
     assert_eq!(requested(&governor), [2]);
     governor.observe(capacity, true, SHORT_OF_MEMORY);
