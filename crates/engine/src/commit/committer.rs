@@ -2,8 +2,8 @@
 //! the requests that wait for it.
 //!
 //! One commit runs at a time. It *freezes* the write buffers of all disks at one moment, while it closes the
-//! gate that every write passes. So a group holds whole requests (of long requests, whole pieces of
-//! [`TURN_BYTES`]) and, over all disks, a prefix of the acknowledged writes. Then, strictly in this order:
+//! gate that every write passes. So a group holds whole requests (of those above [`TURN_BYTES`], whole
+//! pieces) and, over all disks, a prefix of the acknowledged writes. Then, strictly in this order:
 //!
 //! 1. partial blocks are completed with their bases, which are read through the map;
 //! 2. slice by slice, the blocks that need not be stored are determined ([`super::reduce`]), and the others

@@ -186,7 +186,8 @@ impl Intake {
             return Ok(false);
         }
         let fits = self.space.may_buffer(&disk.writes, len)?;
-        if !fits && !self.space.is_full() {
+        // Of a divided one, only a piece may have to wait for a commit.
+        if !fits && !self.space.is_full() && !self.space.is_divided(&disk.writes, len) {
             self.request_commit();
         }
         Ok(fits)

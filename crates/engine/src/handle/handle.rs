@@ -344,7 +344,8 @@ impl DiskHandle {
             if at > offset {
                 yield_now().await;
             }
-            let until = ((at / TURN_BYTES + 1) * TURN_BYTES).min(end);
+            let step = if whole.is_some() { TURN_BYTES } else { self.intake.space.flush_bound.piece() };
+            let until = ((at / step + 1) * step).min(end);
             let mut separate = None;
             let room = match &mut whole {
                 Some(room) => room,

@@ -1,30 +1,47 @@
 //! The bound on the data in the write buffers while clients wait for flushes.
 //!
 //! A commit takes everything that is dirty (ADR 3), so a flush of one disk also waits for the data of all
-//! others. While a disk flushes, the others may therefore buffer only as much as the store commits in about
-//! [`GROUP_COSTS`] times the cost of a small commit, which this module measures: a flush then waits for the
-//! rest of one group and for its own, and together these hold that much data of others once. A disk's own
-//! flushes do not bound its own data, so a single writer that flushes keeps the whole buffer. The price is
-//! throughput: with [`GROUP_COSTS`] of 2, at least a third of the time of busy commits is their fixed
-//! cost.
+//! others. While a disk flushes, the others may therefore buffer only as much as the store commits in a
+//! multiple of what a small commit takes, which this module measures: a flush then waits for the rest of one
+//! group and for its own, and together these hold that much data of others once. A disk's own flushes do not
+//! bound its own data, so a single writer that flushes keeps the whole buffer.
+//!
+//! The price is throughput, because smaller groups spend more of their time on what each commit costs. So
+//! there are two bounds. The *tight* one ([`TIGHT`]) applies while exactly one disk flushes, and does so
+//! *frequently*: its client waits for commits much of the time, and no other does. Otherwise the *wide*
+//! one ([`WIDE`]) applies. Disks that all flush wait for the same commits, so small groups would not help
+//! them.
 
 use std::time::Duration;
 
+use crate::limits::TURN_BYTES;
 use crate::sync::Mutex;
-use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
 
-/// Time to commit the data that others may buffer, in costs of a small commit.
-const GROUP_COSTS: f64 = 2.0;
-/// Least such time, for stores whose commits cost next to nothing.
-const LEAST_GROUP_TIME: Duration = Duration::from_micros(500);
+/// A bound: the time in which its data is committed.
+struct Multiple {
+    /// In costs of a small commit.
+    costs: f64,
+    /// At least this time, for stores whose commits cost next to nothing.
+    least_time: Duration,
+    /// At least these bytes.
+    least_bytes: u64,
+}
+
+const WIDE: Multiple =
+    Multiple { costs: 2.0, least_time: Duration::from_micros(500), least_bytes: 4 * SMALL_GROUP };
+const TIGHT: Multiple =
+    Multiple { costs: 1.0, least_time: Duration::from_micros(250), least_bytes: SMALL_GROUP };
+/// Long requests are admitted in pieces of these bytes under the wide and the tight bound.
+const WIDE_PIECE: u64 = TURN_BYTES;
+const TIGHT_PIECE: u64 = TURN_BYTES / 4;
+/// Flushes are frequent if they follow each other within this many costs of a small commit.
+const FREQUENT: f64 = 16.0;
 /// A disk counts as one that flushes for this long after its last flush.
 const FLUSH_RECENT: Duration = Duration::from_secs(1);
 /// Groups of at most this size show the cost of a small commit, larger ones the time for each byte.
 const SMALL_GROUP: u64 = 128 << 10;
-/// Least bound: a commit begins at half of it, and smaller groups would not show the time for each byte any
-/// more.
-const LEAST_BOUND: u64 = 4 * SMALL_GROUP;
 /// Values of `flushing` other than the only disk that flushes.
 const NONE: u64 = u64::MAX;
 const SEVERAL: u64 = u64::MAX - 1;
@@ -32,10 +49,21 @@ const SEVERAL: u64 = u64::MAX - 1;
 /// What is known about commits: moving means with a weight of one eighth.
 #[derive(Debug, Default, Clone, Copy)]
 struct Cost {
-    /// Seconds of a small group.
+    /// Seconds of a small group without its data.
     small: Option<f64>,
     /// Seconds for each byte of a larger one.
     per_byte: Option<f64>,
+}
+
+/// The flushes of late.
+#[derive(Debug)]
+struct Recent {
+    /// The two disks that flushed last, and when.
+    disks: [Option<(u64, Duration)>; 2],
+    /// When the last flush began, of which those that followed within a small commit are a part.
+    last: Duration,
+    /// Seconds from one flush to the next: a moving mean, at first as of rare ones.
+    gap: f64,
 }
 
 /// The disks that flush.
@@ -49,47 +77,68 @@ pub(crate) enum Flushing {
 /// Measures commits and bounds the write buffers; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct FlushBound {
-    /// The two disks that flushed last, and when.
-    last: Mutex<[Option<(u64, Duration)>; 2]>,
+    recent: Mutex<Recent>,
     /// The disk that flushes, [`NONE`] or [`SEVERAL`].
     flushing: AtomicU64,
+    /// The tight bound applies, if any.
+    is_tight: AtomicBool,
     cost: Mutex<Cost>,
     /// Bytes that disks may buffer while another one flushes.
-    bytes: AtomicU64,
+    wide: AtomicU64,
+    tight: AtomicU64,
 }
 
 impl Default for FlushBound {
     fn default() -> FlushBound {
         FlushBound {
-            last: Mutex::default(),
+            recent: Mutex::new(Recent {
+                disks: [None; 2],
+                last: Duration::ZERO,
+                gap: FLUSH_RECENT.as_secs_f64(),
+            }),
             flushing: AtomicU64::new(NONE),
+            is_tight: AtomicBool::new(false),
             cost: Mutex::default(),
-            bytes: AtomicU64::new(u64::MAX),
+            wide: AtomicU64::new(u64::MAX),
+            tight: AtomicU64::new(u64::MAX),
         }
     }
 }
 
-fn mean(before: Option<f64>, value: f64) -> Option<f64> {
-    Some(before.map_or(value, |mean| mean + (value - mean) / 8.0))
+fn mean(before: Option<f64>, value: f64) -> f64 {
+    before.map_or(value, |mean| mean + (value - mean) / 8.0)
+}
+
+impl Multiple {
+    /// Bytes of the bound on a store with such costs.
+    fn bytes(&self, small: f64, per_byte: f64) -> u64 {
+        let time = (small * self.costs).max(self.least_time.as_secs_f64());
+        ((time / per_byte) as u64).max(self.least_bytes)
+    }
 }
 
 impl FlushBound {
     /// Records that a client of disk `id` waits for its data to become durable.
     pub fn record_flush(&self, id: u64, now: Duration) {
-        let mut last = self.last.lock();
-        match &mut *last {
+        let mut recent = self.recent.lock();
+        match &mut recent.disks {
             [Some((first, at)), _] if *first == id => *at = now,
             [first, second] => {
                 *second = *first;
                 *first = Some((id, now));
             }
         }
-        self.update(&mut last, now);
+        let gap = now.saturating_sub(recent.last).min(FLUSH_RECENT).as_secs_f64();
+        if gap >= self.cost.lock().small.unwrap_or(0.0) {
+            recent.last = now;
+            recent.gap = mean(Some(recent.gap), gap);
+        }
+        self.update(&mut recent, now);
     }
 
-    /// Forgets disks that have not flushed recently.
-    fn update(&self, last: &mut [Option<(u64, Duration)>; 2], now: Duration) {
-        let flushing = match last.each_mut().map(|entry| {
+    /// Forgets disks that have not flushed recently, and decides which bound applies.
+    fn update(&self, recent: &mut Recent, now: Duration) {
+        let flushing = match recent.disks.each_mut().map(|entry| {
             *entry = entry.filter(|(_, at)| now.saturating_sub(*at) < FLUSH_RECENT);
             entry.map(|(id, _)| id)
         }) {
@@ -98,23 +147,29 @@ impl FlushBound {
             [None, None] => NONE,
         };
         self.flushing.store(flushing, Relaxed);
+        let gap = recent.gap.max(now.saturating_sub(recent.last).as_secs_f64());
+        let is_frequent = self.cost.lock().small.is_some_and(|small| gap < FREQUENT * small);
+        self.is_tight.store(is_frequent && flushing != SEVERAL, Relaxed);
     }
 
     /// Records that a group of `bytes` in the buffers, whose commit began at `began`, is durable at `now`.
     pub fn record_group(&self, bytes: u64, began: Duration, now: Duration) {
-        self.update(&mut self.last.lock(), now);
+        self.update(&mut self.recent.lock(), now);
         let mut cost = self.cost.lock();
         let took = now.saturating_sub(began).as_secs_f64();
         if bytes <= SMALL_GROUP {
-            cost.small = mean(cost.small, took);
+            // Without its data, since those next to a large writer have more of it.
+            let data = bytes as f64 * cost.per_byte.unwrap_or(0.0);
+            cost.small = Some(mean(cost.small, (took - data).max(took / 4.0)));
         } else {
             // At least a quarter of the time is that of the data: a single slow sync is no measure of it.
             let data = (took - cost.small.unwrap_or(0.0)).max(took / 4.0);
-            cost.per_byte = mean(cost.per_byte, data / bytes as f64);
+            cost.per_byte = Some(mean(cost.per_byte, data / bytes as f64));
         }
         let Some(per_byte) = cost.per_byte.filter(|s| *s > 0.0) else { return };
-        let time = (cost.small.unwrap_or(0.0) * GROUP_COSTS).max(LEAST_GROUP_TIME.as_secs_f64());
-        self.bytes.store(((time / per_byte) as u64).max(LEAST_BOUND), Relaxed);
+        let small = cost.small.unwrap_or(0.0);
+        self.wide.store(WIDE.bytes(small, per_byte), Relaxed);
+        self.tight.store(TIGHT.bytes(small, per_byte), Relaxed);
     }
 
     /// The disks that flushed recently, as of the last group or flush.
@@ -131,8 +186,14 @@ impl FlushBound {
         match self.flushing() {
             Flushing::None => u64::MAX,
             Flushing::Only(only) if only == id => u64::MAX,
-            Flushing::Only(_) | Flushing::Several => self.bytes.load(Relaxed),
+            Flushing::Only(_) | Flushing::Several if self.is_tight.load(Relaxed) => self.tight.load(Relaxed),
+            Flushing::Only(_) | Flushing::Several => self.wide.load(Relaxed),
         }
+    }
+
+    /// Bytes of the pieces in which a long request of a bounded disk is admitted.
+    pub fn piece(&self) -> u64 {
+        if self.is_tight.load(Relaxed) { TIGHT_PIECE } else { WIDE_PIECE }
     }
 }
 
@@ -158,6 +219,43 @@ mod tests {
         bound.record_flush(1, MS);
         let bytes = bound.bytes_for(2);
         assert!((bytes as i64 - (2 << 20)).abs() < 64 << 10, "{bytes}");
+    }
+
+    /// Flushes of disk 1 from `begin` on, one each `gap`. Returns the time of the last one.
+    fn flush_often(bound: &FlushBound, begin: Duration, gap: Duration) -> Duration {
+        (0..50).for_each(|n| bound.record_flush(1, begin + n * gap));
+        begin + 49 * gap
+    }
+
+    fn is_about(bytes: u64, expected: u64) -> bool {
+        bytes.abs_diff(expected) < 64 << 10
+    }
+
+    #[test]
+    fn next_to_one_disk_that_flushes_frequently_it_is_half_of_that() {
+        let bound = measured();
+        let now = flush_often(&bound, MS, 5 * MS);
+        assert!(is_about(bound.bytes_for(2), 1 << 20), "{}", bound.bytes_for(2));
+        assert_eq!((bound.piece(), bound.bytes_for(1)), (TIGHT_PIECE, u64::MAX));
+        // Another one flushes once.
+        bound.record_flush(3, now);
+        assert!([1, 2, 3].iter().all(|id| is_about(bound.bytes_for(*id), 2 << 20)));
+        assert_eq!(bound.piece(), WIDE_PIECE);
+        let now = flush_often(&bound, now, FLUSH_RECENT / 40);
+        assert!(is_about(bound.bytes_for(3), 1 << 20), "that is long ago");
+        bound.record_group(4096, now + 91 * MS, now + 95 * MS);
+        assert!(is_about(bound.bytes_for(3), 2 << 20), "none flushed for twenty commits");
+    }
+
+    #[test]
+    fn neither_rare_flushes_nor_rare_bursts_are_frequent() {
+        let bound = measured();
+        let now = flush_often(&bound, MS, 200 * MS);
+        assert!(is_about(bound.bytes_for(2), 2 << 20));
+        for burst in 0..20 {
+            flush_often(&bound, now + burst * 900 * MS, MS / 20);
+            assert!(is_about(bound.bytes_for(2), 2 << 20), "burst {burst}");
+        }
     }
 
     #[test]
@@ -193,7 +291,10 @@ mod tests {
             bound.record_group(1 << 20, MS, Duration::from_secs(5));
         }
         bound.record_flush(1, Duration::from_secs(5));
-        assert_eq!(bound.bytes_for(2), LEAST_BOUND);
+        assert_eq!(bound.bytes_for(2), WIDE.least_bytes);
+        bound.record_group(4096, Duration::from_secs(5), Duration::from_secs(5) + MS);
+        flush_often(&bound, Duration::from_secs(5) + MS, 2 * MS);
+        assert_eq!(bound.bytes_for(2), TIGHT.least_bytes);
         let fast = FlushBound::default();
         fast.record_group(1 << 30, MS, MS);
         fast.record_flush(1, MS);

@@ -222,8 +222,8 @@ impl SpaceGovernor {
             && self.gate.may(flow, cost(len), |flow, cost| self.budget_for(flow, cost)))
     }
 
-    /// Whether a write of `len` bytes is admitted in pieces of [`TURN_BYTES`], so that a flush of another
-    /// disk does not wait for all of it.
+    /// Whether a write of `len` bytes is admitted in pieces ([`FlushBound::piece`]), so that a flush of
+    /// another disk does not wait for all of it.
     pub fn is_divided(&self, flow: &Flow, len: u64) -> bool {
         len > TURN_BYTES && self.flush_bound.bytes_for(flow.id()) < u64::MAX
     }
