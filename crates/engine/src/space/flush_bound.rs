@@ -19,23 +19,31 @@ use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 
-/// A bound: the time in which its data is committed.
+/// A bound, by the time in which its data is committed.
 struct Multiple {
     /// In costs of a small commit.
     costs: f64,
     /// At least this time, for stores whose commits cost next to nothing.
     least_time: Duration,
-    /// At least these bytes.
+    /// At least these bytes. A commit begins at half of them, and groups that are all small do not show the
+    /// time for each byte: under the tight bound, the one of before may remain.
     least_bytes: u64,
+    /// Bytes of the pieces in which long requests are admitted.
+    piece: u64,
 }
 
-const WIDE: Multiple =
-    Multiple { costs: 2.0, least_time: Duration::from_micros(500), least_bytes: 4 * SMALL_GROUP };
-const TIGHT: Multiple =
-    Multiple { costs: 1.0, least_time: Duration::from_micros(250), least_bytes: SMALL_GROUP };
-/// Long requests are admitted in pieces of these bytes under the wide and the tight bound.
-const WIDE_PIECE: u64 = TURN_BYTES;
-const TIGHT_PIECE: u64 = TURN_BYTES / 4;
+const WIDE: Multiple = Multiple {
+    costs: 2.0,
+    least_time: Duration::from_micros(500),
+    least_bytes: 4 * SMALL_GROUP,
+    piece: TURN_BYTES,
+};
+const TIGHT: Multiple = Multiple {
+    costs: 1.0,
+    least_time: Duration::from_micros(250),
+    least_bytes: SMALL_GROUP,
+    piece: TURN_BYTES / 4,
+};
 /// Flushes are frequent if they follow each other within this many costs of a small commit.
 const FREQUENT: f64 = 16.0;
 /// A disk counts as one that flushes for this long after its last flush.
@@ -55,9 +63,10 @@ struct Cost {
     per_byte: Option<f64>,
 }
 
-/// The flushes of late.
+/// What was measured.
 #[derive(Debug)]
-struct Recent {
+struct Measured {
+    cost: Cost,
     /// The two disks that flushed last, and when.
     disks: [Option<(u64, Duration)>; 2],
     /// When the last flush began, of which those that followed within a small commit are a part.
@@ -77,12 +86,11 @@ pub(crate) enum Flushing {
 /// Measures commits and bounds the write buffers; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct FlushBound {
-    recent: Mutex<Recent>,
+    measured: Mutex<Measured>,
     /// The disk that flushes, [`NONE`] or [`SEVERAL`].
     flushing: AtomicU64,
     /// The tight bound applies, if any.
     is_tight: AtomicBool,
-    cost: Mutex<Cost>,
     /// Bytes that disks may buffer while another one flushes.
     wide: AtomicU64,
     tight: AtomicU64,
@@ -91,14 +99,14 @@ pub(crate) struct FlushBound {
 impl Default for FlushBound {
     fn default() -> FlushBound {
         FlushBound {
-            recent: Mutex::new(Recent {
+            measured: Mutex::new(Measured {
+                cost: Cost::default(),
                 disks: [None; 2],
                 last: Duration::ZERO,
                 gap: FLUSH_RECENT.as_secs_f64(),
             }),
             flushing: AtomicU64::new(NONE),
             is_tight: AtomicBool::new(false),
-            cost: Mutex::default(),
             wide: AtomicU64::new(u64::MAX),
             tight: AtomicU64::new(u64::MAX),
         }
@@ -120,25 +128,25 @@ impl Multiple {
 impl FlushBound {
     /// Records that a client of disk `id` waits for its data to become durable.
     pub fn record_flush(&self, id: u64, now: Duration) {
-        let mut recent = self.recent.lock();
-        match &mut recent.disks {
+        let mut measured = self.measured.lock();
+        match &mut measured.disks {
             [Some((first, at)), _] if *first == id => *at = now,
             [first, second] => {
                 *second = *first;
                 *first = Some((id, now));
             }
         }
-        let gap = now.saturating_sub(recent.last).min(FLUSH_RECENT).as_secs_f64();
-        if gap >= self.cost.lock().small.unwrap_or(0.0) {
-            recent.last = now;
-            recent.gap = mean(Some(recent.gap), gap);
+        let gap = now.saturating_sub(measured.last).min(FLUSH_RECENT).as_secs_f64();
+        if gap >= measured.cost.small.unwrap_or(0.0) {
+            measured.last = now;
+            measured.gap = mean(Some(measured.gap), gap);
         }
-        self.update(&mut recent, now);
+        self.update(&mut measured, now);
     }
 
     /// Forgets disks that have not flushed recently, and decides which bound applies.
-    fn update(&self, recent: &mut Recent, now: Duration) {
-        let flushing = match recent.disks.each_mut().map(|entry| {
+    fn update(&self, measured: &mut Measured, now: Duration) {
+        let flushing = match measured.disks.each_mut().map(|entry| {
             *entry = entry.filter(|(_, at)| now.saturating_sub(*at) < FLUSH_RECENT);
             entry.map(|(id, _)| id)
         }) {
@@ -147,15 +155,16 @@ impl FlushBound {
             [None, None] => NONE,
         };
         self.flushing.store(flushing, Relaxed);
-        let gap = recent.gap.max(now.saturating_sub(recent.last).as_secs_f64());
-        let is_frequent = self.cost.lock().small.is_some_and(|small| gap < FREQUENT * small);
+        let gap = measured.gap.max(now.saturating_sub(measured.last).as_secs_f64());
+        let is_frequent = measured.cost.small.is_some_and(|small| gap < FREQUENT * small);
         self.is_tight.store(is_frequent && flushing != SEVERAL, Relaxed);
     }
 
     /// Records that a group of `bytes` in the buffers, whose commit began at `began`, is durable at `now`.
     pub fn record_group(&self, bytes: u64, began: Duration, now: Duration) {
-        self.update(&mut self.recent.lock(), now);
-        let mut cost = self.cost.lock();
+        let mut measured = self.measured.lock();
+        self.update(&mut measured, now);
+        let cost = &mut measured.cost;
         let took = now.saturating_sub(began).as_secs_f64();
         if bytes <= SMALL_GROUP {
             // Without its data, since those next to a large writer have more of it.
@@ -186,14 +195,16 @@ impl FlushBound {
         match self.flushing() {
             Flushing::None => u64::MAX,
             Flushing::Only(only) if only == id => u64::MAX,
-            Flushing::Only(_) | Flushing::Several if self.is_tight.load(Relaxed) => self.tight.load(Relaxed),
-            Flushing::Only(_) | Flushing::Several => self.wide.load(Relaxed),
+            Flushing::Only(_) | Flushing::Several => {
+                let bytes = if self.is_tight.load(Relaxed) { &self.tight } else { &self.wide };
+                bytes.load(Relaxed)
+            }
         }
     }
 
     /// Bytes of the pieces in which a long request of a bounded disk is admitted.
     pub fn piece(&self) -> u64 {
-        if self.is_tight.load(Relaxed) { TIGHT_PIECE } else { WIDE_PIECE }
+        if self.is_tight.load(Relaxed) { TIGHT.piece } else { WIDE.piece }
     }
 }
 
@@ -213,12 +224,15 @@ mod tests {
         bound
     }
 
+    fn is_about(bytes: u64, expected: u64) -> bool {
+        bytes.abs_diff(expected) < 64 << 10
+    }
+
     #[test]
     fn the_bound_is_what_the_store_commits_in_the_time_of_two_small_commits() {
         let bound = measured();
         bound.record_flush(1, MS);
-        let bytes = bound.bytes_for(2);
-        assert!((bytes as i64 - (2 << 20)).abs() < 64 << 10, "{bytes}");
+        assert!(is_about(bound.bytes_for(2), 2 << 20), "{}", bound.bytes_for(2));
     }
 
     /// Flushes of disk 1 from `begin` on, one each `gap`. Returns the time of the last one.
@@ -227,20 +241,16 @@ mod tests {
         begin + 49 * gap
     }
 
-    fn is_about(bytes: u64, expected: u64) -> bool {
-        bytes.abs_diff(expected) < 64 << 10
-    }
-
     #[test]
     fn next_to_one_disk_that_flushes_frequently_it_is_half_of_that() {
         let bound = measured();
         let now = flush_often(&bound, MS, 5 * MS);
         assert!(is_about(bound.bytes_for(2), 1 << 20), "{}", bound.bytes_for(2));
-        assert_eq!((bound.piece(), bound.bytes_for(1)), (TIGHT_PIECE, u64::MAX));
+        assert_eq!((bound.piece(), bound.bytes_for(1)), (TIGHT.piece, u64::MAX));
         // Another one flushes once.
         bound.record_flush(3, now);
         assert!([1, 2, 3].iter().all(|id| is_about(bound.bytes_for(*id), 2 << 20)));
-        assert_eq!(bound.piece(), WIDE_PIECE);
+        assert_eq!(bound.piece(), WIDE.piece);
         let now = flush_often(&bound, now, FLUSH_RECENT / 40);
         assert!(is_about(bound.bytes_for(3), 1 << 20), "that is long ago");
         bound.record_group(4096, now + 91 * MS, now + 95 * MS);
