@@ -361,6 +361,11 @@ impl Session {
         // Closing the connection closes the session: it has no other.
         let response = if matches!(reason, 0 | 1) { CLOSED } else { NO_RECOVERY };
         self.leaving = response == CLOSED;
+        if self.leaving {
+            // RESERVE has ended when the initiator reads the answer; that of a command in progress ends with
+            // the command.
+            self.commands.luns.iter().for_each(|luns| luns.leave());
+        }
         self.link.put(&reply::logout(tag, &self.link.status_numbers(), response), &[], output);
     }
 }
