@@ -57,7 +57,7 @@ impl Control {
         self.pool().identity(name)?;
         let mut nbd = self.observed().nbd.list(|client| client.disk == name);
         // In the order in which they connected, also after an upgrade.
-        nbd.sort_by_key(|client| client.id);
+        nbd.sort_by_key(|client| (client.since_ms, client.id));
         let nbd = nbd.into_iter().map(|it| DiskClientView {
             id: it.id.to_string(),
             protocol: Protocol::Nbd,

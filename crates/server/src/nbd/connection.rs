@@ -11,6 +11,7 @@ use super::negotiate::negotiate;
 use super::peer;
 use super::stream::Stream;
 use super::transmission::transmit;
+use crate::clock::unix_ms;
 use crate::plane::{
     Client, Cut, Ended, FrontEnd, ListenAddr, MemoryAccount, Parked, RawSocket, Resume, Resumed, Worker,
     contained,
@@ -40,7 +41,8 @@ impl FrontEnd for Front {
         // The socket is known before any client is accepted: if its peer is gone, the next connection to the
         // disk waits for this one, which may have writes to execute.
         let (peer, name) = (Some(Peer::of(socket)), peer::name_of(socket));
-        let attached = context.attached((&state.export, disk), is_writable, peer, name);
+        let since_ms = state.since_ms.unwrap_or_else(unix_ms);
+        let attached = context.attached((&state.export, disk), is_writable, peer, name, since_ms);
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, .. }| {
             run(worker, |worker| async move {
                 let _admission = admission;
@@ -131,7 +133,7 @@ mod tests {
         };
         let (client, server) = UnixStream::pair().unwrap();
         let socket = RawSocket::Unix(server);
-        let state = HandedOver { export: "v".into(), structured: true, block_status: false };
+        let state = HandedOver { export: "v".into(), structured: true, block_status: false, since_ms: None };
         let resume = Front(context.clone()).resume(serde_json::to_value(state).unwrap(), &socket).unwrap();
         context.attachments.end_gone("v").await.expect("the client is connected");
         drop(client);

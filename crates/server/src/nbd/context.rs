@@ -9,7 +9,6 @@ use super::attachments::{Attachment, Attachments, Peer, Watched};
 use super::clients::{ClientGuard, ClientInfo, Clients};
 use super::stream::Stream;
 use super::tls::Tls;
-use crate::clock;
 use crate::peer::cookie_of;
 use crate::plane::Received;
 
@@ -25,14 +24,15 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Registers a connection of `client`, by the socket of `peer`, to a disk of this name. Nothing depends
-    /// on the order of connections that only read.
+    /// Registers a connection of `client`, by the socket of `peer`, to a disk of this name, which it
+    /// opened at `since_ms`. Nothing depends on the order of connections that only read.
     pub fn attached(
         &self,
         (name, disk): (&str, Arc<DiskHandle>),
         is_writable: bool,
         peer: Option<Peer>,
         client: String,
+        since_ms: u64,
     ) -> Attached {
         let attachment = if is_writable { self.attachments.attach(name) } else { Attachment::default() };
         let info = ClientInfo {
@@ -40,11 +40,11 @@ impl Context {
             disk: name.to_owned(),
             client,
             read_only: !is_writable,
-            since_ms: clock::unix_ms(),
+            since_ms,
             disconnect: attachment.disconnect(),
         };
         let watched = peer.map(|peer| attachment.watch(peer));
-        Attached { watched, disk, attachment, listed: self.clients.begin(info) }
+        Attached { watched, disk, attachment, since_ms, listed: self.clients.begin(info) }
     }
 }
 
@@ -54,6 +54,8 @@ pub(super) struct Attached {
     pub watched: Option<Watched>,
     pub disk: Arc<DiskHandle>,
     pub attachment: Attachment,
+    /// When it opened the disk, in Unix milliseconds.
+    pub since_ms: u64,
     pub listed: ClientGuard,
 }
 

@@ -12,4 +12,7 @@ pub(super) struct HandedOver {
     pub structured: bool,
     /// Block status was negotiated.
     pub block_status: bool,
+    /// When it opened the disk, in Unix milliseconds; absent from earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<u64>,
 }

@@ -12,6 +12,7 @@ use super::context::{Attached, Context, Negotiated};
 use super::errors::{Denied, End, Fenced};
 use super::peer;
 use super::stream::Stream;
+use crate::clock::unix_ms;
 use crate::plane::{Budget, Charge, Kind, MemoryAccount, Received};
 
 /// Bytes of options that are received without a charge, and the charge for longer ones.
@@ -353,7 +354,7 @@ impl<'a> Negotiation<'a> {
         }
         let disk = self.context.pool.attach_when_reset_as(&about.name, self.client).await?;
         let (peer, client) = (self.stream.peer(), peer::name(&self.stream));
-        Ok((self.context.attached((&about.name, disk), is_writable, peer, client), about))
+        Ok((self.context.attached((&about.name, disk), is_writable, peer, client, unix_ms()), about))
     }
 
     fn describe(&mut self, option: u32, info: &InfoRequest, disk: &DiskInfo) {

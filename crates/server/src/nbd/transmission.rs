@@ -34,6 +34,8 @@ pub(super) struct Transmission {
     disk: Arc<DiskHandle>,
     /// Dropped after `disk`: the connection has ended when the disk is closed.
     attachment: Attachment,
+    /// When it opened the disk, in Unix milliseconds.
+    since_ms: u64,
     structured: bool,
     block_status: bool,
     /// The listener refuses writes.
@@ -55,12 +57,13 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
         backlog.account().add_to_base(TLS_COST);
     }
     let unix_fd = n.stream.peer().filter(|peer| !peer.is_tcp).map(|peer| peer.fd);
-    let Attached { watched, disk, attachment, listed } = n.attached;
+    let Attached { watched, disk, attachment, since_ms, listed } = n.attached;
     backlog.account().join(&format!("disk {}", disk.name()));
     let transmission = Transmission {
         worker: worker.clone(),
         disk,
         attachment,
+        since_ms,
         structured: n.structured,
         block_status: n.block_status,
         read_only: n.read_only,
@@ -173,7 +176,8 @@ impl Protocol for Transmission {
             return None;
         }
         let (structured, block_status) = (self.structured, self.block_status);
-        serde_json::to_value(HandedOver { export: self.disk.name(), structured, block_status }).ok()
+        let (export, since_ms) = (self.disk.name(), Some(self.since_ms));
+        serde_json::to_value(HandedOver { export, structured, block_status, since_ms }).ok()
     }
 }
 

@@ -59,7 +59,7 @@ impl ServedTargets {
     /// The sessions of a target, in the order of their login, also after an upgrade.
     pub fn sessions(&self, target: &IqnName) -> Vec<SessionInfo> {
         let mut sessions = self.sessions.list(|session| session.target == *target);
-        sessions.sort_by_key(|session| session.id);
+        sessions.sort_by_key(|session| (session.since_ms, session.id));
         sessions
     }
 }
