@@ -114,7 +114,7 @@ bench-rados: setup build ## pools in Ceph next to librbd, on a throw-away cluste
 	$(CARGO) build --release --locked -p forebay-xray
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/ceph/bench.py $(ARGS)
 
-bench-scale: ## what the tables of a pool of 1, 10 and 100 TB cost: pauses, memory, checkpoints, opening
+bench-scale: ## what the tables of a pool of 1, 10 and 100 TB cost, and writes while 10 to 10,000 disks wait
 	$(CARGO) test --release --locked -p forebay-engine --lib -- scale:: --ignored --nocapture
 
 bench-dashboard: setup build ## time until pages are shown with 2,000 volumes: at most 200 ms

@@ -1,5 +1,5 @@
-//! A benchmark over the size of a pool, run by `make bench-scale`: what the tables of a pool of 1, 10 and 100
-//! TB cost.
+//! Benchmarks over the size of a pool, run by `make bench-scale`: what the tables of a pool of 1, 10 and 100
+//! TB cost, and what a write costs while 10 to 10,000 disks wait for room in the write buffers.
 //!
 //! The tables are synthetic, on a store in memory without the objects of the segments. Pauses are CPU time of
 //! the engine's only thread between two commits' turns with the log, so that a busy machine does not add to
@@ -15,7 +15,7 @@ use crate::disk::Disk;
 use crate::map::Tree;
 use crate::parts::Parts;
 use crate::testing::{TokioHost, volume};
-use crate::{Pool, PoolConfig};
+use crate::{Pool, PoolConfig, SyncMode};
 
 /// Bytes of a segment.
 const SEGMENT: u64 = 64 << 20;
@@ -136,5 +136,49 @@ async fn measure(segments: u32, disks: u32) {
 async fn pools_of_1_to_100_terabytes() {
     for share in [100, 10, 1] {
         measure(SEGMENTS / share, DISKS / share).await;
+    }
+}
+
+/// Writes of all disks together, the bytes of each, and the writes of a disk at a time.
+const WRITES: u64 = 80_000;
+const WRITE_BYTES: u64 = 48 << 10;
+const DEPTH: u64 = 4;
+
+/// Each disk always has more writes than its share of the buffers permits.
+async fn measure_writers(disks: u64) {
+    let config =
+        PoolConfig { dedup_index: 0, write_buffer: disks * WRITE_BYTES * 3 / 2, ..PoolConfig::default() };
+    let pool = Pool::open(Arc::new(MemoryStore::new()), TokioHost::new(), config).await.unwrap();
+    let mut writers = Vec::new();
+    for n in 0..disks {
+        let name = format!("v{n}");
+        pool.create_volume(&name, DEPTH * WRITE_BYTES, SyncMode::Flush, 0).await.unwrap();
+        let disk = pool.attach(&name).unwrap();
+        writers.extend((0..DEPTH).map(|n| (disk.clone(), n * WRITE_BYTES)));
+    }
+    let begin = cpu();
+    let writers = writers.into_iter().map(|(disk, offset)| {
+        tokio::spawn(async move {
+            let data = vec![1; WRITE_BYTES as usize];
+            for _ in 0..WRITES / disks / DEPTH {
+                disk.write(offset, &data, false).await.unwrap();
+            }
+        })
+    });
+    for writer in writers.collect::<Vec<_>>() {
+        writer.await.unwrap();
+    }
+    println!(
+        "{disks:>6} disks  {:.0} us of CPU for each write",
+        (cpu() - begin).as_secs_f64() * 1e6 / WRITES as f64
+    );
+    pool.close().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "a benchmark: make bench-scale"]
+async fn ten_to_ten_thousand_disks_that_wait() {
+    for disks in [10, 100, 1_000, 10_000] {
+        measure_writers(disks).await;
     }
 }

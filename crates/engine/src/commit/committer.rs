@@ -459,8 +459,9 @@ impl Committer {
         }
         for (disk, buffer) in group.frozen.drain(..) {
             disk.buffers.lock().thaw();
-            self.intake.count_buffered(&disk, -(buffer.cost() as i64));
+            self.intake.written(&disk, buffer.cost());
         }
+        self.intake.group_ended();
         self.space.committed_discards(std::mem::take(&mut group.discarded));
         self.applier.end_copies(group.catalogue_ops());
         self.commits.add(0);

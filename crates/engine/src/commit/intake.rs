@@ -327,6 +327,25 @@ impl Intake {
         }
     }
 
+    /// Counts that a commit has written buffers of a disk, of this cost. After the last disk of its group, the
+    /// caller calls [`Intake::group_ended`].
+    pub fn written(&self, disk: &Disk, cost: u64) {
+        if disk.is_desktop() {
+            self.caches.add(disk, -(cost as i64));
+        } else {
+            self.space.written(&disk.writes, cost);
+        }
+    }
+
+    /// Admits requests that wait for room, after the buffers of a group were written. If others still wait,
+    /// requests the next commit.
+    pub fn group_ended(&self) {
+        self.space.admit_waiting();
+        if self.space.has_waiting() {
+            self.request_commit();
+        }
+    }
+
     /// Changes the buffers of a disk under the freeze gate. `change` returns by how many bytes they grew.
     ///
     /// # Errors

@@ -8,7 +8,13 @@
 //! if it is not 0, its caller drains the queue. Both sequences are sequentially consistent: either the count
 //! is seen, or the drain sees the reduced use. A request is admitted under the lock of the queue, together
 //! with its bytes; one that is dropped leaves the queue under that lock, or gives the bytes back.
+//!
+//! **No drain in vain.** A drain looks at each flow that waits. One that admits nothing more records the use
+//! with which it ended, and until the use is less than that, [`Gate::was_given_back`] is false. It records
+//! first and then reads the use again, and whoever gives back first reduces the use and then reads the record:
+//! one of both sees the other.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -41,6 +47,8 @@ pub(crate) struct Gate {
     used: AtomicI64,
     /// Number of requests that wait.
     waiting: AtomicUsize,
+    /// Bytes in use when the last drain ended.
+    drained: AtomicI64,
     inner: Mutex<Inner>,
 }
 
@@ -54,8 +62,13 @@ impl Gate {
         self.waiting.load(SeqCst) > 0
     }
 
+    /// Whether requests wait, and less is used than when the last drain ended.
+    pub fn was_given_back(&self) -> bool {
+        self.has_waiting() && self.used.load(SeqCst) < self.drained.load(SeqCst)
+    }
+
     /// Changes the bytes that a flow uses. If it uses less, the caller drains the queue if
-    /// [`Gate::has_waiting`].
+    /// [`Gate::was_given_back`].
     pub fn add(&self, flow: &Flow, bytes: i64) {
         self.used.fetch_add(bytes, SeqCst);
         if flow.add(bytes) {
@@ -113,17 +126,28 @@ impl Gate {
     /// Admits the requests that wait, in order, until one does not fit.
     pub fn drain(&self, budget_of: impl Fn(&Flow, u64) -> Option<Budget>) {
         let inner = &mut *self.inner.lock();
-        inner.queue.drain(
-            || self.used(),
-            budget_of,
-            |flow, waiter| {
-                self.waiting.fetch_sub(1, SeqCst);
-                self.used.fetch_add(waiter.bytes as i64, SeqCst);
-                flow.add(waiter.bytes as i64);
-                // If the receiver is being dropped, it gives the bytes back: it takes the lock first.
-                let _ = waiter.admitted.send(Ok(()));
-            },
-        );
+        let used = Cell::new(0);
+        loop {
+            inner.queue.drain(
+                || {
+                    used.set(self.used.load(SeqCst));
+                    used.get().max(0) as u64
+                },
+                &budget_of,
+                |flow, waiter| {
+                    self.waiting.fetch_sub(1, SeqCst);
+                    self.used.fetch_add(waiter.bytes as i64, SeqCst);
+                    flow.add(waiter.bytes as i64);
+                    // If the receiver is being dropped, it gives the bytes back: it takes the lock first.
+                    let _ = waiter.admitted.send(Ok(()));
+                },
+            );
+            // That with which the last request was refused.
+            self.drained.store(used.get(), SeqCst);
+            if !self.was_given_back() {
+                return;
+            }
+        }
     }
 
     /// Fails the requests that wait for which `why` returns an error.

@@ -10,7 +10,9 @@
 //! queueing: the start tag of the request at the front is the end of the flow's last request, but not before
 //! the present virtual time; its end is later by its cost divided by the weight. Requests below their share
 //! are served first, then the others; within each of both, the least start tag is first. The first request
-//! that does not fit ends the round, also if a later one would fit.
+//! that does not fit ends the round, also if a later one would fit. A flow that was above its share for long
+//! has an old tag; when it is served, its tag is raised to [`MAX_LAG`] before the present, so that it does not
+//! precede the others for as long as it lacked.
 //!
 //! **No starvation.** The resource is given back after a finite time, and a request of any size fits when
 //! nothing is used. Consider the request with the least tag among those below their share: none is admitted
@@ -19,7 +21,7 @@
 //! becomes the least. A request above its share becomes one below it when its flow uses nothing, at the
 //! latest: its flow gets nothing before it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::flow::{DEFAULT_WEIGHT, Flow, MAX_WEIGHT};
@@ -29,6 +31,8 @@ use super::flow::{DEFAULT_WEIGHT, Flow, MAX_WEIGHT};
 const SMALL: u64 = 64 << 10;
 /// Unit of costs in virtual time.
 const COST_UNIT: u64 = 512;
+/// Most virtual time by which a tag lags behind the present: that of 4 MiB of a flow of the default weight.
+const MAX_LAG: u64 = (4 << 20) / COST_UNIT * MAX_WEIGHT / DEFAULT_WEIGHT;
 
 /// The bytes of a resource that may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,16 +74,18 @@ struct Entry<T> {
 /// The requests of one flow that wait; never empty.
 struct Lane<T> {
     flow: Arc<Flow>,
-    /// Tag of the first one.
-    start: u64,
     entries: VecDeque<Entry<T>>,
 }
 
+/// Start tag of the first request of a lane, and id of its flow.
+type Place = (u64, u64);
+
 /// Requests that wait; see the module documentation.
 pub(crate) struct Queue<T> {
-    lanes: BTreeMap<u64, Lane<T>>,
-    /// Start tag and flow of each lane.
-    order: BTreeSet<(u64, u64)>,
+    /// In the order of their tags.
+    lanes: BTreeMap<Place, Lane<T>>,
+    /// The start tag of each flow that has a lane.
+    starts: HashMap<u64, u64>,
     /// Virtual time: the tag of the last request that was admitted.
     now: u64,
     /// Weight of the active flows.
@@ -89,7 +95,7 @@ pub(crate) struct Queue<T> {
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Queue { lanes: BTreeMap::new(), order: BTreeSet::new(), now: 0, active: 0, next_number: 0 }
+        Queue { lanes: BTreeMap::new(), starts: HashMap::new(), now: 0, active: 0, next_number: 0 }
     }
 }
 
@@ -103,12 +109,28 @@ impl<T> Queue<T> {
     /// Bytes for which requests of a flow wait.
     #[cfg(test)]
     pub fn waiting_cost(&self, id: u64) -> u64 {
-        self.lanes.get(&id).map_or(0, |lane| lane.entries.iter().map(|e| e.cost).sum())
+        let lane = self.place(id).and_then(|place| self.lanes.get(&place));
+        lane.map_or(0, |lane| lane.entries.iter().map(|e| e.cost).sum())
+    }
+
+    fn place(&self, id: u64) -> Option<Place> {
+        self.starts.get(&id).map(|start| (*start, id))
+    }
+
+    /// Adds the lane of a flow that had none.
+    fn add_lane(&mut self, start: u64, lane: Lane<T>) {
+        self.starts.insert(lane.flow.id(), start);
+        self.lanes.insert((start, lane.flow.id()), lane);
+    }
+
+    fn remove_lane(&mut self, place: Place) -> Option<Lane<T>> {
+        self.starts.remove(&place.1);
+        self.lanes.remove(&place)
     }
 
     /// Updates the weight of the active flows after a change of this one.
     pub fn recount(&mut self, flow: &Flow) {
-        let is_active = flow.used() > 0 || self.lanes.contains_key(&flow.id());
+        let is_active = flow.used() > 0 || self.starts.contains_key(&flow.id());
         let weight = if is_active { flow.weight() } else { 0 };
         self.active = self.active + weight - flow.set_counted(weight);
     }
@@ -146,20 +168,18 @@ impl<T> Queue<T> {
             let first = lane.entries.front().and_then(|e| decide(&lane.flow, e.cost));
             first.is_some_and(|first| first.is_below || !is_below)
         };
-        !self.lanes.contains_key(&flow.id()) && !self.lanes.values().any(precedes)
+        !self.starts.contains_key(&flow.id()) && !self.lanes.values().any(precedes)
     }
 
     /// Adds a request at the end of its flow's queue; returns its number.
     pub fn push(&mut self, flow: &Arc<Flow>, cost: u64, what: T) -> u64 {
         self.next_number += 1;
         let entry = Entry { number: self.next_number, cost, what };
-        match self.lanes.get_mut(&flow.id()) {
+        match self.place(flow.id()).and_then(|place| self.lanes.get_mut(&place)) {
             Some(lane) => lane.entries.push_back(entry),
             None => {
-                let start = self.now.max(flow.finish());
-                let lane = Lane { flow: flow.clone(), start, entries: VecDeque::from([entry]) };
-                self.lanes.insert(flow.id(), lane);
-                self.order.insert((start, flow.id()));
+                let lane = Lane { flow: flow.clone(), entries: VecDeque::from([entry]) };
+                self.add_lane(self.now.max(flow.finish()), lane);
                 self.recount(flow);
             }
         }
@@ -168,33 +188,29 @@ impl<T> Queue<T> {
 
     /// Removes a request that waits; `None` if it does not wait any more.
     pub fn remove(&mut self, flow: &Arc<Flow>, number: u64) -> Option<T> {
-        let lane = self.lanes.get_mut(&flow.id())?;
+        let place = self.place(flow.id())?;
+        let lane = self.lanes.get_mut(&place)?;
         let at = lane.entries.iter().position(|e| e.number == number)?;
         let entry = lane.entries.remove(at)?;
         if lane.entries.is_empty() {
-            self.order.remove(&(lane.start, flow.id()));
-            self.lanes.remove(&flow.id());
+            self.remove_lane(place);
             self.recount(flow);
         }
         Some(entry.what)
     }
 
-    /// Removes the first request of a flow that waits, and charges the flow for it.
-    fn take_first(&mut self, id: u64) -> Option<(Arc<Flow>, T)> {
-        let lane = self.lanes.get_mut(&id)?;
+    /// Removes the first request of a lane, and charges its flow for it.
+    fn take_first(&mut self, place: Place) -> Option<(Arc<Flow>, T)> {
+        let mut lane = self.remove_lane(place)?;
         let entry = lane.entries.pop_front()?;
         let flow = lane.flow.clone();
-        self.order.remove(&(lane.start, id));
-        let cost = entry.cost.div_ceil(COST_UNIT).max(1) * MAX_WEIGHT / flow.weight().max(1);
-        let finish = lane.start + cost;
+        let start = place.0.max(self.now.saturating_sub(MAX_LAG));
+        let finish = start + entry.cost.div_ceil(COST_UNIT).max(1) * MAX_WEIGHT / flow.weight().max(1);
         flow.set_finish(finish);
-        self.now = self.now.max(lane.start);
-        if lane.entries.is_empty() {
-            self.lanes.remove(&id);
-            self.recount(&flow);
-        } else {
-            lane.start = finish;
-            self.order.insert((finish, id));
+        self.now = self.now.max(start);
+        match lane.entries.is_empty() {
+            true => self.recount(&flow),
+            false => self.add_lane(finish, lane),
         }
         Some((flow, entry.what))
     }
@@ -210,17 +226,19 @@ impl<T> Queue<T> {
         for only_below in [true, false] {
             // Tags only increase, and no flow falls below its share in here: one pass suffices.
             let mut cursor = (0, 0);
-            while let Some(&(start, id)) = self.order.range(cursor..).next() {
-                let Some(lane) = self.lanes.get(&id) else { return };
-                let Some(cost) = lane.entries.front().map(|e| e.cost) else { return };
-                let decision =
-                    budget_of(&lane.flow, cost).map(|budget| self.decide(&lane.flow, cost, used(), &budget));
-                match decision {
-                    None => cursor = (start, id + 1),
-                    Some(d) if only_below && !d.is_below => cursor = (start, id + 1),
-                    Some(d) if !d.fits => return,
-                    Some(_) => {
-                        if let Some((flow, what)) = self.take_first(id) {
+            loop {
+                let used = used();
+                let next = self.lanes.range(cursor..).find_map(|(place, lane)| {
+                    let cost = lane.entries.front()?.cost;
+                    let decision = self.decide(&lane.flow, cost, used, &budget_of(&lane.flow, cost)?);
+                    (decision.is_below || !only_below).then_some((*place, decision.fits))
+                });
+                match next {
+                    None => break,
+                    Some((_, false)) => return,
+                    Some((place, true)) => {
+                        cursor = place;
+                        if let Some((flow, what)) = self.take_first(place) {
                             admit(&flow, what);
                             self.recount(&flow);
                         }

@@ -12,6 +12,7 @@ use super::{Flow, Gate};
 
 const BUDGET: u64 = 8 << 20;
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
 /// A resource whose bytes are given back in the order in which they were taken.
 struct Resource {
@@ -178,6 +179,61 @@ proptest! {
         prop_assert!(flows.iter().all(|flow| flow.used() == 0 && flow.counted() == 0));
         prop_assert!(gate.may(&flows[0], BUDGET, budget));
     }
+}
+
+/// Flows that were above their shares while another one was served many times: when it is above its share as
+/// well, it does not wait until they have caught up.
+#[test]
+fn a_flow_does_not_make_up_for_all_that_it_lacked() {
+    let mut queue = Queue::default();
+    let [a, b] = [1, 2].map(|id| Arc::new(Flow::new(id)));
+    let admit = |queue: &mut Queue<()>, most: usize| {
+        let admitted = std::cell::RefCell::new(Vec::new());
+        // All fits until `most` were admitted.
+        let used = || if admitted.borrow().len() < most { 0 } else { BUDGET };
+        queue.drain(used, |_, _| Some(Budget::of(BUDGET)), |flow, ()| admitted.borrow_mut().push(flow.id()));
+        admitted.into_inner()
+    };
+    a.add(BUDGET as i64 / 2);
+    queue.push(&a, MIB, ());
+    for _ in 0..1000 {
+        queue.push(&b, MIB, ());
+        assert_eq!(admit(&mut queue, 1), [2], "it is below its share");
+    }
+    b.add(BUDGET as i64 / 2);
+    for _ in 0..100 {
+        queue.push(&a, MIB, ());
+        queue.push(&b, MIB, ());
+    }
+    let admitted = admit(&mut queue, 40);
+    let of_b = admitted.iter().filter(|id| **id == 2).count();
+    assert!((15..=20).contains(&of_b), "{of_b} of {admitted:?}");
+}
+
+#[test]
+fn a_drain_in_vain_is_not_repeated_before_bytes_are_given_back() {
+    let (gate, budget) = (Gate::default(), |_: &Flow, _: u64| Some(Budget::of(BUDGET)));
+    let [a, b] = [1, 2].map(|id| Arc::new(Flow::new(id)));
+    assert!(gate.take(&a, (BUDGET, BUDGET), budget));
+    assert!(!gate.was_given_back());
+    let mut waiting = gate.enqueue(&b, (MIB, MIB)).unwrap();
+    gate.drain(budget);
+    assert!(!gate.was_given_back());
+    // Bytes that move from a reservation to the buffers are given back and taken again.
+    gate.add(&a, -(KIB as i64));
+    assert!(gate.was_given_back());
+    gate.add(&a, KIB as i64);
+    assert!(!gate.was_given_back());
+    // Too few for the request: looking once was enough.
+    gate.add(&a, -(KIB as i64));
+    gate.drain(budget);
+    assert!(!gate.was_given_back());
+    gate.add(&a, -(MIB as i64));
+    assert!(gate.was_given_back());
+    gate.drain(budget);
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(matches!(pin!(waiting.admitted()).poll(&mut cx), Poll::Ready(Ok(()))));
+    assert!(!gate.was_given_back());
 }
 
 #[test]

@@ -263,6 +263,12 @@ impl SpaceGovernor {
         }
     }
 
+    fn admit_if_given_back(&self) {
+        if self.gate.was_given_back() {
+            self.admit_waiting();
+        }
+    }
+
     /// Refuses the requests that wait, and all that would have to wait: the pool has stopped.
     pub fn refuse_waiting(&self) {
         self.gate.close();
@@ -311,11 +317,18 @@ impl SpaceGovernor {
         let before = self.dirty.fetch_add(bytes, SeqCst);
         self.gate.add(flow, bytes);
         if bytes < 0 {
-            self.admit_waiting();
+            self.admit_if_given_back();
         }
         let budget = self.write_buffer.min(self.memory.load(Relaxed));
         let half = (budget.min(self.flush_bound.bytes_for(flow.id())) / 2) as i64;
         before < half && before + bytes >= half
+    }
+
+    /// Records that a commit has written `bytes` of the buffers of a flow. After the last flow of its group,
+    /// the caller calls [`SpaceGovernor::admit_waiting`].
+    pub fn written(&self, flow: &Flow, bytes: u64) {
+        self.dirty.fetch_sub(bytes as i64, SeqCst);
+        self.gate.add(flow, -(bytes as i64));
     }
 
     /// Whether writes of guests are slowed down because room is short.
@@ -680,7 +693,7 @@ impl Drop for Admission<'_> {
             self.spend(self.left);
         }
         // Also for bytes that were spent and did not become dirty.
-        self.governor.admit_waiting();
+        self.governor.admit_if_given_back();
     }
 }
 
