@@ -29,6 +29,8 @@ pub(super) struct Files {
     writable: bool,
     /// The file system writes preallocated blocks in place.
     in_place: bool,
+    /// It records which preallocated blocks were written, in a journal for which a sync waits.
+    in_journal: bool,
     /// The file system does not support preallocation.
     no_fallocate: AtomicBool,
     cache: Mutex<Cache>,
@@ -109,8 +111,10 @@ impl Files {
         let cache = Mutex::new(Cache { open: HashMap::new(), limit: limit.max(1), clock: 0 });
         let no_fallocate = AtomicBool::new(false);
         let dir = retry_shortage(|| File::open(path))?;
+        let file_system = file_system(&dir)?;
         Ok(Files {
-            in_place: writes_in_place(file_system(&dir)?),
+            in_place: writes_in_place(file_system),
+            in_journal: file_system != libc::TMPFS_MAGIC,
             dir,
             path: path.into(),
             direct,
@@ -259,6 +263,11 @@ impl Files {
     /// cannot find the file system full, and `RWF_DSYNC` makes it durable.
     pub(super) fn preallocates_for_overwrites(&self) -> bool {
         self.in_place && !self.no_fallocate.load(Ordering::Relaxed)
+    }
+
+    /// Whether a synced write is shorter where zeroes were written before: see [`super::growing`].
+    pub(super) fn gains_from_zeroes(&self) -> bool {
+        self.in_journal && self.preallocates_for_overwrites()
     }
 
     fn preallocate(&self, file: &File, len: u64) -> io::Result<()> {

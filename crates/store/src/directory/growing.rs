@@ -8,8 +8,8 @@
 //! duration of a small synced append. So one such append in many also writes zeroes after its data, where the
 //! contract promises zeroes anyway, and the next ones overwrite them. And while most bytes are in synced
 //! appends that are not large, an object that is created ahead of its first append is filled with zeroes, on
-//! another thread. They double the bytes written for synced appends. Large ones and others gain less from
-//! zeroes than these cost, and write none.
+//! another thread, if the disk takes them quickly. They double the bytes written for synced appends. Large
+//! ones and others gain less from zeroes than these cost, and write none.
 
 use std::collections::HashMap;
 

@@ -26,6 +26,10 @@ const SMALL_BYTES: usize = 64 << 10;
 
 /// Zeroes are written to a new file this many bytes at a time, so that they hardly delay other writes.
 const FILLED_AT_ONCE: usize = 256 << 10;
+/// Not if that takes longer, in the mean of the first [`FIRST_JUDGED`] or more: on such a disk, synced writes
+/// would be delayed by the zeroes for longer than by the journal.
+const FILL_PART_TIME: Duration = Duration::from_micros(250);
+const FIRST_JUDGED: u32 = 8;
 /// For at most this time, since a commit may need the file, and a server that stops waits for the thread.
 const FILL_TIME: Duration = Duration::from_millis(200);
 
@@ -148,13 +152,19 @@ impl SuperblockFile {
 /// many. May block.
 fn fill_with_zeroes(file: &File, len: u64) -> std::io::Result<u64> {
     let (zeroes, begun) = (IoBuf::zeroed(FILLED_AT_ONCE), Instant::now());
-    let mut at = 0;
-    while at < len && begun.elapsed() < FILL_TIME {
+    let (mut at, mut parts) = (0, 0);
+    while at < len && is_worth_filling(parts, begun.elapsed()) {
         let part = &zeroes[..(len - at).min(FILLED_AT_ONCE as u64) as usize];
         retry_shortage(|| file.write_all_at(part, at))?;
         at += part.len() as u64;
+        parts += 1;
     }
     file.sync_data().map(|()| at)
+}
+
+/// Whether to continue after so many parts, which took `time`.
+fn is_worth_filling(parts: u32, time: Duration) -> bool {
+    time < FILL_TIME && (parts < FIRST_JUDGED || time <= FILL_PART_TIME * parts)
 }
 
 /// Returns the preallocated space after `end`.
@@ -199,7 +209,7 @@ impl DirectoryStore {
         let (answer, result) = oneshot::channel();
         let len = data.len() as u64;
         self.shared.growing.count(len, synced);
-        let small = synced && data.len() <= SMALL_BYTES;
+        let small = synced && data.len() <= SMALL_BYTES && self.shared.files.gains_from_zeroes();
         let zeroes = self.shared.growing.zeroes_after(id, offset + len, small, expected) - offset;
         data.resize(zeroes as usize);
         let last = offset > 0 && offset + len == expected;
@@ -229,7 +239,7 @@ impl Store for DirectoryStore {
         let shared = self.shared.clone();
         let fills = shared.growing.gains_from_zeroes()
             && self.io.synced_writes_are_fast()
-            && shared.files.preallocates_for_overwrites();
+            && shared.files.gains_from_zeroes();
         self.io.pool.run(move || {
             let created = shared.create(id, expected).map(|file| {
                 // Without the zeroes, appends only take longer.
@@ -355,6 +365,15 @@ impl Store for DirectoryStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_filled_on_a_fast_disk_only() {
+        let after = |parts, each| is_worth_filling(parts, Duration::from_micros(each) * parts);
+        assert!(after(0, 0) && after(FIRST_JUDGED - 1, 700), "too few to judge");
+        assert!(after(FIRST_JUDGED, 100) && after(256, 240));
+        assert!(!after(FIRST_JUDGED, 700) && !after(256, 260));
+        assert!(!is_worth_filling(1, FILL_TIME), "a commit may wait for the file");
+    }
 
     #[test]
     fn a_new_file_is_filled_to_its_end() {
