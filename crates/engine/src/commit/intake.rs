@@ -327,20 +327,21 @@ impl Intake {
         }
     }
 
-    /// Counts that a commit has written buffers of a disk, of this cost. After the last disk of its group, the
-    /// caller calls [`Intake::group_ended`].
-    pub fn written(&self, disk: &Disk, cost: u64) {
+    /// Counts that a commit has written a buffer of a disk, of this cost. Returns the bytes of room in the
+    /// write buffers, of which the caller passes the sum of the group to [`Intake::group_written`].
+    pub fn written(&self, disk: &Disk, cost: u64) -> u64 {
         if disk.is_desktop() {
             self.caches.add(disk, -(cost as i64));
-        } else {
-            self.space.written(&disk.writes, cost);
+            return 0;
         }
+        self.space.written(&disk.writes, cost);
+        cost
     }
 
     /// Admits requests that wait for room, after the buffers of a group were written. If others still wait,
     /// requests the next commit.
-    pub fn group_ended(&self) {
-        self.space.admit_waiting();
+    pub fn group_written(&self, room: u64) {
+        self.space.group_written(room);
         if self.space.has_waiting() {
             self.request_commit();
         }

@@ -10,9 +10,11 @@
 //! with its bytes; one that is dropped leaves the queue under that lock, or gives the bytes back.
 //!
 //! **No drain in vain.** A drain looks at each flow that waits. One that admits nothing more records the use
-//! with which it ended, and until the use is less than that, [`Gate::was_given_back`] is false. It records
+//! with which it ended, and [`Gate::drain_returned`] does nothing until the use is less than that. It records
 //! first and then reads the use again, and whoever gives back first reduces the use and then reads the record:
-//! one of both sees the other.
+//! one of both sees the other. The use of a flow is reduced before that of all, so that a drain that sees the
+//! latter decides with the former. A request that fits for another reason, because the shares or the budget
+//! have changed, waits for [`Gate::drain`], which the owner of the resource calls now and then.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -63,14 +65,33 @@ impl Gate {
     }
 
     /// Whether requests wait, and less is used than when the last drain ended.
-    pub fn was_given_back(&self) -> bool {
+    fn was_given_back(&self) -> bool {
         self.has_waiting() && self.used.load(SeqCst) < self.drained.load(SeqCst)
     }
 
-    /// Changes the bytes that a flow uses. If it uses less, the caller drains the queue if
-    /// [`Gate::was_given_back`].
+    /// Changes the bytes that a flow uses. If it uses less, the caller calls [`Gate::drain_returned`].
     pub fn add(&self, flow: &Flow, bytes: i64) {
-        self.used.fetch_add(bytes, SeqCst);
+        if bytes > 0 {
+            self.used.fetch_add(bytes, SeqCst);
+        }
+        self.add_to_flow(flow, bytes);
+        if bytes < 0 {
+            self.used.fetch_add(bytes, SeqCst);
+        }
+    }
+
+    /// Reduces the bytes that a flow uses, but not yet those of all: the caller does that at once for many
+    /// flows, by [`Gate::give_back`].
+    pub fn give_back_later(&self, flow: &Flow, bytes: u64) {
+        self.add_to_flow(flow, -(bytes as i64));
+    }
+
+    /// Reduces the bytes that all flows use, after those of each. The caller drains the queue.
+    pub fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes as i64, SeqCst);
+    }
+
+    fn add_to_flow(&self, flow: &Flow, bytes: i64) {
         if flow.add(bytes) {
             self.inner.lock().queue.recount(flow);
         }
@@ -125,10 +146,24 @@ impl Gate {
 
     /// Admits the requests that wait, in order, until one does not fit.
     pub fn drain(&self, budget_of: impl Fn(&Flow, u64) -> Option<Budget>) {
-        let inner = &mut *self.inner.lock();
+        self.drain_locked(&mut self.inner.lock().queue, budget_of);
+    }
+
+    /// As [`Gate::drain`], if less is used than when the last drain ended.
+    pub fn drain_returned(&self, budget_of: impl Fn(&Flow, u64) -> Option<Budget>) {
+        if self.was_given_back() {
+            let mut inner = self.inner.lock();
+            // Another thread may have drained it since.
+            if self.was_given_back() {
+                self.drain_locked(&mut inner.queue, budget_of);
+            }
+        }
+    }
+
+    fn drain_locked(&self, queue: &mut Queue<Waiter>, budget_of: impl Fn(&Flow, u64) -> Option<Budget>) {
         let used = Cell::new(0);
         loop {
-            inner.queue.drain(
+            queue.drain(
                 || {
                     used.set(self.used.load(SeqCst));
                     used.get().max(0) as u64

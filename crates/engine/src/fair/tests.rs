@@ -211,29 +211,38 @@ fn a_flow_does_not_make_up_for_all_that_it_lacked() {
 }
 
 #[test]
-fn a_drain_in_vain_is_not_repeated_before_bytes_are_given_back() {
-    let (gate, budget) = (Gate::default(), |_: &Flow, _: u64| Some(Budget::of(BUDGET)));
+fn requests_are_looked_at_again_only_after_bytes_were_given_back() {
+    let gate = Gate::default();
     let [a, b] = [1, 2].map(|id| Arc::new(Flow::new(id)));
-    assert!(gate.take(&a, (BUDGET, BUDGET), budget));
-    assert!(!gate.was_given_back());
+    assert!(gate.take(&a, (BUDGET, BUDGET), |_, _| Some(Budget::of(BUDGET))));
     let mut waiting = gate.enqueue(&b, (MIB, MIB)).unwrap();
+    let looks = std::cell::Cell::new(0);
+    let budget = |_: &Flow, _: u64| {
+        looks.set(looks.get() + 1);
+        Some(Budget::of(BUDGET))
+    };
+    let looked = || {
+        gate.drain_returned(budget);
+        looks.take() > 0
+    };
     gate.drain(budget);
-    assert!(!gate.was_given_back());
+    assert!(looks.take() > 0 && !looked());
     // Bytes that move from a reservation to the buffers are given back and taken again.
     gate.add(&a, -(KIB as i64));
-    assert!(gate.was_given_back());
     gate.add(&a, KIB as i64);
-    assert!(!gate.was_given_back());
-    // Too few for the request: looking once was enough.
+    assert!(!looked());
+    // Too few for the request: looking once is enough.
     gate.add(&a, -(KIB as i64));
-    gate.drain(budget);
-    assert!(!gate.was_given_back());
-    gate.add(&a, -(MIB as i64));
-    assert!(gate.was_given_back());
-    gate.drain(budget);
+    assert!(looked() && !looked());
+    // Flow by flow at first, then at once.
+    gate.give_back_later(&a, MIB);
+    assert!(!looked());
+    gate.give_back(MIB);
+    assert!(looked());
     let mut cx = Context::from_waker(Waker::noop());
     assert!(matches!(pin!(waiting.admitted()).poll(&mut cx), Poll::Ready(Ok(()))));
-    assert!(!gate.was_given_back());
+    assert_eq!((gate.used(), a.used(), b.used()), (BUDGET - KIB, BUDGET - MIB - KIB, MIB));
+    assert!(!looked());
 }
 
 #[test]

@@ -263,10 +263,9 @@ impl SpaceGovernor {
         }
     }
 
-    fn admit_if_given_back(&self) {
-        if self.gate.was_given_back() {
-            self.admit_waiting();
-        }
+    /// Admits requests that wait, if less is used than when they were looked at last.
+    fn admit_returned(&self) {
+        self.gate.drain_returned(|flow, cost| self.budget_for(flow, cost));
     }
 
     /// Refuses the requests that wait, and all that would have to wait: the pool has stopped.
@@ -317,7 +316,7 @@ impl SpaceGovernor {
         let before = self.dirty.fetch_add(bytes, SeqCst);
         self.gate.add(flow, bytes);
         if bytes < 0 {
-            self.admit_if_given_back();
+            self.admit_returned();
         }
         let budget = self.write_buffer.min(self.memory.load(Relaxed));
         let half = (budget.min(self.flush_bound.bytes_for(flow.id())) / 2) as i64;
@@ -325,10 +324,17 @@ impl SpaceGovernor {
     }
 
     /// Records that a commit has written `bytes` of the buffers of a flow. After the last flow of its group,
-    /// the caller calls [`SpaceGovernor::admit_waiting`].
+    /// the caller calls [`SpaceGovernor::group_written`] with the bytes of all.
     pub fn written(&self, flow: &Flow, bytes: u64) {
         self.dirty.fetch_sub(bytes as i64, SeqCst);
-        self.gate.add(flow, -(bytes as i64));
+        self.gate.give_back_later(flow, bytes);
+    }
+
+    /// Admits requests that wait into the room of buffers that a commit has written. They are looked at once
+    /// for all flows.
+    pub fn group_written(&self, bytes: u64) {
+        self.gate.give_back(bytes);
+        self.admit_waiting();
     }
 
     /// Whether writes of guests are slowed down because room is short.
@@ -693,7 +699,7 @@ impl Drop for Admission<'_> {
             self.spend(self.left);
         }
         // Also for bytes that were spent and did not become dirty.
-        self.governor.admit_if_given_back();
+        self.governor.admit_returned();
     }
 }
 
