@@ -361,9 +361,9 @@ impl Session {
         // Closing the connection closes the session: it has no other.
         let response = if matches!(reason, 0 | 1) { CLOSED } else { NO_RECOVERY };
         self.leaving = response == CLOSED;
-        if self.leaving {
-            // RESERVE has ended when the initiator reads the answer; that of a command in progress ends with
-            // the command.
+        if self.leaving && self.commands.tasks.len() == 0 {
+            // RESERVE has ended when the initiator reads the answer. Commands in progress keep the units, so
+            // that they end if the access to these is revoked.
             self.commands.luns.iter().for_each(|luns| luns.leave());
         }
         self.link.put(&reply::logout(tag, &self.link.status_numbers(), response), &[], output);
