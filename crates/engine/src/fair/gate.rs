@@ -9,12 +9,13 @@
 //! is seen, or the drain sees the reduced use. A request is admitted under the lock of the queue, together
 //! with its bytes; one that is dropped leaves the queue under that lock, or gives the bytes back.
 //!
-//! **No drain in vain.** A drain looks at each flow that waits. One that admits nothing more records the use
-//! with which it ended, and [`Gate::drain_returned`] does nothing until the use is less than that. It records
-//! first and then reads the use again, and whoever gives back first reduces the use and then reads the record:
-//! one of both sees the other. The use of a flow is reduced before that of all, so that a drain that sees the
-//! latter decides with the former. A request that fits for another reason, because the shares or the budget
-//! have changed, waits for [`Gate::drain`], which the owner of the resource calls now and then.
+//! **No drain without effect.** A drain looks at each flow that waits. Its end records the use with which it
+//! admitted nothing more, and [`Gate::drain_returned`] does nothing until the use is less than that. The
+//! drain records first and then reads the use again; a caller that gives back first reduces the use and then
+//! reads the record: one of both sees the other. The use of a flow is reduced before that of all, so that a
+//! drain that sees the latter decides with the former. A request that fits for another reason, because the
+//! shares or the budget have changed, waits for [`Gate::drain`], which the owner of the resource calls now
+//! and then.
 
 use std::cell::Cell;
 use std::sync::Arc;

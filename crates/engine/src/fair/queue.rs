@@ -11,8 +11,8 @@
 //! the present virtual time; its end is later by its cost divided by the weight. Requests below their share
 //! are served first, then the others; within each of both, the least start tag is first. The first request
 //! that does not fit ends the round, also if a later one would fit. A flow that was above its share for long
-//! has an old tag; when it is served, its tag is raised to [`MAX_LAG`] before the present, so that it does not
-//! precede the others for as long as it lacked.
+//! has an old tag; when it is served, its tag is raised to [`MAX_LAG`] before the present, so that it does
+//! not precede the others for as long as it lacked.
 //!
 //! **No starvation.** The resource is given back after a finite time, and a request of any size fits when
 //! nothing is used. Consider the request with the least tag among those below their share: none is admitted
