@@ -4,10 +4,11 @@
 //! lock.
 //!
 //! **No lost wake-up.** A request that waits first enters the queue, which [`Gate::waiting`] counts, and then
-//! the queue is drained. A request that gives bytes back first reduces the use, and then reads that count;
-//! if it is not 0, its caller drains the queue. Both sequences are sequentially consistent: either the count
-//! is seen, or the drain sees the reduced use. A request is admitted under the lock of the queue, together
-//! with its bytes; one that is dropped leaves the queue under that lock, or gives the bytes back.
+//! the queue is drained. A request that gives bytes back first reduces the use, and then reads that count; if
+//! it is not 0, its caller drains the queue, but for the exception below. Both sequences are sequentially
+//! consistent: either the count is seen, or the drain sees the reduced use. A request is admitted under the
+//! lock of the queue, together with its bytes; one that is dropped leaves the queue under that lock, or gives
+//! the bytes back.
 //!
 //! **No drain without effect.** A drain looks at each flow that waits. Its end records the use with which it
 //! admitted nothing more, and [`Gate::drain_returned`] does nothing until the use is less than that. The

@@ -14,11 +14,12 @@
 //! once or not at all, never twice, which could refuse a request that fits.
 //!
 //! A request that waits is admitted when bytes are given back, or when the state of the store permits more.
-//! Each such event calls [`SpaceGovernor::admit_waiting`]: buffers that shrink, because a commit has written
-//! them or a write replaced them; an admission, or a request that waits, that is dropped; an observation of
-//! the store; a refusal; the end of a reclaim. The commit that a waiting request needs is requested when it
-//! begins to wait, when a commit ends and requests still wait, and when a buffer becomes dirty while requests
-//! wait ([`crate::commit`]). When the pool stops, all are refused.
+//! Each such event calls [`SpaceGovernor::admit_waiting`]: the end of a commit, which has written buffers; a
+//! request that waits and is dropped; an observation of the store; a refusal; the end of a reclaim. So do a
+//! write that replaces data in the buffers and the end of an admission, if less is used than when the
+//! requests were looked at last. The commit that a waiting request needs is requested when it begins to wait,
+//! when a commit ends and requests still wait, and when a buffer becomes dirty while requests wait
+//! ([`crate::commit`]). When the pool stops, all are refused.
 
 use std::sync::Arc;
 use std::time::Duration;
