@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import struct
+import threading
 import time
 
 from forebay import Server
@@ -141,6 +142,38 @@ def no_write_of_a_cut_connection_lands_after_one_of_the_next(t):
         for done in clients:
             done.result()
     s.stop()
+
+
+@test
+def a_connection_next_to_a_busy_one_is_served(t):
+    port = free_port()
+    s = t.server("--nbd", f"127.0.0.1:{port}")
+    s.cli("volume", "create", "v", "--size", "1M")
+    done, requests = threading.Event(), [0]
+
+    def load(busy):
+        while not done.is_set():
+            busy.send(WRITE, 0, PIECE, bytes(PIECE))
+            busy.reply()
+            requests[0] += 1
+            time.sleep(0.002)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # It sends steadily, for ever, and less in ten seconds than the buffers of a connection may hold.
+        busy = pool.submit(load, Connection(("127.0.0.1", port), "v"))
+        try:
+            for _ in range(3):
+                before, begun = requests[0], time.monotonic()
+                while requests[0] < before + 20:
+                    time.sleep(0.01)
+                other = Connection(("127.0.0.1", port), "v")
+                other.send(READ, 1, PIECE)
+                other.reply(PIECE)
+                check(time.monotonic() - begun < 8, f"it took {time.monotonic() - begun:.1f} s")
+                other.socket.close()
+        finally:
+            done.set()
+        busy.result()
 
 
 def free_port():

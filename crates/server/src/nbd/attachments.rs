@@ -18,7 +18,9 @@
 //! The end of a TCP stream cannot be seen before all bytes that precede it were received, and the server does
 //! not receive from a throttled client. So while a TCP connection has input that was not read, an attachment
 //! waits until this input, and what the buffers of both hosts may hold behind it, was executed
-//! ([`IN_FLIGHT`]). It is refused if that takes longer than [`CATCH_UP`].
+//! ([`IN_FLIGHT`]). It is refused if that takes longer than [`CATCH_UP`]. After much input was read, more may
+//! follow from the buffers of the client's host, for which there was no room in those of this one. So for
+//! [`AFTER_BURST`] the attachment waits for the end of such a connection.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -27,6 +29,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -47,6 +50,11 @@ const CATCH_UP: Duration = Duration::from_secs(10);
 const CATCH_UP_STEP: Duration = Duration::from_millis(5);
 /// Number of intervals without unread input after which a peer counts as connected.
 const QUIET_STEPS: u32 = 4;
+/// Bytes after which the window of a TCP connection may have been closed: less than the smallest one.
+const BURST: u64 = 16 << 10;
+/// Time after a burst in which the host of the peer continues to send, once it learns that the window is open:
+/// at the latest by a timer of 200 ms, and a busy one is late. Then a peer counts as connected.
+const AFTER_BURST: Duration = Duration::from_millis(500);
 
 /// Requests of an earlier connection do not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +75,28 @@ pub(crate) struct Shared {
     changed: Notify,
     /// Bytes of requests that were served.
     served: AtomicU64,
+    /// The last input that was read.
+    burst: Mutex<Burst>,
+}
+
+/// Input that followed other input closely.
+#[derive(Default)]
+struct Burst {
+    bytes: u64,
+    last: Option<Instant>,
+}
+
+impl Burst {
+    fn add(&mut self, bytes: u64, now: Instant) {
+        let follows = self.last.is_some_and(|last| now - last < AFTER_BURST);
+        self.bytes = if follows { self.bytes.saturating_add(bytes) } else { bytes };
+        self.last = Some(now);
+    }
+
+    /// Whether more may follow that the peer has sent already.
+    fn may_continue(&self, now: Instant) -> bool {
+        self.bytes >= BURST && self.last.is_some_and(|last| now - last < AFTER_BURST)
+    }
 }
 
 #[derive(Default)]
@@ -166,25 +196,35 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether the peer may be gone, but input that was not read hides it.
-    fn is_hidden(&self) -> bool {
+    /// Bytes of input that were not read; while there are any, they may hide that the peer is gone.
+    fn unread(&self) -> u64 {
         let state = self.state.lock();
-        state.socket.is_some_and(|peer| peer.is_tcp && has_input(peer.fd)) && !state.is_gone()
+        state.socket.filter(|peer| peer.is_tcp).map_or(0, |peer| unread_input(peer.fd))
     }
 
-    /// Waits while unread input, of before the call, may hide the end of the stream.
+    /// Waits while input, sent before the call, may hide the end of the stream.
     async fn catch_up(&self, deadline: Instant) -> Result<(), StillUnderWay> {
         let before = self.served.load(Relaxed);
-        let mut quiet = if self.is_hidden() { 0 } else { QUIET_STEPS };
-        while quiet < QUIET_STEPS
-            && !self.state.lock().is_gone()
-            && self.served.load(Relaxed) - before < IN_FLIGHT
-        {
-            if Instant::now() >= deadline {
+        let mut unread = self.unread();
+        let mut quiet = if unread > 0 { 0 } else { QUIET_STEPS };
+        // Since when nothing but a burst may hide the end.
+        let mut settled = None;
+        while !self.state.lock().is_gone() && self.served.load(Relaxed) - before < IN_FLIGHT {
+            let now = Instant::now();
+            if unread >= BURST {
+                settled = None;
+            } else if quiet >= QUIET_STEPS {
+                let since = *settled.get_or_insert(now);
+                if now - since >= AFTER_BURST || !self.burst.lock().may_continue(now) {
+                    return Ok(());
+                }
+            }
+            if now >= deadline {
                 return Err(StillUnderWay);
             }
             sleep(CATCH_UP_STEP).await;
-            quiet = if self.is_hidden() { 0 } else { quiet + 1 };
+            unread = self.unread();
+            quiet = if unread > 0 { 0 } else { quiet + 1 };
         }
         Ok(())
     }
@@ -198,9 +238,7 @@ impl Attachments {
     pub async fn end_gone(&self, disk: &str) -> Result<(), StillUnderWay> {
         let others = self.of(disk);
         let begin = Instant::now();
-        for other in &others {
-            other.catch_up(begin + CATCH_UP).await?;
-        }
+        try_join_all(others.iter().map(|other| other.catch_up(begin + CATCH_UP))).await?;
         let begin = Instant::now();
         // All are stopped before the first is waited for.
         let gone: Vec<_> = others.into_iter().filter(|other| other.supersede_if_gone()).collect();
@@ -300,6 +338,11 @@ impl Attachment {
         self.0.served.fetch_add(bytes as u64, Relaxed);
     }
 
+    /// Counts bytes that were received.
+    pub fn received(&self, bytes: usize) {
+        self.0.burst.lock().add(bytes as u64, Instant::now());
+    }
+
     /// Begins a request in a task.
     pub fn begin(&self) -> Begun {
         self.0.state.lock().requests += 1;
@@ -357,10 +400,10 @@ fn has_hung_up(fd: RawFd) -> bool {
     events_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// Whether an open socket has input that was not read.
-fn has_input(fd: RawFd) -> bool {
+/// Bytes of input of an open socket that were not read.
+fn unread_input(fd: RawFd) -> u64 {
     let mut unread: libc::c_int = 0;
     // SAFETY: FIONREAD writes one int to the given address.
     let done = unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut unread) };
-    done == 0 && unread > 0
+    if done == 0 { u64::try_from(unread).unwrap_or(0) } else { 0 }
 }

@@ -115,6 +115,10 @@ impl Protocol for Transmission {
         Ok((used, Stop::Leave))
     }
 
+    fn received(&mut self, bytes: usize) {
+        self.attachment.received(bytes);
+    }
+
     fn search_input(&mut self) -> bool {
         self.dropping = true;
         true

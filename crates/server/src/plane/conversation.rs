@@ -75,6 +75,11 @@ pub(crate) trait Protocol: Unpin {
         output: &mut Output,
     ) -> Result<Stop, Self::Error>;
 
+    /// So many bytes were received.
+    fn received(&mut self, bytes: usize) {
+        let _ = bytes;
+    }
+
     /// Whether memory is held for data that the client has to send, apart from the message that it is
     /// sending.
     fn awaits_data(&self) -> bool {
@@ -436,6 +441,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
                 let received = room.filled().len();
                 self.backlog.budget().count(received);
                 self.stall.moved(received);
+                self.protocol.received(received);
                 self.forget_held();
                 Ok(Poll::Ready(Some(kept + received)))
             }
@@ -455,6 +461,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         unsafe { held.set_len(held.len() + received) };
         self.held = held;
         self.stall.moved(received);
+        self.protocol.received(received);
         Ok(read?.map(|()| received))
     }
 
