@@ -52,7 +52,7 @@ const CATCH_UP_STEP: Duration = Duration::from_millis(5);
 const QUIET_STEPS: u32 = 4;
 /// Bytes after which the window of a TCP connection may have been closed: less than the smallest one.
 const BURST: u64 = 16 << 10;
-/// Time after a burst in which the host of the peer continues to send, once it learns that the window is open:
+/// Time after a burst in which the host of the peer continues to send, once it learns that the window opened:
 /// at the latest by a timer of 200 ms, and a busy one is late. Then a peer counts as connected.
 const AFTER_BURST: Duration = Duration::from_millis(500);
 
@@ -207,7 +207,7 @@ impl Shared {
         let before = self.served.load(Relaxed);
         let mut unread = self.unread();
         let mut quiet = if unread > 0 { 0 } else { QUIET_STEPS };
-        // Since when nothing but a burst may hide the end.
+        // Since when only a burst may hide the end.
         let mut settled = None;
         while !self.state.lock().is_gone() && self.served.load(Relaxed) - before < IN_FLIGHT {
             let now = Instant::now();
