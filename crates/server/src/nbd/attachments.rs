@@ -24,7 +24,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -75,7 +75,9 @@ pub(crate) struct Shared {
     changed: Notify,
     /// Bytes of requests that were served.
     served: AtomicU64,
-    /// The last input that was read.
+    /// The socket is a TCP connection.
+    is_tcp: AtomicBool,
+    /// The last input that was read from a TCP connection.
     burst: Mutex<Burst>,
 }
 
@@ -302,6 +304,7 @@ impl Attachment {
     /// Makes the socket known, until the returned guard is dropped: before the socket is closed.
     pub fn watch(&self, peer: Peer) -> Watched {
         self.0.state.lock().socket = Some(peer);
+        self.0.is_tcp.store(peer.is_tcp, Relaxed);
         Watched(self.0.clone())
     }
 
@@ -340,7 +343,9 @@ impl Attachment {
 
     /// Counts bytes that were received.
     pub fn received(&self, bytes: usize) {
-        self.0.burst.lock().add(bytes as u64, Instant::now());
+        if self.0.is_tcp.load(Relaxed) {
+            self.0.burst.lock().add(bytes as u64, Instant::now());
+        }
     }
 
     /// Begins a request in a task.
@@ -406,4 +411,25 @@ fn unread_input(fd: RawFd) -> u64 {
     // SAFETY: FIONREAD writes one int to the given address.
     let done = unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut unread) };
     if done == 0 { u64::try_from(unread).unwrap_or(0) } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connected_peer_is_waited_for_only_after_a_burst_over_tcp() {
+        for (is_tcp, bytes, waits) in [(true, BURST, true), (true, BURST - 1, false), (false, BURST, false)] {
+            let attachments = Attachments::default();
+            let (socket, _peer) = UnixStream::pair().unwrap();
+            let connected = attachments.attach("v");
+            let _watched = connected.watch(Peer { fd: socket.as_raw_fd(), is_tcp });
+            connected.received(bytes as usize);
+            let begin = Instant::now();
+            attachments.end_gone("v").await.unwrap();
+            assert_eq!(begin.elapsed() >= AFTER_BURST, waits, "TCP {is_tcp}, {bytes} bytes");
+        }
+    }
 }

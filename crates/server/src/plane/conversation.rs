@@ -75,7 +75,7 @@ pub(crate) trait Protocol: Unpin {
         output: &mut Output,
     ) -> Result<Stop, Self::Error>;
 
-    /// So many bytes were received.
+    /// Called when `bytes` bytes were received.
     fn received(&mut self, bytes: usize) {
         let _ = bytes;
     }
