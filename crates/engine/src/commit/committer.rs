@@ -457,12 +457,7 @@ impl Committer {
                 self.reader.turns.record_group(bound.flushing(), group.logged, began);
             }
         }
-        let mut room = 0;
-        for (disk, buffer) in group.frozen.drain(..) {
-            disk.buffers.lock().thaw();
-            room += self.intake.written(&disk, buffer.cost());
-        }
-        self.intake.group_written(room);
+        self.intake.written(group.frozen.drain(..));
         self.space.committed_discards(std::mem::take(&mut group.discarded));
         self.applier.end_copies(group.catalogue_ops());
         self.commits.add(0);

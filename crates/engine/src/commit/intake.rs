@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::driver::Driver;
 use super::schedule::Schedule;
-use crate::buffer::Buffers;
+use crate::buffer::{Buffers, WriteBuffer};
 use crate::client::Clientele;
 use crate::context::Context;
 use crate::dedup::{Fingerprinter, HASHED_TOGETHER};
@@ -327,20 +327,20 @@ impl Intake {
         }
     }
 
-    /// Counts that a commit has written a buffer of a disk, of this cost. Returns the bytes of room in the
-    /// write buffers, of which the caller passes the sum of the group to [`Intake::group_written`].
-    pub fn written(&self, disk: &Disk, cost: u64) -> u64 {
-        if disk.is_desktop() {
-            self.caches.add(disk, -(cost as i64));
-            return 0;
+    /// Drops the frozen buffers of a group that was written, and admits requests that wait for room. If some
+    /// still wait, requests the next commit.
+    pub fn written(&self, group: impl Iterator<Item = (Arc<Disk>, Arc<WriteBuffer>)>) {
+        let mut room = 0;
+        for (disk, buffer) in group {
+            disk.buffers.lock().thaw();
+            let cost = buffer.cost();
+            if disk.is_desktop() {
+                self.caches.add(&disk, -(cost as i64));
+            } else {
+                self.space.written(&disk.writes, cost);
+                room += cost;
+            }
         }
-        self.space.written(&disk.writes, cost);
-        cost
-    }
-
-    /// Admits requests that wait for room, after the buffers of a group were written. If others still wait,
-    /// requests the next commit.
-    pub fn group_written(&self, room: u64) {
         self.space.group_written(room);
         if self.space.has_waiting() {
             self.request_commit();

@@ -265,8 +265,9 @@ impl Files {
         self.in_place && !self.no_fallocate.load(Ordering::Relaxed)
     }
 
-    /// Whether a synced write is shorter where zeroes were written before: see [`super::growing`].
-    pub(super) fn gains_from_zeroes(&self) -> bool {
+    /// Whether the first synced write to preallocated space waits for the journal, and a later one does not:
+    /// see [`super::growing`].
+    pub(super) fn waits_for_journal(&self) -> bool {
         self.in_journal && self.preallocates_for_overwrites()
     }
 

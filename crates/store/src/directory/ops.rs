@@ -162,7 +162,7 @@ fn fill_with_zeroes(file: &File, len: u64) -> std::io::Result<u64> {
     file.sync_data().map(|()| at)
 }
 
-/// Whether to continue after so many parts, which took `time`.
+/// Whether to continue after `parts` parts, which took `time`.
 fn is_worth_filling(parts: u32, time: Duration) -> bool {
     time < FILL_TIME && (parts < FIRST_JUDGED || time <= FILL_PART_TIME * parts)
 }
@@ -209,7 +209,7 @@ impl DirectoryStore {
         let (answer, result) = oneshot::channel();
         let len = data.len() as u64;
         self.shared.growing.count(len, synced);
-        let small = synced && data.len() <= SMALL_BYTES && self.shared.files.gains_from_zeroes();
+        let small = synced && data.len() <= SMALL_BYTES && self.shared.files.waits_for_journal();
         let zeroes = self.shared.growing.zeroes_after(id, offset + len, small, expected) - offset;
         data.resize(zeroes as usize);
         let last = offset > 0 && offset + len == expected;
@@ -239,7 +239,7 @@ impl Store for DirectoryStore {
         let shared = self.shared.clone();
         let fills = shared.growing.gains_from_zeroes()
             && self.io.synced_writes_are_fast()
-            && shared.files.gains_from_zeroes();
+            && shared.files.waits_for_journal();
         self.io.pool.run(move || {
             let created = shared.create(id, expected).map(|file| {
                 // Without the zeroes, appends only take longer.
