@@ -55,6 +55,7 @@ mod sync;
 #[cfg(test)]
 mod testing;
 mod text;
+mod turns;
 mod workers;
 mod zero;
 

@@ -1,15 +1,16 @@
 //! Benchmarks over the size of a pool, run by `make bench-scale`: what the tables of a pool of 1, 10 and 100
 //! TB cost, and what a write costs while 10 to 10,000 disks wait for room in the write buffers.
 //!
-//! The tables are synthetic, on a store in memory without the objects of the segments. Pauses are CPU time of
-//! the engine's only thread between two commits' turns with the log, so that a busy machine does not add to
-//! them; the time of a disk is not included.
+//! The tables are synthetic, on a store in memory in which the objects of the segments are empty. Pauses are
+//! CPU time of the engine's only thread between two commits' turns with the log, so that a busy machine does
+//! not add to them; the time of a disk is not included.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_format::{DiskId, SegmentId, SegmentRecord, SegmentState, Stream};
-use forebay_store::MemoryStore;
+use forebay_format::{DiskId, SegmentId, SegmentRecord, SegmentState, Stream, Superblock};
+use forebay_store::{BoxFuture, Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
+use futures_util::FutureExt;
 
 use crate::disk::Disk;
 use crate::map::Tree;
@@ -78,8 +79,50 @@ fn record(segment: u32) -> SegmentRecord {
     }
 }
 
+/// A store in memory that lists its objects on another thread, as a directory does.
+struct ListingStore(Arc<MemoryStore>);
+
+impl Store for ListingStore {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        self.0.append(id, offset, data, expected)
+    }
+
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.0.sync(id)
+    }
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        self.0.read(id, offset, len)
+    }
+
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.0.delete(id)
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        let store = self.0.clone();
+        let listed = tokio::task::spawn_blocking(move || store.list().now_or_never().unwrap());
+        Box::pin(async { listed.await.unwrap() })
+    }
+
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        self.0.read_superblock()
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        self.0.swap_superblock(new)
+    }
+
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        self.0.capacity()
+    }
+}
+
 async fn measure(segments: u32, disks: u32) {
-    let store = Arc::new(MemoryStore::new());
+    let store = Arc::new(ListingStore(Arc::new(MemoryStore::new())));
+    for segment in 1000..1000 + segments {
+        store.0.prepare(SegmentId(segment), 0).await.unwrap();
+    }
     let config =
         PoolConfig { dedup_index: 0, reclaim_pause: Duration::from_secs(1 << 20), ..PoolConfig::default() };
     let open = || Pool::open(store.clone(), TokioHost::new(), config.clone());

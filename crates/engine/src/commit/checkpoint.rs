@@ -18,11 +18,12 @@ use forebay_format::{BLOCK, BlobRef, CheckpointRoot, DiskRecord, MAX_BLOBS, Segm
 use tokio::task::yield_now;
 
 use super::committer::Committer;
-use crate::limits::{PIECES_BYTES, TABLE_TURN};
+use crate::limits::PIECES_BYTES;
 use crate::log::{Head, Item};
 use crate::map::{Dirty, Tree, collect_dirty};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::tables::{Contents, PageId, PagedTable, StoredTables};
+use crate::turns::Turns;
 use crate::{Error, Mutation, Result};
 
 /// A checkpoint that was taken.
@@ -102,10 +103,9 @@ impl Committer {
         *self.tables.lock() = tables;
         self.checkpointed.store(appended, Relaxed);
         self.checkpoints.add(self.appended.load(Relaxed) - begin);
-        for (record, n) in taken.checkpoint.disks.iter().zip(1usize..) {
-            if n.is_multiple_of(TABLE_TURN) {
-                yield_now().await;
-            }
+        let mut turns = Turns::default();
+        for record in &taken.checkpoint.disks {
+            turns.step().await;
             if let Some(disk) = self.applier.disk(record.id) {
                 disk.tree.write().settle(&self.reader.nodes.cache);
             }

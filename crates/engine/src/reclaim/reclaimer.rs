@@ -13,7 +13,7 @@ use super::counts::Counts;
 use super::mark::{Mark, MarkResult};
 use super::run::{Reclaim, ReportProgress};
 use super::scratch::Scratch;
-use super::victims::Object;
+use super::victims::Objects;
 use crate::commit::{Committer, Taken};
 use crate::context::Context;
 use crate::disk::Disk;
@@ -23,6 +23,7 @@ use crate::space::SpaceGovernor;
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicBool;
 use crate::text::shorten;
+use crate::turns::Turns;
 use crate::{DiskSpace, Error, GcPhase, GcProgress, Mutation, Result, SpaceStats};
 
 /// The results of the last mark.
@@ -150,7 +151,7 @@ impl Reclaimer {
         let mut marked = mark.find(&taken, counts.take()).await?;
         let objects = self.survey(&taken, &with_pages, &mut marked).await?;
         mark.add_up(&mut marked).await?;
-        self.record_figures(&marked, &objects);
+        self.record_figures(&marked, &objects).await;
         let damaged = self.record_damaged_maps(&taken, &marked);
         let mut reclaim = Reclaim::new(&self.cleaner, report, &taken, requested);
         let freed = reclaim.run(&marked, objects).await;
@@ -228,11 +229,17 @@ impl Reclaimer {
         Ok(())
     }
 
-    fn record_figures(&self, marked: &MarkResult, objects: &[Object]) {
-        let stored: u64 = objects.iter().map(|o| o.bytes).sum();
-        let live: u64 = marked.live().values().map(|l| l.stored).sum();
-        let stuck = objects.iter().filter(|o| o.stuck);
-        let kept: u64 = stuck.map(|o| o.bytes.saturating_sub(o.live)).sum();
+    async fn record_figures(&self, marked: &MarkResult, objects: &Objects) {
+        let (mut turns, mut stored, mut kept, mut live) = (Turns::default(), 0, 0, 0);
+        for object in objects.iter() {
+            turns.step().await;
+            stored += object.bytes;
+            kept += if object.stuck { object.bytes.saturating_sub(object.live) } else { 0 };
+        }
+        for of in marked.live().values() {
+            turns.step().await;
+            live += of.stored;
+        }
         let pool = SpaceStats {
             as_of_ms: self.cx.host.unix_ms(),
             logical_bytes: marked.logical_bytes,

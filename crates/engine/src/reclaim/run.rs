@@ -10,10 +10,11 @@ use tokio::task::yield_now;
 
 use super::clean::{Cleaner, MoveOutcome, Pace};
 use super::mark::MarkResult;
-use super::victims::{Effort, Object, choose, worth_cleaning};
+use super::victims::{Effort, Object, Objects, choose};
 use crate::commit::Taken;
 use crate::hash::BuildU64Hasher;
-use crate::limits::{CLEAN_DUTY, CLEAN_DUTY_ASKED, DROPS_AT_A_TIME, ROOM_MARGIN, ROOM_SHARE, TABLE_TURN};
+use crate::limits::{CLEAN_DUTY, CLEAN_DUTY_ASKED, DROPS_AT_A_TIME, ROOM_MARGIN, ROOM_SHARE};
+use crate::turns::Turns;
 use crate::{Error, GcPhase, GcProgress, Mutation, Result};
 
 /// How often a deletion checks whether readers still hold locations in moved segments.
@@ -71,14 +72,16 @@ impl<'a> Reclaim<'a> {
 
     /// Drops dead segments and cleans the objects that are worth it. Returns true if all of them were
     /// cleaned; false if it ended early, or only the sparsest had to be cleaned.
-    pub async fn run(&mut self, marked: &MarkResult, objects: Vec<Object>) -> Result<bool> {
+    pub async fn run(&mut self, marked: &MarkResult, objects: Objects) -> Result<bool> {
         self.drop_dead(marked, &objects).await;
-        let ids: Vec<SegmentId> = objects.iter().filter(|o| o.covered).map(|o| o.id).collect();
-        let bytes: HashMap<SegmentId, u64, BuildU64Hasher> =
-            objects.iter().map(|o| (o.id, o.bytes)).collect();
-        let bytes = |id: &SegmentId| bytes.get(id).copied().unwrap_or(0);
-        let empty = ids.iter().filter(|id| self.is_empty(**id));
-        self.delete(empty.map(|id| (*id, bytes(id))).collect()).await?;
+        let (mut turns, mut empty) = (Turns::default(), Vec::new());
+        for object in objects.iter() {
+            turns.step().await;
+            if object.covered && self.is_empty(object.id) {
+                empty.push((object.id, object.bytes));
+            }
+        }
+        self.delete(empty).await?;
 
         let room = self.headroom().await?;
         let effort = match room.free < room.target {
@@ -86,9 +89,9 @@ impl<'a> Reclaim<'a> {
             true => Effort::Bytes(room.target - room.free + room.total / ROOM_MARGIN),
             false => Effort::Easy,
         };
-        let victims = choose(&objects, effort);
-        self.progress.total = victims.len() as u64;
-        for victim in &victims {
+        let victims = choose(&objects, effort).await;
+        self.progress.total = victims.objects.len() as u64;
+        for victim in victims.objects {
             (self.report)(self.progress);
             self.cleaner.cx.check_running()?;
             if !self.may_clean(victim).await? || !self.clean(victim, marked).await? {
@@ -99,7 +102,7 @@ impl<'a> Reclaim<'a> {
                 }
             }
             if self.is_empty(victim.id) {
-                self.emptied.push((victim.id, bytes(&victim.id)));
+                self.emptied.push((victim.id, victim.bytes));
             }
             self.progress.done += 1;
             if self.must_delete_emptied().await? {
@@ -109,7 +112,7 @@ impl<'a> Reclaim<'a> {
             }
         }
         self.delete_emptied().await?;
-        Ok(effort != Effort::Easy && victims.len() == worth_cleaning(&objects, effort))
+        Ok(effort != Effort::Easy && victims.are_all)
     }
 
     /// Whether there is room for the live slots of an object. Without this check, a move that does not fit
@@ -145,16 +148,14 @@ impl<'a> Reclaim<'a> {
 
     /// Removes segments without live slots from the table, so that no new reference to them can be made. The
     /// log is locked for a few of them at a time. Counts the segments that are stored in each object.
-    async fn drop_dead(&mut self, marked: &MarkResult, objects: &[Object]) {
+    async fn drop_dead(&mut self, marked: &MarkResult, objects: &Objects) {
         let log = self.cleaner.committer.log.lock().await;
         let (table, open) = (log.table().clone(), log.open_segments());
         drop(log);
-        let mut dead = Vec::new();
-        for (record, n) in table.iter().zip(1usize..) {
-            if n.is_multiple_of(TABLE_TURN) {
-                yield_now().await;
-            }
-            let object = objects.binary_search_by_key(&record.segment, |o| o.id).ok().map(|i| &objects[i]);
+        let (mut turns, mut dead) = (Turns::default(), Vec::new());
+        for record in table.iter() {
+            turns.step().await;
+            let object = objects.get(record.segment);
             // A container's record is unused if its object does not exist: it was deleted before a crash.
             let unused = match record.stream {
                 Stream::Moved => object.is_none(),

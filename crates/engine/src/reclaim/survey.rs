@@ -5,17 +5,15 @@ use std::collections::BTreeSet;
 use forebay_format::{BLOCK, RelocationMap, SegmentId, Stream};
 use forebay_store::{ObjectStat, Store};
 use futures_util::{StreamExt, stream};
-use hashbrown::HashMap;
-use tokio::task::yield_now;
 
 use super::mark::MarkResult;
 use super::reclaimer::Reclaimer;
-use super::victims::{Object, gains_by_groups, moved_bytes};
+use super::victims::{Object, Objects, gains_by_groups, moved_bytes};
 use crate::commit::Taken;
-use crate::hash::BuildU64Hasher;
 use crate::limits::{MOVE_BYTES, NODE_READS, TABLE_TURN};
 use crate::log::SegmentTable;
 use crate::read::RelocationRef;
+use crate::turns::Turns;
 use crate::{Error, Mutation, Result};
 
 impl Reclaimer {
@@ -26,7 +24,7 @@ impl Reclaimer {
         taken: &Taken,
         with_pages: &BTreeSet<SegmentId>,
         marked: &mut MarkResult,
-    ) -> Result<Vec<Object>> {
+    ) -> Result<Objects> {
         let has_pages =
             |id: &SegmentId| with_pages.contains(id) && self.cx.config.mutation != Mutation::FreePages;
         let (table, blobs, open) = {
@@ -42,35 +40,30 @@ impl Reclaimer {
             marked.set_horizon(&table, self.opened_at);
         }
         self.measure_moved(&table, marked).await?;
-        let mut objects: HashMap<SegmentId, Object, BuildU64Hasher> = HashMap::default();
-        for (stat, n) in stats.iter().zip(1usize..) {
-            if n.is_multiple_of(TABLE_TURN) {
-                yield_now().await;
-            }
-            objects.insert(stat.id, listed(stat, taken, has_pages(&stat.id), marked));
+        let (mut turns, mut objects) = (Turns::default(), Objects::default());
+        for stat in &stats {
+            turns.step().await;
+            objects.push(listed(stat, taken, has_pages(&stat.id), marked));
         }
-        for (record, n) in table.iter().zip(1usize..) {
-            if n.is_multiple_of(TABLE_TURN) {
-                yield_now().await;
-            }
-            let Some(object) = objects.get_mut(&record.segment) else { continue };
+        drop(stats);
+        for record in table.iter() {
+            turns.step().await;
+            let Some(object) = objects.get_mut(record.segment) else { continue };
             let id = record.segment;
             let in_use = open.contains(&id) || blobs.contains(&id) || has_pages(&id);
             object.bytes = object.bytes.min(record.written.into());
             object.covered = record.last_seq <= taken.head.seq && !in_use;
         }
-        for (record, n) in table.iter().zip(1usize..) {
-            if n.is_multiple_of(TABLE_TURN) {
-                yield_now().await;
-            }
+        for record in table.iter() {
+            turns.step().await;
             if record.stream != Stream::Moved
                 && marked.is_uncertain(record)
-                && let Some(object) = objects.get_mut(&SegmentId(record.container))
+                && let Some(object) = objects.get_mut(SegmentId(record.container))
             {
                 object.stuck = true;
             }
             let Some(live) = marked.live().get(&record.segment).copied() else { continue };
-            let Some(object) = objects.get_mut(&SegmentId(record.container)) else { continue };
+            let Some(object) = objects.get_mut(SegmentId(record.container)) else { continue };
             // The age of moved data is the time since it was written, not since it was moved.
             object.age = object.age.min(taken.head.seq.saturating_sub(record.last_seq));
             let relocation = RelocationRef::of(record);
@@ -86,19 +79,15 @@ impl Reclaimer {
             let heads = 4 + 2 * live.stored / MOVE_BYTES as u64;
             object.packed += live.stored + map + heads * BLOCK as u64;
         }
-        let mut objects: Vec<Object> = objects.into_values().collect();
-        objects.sort_by_key(|o| o.id);
         Ok(objects)
     }
 
     /// Determines the bytes that the live slots of moved segments take now, except for those whose relocation
     /// map cannot be read.
     async fn measure_moved(&self, table: &SegmentTable, marked: &mut MarkResult) -> Result<()> {
-        let mut moved = Vec::new();
-        for (record, n) in table.iter().zip(1usize..) {
-            if n.is_multiple_of(TABLE_TURN) {
-                yield_now().await;
-            }
+        let (mut turns, mut moved) = (Turns::default(), Vec::new());
+        for record in table.iter() {
+            turns.step().await;
             if let Some(relocation) = RelocationRef::of(record)
                 && let Some(live) = marked.live().get(&record.segment)
                 && live.moved != Some(relocation)

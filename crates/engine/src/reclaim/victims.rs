@@ -13,12 +13,44 @@
 //! for long is unlikely to become sparser, a young one may. A requested reclaim cleans all objects that are
 //! worth it, by relative gain.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, Slot};
 
 use super::counts::Live;
 use crate::limits::{GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BEHIND, PACK_BELOW};
+use crate::turns::Turns;
+
+/// The objects of the store, by ascending number.
+#[derive(Debug, Default)]
+pub(crate) struct Objects(Vec<Object>);
+
+impl Objects {
+    /// Adds an object; its number is not lower than those of all others. Some file systems list a file twice,
+    /// while others are created.
+    pub fn push(&mut self, object: Object) {
+        match self.0.last_mut() {
+            Some(last) if last.id == object.id => *last = object,
+            last => {
+                debug_assert!(last.is_none_or(|last| last.id < object.id), "the list is in order");
+                self.0.push(object);
+            }
+        }
+    }
+
+    pub fn get(&self, id: SegmentId) -> Option<&Object> {
+        self.0.binary_search_by_key(&id, |o| o.id).ok().map(|at| &self.0[at])
+    }
+
+    pub fn get_mut(&mut self, id: SegmentId) -> Option<&mut Object> {
+        self.0.binary_search_by_key(&id, |o| o.id).ok().map(|at| &mut self.0[at])
+    }
+
+    pub fn iter(&self) -> std::slice::Iter<'_, Object> {
+        self.0.iter()
+    }
+}
 
 /// An object of the store, as found by a mark.
 #[derive(Debug, Clone)]
@@ -75,45 +107,50 @@ pub(crate) enum Effort {
     All,
 }
 
-/// Objects that may be cleaned with this effort, regardless of the number of bytes wanted.
-fn candidates(objects: &[Object], effort: Effort) -> impl Iterator<Item = &Object> {
+/// The objects to clean, in the order in which to clean them.
+pub(crate) struct Victims<'a> {
+    pub objects: Vec<&'a Object>,
+    /// No other object could be cleaned with this effort.
+    pub are_all: bool,
+}
+
+/// Selects the objects to clean.
+pub(crate) async fn choose(objects: &Objects, effort: Effort) -> Victims<'_> {
     let least = match effort {
         Effort::Easy => GAIN_WITH_ROOM,
         Effort::Bytes(_) => GAIN_LEAST,
         Effort::All => GAIN_ASKED,
     };
-    objects.iter().filter(move |o| {
-        let movable = o.covered && !o.stuck && !o.residents.is_empty();
-        movable && (o.to_pack || o.gain_percent() >= least)
-    })
-}
-
-/// How many objects could be cleaned with this effort.
-pub(crate) fn worth_cleaning(objects: &[Object], effort: Effort) -> usize {
-    candidates(objects, effort).count()
-}
-
-/// Selects the objects to clean, in the order in which to clean them.
-pub(crate) fn choose(objects: &[Object], effort: Effort) -> Vec<Object> {
-    let mut chosen: Vec<Object> = candidates(objects, effort).cloned().collect();
-    match effort {
-        Effort::Bytes(_) => chosen.sort_by_key(|o| std::cmp::Reverse(o.score())),
-        Effort::Easy | Effort::All => chosen.sort_by_key(|o| std::cmp::Reverse(o.gain_percent())),
+    let (mut turns, mut candidates, mut total) = (Turns::default(), Vec::new(), 0);
+    for (at, object) in objects.iter().enumerate() {
+        turns.step().await;
+        let movable = object.covered && !object.stuck && !object.residents.is_empty();
+        if movable && (object.to_pack || object.gain_percent() >= least) {
+            let rank = match effort {
+                Effort::Bytes(_) => object.score(),
+                Effort::Easy | Effort::All => object.gain_percent().into(),
+            };
+            candidates.push((rank, Reverse(at)));
+            total += object.gain();
+        }
     }
-    let total: u64 = chosen.iter().map(Object::gain).sum();
-    let mut sum = 0;
-    chosen.retain(|o| {
-        let enough = match effort {
-            Effort::Easy => false,
-            Effort::Bytes(wanted) => sum >= wanted,
-            Effort::All => {
-                !o.to_pack && o.gain_percent() < GAIN_LEAST && sum >= total - total * LEFT_BEHIND / 100
-            }
-        };
-        sum += o.gain();
-        !enough
-    });
-    chosen
+    let all = candidates.len();
+    let (mut candidates, mut chosen, mut sum) = (BinaryHeap::from(candidates), Vec::new(), 0);
+    while let Some((_, Reverse(at))) = candidates.pop() {
+        turns.step().await;
+        let object = &objects.0[at];
+        match effort {
+            Effort::Bytes(wanted) if sum >= wanted => break,
+            // Those to pack may follow.
+            Effort::All
+                if !object.to_pack
+                    && object.gain_percent() < GAIN_LEAST
+                    && sum >= total - total * LEFT_BEHIND / 100 => {}
+            _ => chosen.push(object),
+        }
+        sum += object.gain();
+    }
+    Victims { are_all: chosen.len() == all, objects: chosen }
 }
 
 /// Whether the live slots of a segment that was not moved yet are to be packed into groups.
@@ -141,6 +178,8 @@ pub(super) fn moved_bytes(map: &RelocationMap, is_live: impl Fn(Slot) -> bool) -
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn object(id: u32, packed: u64, age: u64) -> Object {
@@ -159,28 +198,43 @@ mod tests {
         }
     }
 
-    fn ids(objects: &[Object]) -> Vec<u32> {
-        objects.iter().map(|o| o.id.0).collect()
+    fn chosen(objects: &[Object], effort: Effort) -> Vec<u32> {
+        let objects = Objects(objects.to_vec());
+        let victims = choose(&objects, effort).now_or_never().expect("so few need one turn");
+        victims.objects.iter().map(|o| o.id.0).collect()
+    }
+
+    #[test]
+    fn an_object_that_is_listed_twice_counts_once() {
+        let mut objects = Objects::default();
+        for (id, packed) in [(1, 0), (2, 0), (2, 500), (7, 0)] {
+            objects.push(object(id, packed, 0));
+        }
+        assert_eq!(
+            objects.iter().map(|o| (o.id.0, o.packed)).collect::<Vec<_>>(),
+            [(1, 0), (2, 500), (7, 0)]
+        );
+        assert!(objects.get(SegmentId(7)).is_some() && objects.get(SegmentId(3)).is_none());
     }
 
     #[test]
     fn with_room_only_the_sparsest_objects_are_cleaned() {
         let objects = [object(1, 900, 0), object(2, 100, 0), object(3, 240, 0), object(4, 300, 9)];
-        assert_eq!(ids(&choose(&objects, Effort::Easy)), [2, 3]);
+        assert_eq!(chosen(&objects, Effort::Easy), [2, 3]);
     }
 
     #[test]
     fn objects_are_chosen_until_the_effort_is_reached() {
         let objects = [object(1, 900, 0), object(2, 100, 0), object(3, 500, 0), object(4, 600, 0)];
-        assert_eq!(ids(&choose(&objects, Effort::Bytes(1000))), [2, 3]);
-        assert_eq!(ids(&choose(&objects, Effort::Bytes(1))), [2]);
-        assert_eq!(ids(&choose(&objects, Effort::All)), [2, 3, 4, 1]);
+        assert_eq!(chosen(&objects, Effort::Bytes(1000)), [2, 3]);
+        assert_eq!(chosen(&objects, Effort::Bytes(1)), [2]);
+        assert_eq!(chosen(&objects, Effort::All), [2, 3, 4, 1]);
     }
 
     #[test]
     fn old_objects_precede_young_ones_that_are_slightly_sparser() {
         let objects = [object(1, 500, 10), object(2, 550, 100_000)];
-        assert_eq!(ids(&choose(&objects, Effort::Bytes(1))), [2]);
+        assert_eq!(chosen(&objects, Effort::Bytes(1)), [2]);
     }
 
     #[test]
@@ -188,7 +242,7 @@ mod tests {
         let full = object(1, 995, 0);
         let open = Object { covered: false, ..object(2, 1, 0) };
         let stuck = Object { stuck: true, ..object(3, 1, 0) };
-        assert_eq!(ids(&choose(&[full, open, stuck], Effort::All)), [0; 0]);
+        assert_eq!(chosen(&[full, open, stuck], Effort::All), [0; 0]);
     }
 
     #[test]
@@ -196,18 +250,18 @@ mod tests {
         let full = Object { to_pack: true, ..object(1, 995, 0) };
         let empty = object(2, 0, 0);
         for effort in [Effort::Easy, Effort::Bytes(2000), Effort::All] {
-            assert_eq!(ids(&choose(&[full.clone(), empty.clone()], effort)), [2, 1], "{effort:?}");
+            assert_eq!(chosen(&[full.clone(), empty.clone()], effort), [2, 1], "{effort:?}");
         }
-        assert_eq!(ids(&choose(&[full, empty], Effort::Bytes(500))), [2]);
+        assert_eq!(chosen(&[full, empty], Effort::Bytes(500)), [2]);
     }
 
     #[test]
     fn a_requested_reclaim_leaves_only_a_small_share_of_the_garbage() {
         // Garbage of 3 % in each object: below the threshold of each, but there is no other garbage.
         let objects: Vec<Object> = (1..=10).map(|id| object(id, 970, 0)).collect();
-        assert_eq!(choose(&objects, Effort::All).len(), 10);
+        assert_eq!(chosen(&objects, Effort::All).len(), 10);
         let with_an_empty_one: Vec<Object> =
             objects.iter().take(1).cloned().chain((11..=19).map(|id| object(id, 0, 0))).collect();
-        assert_eq!(choose(&with_an_empty_one, Effort::All).len(), 9);
+        assert_eq!(chosen(&with_an_empty_one, Effort::All).len(), 9);
     }
 }
