@@ -1,9 +1,9 @@
 //! The catalogue in memory: the disks of a pool and their names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use forebay_format::{DiskId, MAX_NAME, Role, SECTOR};
+use forebay_format::{DiskId, DiskRecord, MAX_NAME, Role, SECTOR};
 
 use crate::disk::Disk;
 use crate::limits::MAX_DISK_BYTES;
@@ -11,12 +11,36 @@ use crate::sync::RwLock;
 use crate::text::shorten;
 use crate::{Error, Result};
 
+/// How a disk depends on another one, or on the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Relation {
+    /// It is hidden, and contains metadata of the disk, or a document of the pool.
+    Metadata,
+    /// Its parent is the disk.
+    Snapshot,
+    /// It was made from the disk.
+    Clone,
+}
+
 /// All disks of a pool.
 #[derive(Default)]
 pub(crate) struct Catalogue {
     disks: BTreeMap<DiskId, Arc<Disk>>,
     names: BTreeMap<String, DiskId>,
+    /// The relations of all disks: the disk on which another one depends (`None`: the pool), and that one.
+    relations: BTreeSet<(Option<DiskId>, Relation, DiskId)>,
     next: u32,
+}
+
+/// The relations of a disk to others.
+fn relations_of(record: &DiskRecord) -> impl Iterator<Item = (Option<DiskId>, Relation, DiskId)> {
+    let parent = match record.role {
+        Role::Metadata => Some((record.parent, Relation::Metadata)),
+        _ => record.parent.map(|parent| (Some(parent), Relation::Snapshot)),
+    };
+    let origin = record.origin.map(|origin| (Some(origin), Relation::Clone));
+    let id = record.id;
+    parent.into_iter().chain(origin).map(move |(of, relation)| (of, relation, id))
 }
 
 impl Catalogue {
@@ -38,31 +62,39 @@ impl Catalogue {
 
     pub fn insert(&mut self, disk: Arc<Disk>) {
         self.next = self.next.max(disk.id().0 + 1);
-        self.name(&disk);
+        self.index(&disk);
         self.disks.insert(disk.id(), disk);
     }
 
-    /// Adds a disk to the index of names. Metadata disks are not in that index.
-    fn name(&mut self, disk: &Disk) {
+    /// Adds a disk to the indexes. The names of metadata disks are in none.
+    fn index(&mut self, disk: &Disk) {
         if disk.role() != Role::Metadata {
             self.names.insert(self.export_name(disk), disk.id());
+        }
+        self.relations.extend(relations_of(&disk.record()));
+    }
+
+    fn remove_from_indexes(&mut self, disk: &Disk) {
+        let name = self.export_name(disk);
+        if self.names.get(&name) == Some(&disk.id()) {
+            self.names.remove(&name);
+        }
+        for relation in relations_of(&disk.record()) {
+            self.relations.remove(&relation);
         }
     }
 
     pub fn remove(&mut self, id: DiskId) -> Option<Arc<Disk>> {
         let disk = self.disks.remove(&id)?;
-        if disk.role() != Role::Metadata {
-            self.names.remove(&self.export_name(&disk));
-        }
+        self.remove_from_indexes(&disk);
         Some(disk)
     }
 
-    /// Called after a disk's role or name has changed.
-    pub fn renamed(&mut self, id: DiskId) {
-        self.names.retain(|_, i| *i != id);
-        if let Some(disk) = self.get(id).cloned() {
-            self.name(&disk);
-        }
+    /// Changes the record of a disk, and its kind as the record states.
+    pub fn update(&mut self, disk: &Disk, record: DiskRecord) {
+        self.remove_from_indexes(disk);
+        disk.set_kind(record);
+        self.index(disk);
     }
 
     /// Name by which a disk is exported: for a snapshot, `volume@snapshot`. An import has no name that a user
@@ -104,14 +136,20 @@ impl Catalogue {
         self.iter().filter(|d| d.role().is_visible())
     }
 
+    /// The disks that depend on a disk, or on the pool, ordered by id.
+    pub fn related(&self, to: Option<DiskId>, how: Relation) -> impl Iterator<Item = &Arc<Disk>> {
+        let ids = self.relations.range((to, how, DiskId(0))..=(to, how, DiskId(u32::MAX)));
+        ids.filter_map(|(.., id)| self.disks.get(id))
+    }
+
     /// Number of snapshots of a volume.
     pub fn snapshots(&self, of: DiskId) -> usize {
-        self.visible().filter(|d| d.record().parent == Some(of)).count()
+        self.related(Some(of), Relation::Snapshot).filter(|d| d.role().is_visible()).count()
     }
 
     /// Number of clones of a snapshot or image, and the name of one of them.
     pub fn clones(&self, of: DiskId) -> (usize, Option<String>) {
-        let mut clones = self.iter().filter(|d| d.record().origin == Some(of));
+        let mut clones = self.related(Some(of), Relation::Clone);
         let first = clones.next().map(|d| self.export_name(d));
         (clones.count() + usize::from(first.is_some()), first)
     }
@@ -165,4 +203,57 @@ pub(crate) fn check_size(size: u64) -> Result<()> {
 /// or wait.
 pub(crate) fn disk_by_id(catalogue: &RwLock<Catalogue>, id: DiskId) -> Option<Arc<Disk>> {
     catalogue.read().get(id).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::map::Tree;
+    use crate::testing::{parts, volume};
+
+    /// A disk is created or changed with this record, or removed.
+    fn step() -> impl Strategy<Value = (DiskRecord, bool)> {
+        let roles = prop::sample::select(vec![Role::Volume, Role::Image, Role::Snapshot, Role::Metadata]);
+        let other = || prop::option::of((1..6u32).prop_map(DiskId));
+        (1..6u32, roles, other(), other(), 0..3, prop::bool::weighted(0.3)).prop_map(
+            |(id, role, parent, origin, name, is_removed)| {
+                let name = format!("v{id}-{name}");
+                (DiskRecord { role, parent, origin, name, ..volume(id, 4096) }, is_removed)
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn the_indexes_agree_with_the_records(steps in prop::collection::vec(step(), 1..40)) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let parts = runtime.block_on(parts());
+            let mut catalogue = Catalogue::new(1);
+            for (record, is_removed) in steps {
+                let id = record.id;
+                match catalogue.get(id).cloned() {
+                    _ if is_removed => drop(catalogue.remove(id)),
+                    Some(disk) => catalogue.update(&disk, record),
+                    None => {
+                        let retained = parts.reader.cx.retained.clone();
+                        catalogue.insert(Arc::new(Disk::new(record, Tree::new(1), retained)));
+                    }
+                }
+                for to in [None].into_iter().chain((1..6).map(|id| Some(DiskId(id)))) {
+                    for how in [Relation::Metadata, Relation::Snapshot, Relation::Clone] {
+                        let found: Vec<_> = catalogue.related(to, how).map(|d| d.id()).collect();
+                        let is_related = |r: &DiskRecord| match how {
+                            Relation::Metadata => r.role == Role::Metadata && r.parent == to,
+                            Relation::Snapshot => r.role != Role::Metadata && to.is_some() && r.parent == to,
+                            Relation::Clone => to.is_some() && r.origin == to,
+                        };
+                        let wanted = catalogue.iter().filter(|d| is_related(&d.record()));
+                        prop_assert_eq!(found, wanted.map(|d| d.id()).collect::<Vec<_>>());
+                    }
+                }
+            }
+        }
+    }
 }

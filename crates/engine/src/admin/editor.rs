@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_format::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Mark, Role, SyncMode};
 
 use super::kind::DiskMetadata;
-use crate::catalogue::{Catalogue, disk_by_id};
+use crate::catalogue::{Catalogue, Relation, disk_by_id};
 use crate::commit::Intake;
 use crate::context::Context;
 use crate::disk::Disk;
@@ -109,18 +109,15 @@ impl CatalogueEditor {
     /// The changes that remove one kind of metadata of some disks.
     pub(crate) fn metadata_of(&self, kind: DiskMetadata, disks: &BTreeSet<DiskId>) -> Vec<CatalogueOp> {
         let catalogue = self.catalogue.read();
-        let is_metadata = |record: &DiskRecord| {
-            kind.is(record) && record.parent.is_some_and(|parent| disks.contains(&parent))
-        };
-        let metadata = catalogue.iter().filter(|disk| is_metadata(&disk.record()));
+        let metadata = disks.iter().flat_map(|id| catalogue.related(Some(*id), Relation::Metadata));
+        let metadata = metadata.filter(|disk| kind.is(&disk.record()));
         metadata.map(|disk| CatalogueOp::Delete { disk: disk.id() }).collect()
     }
 
     /// The changes that delete a disk with its metadata.
     pub(crate) fn deletion(&self, disk: &Disk) -> Vec<CatalogueOp> {
         let catalogue = self.catalogue.read();
-        let metadata =
-            catalogue.iter().filter(|d| d.role() == Role::Metadata && d.record().parent == Some(disk.id()));
+        let metadata = catalogue.related(Some(disk.id()), Relation::Metadata);
         let ids = metadata.map(|d| d.id()).chain([disk.id()]);
         ids.map(|disk| CatalogueOp::Delete { disk }).collect()
     }

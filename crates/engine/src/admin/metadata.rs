@@ -16,7 +16,7 @@ use forebay_format::{CatalogueOp, DiskId, DiskRecord, Role, SECTOR};
 
 use super::editor::CatalogueEditor;
 use super::kind::DiskMetadata;
-use crate::catalogue::{check_name, disk_by_id};
+use crate::catalogue::{Relation, check_name, disk_by_id};
 use crate::commit::{Answer, Intake};
 use crate::disk::Disk;
 use crate::read::Reader;
@@ -92,8 +92,8 @@ impl Metadata {
 
     /// The hidden disk with this name; `of` is its parent.
     fn hidden_disk(&self, of: Option<DiskId>, name: &str) -> Option<Arc<Disk>> {
-        let is_it = |r: &DiskRecord| r.role == Role::Metadata && r.parent == of && r.name == name;
-        self.editor.catalogue.read().iter().find(|disk| is_it(&disk.record())).cloned()
+        let catalogue = self.editor.catalogue.read();
+        catalogue.related(of, Relation::Metadata).find(|disk| disk.record().name == name).cloned()
     }
 
     async fn read(&self, of: Option<DiskId>, name: &str) -> Result<Option<Vec<u8>>> {

@@ -194,8 +194,8 @@ impl Applier {
             CatalogueOp::Update { disk: record } => {
                 let disk = self.referenced_disk(record.id)?;
                 let mark = disk.record().mark;
-                disk.set_kind(DiskRecord { size: disk.size(), mark, ..record.clone() });
-                self.catalogue.write().renamed(record.id);
+                let record = DiskRecord { size: disk.size(), mark, ..record.clone() };
+                self.catalogue.write().update(&disk, record);
             }
             CatalogueOp::CopyRange { disk: id, block, from, source_block, count } => {
                 let (disk, source) = (self.referenced_disk(*id)?, self.referenced_disk(*from)?);
