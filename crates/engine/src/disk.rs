@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, DiskId, DiskRecord, Mark, Role, SyncMode};
 use forebay_retained::{Flag, Retained};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use crate::buffer::Buffers;
 use crate::classes::Classes;
@@ -471,6 +473,8 @@ pub(crate) struct Cold {
     touches: Mutex<Vec<Touch>>,
     /// Number of outstanding ones, including those whose reads are under way.
     count: AtomicUsize,
+    /// Signalled when some of them are no longer outstanding.
+    fewer: Notify,
 }
 
 impl Cold {
@@ -493,9 +497,15 @@ impl Cold {
         std::mem::take(&mut *self.touches.lock())
     }
 
+    /// Completes when fewer are outstanding than when this was called.
+    pub fn fewer(&self) -> Notified<'_> {
+        self.fewer.notified()
+    }
+
     /// Records that the reads for `count` of them are complete.
     pub fn done(&self, count: usize) {
         self.count.fetch_sub(count, Relaxed);
+        self.fewer.notify_waiters();
     }
 }
 

@@ -29,9 +29,32 @@ pub(crate) struct ScanQueue {
     catalogue: Arc<RwLock<Catalogue>>,
     queue: Mutex<VecDeque<DiskId>>,
     wake: Notify,
-    /// Host time at which a volume, or any desktop of an image, was last found to have changed, if within
-    /// [`LEARN_PAUSE`].
-    last: Mutex<HashMap<DiskId, Duration>>,
+    last: Mutex<LastChanges>,
+}
+
+/// The host time at which a volume, or any desktop of an image, was last found to have changed. Those before
+/// [`LEARN_PAUSE`] do not count, and are dropped when the table has doubled.
+#[derive(Default)]
+struct LastChanges {
+    times: HashMap<DiskId, Duration>,
+    /// Entries when the others were dropped last.
+    kept: usize,
+}
+
+impl LastChanges {
+    /// Records that a disk was found to have changed; false if it was found to within [`LEARN_PAUSE`].
+    fn record(&mut self, disk: DiskId, now: Duration) -> bool {
+        let counts = |last: &Duration| now.saturating_sub(*last) < LEARN_PAUSE;
+        if self.times.get(&disk).is_some_and(counts) {
+            return false;
+        }
+        if self.times.len() > 2 * self.kept {
+            self.times.retain(|_, last| counts(last));
+            self.kept = self.times.len();
+        }
+        self.times.insert(disk, now);
+        true
+    }
 }
 
 impl ScanQueue {
@@ -74,14 +97,10 @@ impl ScanQueue {
         }
         let origin = disk.record().origin.filter(|_| disk.is_desktop());
         let (now, key) = (self.cx.host.now(), origin.unwrap_or(disk.id()));
-        let mut last = self.last.lock();
-        last.retain(|_, last| now.saturating_sub(*last) < LEARN_PAUSE);
-        if last.contains_key(&key) {
+        // Counts as a scan even if it fails or is not requested below.
+        if !self.last.lock().record(key, now) {
             return;
         }
-        // Counts as a scan even if it fails or is not requested below.
-        last.insert(key, now);
-        drop(last);
         disk.classes.changed_bytes.store(0, Relaxed);
         if self.class_maps_bytes() < CLASS_MAPS_BYTES {
             self.request(disk);
@@ -99,5 +118,22 @@ impl ScanQueue {
                 .map_or(0, |learned| learned.map.len() * size_of::<u64>())
         };
         self.catalogue.read().iter().map(of).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_scanned_again_after_a_pause_and_old_entries_are_dropped() {
+        let (mut last, mut now) = (LastChanges::default(), Duration::ZERO);
+        for round in 0..10 {
+            for id in (0..100).map(|n| DiskId(round * 100 + n)).chain([DiskId(u32::MAX)]) {
+                assert!(last.record(id, now) && !last.record(id, now + LEARN_PAUSE / 2));
+            }
+            assert!(last.times.len() <= 304, "{} entries of 101 that count", last.times.len());
+            now += LEARN_PAUSE;
+        }
     }
 }

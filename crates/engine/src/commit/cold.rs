@@ -68,8 +68,6 @@ impl Intake {
                 let mut warm = Warm::new(&self.reader);
                 warm.read_ahead(vec![(disk.clone(), touches)], COLD_READS).await;
                 disk.cold.done(count);
-                // Writers may wait for the count to decrease.
-                self.progress.wake_waiters();
             }
             if self.cx.check_running().is_err() {
                 return;

@@ -244,6 +244,7 @@ impl Intake {
         let mut space = None;
         loop {
             progress.mark_unchanged();
+            let fewer_cold = disk.cold.fewer();
             self.cx.check_running()?;
             if disk.is_desktop() {
                 if self.may_cache(disk, len)? {
@@ -257,7 +258,11 @@ impl Intake {
                 }
                 continue;
             }
-            progress.changed().await.map_err(|_| Error::Closed)?;
+            tokio::select! {
+                biased;
+                changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
+                () = fewer_cold => {}
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Limits, weights and tenants of disks. The engine keeps them in memory; the server stores them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_format::{BLOCK, Role};
@@ -43,16 +44,22 @@ pub struct TenantInfo {
 
 /// The tenants that have limits or disks, by name.
 pub(super) fn tenants(pool: &Pool) -> Vec<TenantInfo> {
-    let disks = disks_with_tenants(pool);
+    // The disks of each tenant, and those of them that are being counted.
+    let mut of_tenants = BTreeMap::<String, (usize, usize)>::new();
+    for (disk, tenant) in disks_with_tenants(pool) {
+        let (disks, counting) = of_tenants.entry(tenant.name.clone()).or_default();
+        *disks += 1;
+        *counting += usize::from(!disk.occupied.is_complete());
+    }
     let tenants = pool.tenants.lock();
     let info = |tenant: &Arc<Tenant>| {
-        let own = || disks.iter().filter(|(_, of)| of.name == tenant.name);
+        let (disks, counting) = of_tenants.get(&tenant.name).copied().unwrap_or_default();
         let usage = tenant.usage.has_quota().then(|| TenantUsage {
             used_bytes: tenant.usage.used() * BLOCK as u64,
-            counting: own().filter(|(disk, _)| !disk.occupied.is_complete()).count(),
+            counting,
             refused: tenant.usage.refused(),
         });
-        TenantInfo { name: tenant.name.clone(), limits: tenant.scope.limits(), disks: own().count(), usage }
+        TenantInfo { name: tenant.name.clone(), limits: tenant.scope.limits(), disks, usage }
     };
     let all = tenants.values().map(info);
     all.filter(|tenant| tenant.limits != Limits::default() || tenant.disks > 0).collect()

@@ -94,6 +94,11 @@ impl BootProfiles {
         if clone.role() != Role::Volume || (self.cx.config.boot_profile == BootProfile::Off && !wanted) {
             return;
         }
+        // In a boot storm, only the first of many clones reads the profile.
+        let prefetched = self.prefetched.lock().get(&image).copied();
+        if !wanted && !may_prefetch(prefetched, self.cx.host.now(), false) {
+            return;
+        }
         let (profiles, clone) = (self.clone(), clone.clone());
         self.cx.host.spawn(
             "boot profile",
@@ -253,7 +258,10 @@ impl BootProfiles {
     /// As [`BootProfiles::info`], and those of a write.
     pub async fn forget(&self, image: &str) -> Result<()> {
         let image = self.find_image(image)?;
-        self.metadata.set(&image, DiskMetadata::Profile, None).await
+        self.metadata.set(&image, DiskMetadata::Profile, None).await?;
+        // The next boot is recorded, also if a prefetch was just made.
+        self.prefetched.lock().remove(&image.id());
+        Ok(())
     }
 
     /// Prefetches an image now; reads nothing if it has no profile.
@@ -316,15 +324,20 @@ impl BootProfiles {
     /// Registers a prefetch of an image, and returns whether it may begin.
     fn begin_prefetch(&self, image: DiskId, now: Duration, requested: bool) -> bool {
         let mut prefetched = self.prefetched.lock();
-        let may = match prefetched.get(&image) {
-            None => true,
-            Some(None) => false,
-            Some(Some(last)) => requested || now.saturating_sub(*last) >= PREFETCH_INTERVAL,
-        };
+        let may = may_prefetch(prefetched.get(&image).copied(), now, requested);
         if may {
             prefetched.insert(image, None);
         }
         may
+    }
+}
+
+/// Whether a prefetch may begin, given the entry of its image in [`BootProfiles::prefetched`].
+fn may_prefetch(last: Option<Option<Duration>>, now: Duration, requested: bool) -> bool {
+    match last {
+        None => true,
+        Some(None) => false,
+        Some(Some(last)) => requested || now.saturating_sub(last) >= PREFETCH_INTERVAL,
     }
 }
 
@@ -337,7 +350,10 @@ struct PrefetchUnderWay<'a> {
 impl Drop for PrefetchUnderWay<'_> {
     fn drop(&mut self) {
         let now = self.profiles.cx.host.now();
-        self.profiles.prefetched.lock().insert(self.image.id(), Some(now));
+        // The profile may have been removed.
+        if let Some(last) = self.profiles.prefetched.lock().get_mut(&self.image.id()) {
+            *last = Some(now);
+        }
     }
 }
 
