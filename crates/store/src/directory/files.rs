@@ -51,11 +51,12 @@ struct Cached {
 }
 
 impl Cache {
-    /// Closes the least recently used file that is not in use.
-    fn evict(&mut self) -> bool {
+    /// Takes out the least recently used file that is not in use. The caller drops it without the lock of the
+    /// cache, which every read takes: to close a file can take long, in particular one that was deleted.
+    fn evict(&mut self) -> Option<Cached> {
         let idle = self.open.iter().filter(|(_, c)| Arc::strong_count(&c.file) == 1);
         let oldest = idle.min_by_key(|(_, c)| c.used).map(|(id, _)| *id);
-        oldest.is_some_and(|id| self.open.remove(&id).is_some())
+        oldest.and_then(|id| self.open.remove(&id))
     }
 }
 
@@ -169,7 +170,8 @@ impl Files {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         };
-        self.cache.lock().open.remove(&id);
+        let closed = self.cache.lock().open.remove(&id);
+        drop(closed);
         // The directory is synced also if the file did not exist: an earlier delete may have failed half-way.
         unlinked.and_then(|()| self.dir.sync_all())
     }
@@ -226,7 +228,8 @@ impl Files {
                 match self.open_once(&name, flags) {
                     // The process is out of descriptors: idle files of the cache are closed first.
                     Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                        if !self.cache.lock().evict() {
+                        let evicted = self.cache.lock().evict();
+                        if evicted.is_none() {
                             return Err(e);
                         }
                     }
@@ -245,13 +248,19 @@ impl Files {
     }
 
     fn keep(&self, id: SegmentId, file: Arc<File>) -> io::Result<Arc<File>> {
+        let mut evicted = Vec::new();
         {
             let mut cache = self.cache.lock();
-            while cache.open.len() >= cache.limit && cache.evict() {}
+            while cache.open.len() >= cache.limit
+                && let Some(one) = cache.evict()
+            {
+                evicted.push(one);
+            }
             cache.clock += 1;
             let used = cache.clock;
-            cache.open.insert(id, Cached { file: file.clone(), used });
+            evicted.extend(cache.open.insert(id, Cached { file: file.clone(), used }));
         }
+        drop(evicted);
         if retry_shortage(|| file.metadata())?.nlink() == 0 {
             self.cache.lock().open.remove(&id);
             return Err(io::Error::from_raw_os_error(libc::ENOENT));

@@ -116,6 +116,19 @@ impl Shared {
         })
     }
 
+    /// Creates the object ahead of its first append, and fills it with zeroes; returns how many.
+    fn create_filled(&self, id: SegmentId, room: u64) -> Result<u64> {
+        let file = self.create(id, room)?;
+        fill_with_zeroes(&file, room).or_else(|e| {
+            // Without zeroes, appends only take longer. But no later sync of this file would report
+            // lost pages, so another one replaces it.
+            tracing::warn!(segment = %id, "cannot fill a new segment with zeroes: {e}");
+            drop(file);
+            self.files.delete(id).map_err(|e| store_error(describe("delete", id), &e))?;
+            self.create(id, room).map(|_| 0)
+        })
+    }
+
     fn swap_superblock(&self, new: &Superblock) -> Result<()> {
         let what = || "writing the superblock".to_owned();
         let io = |e: std::io::Error| store_error(what, &e);
@@ -241,12 +254,11 @@ impl Store for DirectoryStore {
             && self.io.synced_writes_are_fast()
             && shared.files.waits_for_journal();
         self.io.pool.run(move || {
-            let created = shared.create(id, expected).map(|file| {
-                // Without the zeroes, appends only take longer.
-                let filled = if fills { fill_with_zeroes(&file, expected).unwrap_or(0) } else { 0 };
-                shared.growing.prepare(id, filled);
-            });
-            let _ = answer.send(created);
+            let created = match fills {
+                true => shared.create_filled(id, expected),
+                false => shared.create(id, expected).map(|_| 0),
+            };
+            let _ = answer.send(created.map(|filled| shared.growing.prepare(id, filled)));
         });
         receive(result)
     }
