@@ -71,10 +71,10 @@ impl Control {
     }
 
     fn initiators_of(&self, disk: &str) -> Vec<DiskClientView> {
-        let mut found = Vec::new();
+        let (mut found, mut sessions) = (Vec::new(), self.targets().sessions_by_target());
         for target in self.targets().snapshot().values() {
             let Some(lun) = target.lun_of(disk) else { continue };
-            for session in self.targets().sessions(&target.name) {
+            for session in sessions.remove(&target.name).unwrap_or_default() {
                 if target.admission(&session.initiator).is_some_and(|admission| admission.sees(lun)) {
                     found.push(DiskClientView {
                         id: session.id.to_string(),

@@ -10,7 +10,7 @@
 
 mod document;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use forebay_engine::{DiskLimits, Limits, Pool, Rate, RateLimits};
@@ -183,9 +183,8 @@ impl LimitTable {
         let mut table = self.table.lock().await;
         let mut new = table.as_ref().map_err(|why| LimitError::Unreadable(why.clone()))?.clone();
         change(&mut new);
-        let disks = self.pool.disks();
-        new.volumes
-            .retain(|uuid, entry| *entry != Entry::default() && disks.iter().any(|disk| disk.uuid == *uuid));
+        let disks: HashSet<_> = self.pool.disks().into_iter().map(|disk| disk.uuid).collect();
+        new.volumes.retain(|uuid, entry| *entry != Entry::default() && disks.contains(uuid));
         let before = new.tenants.clone();
         new.tenants.retain(|_, limits| *limits != LimitSet::default());
         self.pool.set_document(document::NAME, Some(&document::encode(&new))).await?;
