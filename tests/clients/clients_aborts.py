@@ -98,6 +98,30 @@ def commands_that_only_read_are_given_up(t):
 
 
 @test
+def a_logout_is_answered_after_the_commands_in_progress(t):
+    s, address = target(t, "disk")
+    new = t.random.randbytes(BLOCK)
+    i = Initiator(address, TARGET, isid=1).ready()
+    s.cli("volume", "limit", "disk", "--bandwidth", "1M", "--bandwidth-burst", "1M")
+    # The first write uses up the limit for two seconds.
+    equal(i.write_blocks(8, bytes(3 * MIB)).status, GOOD, "a write")
+    i.send(i.command_pdu(write16(0, new), out=new), new)
+    begun = time.monotonic()
+    equal(i.logout(), 0, "logout")
+    took = time.monotonic() - begun
+    check(1 < took < PROMPT_S, f"the logout was answered after {took:.1f} s")
+    other = Initiator(address, TARGET, isid=2).ready()
+    equal(other.read_blocks(0, 1).data, new, "what was written before the logout")
+    other.close()
+    # A command whose data has not arrived does not delay it.
+    i = Initiator(address, TARGET, isid=1).ready()
+    begin_write(i)
+    begun = time.monotonic()
+    equal(i.logout(), 0, "logout")
+    check(time.monotonic() - begun < PROMPT_S, "it was answered late")
+
+
+@test
 def a_write_does_not_reach_a_unit_whose_access_was_revoked(t):
     s, address = target(t, "disk", "other")
     s.cli("target", "allow", TARGET, NAME)
@@ -128,6 +152,29 @@ def a_write_does_not_reach_a_unit_whose_access_was_revoked(t):
         equal(other.read_blocks(0, 1).data, bytes(BLOCK) if n == 0 else old, f"the blocks after {change}")
         i.close()
         other.close()
+
+
+@test
+def writes_have_ended_when_a_revocation_returns(t):
+    s, address = target(t, "disk")
+    for change in (("lun", "unmap", TARGET, "0"), ("target", "rm", TARGET, "--force")):
+        i = Initiator(address, TARGET, isid=1).ready()
+        # The first write uses up the limit for two seconds.
+        s.cli("volume", "limit", "disk", "--bandwidth", "1M", "--bandwidth-burst", "1M")
+        equal(i.write_blocks(8, bytes(3 * MIB)).status, GOOD, "a write")
+        i.send(i.command_pdu(write16(0, bytes(BLOCK)), out=bytes(BLOCK)), bytes(BLOCK))
+        begun = time.monotonic()
+        s.cli(*change)
+        took = time.monotonic() - begun
+        check(1 < took < 5, f"{change} returned after {took:.1f} s")
+        # The limit is none any more: a write that was still in progress would take effect now.
+        s.cli("volume", "limit", "disk", "--clear")
+        before = s.json("stats", "disk")["write"]["ops"]
+        time.sleep(0.5)
+        equal(s.json("stats", "disk")["write"]["ops"], before, f"writes after {change}")
+        i.close()
+        if change[0] == "lun":
+            s.cli("lun", "map", TARGET, "disk", "--lun", "0")
 
 
 @test

@@ -4,6 +4,7 @@ import hashlib
 import os
 import time
 
+from datastore import wait_for
 from forebay import Failed
 from harness import MIB, check, equal, run, test
 from hosts import GATEWAY, TIMEOUT_S, Guest, LinuxHost, Network, accel, free_port, image
@@ -210,7 +211,7 @@ def linux_host_with_file_systems_on_luns(t):
     guest.run(f"umount /mnt/a; umount /mnt/b; mount /dev/{a} /mnt/a; mount /dev/{b} /mnt/b")
     guest.run("sha256sum -c /tmp/sums")
     guest.run("umount /mnt/a; umount /mnt/b; iscsiadm -m node --logout")
-    equal(s.json("target", "show", TARGET)["sessions"], [], "sessions after logout")
+    wait_for(lambda: not s.json("target", "show", TARGET)["sessions"], "the end of the sessions")
     guest.kill()
     check_file_system(t, s, "a", "e2fsck", "-fn")
     check_file_system(t, s, "b", "xfs_repair", "-n", "-f")

@@ -92,6 +92,20 @@ impl Action {
 }
 
 impl Action {
+    /// Whether the action may take disks away from initiators.
+    pub(super) fn revokes(&self) -> bool {
+        use Action::*;
+        matches!(
+            self,
+            RemoveTarget { .. }
+                | RemoveTargets { .. }
+                | AllowInitiator { .. }
+                | DenyInitiator { .. }
+                | MapLun { .. }
+                | UnmapLun { .. }
+        )
+    }
+
     /// What the action does to disks, for the events; `None` if it changes none.
     pub(super) fn change(&self) -> Option<&'static str> {
         use Action::*;

@@ -134,7 +134,8 @@ fn iqn(name: &str) -> Result<IqnName> {
 }
 
 impl Control {
-    fn target_view(&self, target: &Target) -> TargetView {
+    /// A target; `sessions` has those of the target.
+    fn target_view(&self, target: &Target, sessions: Vec<SessionInfo>) -> TargetView {
         TargetView {
             name: target.name.to_string(),
             number: target.number,
@@ -151,7 +152,7 @@ impl Control {
                     luns: i.luns.clone(),
                 })
                 .collect(),
-            sessions: self.targets().sessions(&target.name).into_iter().map(SessionView::from).collect(),
+            sessions: sessions.into_iter().map(SessionView::from).collect(),
         }
     }
 
@@ -159,7 +160,7 @@ impl Control {
         LunView {
             lun,
             disk: mapped.disk.clone(),
-            size_bytes: self.pool().disk(&mapped.disk).ok().map(|disk| disk.size),
+            size_bytes: self.pool().identity(&mapped.disk).ok().map(|(_, size)| size),
             read_only: mapped.read_only,
             write_back: mapped.write_back,
         }
@@ -168,14 +169,19 @@ impl Control {
     pub(super) async fn list_targets(&self) -> Result<Reply> {
         self.targets().check_readable().await?;
         let all = self.targets().snapshot();
-        Ok(Reply::Targets(all.values().map(|target| self.target_view(target)).collect()))
+        let mut sessions = self.targets().sessions_by_target();
+        let views = all.values().map(|target| {
+            let own = sessions.remove(&target.name).unwrap_or_default();
+            self.target_view(target, own)
+        });
+        Ok(Reply::Targets(views.collect()))
     }
 
     pub(super) async fn show_target(&self, name: &str) -> Result<Reply> {
         self.targets().check_readable().await?;
         let name = iqn(name)?;
         let found = self.targets().get(&name).ok_or(TargetError::NoTarget(name))?;
-        Ok(Reply::Target(self.target_view(&found)))
+        Ok(Reply::Target(self.target_view(&found, self.targets().sessions(&found.name))))
     }
 
     pub(super) async fn create_target(&self, new: &CreateTarget) -> Result<Reply> {
@@ -188,7 +194,7 @@ impl Control {
             luns: Default::default(),
             initiators: Vec::new(),
         };
-        Ok(Reply::Target(self.target_view(&*self.targets().create(new).await?)))
+        Ok(Reply::Target(self.target_view(&*self.targets().create(new).await?, Vec::new())))
     }
 
     pub(super) async fn remove_target(&self, name: &str, force: bool) -> Result<Reply> {

@@ -2,18 +2,19 @@
 //! initiator.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use forebay_wire::scsi::PortGroup;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::context::{Context, Disks, KnownDisks, StandbyStates};
 use super::groups::relative_port;
 use super::standby::Standby;
 use crate::scsi::{
-    AbortTasks, Nexus, NexusOwner, Port, Response, Settings, StandbyUnit, Surroundings, UnitAttention, absent,
+    AbortTasks, Closed, Nexus, NexusOwner, Port, Response, Settings, StandbyUnit, Surroundings,
+    UnitAttention, absent,
 };
 use crate::targets::{Chap, IqnName, Lun, Target};
 
@@ -69,6 +70,12 @@ pub(super) struct LunMap {
     left: AtomicBool,
     /// Signalled when another nexus aborts commands, or a nexus is withdrawn.
     pub abort: Notify,
+    /// The commands of removed units that may be in progress.
+    ending: Mutex<Vec<Closed>>,
+    /// The last change of the table that [`LunMap::refresh`] saw.
+    seen: AtomicU64,
+    /// The last change for which [`LunMap::settle`] ended.
+    applied: watch::Sender<u64>,
 }
 
 impl LunMap {
@@ -99,6 +106,9 @@ impl LunMap {
             removed: Mutex::default(),
             left: AtomicBool::new(false),
             abort: Notify::new(),
+            ending: Mutex::default(),
+            seen: AtomicU64::new(0),
+            applied: watch::Sender::default(),
         })
     }
 
@@ -160,11 +170,34 @@ impl LunMap {
     /// Applies the current table of targets. False if the session has to end: the target no longer admits the
     /// initiator, or requires other credentials than it used.
     pub async fn refresh(self: &Arc<Self>) -> bool {
+        let change = self.context.targets.last_change();
         let stays = self.follow_table().await;
         if !stays {
             self.withdraw(|_, _| true);
         }
+        self.seen.store(change, Relaxed);
         stays
+    }
+
+    /// The last change of the table that was applied.
+    pub fn applied(&self) -> watch::Receiver<u64> {
+        self.applied.subscribe()
+    }
+
+    /// Whether changes of the table were seen, and not applied yet.
+    pub fn is_behind(&self) -> bool {
+        *self.applied.borrow() < self.seen.load(Relaxed)
+    }
+
+    /// Waits until the commands that change removed units have ended: the changes that were seen are applied
+    /// then.
+    pub async fn settle(&self) {
+        loop {
+            let Some(last) = self.ending.lock().last().cloned() else { break };
+            last.empty().await;
+            self.ending.lock().pop();
+        }
+        self.applied.send_replace(self.seen.load(Relaxed));
     }
 
     async fn follow_table(self: &Arc<Self>) -> bool {
@@ -202,7 +235,7 @@ impl LunMap {
             stays
         });
         for nexus in removed.iter().filter_map(Access::nexus) {
-            nexus.withdraw();
+            self.ending.lock().push(nexus.withdraw());
             self.removed.lock().insert(nexus.lun());
             if nexus.is_identified() {
                 self.known.lock().insert(nexus.lun(), nexus.disk().uuid());

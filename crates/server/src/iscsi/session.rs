@@ -36,6 +36,9 @@ use crate::targets::{EndRequest, IqnName, SessionInfo};
 const FORCED_ASIDE: usize = 256 << 10;
 const NO_MEMORY_ASIDE: &str = "no memory for what the initiator sends while the server hands over";
 
+/// Reasons of a logout (11.14.1).
+const CLOSE_SESSION: u8 = 0;
+const CLOSE_CONNECTION: u8 = 1;
 /// Responses to a logout (11.15.1).
 const CLOSED: u8 = 0;
 const NO_RECOVERY: u8 = 2;
@@ -50,6 +53,8 @@ struct Session {
     inbox: Rc<Inbox>,
     /// The initiator logged out, or an administrator ends the session.
     leaving: bool,
+    /// The tag of a logout that is answered when no command is in progress.
+    logout: Option<u32>,
     /// The message that the server ends the session was sent.
     stop_announced: bool,
     /// The part of its state that does not change, for a successor; `None` for a discovery session.
@@ -85,36 +90,31 @@ pub(super) async fn session(
             (continued.standby.take(), std::mem::take(&mut continued.known))
         });
         let map = LunMap::new(context.clone(), target, (initiator.clone(), login.isid), proved, before);
+        // It is registered before it reads the table, so that no change of this misses it.
+        listed = Some(context.targets.session_began(SessionInfo {
+            id: cookie_of(stream.as_raw_fd()),
+            target: target.name.clone(),
+            initiator: initiator.clone(),
+            address: peer,
+            since_ms,
+            end: disconnect.clone(),
+            applied: map.applied(),
+        }));
         if !map.refresh().await {
             return Err(End::Ended(NOT_ADMITTED));
         }
         if login.continued.is_none() {
             tracing::info!(%initiator, %peer, target = %target.name, "logged in");
         }
-        let id = cookie_of(stream.as_raw_fd());
-        let info = SessionInfo::new(id, (&target.name, initiator), peer, since_ms, &disconnect);
-        listed = Some(context.targets.session_began(info));
+        map.settle().await;
         backlog.account().join(&format!("target {}", target.name));
         end = Some(registered.end.clone());
         luns = Some(map);
     }
-    drop(login.continued);
+    login.continued = None;
     let _watching = watch(&inbox, luns.clone(), end, disconnect, changed, discovery_idle);
     let target = luns.as_ref().map(|luns| luns.target().clone());
-    let identity = login.session.as_ref().map(|(target, registered)| HandedOver {
-        initiator: login.initiator.clone(),
-        isid: login.isid,
-        target: target.name.clone(),
-        tsih: registered.tsih,
-        proved: login.proved,
-        parameters: login.parameters,
-        stat_sn: login.stat_sn,
-        exp_cmd_sn: login.exp_cmd_sn,
-        transfer_tag: 0,
-        since_ms,
-        standby: None,
-        known: KnownDisks::default(),
-    });
+    let identity = identity(&login, since_ms);
     let session = Session {
         worker: worker.clone(),
         initiator: login.initiator.clone(),
@@ -123,6 +123,7 @@ pub(super) async fn session(
         link,
         inbox,
         leaving: false,
+        logout: None,
         stop_announced: false,
         identity,
         aside: Aside::default(),
@@ -138,6 +139,24 @@ pub(super) async fn session(
     luns.iter().for_each(|luns| luns.leave());
     drop((listed, login.session));
     done
+}
+
+/// The part of a session's state that does not change; `None` for a discovery session.
+fn identity(login: &LoggedIn, since_ms: u64) -> Option<HandedOver> {
+    login.session.as_ref().map(|(target, registered)| HandedOver {
+        initiator: login.initiator.clone(),
+        isid: login.isid,
+        target: target.name.clone(),
+        tsih: registered.tsih,
+        proved: login.proved.clone(),
+        parameters: login.parameters,
+        stat_sn: login.stat_sn,
+        exp_cmd_sn: login.exp_cmd_sn,
+        transfer_tag: 0,
+        since_ms,
+        standby: None,
+        known: KnownDisks::default(),
+    })
 }
 
 /// Waits until no request is under way.
@@ -236,6 +255,13 @@ impl Protocol for Session {
         if !self.worker.is_quiescing() && self.inbox.take_ping() {
             let tag = self.link.transfer_tag();
             self.link.put(&reply::nop_in(NO_TAG, tag, &self.link.numbers(), 0), &[], output);
+        }
+        if !self.link.backlog.has_requests()
+            && let Some(tag) = self.logout.take()
+        {
+            // RESERVE has ended too when the initiator reads the answer.
+            self.commands.luns.iter().for_each(|luns| luns.leave());
+            self.link.put(&reply::logout(tag, &self.link.status_numbers(), CLOSED), &[], output);
         }
         Ok(())
     }
@@ -357,15 +383,16 @@ impl Session {
         self.link.put(&reply::reject(&self.link.status_numbers(), reason), header, output);
     }
 
+    /// Closing the connection closes the session, which has no other. This aborts the commands in progress
+    /// (11.14), and is answered after they have ended: none of them changes a unit afterwards.
     fn logout(&mut self, tag: u32, reason: u8, output: &mut Output) {
-        // Closing the connection closes the session: it has no other.
-        let response = if matches!(reason, 0 | 1) { CLOSED } else { NO_RECOVERY };
-        self.leaving = response == CLOSED;
-        if self.leaving && self.commands.tasks.len() == 0 {
-            // RESERVE has ended when the initiator reads the answer. Commands in progress keep the units, so
-            // that they end if the access to these is revoked.
-            self.commands.luns.iter().for_each(|luns| luns.leave());
+        if !matches!(reason, CLOSE_SESSION | CLOSE_CONNECTION) {
+            self.link.put(&reply::logout(tag, &self.link.status_numbers(), NO_RECOVERY), &[], output);
+            return;
         }
-        self.link.put(&reply::logout(tag, &self.link.status_numbers(), response), &[], output);
+        self.leaving = true;
+        self.logout = Some(tag);
+        self.inbox.log_out();
+        self.commands.tasks.abort(|_| true);
     }
 }

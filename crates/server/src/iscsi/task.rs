@@ -255,6 +255,10 @@ impl Tasks {
                 },
             };
             drop(data);
+            // It changes nothing any more: aborts need not wait until there is room for the response.
+            if let Some((_, underway)) = task.holds.borrow_mut().as_mut() {
+                *underway = None;
+            }
             if let Some(served) = task.nexus.served(&task.request, &response) {
                 timed.end(served);
             }

@@ -33,6 +33,7 @@ pub(super) struct Inbox {
     aborts: Cell<bool>,
     ping: Cell<bool>,
     leaving: Cell<bool>,
+    logged_out: Cell<bool>,
 }
 
 impl Inbox {
@@ -44,6 +45,7 @@ impl Inbox {
             aborts: Cell::new(false),
             ping: Cell::new(false),
             leaving: Cell::new(false),
+            logged_out: Cell::new(false),
         })
     }
 
@@ -70,6 +72,11 @@ impl Inbox {
     /// Whether an administrator ends the session, after its commands in progress.
     pub fn is_leaving(&self) -> bool {
         self.leaving.get()
+    }
+
+    /// Records that the initiator logged out. Nothing is received from then on, so its silence means nothing.
+    pub fn log_out(&self) {
+        self.logged_out.set(true);
     }
 
     fn end(&self, why: &'static str) {
@@ -108,14 +115,17 @@ pub(super) fn watch(
             }
         };
         let follows = async {
-            while changed.changed().await.is_ok() {
-                if let Some(luns) = &luns
-                    && !luns.refresh().await
-                {
-                    return;
+            let Some(luns) = &luns else { return std::future::pending().await };
+            loop {
+                tokio::select! {
+                    change = changed.changed() => match change {
+                        Ok(()) if luns.refresh().await => {}
+                        Ok(()) => return,
+                        Err(_) => return std::future::pending().await,
+                    },
+                    () = luns.settle(), if luns.is_behind() => {}
                 }
             }
-            std::future::pending().await
         };
         let aborts = async {
             let Some(luns) = &luns else { return std::future::pending().await };
@@ -165,7 +175,9 @@ async fn ping(inbox: &Inbox) {
     let mut pinged = false;
     loop {
         let quiet = inbox.last_received.get().elapsed();
-        if quiet < QUIET {
+        if inbox.logged_out.get() {
+            return std::future::pending().await;
+        } else if quiet < QUIET {
             pinged = false;
             tokio::time::sleep(QUIET - quiet).await;
         } else if !pinged {

@@ -47,6 +47,6 @@ pub use nexus::{Admitted, Arrival, Nexus, NexusOwner};
 pub use port::{Port, Settings};
 pub use response::Response;
 pub use standby::{StandbyState, StandbyUnit, Surroundings, UnitFacts};
-pub use underway::Underway;
+pub use underway::{Closed, Underway};
 pub use unit::LogicalUnit;
 pub use units::Units;

@@ -20,7 +20,7 @@ use super::outcomes::Outcomes;
 use super::port::{Port, Settings};
 use super::response::Response;
 use super::standby::StandbyState;
-use super::underway::Underway;
+use super::underway::{Closed, Underway};
 use super::unit::{HAS_TOKENS, LogicalUnit, NOT_READY, PROTECTED, RESERVED};
 
 /// The session of a transport that owns nexuses. No lock of a unit is held during a call.
@@ -204,9 +204,12 @@ impl Nexus {
         Ok(request)
     }
 
-    /// Ends the access: commands that were admitted and have not begun fail.
-    pub fn withdraw(&self) {
+    /// Ends the access: commands that were admitted and have not begun fail. Returns the gates of those that
+    /// change the unit and were admitted before; no command of the session is admitted concurrently, since
+    /// both are done by the session's thread.
+    pub fn withdraw(&self) -> Closed {
         self.withdrawn.store(true, Release);
+        self.member.gate.close()
     }
 
     /// Whether the access was ended.

@@ -13,20 +13,29 @@ use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 /// The gate that the commands of one nexus enter.
 #[derive(Default)]
-pub(super) struct Gate(Mutex<Arc<RwLock<()>>>);
+pub(super) struct Gate(Mutex<Gates>);
+
+#[derive(Default)]
+struct Gates {
+    open: Arc<RwLock<()>>,
+    /// Closed ones, as long as commands that entered them may not have ended: each later abort waits for
+    /// these too.
+    closed: Vec<Arc<RwLock<()>>>,
+}
 
 /// A command that has entered. Dropping this ends it.
 pub struct Underway(#[allow(dead_code)] OwnedRwLockReadGuard<()>);
 
-/// A gate that no further command can enter.
-pub(super) struct Closed(Arc<RwLock<()>>);
+/// The gates of a nexus that no further command can enter.
+#[derive(Clone)]
+pub struct Closed(Vec<Arc<RwLock<()>>>);
 
 impl Gate {
     /// Enters a command. This precedes the checks that decide whether it can run.
     #[inline]
     pub fn enter(&self) -> Underway {
         loop {
-            let gate = self.0.lock().clone();
+            let gate = self.0.lock().open.clone();
             // It fails only for a gate that was closed since; its successor is open.
             if let Ok(entered) = gate.try_read_owned() {
                 return Underway(entered);
@@ -36,13 +45,45 @@ impl Gate {
 
     /// Closes the gate and replaces it with a new one.
     pub fn close(&self) -> Closed {
-        Closed(std::mem::take(&mut *self.0.lock()))
+        let mut gates = self.0.lock();
+        let gate = std::mem::take(&mut gates.open);
+        // Each command has a reference to its gate, and so has one that is about to enter.
+        gates.closed.retain(|gate| Arc::strong_count(gate) > 1);
+        gates.closed.push(gate);
+        Closed(gates.closed.clone())
     }
 }
 
 impl Closed {
     /// Waits until all commands that entered have ended.
     pub async fn empty(&self) {
-        drop(self.0.write().await);
+        for gate in &self.0 {
+            drop(gate.write().await);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn every_abort_waits_for_the_commands_that_entered_before() {
+        let gate = Gate::default();
+        let first = gate.enter();
+        let closed = gate.close();
+        let second = gate.enter();
+        let again = gate.close();
+        let has_ended = |closed: &Closed| closed.empty().now_or_never().is_some();
+        assert!(!has_ended(&closed) && !has_ended(&again));
+        drop(second);
+        assert!(!has_ended(&again), "a command of the gate that was closed before runs");
+        drop(first);
+        assert!(has_ended(&closed) && has_ended(&again));
+        drop((closed, again));
+        gate.close();
+        assert_eq!(gate.0.lock().closed.len(), 1, "gates without commands are forgotten");
     }
 }

@@ -17,7 +17,7 @@
 //!
 //! **Sessions** belong to the front end, which registers them here for administrators
 //! ([`Targets::session_began`]) and watches for changes ([`Targets::changed`]) to end sessions that have lost
-//! access.
+//! access. [`ServedTargets::revoked`] waits for these.
 
 mod document;
 mod error;
@@ -147,6 +147,11 @@ impl Targets {
         self.served.sessions(target)
     }
 
+    /// All sessions, as [`Targets::sessions`] lists those of a target.
+    pub fn sessions_by_target(&self) -> BTreeMap<IqnName, Vec<SessionInfo>> {
+        self.served.sessions_by_target()
+    }
+
     /// Creates a target, and chooses its number.
     ///
     /// # Errors
@@ -194,11 +199,12 @@ impl Targets {
     }
 
     fn check_unused(&self, target: &IqnName, force: bool) -> Result<()> {
+        if force {
+            return Ok(());
+        }
         match self.sessions(target).len() {
-            sessions if sessions > 0 && !force => {
-                Err(TargetError::InUse { target: target.clone(), sessions })
-            }
-            _ => Ok(()),
+            0 => Ok(()),
+            sessions => Err(TargetError::InUse { target: target.clone(), sessions }),
         }
     }
 

@@ -1,18 +1,26 @@
 //! The targets that the front end serves at present, and their sessions.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use super::session::{SessionGuard, SessionInfo, Sessions};
 use super::{IqnName, Target, TargetMap};
+
+/// Longest time for which an administrator waits for sessions. Commands in progress end only when the store
+/// does their work, which can hang.
+const APPLY_TIME: Duration = Duration::from_secs(5);
 
 /// Visible targets, and their sessions.
 pub struct ServedTargets {
     targets: RwLock<Arc<TargetMap>>,
     changes: watch::Sender<u64>,
     sessions: Sessions,
+    /// The last change of a target that took something away from its initiators.
+    revoked: Mutex<BTreeMap<IqnName, u64>>,
 }
 
 impl ServedTargets {
@@ -22,6 +30,7 @@ impl ServedTargets {
             targets: RwLock::new(Arc::new(targets)),
             changes: watch::Sender::new(0),
             sessions: Sessions::default(),
+            revoked: Mutex::default(),
         }
     }
 
@@ -40,10 +49,53 @@ impl ServedTargets {
         self.changes.subscribe()
     }
 
+    /// The number of the last change.
+    pub fn last_change(&self) -> u64 {
+        *self.changes.borrow()
+    }
+
     /// Replaces all targets.
     pub fn replace(&self, targets: TargetMap) {
-        *self.targets.write() = Arc::new(targets);
-        self.changes.send_modify(|count| *count += 1);
+        let targets = Arc::new(targets);
+        let before = std::mem::replace(&mut *self.targets.write(), targets.clone());
+        let mut change = 0;
+        self.changes.send_modify(|count| {
+            *count += 1;
+            change = *count;
+        });
+        let takes_away = |(name, before): &(&IqnName, &Arc<Target>)| {
+            !targets.get(*name).is_some_and(|now| Arc::ptr_eq(now, before) || now.permits_all_of(before))
+        };
+        let revoked = before.iter().filter(takes_away).map(|(name, _)| (name.clone(), change));
+        self.revoked.lock().extend(revoked);
+    }
+
+    /// Waits until no session uses what was taken away from it: its commands to these disks have ended. Waits
+    /// no longer than for [`APPLY_TIME`].
+    pub async fn revoked(&self) {
+        let revoked = self.revoked.lock().clone();
+        let last = |session: &SessionInfo| revoked.get(&session.target).copied().unwrap_or(0);
+        let is_behind = |session: &SessionInfo| *session.applied.borrow() < last(session);
+        let mut behind = self.sessions.list(is_behind);
+        let all = async {
+            for session in &mut behind {
+                let last = last(session);
+                // It is closed when the session has ended.
+                let _ = session.applied.wait_for(|applied| *applied >= last).await;
+            }
+        };
+        if tokio::time::timeout(APPLY_TIME, all).await.is_err() {
+            let mut sessions = BTreeMap::<_, usize>::new();
+            for session in behind.into_iter().filter(is_behind) {
+                *sessions.entry(session.target).or_default() += 1;
+            }
+            for (target, sessions) in sessions {
+                tracing::warn!(%target, sessions, "commands that began before a change of the target still run");
+            }
+            return;
+        }
+        // Sessions that began since have read the table with these changes.
+        self.revoked.lock().retain(|target, change| revoked.get(target) != Some(change));
     }
 
     /// Registers a session until the guard is dropped.
@@ -58,7 +110,21 @@ impl ServedTargets {
 
     /// The sessions of a target, in the order of their login, also after an upgrade.
     pub fn sessions(&self, target: &IqnName) -> Vec<SessionInfo> {
-        let mut sessions = self.sessions.list(|session| session.target == *target);
+        self.in_order(|session| session.target == *target)
+    }
+
+    /// All sessions, as [`ServedTargets::sessions`] lists those of a target: in one pass, since there can be
+    /// as many targets as sessions.
+    pub fn sessions_by_target(&self) -> BTreeMap<IqnName, Vec<SessionInfo>> {
+        let mut by_target = BTreeMap::<_, Vec<_>>::new();
+        for session in self.in_order(|_| true) {
+            by_target.entry(session.target.clone()).or_default().push(session);
+        }
+        by_target
+    }
+
+    fn in_order(&self, wanted: impl Fn(&SessionInfo) -> bool) -> Vec<SessionInfo> {
+        let mut sessions = self.sessions.list(wanted);
         sessions.sort_by_key(|session| (session.since_ms, session.id));
         sessions
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::IqnName;
 use crate::registry::{Registered, Registry};
@@ -23,19 +23,8 @@ pub struct SessionInfo {
     pub since_ms: u64,
     /// Ends it.
     pub end: EndRequest,
-}
-
-impl SessionInfo {
-    /// A session of an initiator at a target.
-    pub fn new(
-        id: u64,
-        (target, initiator): (&IqnName, IqnName),
-        address: SocketAddr,
-        since_ms: u64,
-        end: &EndRequest,
-    ) -> SessionInfo {
-        SessionInfo { id, target: target.clone(), initiator, address, since_ms, end: end.clone() }
-    }
+    /// The last change of the table that it has applied; closed when it has ended.
+    pub applied: watch::Receiver<u64>,
 }
 
 /// The request of an administrator to end a session.

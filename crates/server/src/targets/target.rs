@@ -169,6 +169,17 @@ impl Target {
         }
     }
 
+    /// Whether each initiator can use everything that it could use before in the same way.
+    pub fn permits_all_of(&self, before: &Target) -> bool {
+        // An entry can restrict an initiator of an open target.
+        let has_entries = match before.open {
+            true => self.open && self.initiators == before.initiators,
+            false => self.initiators.starts_with(&before.initiators),
+        };
+        let has = |(number, lun): (&u16, &Lun)| self.luns.get(number) == Some(lun);
+        has_entries && self.chap == before.chap && before.luns.iter().all(has)
+    }
+
     /// The number under which a disk is mapped, if it is.
     pub fn lun_of(&self, disk: &str) -> Option<u16> {
         self.luns.iter().find(|(_, lun)| lun.disk == disk).map(|(number, _)| *number)

@@ -1,5 +1,6 @@
 use forebay_engine::{CloneRequest, PoolConfig};
 use forebay_store::{MemoryStore, Store};
+use futures_util::FutureExt;
 
 use super::*;
 use crate::serve::EngineThread;
@@ -243,15 +244,9 @@ async fn a_target_with_sessions_is_removed_only_by_force() {
     let (t, a) = (&fixture.targets, name(A));
     t.create(target(A)).await.unwrap();
     t.create(target(B)).await.unwrap();
-    let session = |n: u16| SessionInfo {
-        id: n.into(),
-        end: Default::default(),
-        target: a.clone(),
-        initiator: name(HOST),
-        address: ([10, 0, 0, 1], n).into(),
-        since_ms: 7,
-    };
-    let (first, second) = (t.session_began(session(1)), t.session_began(session(2)));
+    let applied = watch::Sender::new(0);
+    let begin = |n| t.session_began(session(n, &a, &applied));
+    let (first, second) = (begin(1), begin(2));
     let ids = |target: &IqnName| t.sessions(target).iter().map(|session| session.id).collect::<Vec<_>>();
     assert_eq!((ids(&a), ids(&name(B))), (vec![1, 2], vec![]));
     drop(first);
@@ -262,6 +257,76 @@ async fn a_target_with_sessions_is_removed_only_by_force() {
     t.remove(&a, true).await.unwrap();
     drop(second);
     assert!(t.sessions(&a).is_empty() && error_text(t.remove(&a, true).await).contains("there is no target"));
+}
+
+fn session(n: u16, target: &IqnName, applied: &watch::Sender<u64>) -> SessionInfo {
+    SessionInfo {
+        id: n.into(),
+        target: target.clone(),
+        initiator: name(HOST),
+        address: ([10, 0, 0, 1], n).into(),
+        since_ms: 7,
+        end: Default::default(),
+        applied: applied.subscribe(),
+    }
+}
+
+#[tokio::test]
+async fn a_revocation_waits_for_the_sessions_of_its_target() {
+    let fixture = Fixture::new().await;
+    let (t, a) = (&fixture.targets, name(A));
+    t.create(Target { luns: (0..).zip([lun("v"), lun("v@s")]).collect(), ..target(A) }).await.unwrap();
+    t.create(Target { luns: [(0, lun("v"))].into(), ..target(B) }).await.unwrap();
+    let is_done = || t.served().revoked().now_or_never().is_some();
+    let mut applied = Some(watch::Sender::new(0));
+    let first = t.session_began(session(1, &a, applied.as_ref().unwrap()));
+    // Nothing is taken away from it.
+    t.unmap(&name(B), 0).await.unwrap();
+    t.map(&a, Some(7), lun("v@s")).await.unwrap_err();
+    t.allow(&a, initiator(HOST, None)).await.unwrap();
+    assert!(is_done());
+    // It waits until the session has applied it, or has ended.
+    for ends in [false, true] {
+        t.unmap(&a, ends.into()).await.unwrap();
+        assert!(!is_done());
+        match ends {
+            false => drop(applied.as_ref().unwrap().send_replace(t.served().last_change())),
+            true => drop(applied.take()),
+        }
+        assert!(is_done());
+    }
+    drop(first);
+    // One that cannot apply a change does not delay it for ever.
+    let applied = watch::Sender::new(0);
+    let _second = t.session_began(session(2, &a, &applied));
+    t.deny(&a, &name(HOST)).await.unwrap();
+    tokio::time::pause();
+    t.served().revoked().await;
+}
+
+#[test]
+fn what_takes_access_away_is_known() {
+    let before = Target {
+        luns: [(0, lun("v"))].into(),
+        initiators: vec![initiator(HOST, None)],
+        chap: Some(chap("u", "0123456789ab")),
+        ..target(A)
+    };
+    let one = |change: fn(&mut Target)| {
+        let mut now = before.clone();
+        change(&mut now);
+        now.permits_all_of(&before)
+    };
+    assert!(one(|_| ()) && one(|t| t.open = true) && one(|t| drop(t.luns.insert(1, lun("v@s")))));
+    assert!(one(|t| t.initiators.push(initiator(B, Some(vec![0])))));
+    assert!(!one(|t| t.luns.clear()) && !one(|t| t.luns.get_mut(&0).unwrap().read_only = true));
+    assert!(!one(|t| t.initiators.clear()) && !one(|t| t.initiators[0].luns = Some(vec![7])));
+    assert!(!one(|t| t.chap = None) && !one(|t| t.luns.get_mut(&0).unwrap().disk = "w".into()));
+    // An entry of an open target can restrict an initiator.
+    let open = Target { open: true, ..target(A) };
+    let restricted = Target { initiators: vec![initiator(HOST, Some(vec![]))], ..open.clone() };
+    assert!(open.permits_all_of(&open) && !restricted.permits_all_of(&open));
+    assert!(!target(A).permits_all_of(&open));
 }
 
 #[tokio::test]
