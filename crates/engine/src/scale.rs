@@ -120,13 +120,13 @@ impl Store for ListingStore {
 
 async fn measure(segments: u32, disks: u32) {
     let store = Arc::new(ListingStore(Arc::new(MemoryStore::new())));
-    for segment in 1000..1000 + segments {
-        store.0.prepare(SegmentId(segment), 0).await.unwrap();
-    }
     let config =
         PoolConfig { dedup_index: 0, reclaim_pause: Duration::from_secs(1 << 20), ..PoolConfig::default() };
     let open = || Pool::open(store.clone(), TokioHost::new(), config.clone());
     let pool = open().await.unwrap();
+    for segment in 1000..1000 + segments {
+        store.0.prepare(SegmentId(segment), 0).await.unwrap();
+    }
     let before = resident();
     {
         let parts = pool.parts();
