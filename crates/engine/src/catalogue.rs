@@ -90,7 +90,8 @@ impl Catalogue {
         Some(disk)
     }
 
-    /// Changes the record of a disk, and its kind as the record states.
+    /// Changes the record of a disk, and its kind as the record states. A volume with snapshots keeps its
+    /// name, with which theirs begin.
     pub fn update(&mut self, disk: &Disk, record: DiskRecord) {
         self.remove_from_indexes(disk);
         disk.set_kind(record);

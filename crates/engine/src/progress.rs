@@ -22,8 +22,8 @@ pub(crate) struct Progress {
     pub stopped: bool,
 }
 
-/// Publishes [`Progress`]. Every event that may unblock a waiter is published
-/// here, except that a disk has fewer cold writes ([`Cold::fewer`](crate::disk::Cold::fewer)).
+/// Publishes [`Progress`]. Every event that may unblock a waiter is published here, except that a disk has
+/// fewer cold writes ([`Cold::fewer`](crate::disk::Cold::fewer)).
 pub(crate) struct CommitProgress(watch::Sender<Progress>);
 
 impl Default for CommitProgress {

@@ -8,6 +8,7 @@ use super::{
     ServerView, StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
 };
 use crate::limits::LimitSet;
+use crate::targets::IqnName;
 
 /// An administrative action.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,18 +93,18 @@ impl Action {
 }
 
 impl Action {
-    /// Whether the action may take disks away from initiators.
-    pub(super) fn revokes(&self) -> bool {
+    /// Whether the action may take disks away from the initiators of a target.
+    pub(super) fn revokes_at(&self, target: &IqnName) -> bool {
         use Action::*;
-        matches!(
-            self,
-            RemoveTarget { .. }
-                | RemoveTargets { .. }
-                | AllowInitiator { .. }
-                | DenyInitiator { .. }
-                | MapLun { .. }
-                | UnmapLun { .. }
-        )
+        match self {
+            RemoveTargets { .. } => true,
+            RemoveTarget { name, .. }
+            | AllowInitiator { target: name, .. }
+            | DenyInitiator { target: name, .. }
+            | MapLun { target: name, .. }
+            | UnmapLun { target: name, .. } => name.parse().is_ok_and(|name: IqnName| name == *target),
+            _ => false,
+        }
     }
 
     /// What the action does to disks, for the events; `None` if it changes none.

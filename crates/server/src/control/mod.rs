@@ -277,10 +277,6 @@ impl Control {
             let before = action.unnamed().map(|name| this.event_disk(&name));
             let mut result = this.execute_with_retry(&action, &owner).await;
             drop(permit);
-            if action.revokes() {
-                // Without the permit, since the commands may be slow, and an upgrade waits for permits.
-                this.targets().served().revoked().await;
-            }
             // What the server remembers may be older than what another owner has done. A change was made by
             // the owner, since the store compares that.
             if action.is_query() && !this.inner.gate.get().is_none_or(Gate::is_open) {
@@ -293,6 +289,8 @@ impl Control {
                     Err(e) => tracing::info!(?action, error = %e, "action failed"),
                 }
             }
+            // Without the permit, since the commands may be slow, and an upgrade waits for permits.
+            this.targets().served().revoked(|target| action.revokes_at(target)).await;
             result
         };
         // Events of the action name the request that it serves.

@@ -252,7 +252,7 @@ impl Protocol for Session {
             self.commands.tasks.put_off_long();
         }
         self.commands.solicit_more(output);
-        if !self.worker.is_quiescing() && self.inbox.take_ping() {
+        if !self.worker.is_quiescing() && self.inbox.take_ping() && !self.leaving {
             let tag = self.link.transfer_tag();
             self.link.put(&reply::nop_in(NO_TAG, tag, &self.link.numbers(), 0), &[], output);
         }
@@ -262,6 +262,7 @@ impl Protocol for Session {
             // RESERVE has ended too when the initiator reads the answer.
             self.commands.luns.iter().for_each(|luns| luns.leave());
             self.link.put(&reply::logout(tag, &self.link.status_numbers(), CLOSED), &[], output);
+            self.inbox.log_out_answered();
         }
         Ok(())
     }

@@ -64,7 +64,9 @@ pub(super) struct Task {
     /// Signalled when it is aborted or put off, or its unit is withdrawn.
     stop: Notify,
     /// Released when it ends.
-    holds: RefCell<Option<(CommandSlot, Option<Underway>)>>,
+    place: Cell<Option<CommandSlot>>,
+    /// Released when it changes nothing any more.
+    underway: Cell<Option<Underway>>,
     has_ended: Cell<bool>,
     /// Signalled when it ends.
     ended: Notify,
@@ -89,7 +91,8 @@ impl Task {
             aborted: Cell::new(false),
             put_off: Cell::new(false),
             stop: Notify::new(),
-            holds: RefCell::new(Some((place, admitted.underway))),
+            place: Cell::new(Some(place)),
+            underway: Cell::new(admitted.underway),
             has_ended: Cell::new(false),
             ended: Notify::new(),
         })
@@ -256,9 +259,7 @@ impl Tasks {
             };
             drop(data);
             // It changes nothing any more: aborts need not wait until there is room for the response.
-            if let Some((_, underway)) = task.holds.borrow_mut().as_mut() {
-                *underway = None;
-            }
+            drop(task.underway.take());
             if let Some(served) = task.nexus.served(&task.request, &response) {
                 timed.end(served);
             }
@@ -301,7 +302,7 @@ impl Tasks {
             by_tag.remove(&task.tag);
         }
         drop(by_tag);
-        task.holds.take();
+        drop((task.place.take(), task.underway.take()));
         if let Some(response) = response.filter(|_| !task.aborted.get()) {
             let moved = moved(&task.request, response.0);
             self.link.respond(task.tag, task.expected, moved, response, send);

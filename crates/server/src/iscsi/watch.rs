@@ -74,9 +74,16 @@ impl Inbox {
         self.leaving.get()
     }
 
-    /// Records that the initiator logged out. Nothing is received from then on, so its silence means nothing.
+    /// Records that the initiator logged out. Nothing is received from then on, so its silence means nothing
+    /// until the logout is answered.
     pub fn log_out(&self) {
         self.logged_out.set(true);
+    }
+
+    /// Records that the logout is answered. The session ends if the initiator does not read the answer.
+    pub fn log_out_answered(&self) {
+        self.logged_out.set(false);
+        self.received();
     }
 
     fn end(&self, why: &'static str) {
@@ -176,7 +183,8 @@ async fn ping(inbox: &Inbox) {
     loop {
         let quiet = inbox.last_received.get().elapsed();
         if inbox.logged_out.get() {
-            return std::future::pending().await;
+            pinged = false;
+            tokio::time::sleep(QUIET).await;
         } else if quiet < QUIET {
             pinged = false;
             tokio::time::sleep(QUIET - quiet).await;

@@ -51,7 +51,7 @@ pub struct Nexus {
 pub struct Admitted {
     /// The command.
     pub request: Request,
-    /// Present for a command that changes the unit. Drop it when the command has ended, not earlier.
+    /// Present for a command that changes the unit. Drop it when it changes nothing any more, not earlier.
     pub underway: Option<Underway>,
     /// For [`Nexus::has_aborted`].
     pub arrival: Arrival,

@@ -178,6 +178,9 @@ impl Nexus {
             Ok(parameters) => parameters,
             Err(sense) => return Ok(self.check(&sense)),
         };
+        // A revocation waits for it, but the request itself waits for the commands of others only afterwards:
+        // two that abort each other must not wait for ever.
+        let underway = self.member.gate.enter();
         let mut kept = self.unit.kept.lock().await;
         let mut new = self.unit.reservations.lock().clone();
         let effects = match new.change(self.port(), action, &parameters) {
@@ -186,7 +189,7 @@ impl Nexus {
             Err(Refusal::Check(sense)) => return Ok(self.check(&sense)),
         };
         self.unit.keep_reservations(&mut kept, new).await?;
-        drop(kept);
+        drop((kept, underway));
         self.unit.notify_ports(&effects.attentions);
         let aborted = |port: &Port| effects.aborted.iter().any(|other| other.is(port));
         self.unit.abort_others(self.member.id, aborted).await;

@@ -54,15 +54,12 @@ impl ServedTargets {
         *self.changes.borrow()
     }
 
-    /// Replaces all targets.
+    /// Replaces all targets. One change at a time.
     pub fn replace(&self, targets: TargetMap) {
         let targets = Arc::new(targets);
         let before = std::mem::replace(&mut *self.targets.write(), targets.clone());
-        let mut change = 0;
-        self.changes.send_modify(|count| {
-            *count += 1;
-            change = *count;
-        });
+        self.changes.send_modify(|count| *count += 1);
+        let change = self.last_change();
         let takes_away = |(name, before): &(&IqnName, &Arc<Target>)| {
             !targets.get(*name).is_some_and(|now| Arc::ptr_eq(now, before) || now.permits_all_of(before))
         };
@@ -70,10 +67,11 @@ impl ServedTargets {
         self.revoked.lock().extend(revoked);
     }
 
-    /// Waits until no session uses what was taken away from it: its commands to these disks have ended. Waits
-    /// no longer than for [`APPLY_TIME`].
-    pub async fn revoked(&self) {
-        let revoked = self.revoked.lock().clone();
+    /// Waits until no session changes what was taken away from it at these targets: its commands that change
+    /// blocks or reservations of these disks have ended. Waits no longer than for [`APPLY_TIME`].
+    pub async fn revoked(&self, is_meant: impl Fn(&IqnName) -> bool) {
+        let mut revoked = self.revoked.lock().clone();
+        revoked.retain(|target, _| is_meant(target));
         let last = |session: &SessionInfo| revoked.get(&session.target).copied().unwrap_or(0);
         let is_behind = |session: &SessionInfo| *session.applied.borrow() < last(session);
         let mut behind = self.sessions.list(is_behind);
@@ -86,7 +84,8 @@ impl ServedTargets {
         };
         if tokio::time::timeout(APPLY_TIME, all).await.is_err() {
             let mut sessions = BTreeMap::<_, usize>::new();
-            for session in behind.into_iter().filter(is_behind) {
+            let has_ended = |session: &SessionInfo| session.applied.has_changed().is_err();
+            for session in behind.into_iter().filter(|session| is_behind(session) && !has_ended(session)) {
                 *sessions.entry(session.target).or_default() += 1;
             }
             for (target, sessions) in sessions {

@@ -169,7 +169,7 @@ impl Target {
         }
     }
 
-    /// Whether each initiator can use everything that it could use before in the same way.
+    /// True only if each initiator can use everything that it could use before in the same way.
     pub fn permits_all_of(&self, before: &Target) -> bool {
         // An entry can restrict an initiator of an open target.
         let has_entries = match before.open {

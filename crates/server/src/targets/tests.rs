@@ -277,7 +277,7 @@ async fn a_revocation_waits_for_the_sessions_of_its_target() {
     let (t, a) = (&fixture.targets, name(A));
     t.create(Target { luns: (0..).zip([lun("v"), lun("v@s")]).collect(), ..target(A) }).await.unwrap();
     t.create(Target { luns: [(0, lun("v"))].into(), ..target(B) }).await.unwrap();
-    let is_done = || t.served().revoked().now_or_never().is_some();
+    let is_done = || t.served().revoked(|of| *of == a).now_or_never().is_some();
     let mut applied = Some(watch::Sender::new(0));
     let first = t.session_began(session(1, &a, applied.as_ref().unwrap()));
     // Nothing is taken away from it.
@@ -301,7 +301,8 @@ async fn a_revocation_waits_for_the_sessions_of_its_target() {
     let _second = t.session_began(session(2, &a, &applied));
     t.deny(&a, &name(HOST)).await.unwrap();
     tokio::time::pause();
-    t.served().revoked().await;
+    assert!(t.served().revoked(|of| *of != a).now_or_never().is_some(), "changes of others do not wait");
+    t.served().revoked(|_| true).await;
 }
 
 #[test]
