@@ -162,7 +162,7 @@ pub const PIECE_READS: usize = 16;
 /// Default of [`PoolConfig::renew_pages`](crate::PoolConfig::renew_pages): all pages of a pool of 100 TB,
 /// some 70 MB, which is little next to the map nodes that its mark reads.
 pub const RENEW_PAGES: usize = 1 << 14;
-/// Segment records or objects that a loop over all of them visits before it yields to other tasks: some
+/// Segment records, objects or changes that a loop over all of them visits before it yields to others: some
 /// hundred microseconds.
 pub const TABLE_TURN: usize = 2048;
 /// Segments that a reclaim removes from the table while it holds the log's lock: some hundred microseconds.

@@ -11,14 +11,11 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use forebay_format::{Address, BlobRef, BlockRef, Form};
-use tokio::task::yield_now;
 
 use super::scratch::Scratch;
 use super::varint::{Reading, put_varint};
+use crate::turns::Turns;
 use crate::{Error, Result};
-
-/// Changes that are merged before other tasks run: some hundred microseconds.
-const MERGE_TURN: usize = 2048;
 
 /// A change of the count of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,15 +219,21 @@ pub(super) struct Merge<'a> {
     runs: Vec<Cursor>,
     /// The next address of each run.
     heap: BinaryHeap<Reverse<(u64, usize)>>,
-    steps: usize,
+    turns: Turns,
     /// The first change of the next segment.
     ahead: Option<Delta>,
 }
 
 impl<'a> Merge<'a> {
     async fn of(runs: impl Iterator<Item = Run>, whole: bool, scratch: &'a Scratch) -> Result<Merge<'a>> {
-        let mut merge =
-            Merge { scratch, whole, runs: Vec::new(), heap: BinaryHeap::new(), steps: 0, ahead: None };
+        let mut merge = Merge {
+            scratch,
+            whole,
+            runs: Vec::new(),
+            heap: BinaryHeap::new(),
+            turns: Turns::default(),
+            ahead: None,
+        };
         for (i, run) in runs.enumerate() {
             let (bytes, pieces) = match run {
                 Run::Memory(bytes) => (bytes, VecDeque::new()),
@@ -283,10 +286,7 @@ impl<'a> Merge<'a> {
         let head = run.head.take();
         run.advance(self.whole, self.scratch).await?;
         self.heap.extend(run.head.map(|head| Reverse((head.key(), i))));
-        self.steps += 1;
-        if self.steps.is_multiple_of(MERGE_TURN) {
-            yield_now().await;
-        }
+        self.turns.step().await;
         Ok(head)
     }
 }

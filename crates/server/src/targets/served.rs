@@ -72,6 +72,10 @@ impl ServedTargets {
     pub async fn revoked(&self, is_meant: impl Fn(&IqnName) -> bool) {
         let mut revoked = self.revoked.lock().clone();
         revoked.retain(|target, _| is_meant(target));
+        // The usual case: all actions ask, and there can be many sessions.
+        if revoked.is_empty() {
+            return;
+        }
         let last = |session: &SessionInfo| revoked.get(&session.target).copied().unwrap_or(0);
         let is_behind = |session: &SessionInfo| *session.applied.borrow() < last(session);
         let mut behind = self.sessions.list(is_behind);
