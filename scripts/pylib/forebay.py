@@ -97,6 +97,10 @@ def remove_abandoned():
                 os.close(descriptor)
 
 
+# Of the reasons for which a server continues instead of its successor, those of a slow disk.
+SLOW_UPGRADE = ("were not finished within", "did not become durable within")
+
+
 class Successor:
     """A server process that is not a child of this one: it took the place of one that was."""
 
@@ -226,10 +230,17 @@ class Server:
         return time.monotonic() - begin
 
     def upgrade(self, *args):
-        """Replaces the running process by another one; returns the report."""
-        report = self.json("upgrade", *args)
-        self.succeed(report["pid"])
-        return report
+        """Replaces the running process by another one; returns the report. On a disk that is slow for a
+        moment, the server refuses: then it is asked again."""
+        deadline = time.monotonic() + 60
+        while True:
+            done = self.cli("--json", "upgrade", *args, check=False)
+            if done.returncode == 0:
+                report = json.loads(done.stdout)
+                self.succeed(report["pid"])
+                return report
+            if not any(words in done.stderr for words in SLOW_UPGRADE) or time.monotonic() > deadline:
+                raise Failed(f"the upgrade ended with status {done.returncode}\n{done.stderr}")
 
     def succeed(self, pid, timeout=30):
         """Continues with the process that has taken over, after the former one has ended."""

@@ -69,7 +69,7 @@ def page_times(b):
     return slow
 
 
-# Counts the rows of the page of volumes when the first ones are there, and half a second later.
+# Counts the rows of the page of volumes when the first ones are there, and when there are more.
 FIRST_ROWS = """
     const done = arguments[0];
     const rows = () => document.querySelectorAll("main tbody tr:not(.empty)");
@@ -77,7 +77,11 @@ FIRST_ROWS = """
       if (!location.hash.includes("volumes") || rows().length === 0) return;
       observer.disconnect();
       const [first, height] = [rows().length, rows()[0].getBoundingClientRect().height];
-      setTimeout(() => done({ first, height, last: rows().length, screen: innerHeight }), 500);
+      const last = (tries) => {
+        if (rows().length > first || tries === 0) done({ first, height, last: rows().length, screen: innerHeight });
+        else setTimeout(last, 500, tries - 1);
+      };
+      setTimeout(last, 500, 20);
     });
     observer.observe(document.body, { subtree: true, childList: true });
     location.hash = "#/volumes";"""

@@ -3,6 +3,7 @@
 import threading
 import time
 
+from forebay import Failed
 from harness import BLOCK, MIB, alone, check, connect, equal, test
 
 
@@ -23,10 +24,16 @@ def write(handle):
     handle.pwrite(bytes([7]) * BLOCK, BLOCK)
 
 
-def about(found, expected, what):
-    """Within 15 %: the burst of a tenth of a second, and a machine that runs other tests. The engine's own
-    tests have an exact clock."""
-    check(abs(found / expected - 1) <= 0.15, f"{what}: {found:.1f} per second instead of {expected}")
+def about(measure, expected, what):
+    """Whether no measurement exceeds the limit, and one of five reaches it, which a pause of the machine may
+    prevent. Within 15 %: the burst of a tenth of a second. The engine's own tests have an exact clock."""
+    found = []
+    while len(found) < 5:
+        found.append(measure())
+        check(found[-1] <= expected * 1.15, f"{what}: {found[-1]:.1f} per second instead of {expected}")
+        if found[-1] >= expected * 0.85:
+            return
+    raise Failed(f"{what}: {found} per second instead of {expected}")
 
 
 @alone
@@ -38,8 +45,8 @@ def a_limit_holds_and_is_changed_live(t):
     write(h)
     check(rate(h, 0.5, read) > 300, "an unlimited volume is slow")
     s.cli("volume", "limit", "v", "--iops", "100")
-    about(rate(h, 2, read), 100, "reads")
-    about(rate(h, 2, write), 100, "writes")
+    about(lambda: rate(h, 2, read), 100, "reads")
+    about(lambda: rate(h, 2, write), 100, "writes")
     # A request that waits for a slow limit ends when the limit is removed.
     s.cli("volume", "limit", "v", "--iops", "1", "--iops-burst", "1")
     read(h)
@@ -48,8 +55,9 @@ def a_limit_holds_and_is_changed_live(t):
     waiting.start()
     time.sleep(1.5)
     s.cli("volume", "limit", "v", "--clear")
-    waiting.join(10)
-    check(not waiting.is_alive() and time.monotonic() - begun < 8, "the change does not apply to requests")
+    waiting.join(30)
+    # With the limit, they take 20 s.
+    check(not waiting.is_alive() and time.monotonic() - begun < 15, "the change does not apply to requests")
     check(s.json("stats", "v")["limited"]["requests"] > 100, "waits are not counted")
 
 
@@ -63,7 +71,7 @@ def bandwidth_is_limited_and_the_limits_survive_a_restart(t):
     s.start()
     h = connect(s, "v")
     data = bytes([3]) * (64 << 10)
-    about(rate(h, 2, lambda h: h.pwrite(data, 0)) * len(data) / MIB, 4, "MiB written")
+    about(lambda: rate(h, 2, lambda h: h.pwrite(data, 0)) * len(data) / MIB, 4, "MiB written")
     check(rate(h, 0.5, read) > 300, "reads are limited too")
     expected = {"bandwidth_write": 4 * MIB, "bandwidth_burst": 512 << 10}
     equal(s.json("volume", "limit", "v")["limits"], expected, "limits")
@@ -84,12 +92,15 @@ def a_tenant_is_limited_as_a_whole_and_no_other(t):
     def measure(n):
         rates[n] = rate(handles[n], 2, read)
 
-    threads = [threading.Thread(target=measure, args=(n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    about(rates[0] + rates[1], 100, "reads of the tenant")
+    def of_tenant():
+        threads = [threading.Thread(target=measure, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return rates[0] + rates[1]
+
+    about(of_tenant, 100, "reads of the tenant")
     check(30 <= rates[0] <= 70, f"one of its volumes has {rates[0]:.1f} reads per second")
     check(rates[2] > 300, f"a volume of no tenant has {rates[2]:.0f} reads per second")
     s.cli("volume", "clone", "a", "c")
@@ -112,4 +123,5 @@ def requests_that_wait_end_with_their_connection(t):
     time.sleep(0.5)
     begun = time.monotonic()
     read(connect(s, "v"))
-    check(time.monotonic() - begun < 5, "requests of a connection that is gone still take tokens")
+    # With those, it waits for a minute.
+    check(time.monotonic() - begun < 30, "requests of a connection that is gone still take tokens")

@@ -1,5 +1,6 @@
 """What is handed over in an upgrade: the state of each kind of connection, and the sockets."""
 
+import contextlib
 import os
 import socket
 import struct
@@ -345,18 +346,31 @@ def the_watchdog_is_fed_while_no_process_serves(t):
     watchdog_s = 0.6
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notify.bind(t.path("n"))
-    notify.settimeout(watchdog_s)
+    notify.settimeout(30)
     s = t.server(start=False)
     s.prefix = ["env", f"NOTIFY_SOCKET={t.path('n')}", f"WATCHDOG_USEC={watchdog_s * 1e6:.0f}"]
     s.start()
-    hangs = script(t, "hangs", FAKE + "receive(); send(READY); receive(); time.sleep(60)\n")
-    argv = [s.bin, "--socket", s.control, "upgrade", "--binary", hangs, "--timeout", "3"]
+    begun = t.path("begun")
+    hangs = script(t, "hangs", FAKE + f"receive(); send(READY); receive(); open({begun!r}, 'w'); time.sleep(60)\n")
+    argv = [s.bin, "--socket", s.control, "upgrade", "--binary", hangs, "--timeout", "10"]
     command = spawn(argv, stderr=subprocess.PIPE, text=True)
-    # A time-out of the socket is the failure.
-    while command.poll() is None:
-        while notify.recv(100) != b"WATCHDOG=1":
+    while not os.path.exists(begun):
+        check(command.poll() is None, "the upgrade has ended")
+        time.sleep(0.01)
+    # Those of before.
+    notify.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while notify.recv(100):
             pass
-    check("did not answer within 3s" in command.communicate()[1], "the upgrade")
+    notify.settimeout(30)
+    fed = 0
+    while fed < 5:
+        fed += notify.recv(100) == b"WATCHDOG=1"
+    check(command.poll() is None, "the watchdog was not fed before the end of the upgrade")
+    # The server waits for room in this socket.
+    while command.poll() is None:
+        notify.recv(100)
+    check("did not answer within 10s" in command.communicate()[1], "the upgrade")
     s.stop()
 
 

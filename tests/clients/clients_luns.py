@@ -89,12 +89,14 @@ def compare_and_write_is_linearizable_across_kill_9(t):
     threads = [threading.Thread(target=count, args=(n,), daemon=True) for n in range(clients)]
     for thread in threads:
         thread.start()
-    for _ in range(rounds):
+    for n in range(rounds + 1):
+        # A slow disk takes some time for them.
         time.sleep(1.5)
-        s.kill()
-        s.start()
-        addresses.append(portal(s))
-    time.sleep(1.5)
+        wait_for(lambda least=30 * (n + 1): sum(told) > least, "increments", 60)
+        if n < rounds:
+            s.kill()
+            s.start()
+            addresses.append(portal(s))
     stop.set()
     for thread in threads:
         thread.join(20)

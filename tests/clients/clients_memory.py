@@ -14,8 +14,8 @@ from clients_failures import one_line
 from forebay import Failed
 from harness import BLOCK, MIB, check, connect, equal, need_root, run, test
 
-# Longer than a disk is marked after its last write was made durable.
-QUIET_S = 4
+# Longer than a disk is marked after its last write was made durable, also if the commit takes long.
+QUIET_S = 8
 # Far longer than writers need to continue when there is room.
 CONTINUE_S = 30
 

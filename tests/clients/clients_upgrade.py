@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 
-from forebay import run, spawn
+from forebay import SLOW_UPGRADE, run, spawn
 from harness import BLOCK, MIB, alone, check, connect, equal, test
 from upgrade_load import block, loaded_server
 
@@ -46,6 +46,7 @@ def clients_do_not_notice_twenty_upgrades(t):
     print(f"     20 upgrades: pauses of {sorted(pauses)[10]} ms in the median and {max(pauses)} ms at most; ", end="")
     print(f"longest request {longest * 1000:.0f} ms; {sum(load.requests for load in loads)} requests", flush=True)
     # A file may be open for a moment when they are counted. A leak of one would add ten by then.
+    check(sorted(pauses)[10] < 1000, f"pauses {pauses} ms")
     check(min(opened[10:]) <= max(opened[:10]), f"open descriptors after each upgrade: {opened}")
     s.stop()
     check(not os.path.exists(s.nbd) and not os.path.exists(s.control), "sockets exist after the server has stopped")
@@ -111,13 +112,21 @@ def failing_successors(t):
     ]
 
 
+def failed_upgrade(s, binary, timeout):
+    """The reason why a successor failed, not that of a slow disk."""
+    for _ in range(20):
+        error = s.refused("upgrade", "--binary", binary, "--timeout", timeout)
+        if not any(words in error for words in SLOW_UPGRADE):
+            break
+    return error
+
+
 @alone
 @test
 def a_successor_that_fails_at_any_step_leaves_the_clients_to_the_former_process(t):
     s, loads = loaded_server(t)
     for load in loads:
-        # A successor that hangs has one of them; the rest is that of a slow disk.
-        load.longest_s = 10.0
+        load.longest_s = 60.0
     t.bin = s.bin
     pid = s.process.pid
     for name, text, why, disconnects in failing_successors(t):
@@ -125,7 +134,7 @@ def a_successor_that_fails_at_any_step_leaves_the_clients_to_the_former_process(
             for load in loads:
                 load.finish()
         binary = script(t, name, text) if text else "/bin/false"
-        error = s.refused("upgrade", "--binary", binary, "--timeout", "1")
+        error = failed_upgrade(s, binary, "1" if "within" in why else "30")
         check(why in error and "upgrade failed" in error, f"{name}: {error}")
         equal(s.process.poll(), None, f"the server after {name}")
         equal(s.json("volume", "show", "a")["name"], "a", f"the API after {name}")
@@ -145,11 +154,17 @@ def a_successor_that_fails_at_any_step_leaves_the_clients_to_the_former_process(
 @test
 def only_one_upgrade_runs_at_a_time(t):
     s = t.server()
-    slow = script(t, "slow", f'#!/bin/sh\nsleep 1\nexec {s.bin} "$@"\n')
+    begun, goes = t.path("begun"), t.path("goes")
+    wait = f"touch {begun}; while [ ! -e {goes} ]; do sleep 0.02; done"
+    slow = script(t, "slow", f'#!/bin/sh\n{wait}\nexec {s.bin} "$@"\n')
     command = [s.bin, "--socket", s.control, "--json", "upgrade", "--binary", slow]
     first = spawn(command, stdout=subprocess.PIPE, text=True)
-    time.sleep(0.3)
+    while not os.path.exists(begun):
+        check(first.poll() is None, "the first upgrade has ended")
+        time.sleep(0.01)
     check("another upgrade or handover is running" in s.refused("upgrade"), "an upgrade during another one")
+    with open(goes, "w"):
+        pass
     out, _ = first.communicate(timeout=30)
     equal(first.returncode, 0, "exit status of the first one")
     s.succeed(int(out.split('"pid":')[1].split(",")[0]))
@@ -193,8 +208,9 @@ def an_upgrade_does_not_wait_for_limits(t):
 
     s = t.server()
     s.cli("volume", "create", "v", "--size", "64M")
-    s.cli("volume", "limit", "v", "--iops", "5")
+    s.cli("volume", "limit", "v", "--iops", "2")
     h = connect(s, "v")
+    # The limit admits them in half a minute.
     for n in range(64):
         h.aio_pread(nbd.Buffer(BLOCK), n * BLOCK)
     h.poll(0)
@@ -204,9 +220,9 @@ def an_upgrade_does_not_wait_for_limits(t):
     begun = time.monotonic()
     while h.aio_in_flight() > 0:
         check(h.poll(10_000) > 0, f"{h.aio_in_flight()} requests are not answered")
-    check(time.monotonic() - begun < 2, "requests that were accepted before the upgrade waited for the limit after it")
+    check(time.monotonic() - begun < 20, "requests that were accepted before the upgrade waited for the limit after it")
     begun = time.monotonic()
-    for n in range(11):
+    for n in range(5):
         h.pread(BLOCK, n * BLOCK)
     check(time.monotonic() - begun > 1, "the limit has no effect after the upgrade")
 

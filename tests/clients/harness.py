@@ -123,6 +123,10 @@ class Context:
         return path
 
 
+# An orderly stop takes less, also on a slow disk; one that waits for a job or a client takes longer.
+STOP_S = 20
+
+
 def connect(server, export, **settings):
     """A libnbd handle on an export. Imported late: only these tests need the module."""
     import nbd
