@@ -71,7 +71,11 @@ impl Pool {
     pub(super) fn shut_down(&self) {
         self.shared.queue.lock().closing = true;
         self.shared.work.notify_all();
-        self.threads.lock().drain(..).for_each(join);
+        // Without the lock: a job that submitted another one before this may be about to add a thread.
+        loop {
+            let Some(thread) = self.threads.lock().pop() else { return };
+            join(thread);
+        }
     }
 }
 
@@ -95,6 +99,33 @@ impl Shared {
                 self.work.wait(&mut queue);
                 queue.idle -= 1;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    use super::*;
+
+    fn submit(pool: &Arc<Pool>, done: &Arc<AtomicU32>, further: u32) {
+        let (next, counted) = (pool.clone(), done.clone());
+        pool.run(move || {
+            if further > 0 {
+                submit(&next, &counted, further - 1);
+            }
+            counted.fetch_add(1, Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_shutdown_ends_while_jobs_submit_others_and_all_of_them_are_run() {
+        for _ in 0..300 {
+            let (pool, done) = (Arc::new(Pool::new().unwrap()), Arc::default());
+            (0..8).for_each(|_| submit(&pool, &done, 9));
+            pool.shut_down();
+            assert_eq!(done.load(Relaxed), 80);
         }
     }
 }
