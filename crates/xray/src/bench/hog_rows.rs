@@ -2,7 +2,9 @@
 //!
 //! The victim reads 4 KiB blocks from the cache, or writes 4 KiB that are durable when they are answered, one
 //! at a time. Each hog loads a separate volume on the same server. A round measures the victim alone, then
-//! next to each hog, and next to all together; a row compares its p99 with that alone.
+//! next to each hog, and next to all together; a row compares its p99 with that alone. Another row compares it
+//! with that next to the same hogs on a separate server: what the machine and its disk cost, which no server
+//! can prevent.
 //!
 //! The clients of the hogs run only while a CPU is idle otherwise: they stand for other machines. With the
 //! usual priority on two cores, a loop that only starts programs increases the p99 of the victim six times,
@@ -180,10 +182,10 @@ fn prepare(forebay: &Forebay) -> Result<()> {
     Ok(())
 }
 
-/// Measures the p99 of the victim next to hogs, and the rate of the first hog.
+/// Measures the p99 of the victim next to hogs, which load the server `loaded`, and the rate of the first hog.
 fn next_to(
     forebay: &Forebay,
-    hogs: &[Hog],
+    (hogs, loaded): (&[Hog], &Forebay),
     victim: Victim,
     time: Duration,
     seed: u64,
@@ -193,7 +195,7 @@ fn next_to(
     std::thread::scope(|scope| {
         let (stop, all) = (&stop, HEAD_START + time);
         let running: Vec<_> =
-            hogs.iter().map(|hog| scope.spawn(move || hog.run(forebay, all, stop, names))).collect();
+            hogs.iter().map(|hog| scope.spawn(move || hog.run(loaded, all, stop, names))).collect();
         if !hogs.is_empty() {
             std::thread::sleep(HEAD_START);
         }
@@ -201,7 +203,7 @@ fn next_to(
         stop.store(true, Relaxed);
         let mut rates = Vec::new();
         for hog in running {
-            let server = forebay.server.name;
+            let server = loaded.server.name;
             rates.push(hog.join().unwrap_or(Err(BenchError::Load { server, source: LoadError::Panicked }))?);
         }
         Ok((p99?, rates.first().copied().unwrap_or_default()))
@@ -210,9 +212,11 @@ fn next_to(
 
 /// The victim's p99 next to each hog, compared with that alone.
 pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
-    let config = ForebayConfig::new("hog", CACHE);
-    let forebay = Forebay::start(&bench.dir, binary, &config)?;
-    prepare(&forebay)?;
+    let start = |name| {
+        let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, CACHE))?;
+        prepare(&forebay).map(|()| forebay)
+    };
+    let (forebay, separate) = (start("hog")?, start("hog-separate")?);
     let names = AtomicU32::new(0);
     let mut rows = Vec::new();
     for (victim, what, bound) in [
@@ -221,17 +225,20 @@ pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     ] {
         bench.say(&format!("{what} next to hogs"));
         let mut alone = Vec::new();
-        let mut with = vec![(Vec::new(), Vec::new()); HOGS.len()];
+        let mut with = vec![(Vec::new(), Vec::new(), Vec::new()); HOGS.len()];
         for round in 0..pace.rounds {
             let seed = u64::from(round) + 1;
-            alone.push(next_to(&forebay, &[], victim, pace.write, seed, &names)?.0);
-            for ((_, hogs), (p99s, rates)) in HOGS.iter().zip(&mut with) {
-                let (p99, rate) = next_to(&forebay, hogs, victim, pace.write, seed, &names)?;
+            let measure =
+                |hogs: &[_], loaded| next_to(&forebay, (hogs, loaded), victim, pace.write, seed, &names);
+            alone.push(measure(&[], &forebay)?.0);
+            for ((_, hogs), (p99s, rates, elsewhere)) in HOGS.iter().zip(&mut with) {
+                let (p99, rate) = measure(hogs, &forebay)?;
                 p99s.push(p99);
                 rates.push(rate);
+                elsewhere.push(measure(hogs, &separate)?.0);
             }
         }
-        for ((name, hogs), (p99s, rates)) in HOGS.iter().zip(&with) {
+        for ((name, hogs), (p99s, rates, elsewhere)) in HOGS.iter().zip(&with) {
             let next_to = format!("{what} next to {name}");
             rows.push(Row::compare(
                 next_to,
@@ -239,6 +246,13 @@ pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
                 Bound::RatioAtMost(bound),
                 p99s,
                 ("alone", &alone),
+            ));
+            rows.push(Row::compare(
+                "  compared with the same on a separate server",
+                Unit::Micros,
+                Bound::Nothing,
+                p99s,
+                ("separate", elsewhere),
             ));
             let unit = hogs.first().map_or(Unit::Iops, |hog| hog.unit());
             rows.push(Row::alone(
