@@ -2,9 +2,9 @@
 //!
 //! The victim reads 4 KiB blocks from the cache, or writes 4 KiB that are durable when they are answered, one
 //! at a time. Each hog loads a separate volume on the same server. A round measures the victim alone, then
-//! next to each hog, and next to all together; a row compares its p99 with that alone. Another row compares it
-//! with that next to the same hogs on a separate server: what the machine and its disk cost, which no server
-//! can prevent.
+//! next to each hog, and next to all together; a row compares its p99 with that alone. Another row compares
+//! it with that next to the same hogs on a separate server: what the machine and its disk cost, which no
+//! server can prevent.
 //!
 //! The clients of the hogs run only while a CPU is idle otherwise: they stand for other machines. With the
 //! usual priority on two cores, a loop that only starts programs increases the p99 of the victim six times,
@@ -182,7 +182,8 @@ fn prepare(forebay: &Forebay) -> Result<()> {
     Ok(())
 }
 
-/// Measures the p99 of the victim next to hogs, which load the server `loaded`, and the rate of the first hog.
+/// Measures the p99 of the victim next to hogs, which load the server `loaded`, and the rate of the first
+/// hog.
 fn next_to(
     forebay: &Forebay,
     (hogs, loaded): (&[Hog], &Forebay),
