@@ -101,6 +101,11 @@ def remove_abandoned():
 SLOW_UPGRADE = ("were not finished within", "did not become durable within")
 
 
+def disk_was_slow(error):
+    """Whether the message of an upgrade states that the server continues because of a slow disk."""
+    return any(words in error for words in SLOW_UPGRADE)
+
+
 class Successor:
     """A server process that is not a child of this one: it took the place of one that was."""
 
@@ -239,7 +244,7 @@ class Server:
                 report = json.loads(done.stdout)
                 self.succeed(report["pid"])
                 return report
-            if not any(words in done.stderr for words in SLOW_UPGRADE) or time.monotonic() > deadline:
+            if not disk_was_slow(done.stderr) or time.monotonic() > deadline:
                 raise Failed(f"the upgrade ended with status {done.returncode}\n{done.stderr}")
 
     def succeed(self, pid, timeout=30):

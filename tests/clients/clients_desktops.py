@@ -3,6 +3,7 @@
 import os
 import time
 
+from datastore import wait_for
 from forebay import Failed
 from harness import BLOCK, MIB, Skipped, alone, check, connect, equal, need_root, refused_by_server, run, test
 
@@ -143,13 +144,6 @@ def a_desktop_is_persisted_while_its_guest_writes(t):
     equal(bytes(heir.pread(24 * MIB, 4 * MIB)), data, "and holds all of it")
 
 
-def wait_until(condition, what):
-    deadline = time.monotonic() + 60
-    while not condition():
-        check(time.monotonic() < deadline, what)
-        time.sleep(0.05)
-
-
 @test
 def a_desktop_is_reset_after_a_clean_disconnect_and_not_after_a_lost_connection(t):
     s, image = with_image(t)
@@ -165,7 +159,7 @@ def a_desktop_is_reset_after_a_clean_disconnect_and_not_after_a_lost_connection(
     h.shutdown()
     equal(bytes(second.pread(MIB, 0)), b"z" * MIB, "read by a client that is still connected")
     second.shutdown()
-    wait_until(lambda: desktops(s)["cached_bytes"] == 0, "the desktop is not reset")
+    wait_for(lambda: desktops(s)["cached_bytes"] == 0, "the reset of the desktop", 60)
     as_image(t, s, "desk", image)
 
 

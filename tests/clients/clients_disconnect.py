@@ -13,7 +13,7 @@ from initiator import CONFLICT, GOOD, Closed, Initiator
 TARGET = "iqn.2026-01.org.example:disks"
 HOSTS = [f"iqn.2026-01.org.example:host-{n}" for n in (1, 2)]
 RESERVE = bytes([0x16, 0, 0, 0, 0, 0])
-# A client that does not cooperate has 5 seconds; its connection stays for a minute if it is not closed.
+# A client that does not cooperate has 5 seconds; the rest is for a slow machine.
 FORCED_S = 30
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 
+from datastore import wait_for
 from forebay import Failed
 from harness import BLOCK, MIB, STOP_S, check, connect, equal, need_root, refused_by_server, run, test
 
@@ -362,10 +363,7 @@ def sigterm_under_load_is_quick_and_loses_no_write(t):
         for thread in threads:
             thread.start()
         # The first answer waits for a commit.
-        deadline = time.monotonic() + 60
-        while sum(map(len, acknowledged)) < 50:
-            check(time.monotonic() < deadline, f"too few writes in round {round_}")
-            time.sleep(0.01)
+        wait_for(lambda blocks=acknowledged: sum(map(len, blocks)) > 50, f"writes in round {round_}", 60)
         time.sleep(t.random.uniform(0, 0.4))
         took = s.stop()
         stop.set()

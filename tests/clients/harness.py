@@ -123,7 +123,7 @@ class Context:
         return path
 
 
-# An orderly stop takes less, also on a slow disk; one that waits for a job or a client takes longer.
+# An orderly stop takes less, also on a slow disk.
 STOP_S = 20
 
 
