@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use super::frames::Chunk;
 use super::shard::{Rank, Shard};
+use super::share::Owner;
 use crate::CacheAdvice;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -128,9 +129,9 @@ impl Advisor {
     }
 
     /// A block was inserted into the cache.
-    pub fn inserted(&self, key: u64, hash: u64, rank: Rank) {
+    pub fn inserted(&self, key: u64, hash: u64, rank: Rank, owner: Owner) {
         if self.is_sampled(hash) {
-            self.simulation.lock().caches.iter_mut().for_each(|cache| insert(cache, key, hash, rank));
+            self.simulation.lock().caches.iter_mut().for_each(|cache| insert(cache, key, hash, rank, owner));
         }
     }
 
@@ -150,11 +151,11 @@ impl Advisor {
     }
 }
 
-fn insert(cache: &mut Shard<0>, key: u64, hash: u64, rank: Rank) {
+fn insert(cache: &mut Shard<0>, key: u64, hash: u64, rank: Rank, owner: Owner) {
     if let Some(frames) = cache.wanted() {
         Chunk::new(frames).into_iter().for_each(|chunk| cache.add(chunk));
     }
-    cache.insert(key, hash, &[], rank);
+    cache.insert(key, hash, &[], rank, owner);
 }
 
 impl Simulation {
@@ -183,7 +184,7 @@ impl Simulation {
                 *misses += counted;
                 // Otherwise its insertion into the cache follows.
                 if was_held {
-                    insert(cache, key, hash, Rank::Normal);
+                    insert(cache, key, hash, Rank::Normal, Owner::UNKNOWN);
                 }
             }
         }

@@ -10,6 +10,7 @@ use std::ops::Range;
 use forebay_format::BLOCK;
 
 use super::pages::{HUGE, Pages};
+use super::share::Owner;
 
 /// Frames of a full chunk: one huge page.
 pub(super) const CHUNK_FRAMES: usize = HUGE / BLOCK;
@@ -27,6 +28,10 @@ pub(super) struct Meta {
     pub hits: u8,
     /// It is evicted first; see [`super::Rank::Low`].
     pub is_low: bool,
+    /// It is in the main queue.
+    pub is_main: bool,
+    /// The disk that inserted it.
+    pub owner: Owner,
 }
 
 /// Blocks, page-aligned, so that a copy touches as few pages and cache lines as possible.
@@ -39,7 +44,12 @@ impl<const BYTES: usize> Chunk<BYTES> {
     /// New frames; `None` if the system has no memory. Slow, unless the blocks have no bytes: not to be
     /// called under a lock.
     pub fn new(frames: usize) -> Option<Self> {
-        let meta = vec![Meta { key: 0, next: NIL, hits: 0, is_low: false }; frames].into();
+        let meta =
+            vec![
+                Meta { key: 0, next: NIL, hits: 0, is_low: false, is_main: false, owner: Owner::UNKNOWN };
+                frames
+            ]
+            .into();
         Some(Chunk { meta, bytes: Pages::new(frames * BYTES)? })
     }
 

@@ -24,6 +24,7 @@ mod miss;
 mod pages;
 mod read;
 mod shard;
+mod share;
 
 #[cfg(test)]
 mod tests;
@@ -32,3 +33,4 @@ pub use copy::CachedBlock;
 pub(crate) use miss::{Leader, MissTable, Turn};
 pub(crate) use read::ReadCache;
 pub(crate) use shard::Rank;
+pub(crate) use share::Owner;

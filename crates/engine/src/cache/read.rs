@@ -8,6 +8,7 @@ use super::advice::Advisor;
 use super::copy::CachedBlock;
 use super::frames::Chunk;
 use super::shard::{COPIED_AT_ONCE, Rank, Shard, hash_of};
+use super::share::Owner;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::{CacheAdvice, CacheStats};
@@ -91,11 +92,11 @@ impl ReadCache {
     /// [`ReadCache::insert_as`] with [`Rank::Normal`].
     #[cfg(test)]
     pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
-        self.insert_as(addr, block, Rank::Normal);
+        self.insert_as(addr, block, Rank::Normal, Owner::UNKNOWN);
     }
 
     /// Inserts a block whose checksum was verified. Repeating an insertion changes nothing.
-    pub fn insert_as(&self, addr: Address, block: &[u8; BLOCK], rank: Rank) {
+    pub fn insert_as(&self, addr: Address, block: &[u8; BLOCK], rank: Rank, owner: Owner) {
         // In a full cache, looking for the block would cost a long stream of writes more than its checksums.
         if rank == Rank::Never || (rank == Rank::Spare && !self.has_room()) {
             return;
@@ -109,12 +110,12 @@ impl ReadCache {
             shard = place.lock();
             chunk.into_iter().for_each(|chunk| shard.add(chunk));
         }
-        shard.insert(key, hash, block, rank);
+        shard.insert(key, hash, block, rank, owner);
         if shard.is_full() && !self.full.load(Relaxed) {
             self.full.store(true, Relaxed);
         }
         drop(shard);
-        self.advisor.inserted(key, hash, rank);
+        self.advisor.inserted(key, hash, rank, owner);
     }
 
     /// Passes a copy of each block to `receive`, until that returns false. Blocks that are inserted or
@@ -146,7 +147,8 @@ impl ReadCache {
         if let Some((addr, is_used, content)) = CachedBlock::decode(copy)
             && !self.contains(addr)
         {
-            self.insert_as(addr, content, if is_used { Rank::High } else { Rank::Normal });
+            let rank = if is_used { Rank::High } else { Rank::Normal };
+            self.insert_as(addr, content, rank, Owner::UNKNOWN);
         }
         self.has_room()
     }

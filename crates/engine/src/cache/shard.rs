@@ -5,6 +5,13 @@
 //! *main* queue; the others are evicted early and remembered by the ghost, and enter the main queue if they
 //! are inserted again. A scan therefore passes through the small queue and leaves the main queue alone. A hit
 //! changes only one counter: no queue is reordered.
+//!
+//! **Shares.** That policy favours the disk that reads most: a busy reader of somewhat more than the cache
+//! holds uses each of its blocks again, and evicts those that a quieter disk uses more often per block than
+//! it does, but too rarely for the queues. So a disk below its share ([`super::share`]) has a separate
+//! ghost, which the others do not flush, and its used blocks pass through the main queue many times. A block
+//! still has to be used twice before it enters that queue, so a scan gains nothing; and a disk that is idle,
+//! or the only active one, is served as without shares.
 
 use forebay_format::BLOCK;
 use hashbrown::HashTable;
@@ -12,23 +19,27 @@ use hashbrown::HashTable;
 use super::copy::CachedBlock;
 use super::frames::{CHUNK_FRAMES, Chunk, Frames, Meta, Queue};
 use super::ghost::Ghost;
+use super::share::{Owner, Shares};
 
 /// Hits that are counted: 0 to 3, as in the paper.
 const MAX_HITS: u8 = 3;
+/// Times that a used block of a disk below its share passes through the main queue before it is evicted: it
+/// may be used so much more rarely than the blocks of busier disks.
+const LAPS_BELOW_SHARE: u8 = 63;
 /// Hits in the small queue that promote a block to the main queue. The paper uses two; one gives the same hit
 /// rates on skewed loads and scans, and follows a moving working set sooner (see the tests).
 const PROMOTE_HITS: u8 = 1;
 /// Share of the small queue: one in ten.
 const SMALL_SHARE: usize = 10;
 /// Frames examined for one eviction; then the next one is evicted, hits or not, so that the lock is held
-/// briefly.
+/// briefly. Twice as many, if that one belongs to a disk below its share.
 const MAX_STEPS: usize = 128;
 
-/// Memory of a shard that does not depend on its frames: smallest index and ghost, a chunk's record.
-const BASE_COST: u64 = 512;
+/// Memory of a shard that does not depend on its frames: smallest index and ghosts, a chunk's record, shares.
+const BASE_COST: u64 = 512 + size_of::<Shares>() as u64;
 /// Most memory that a frame costs in addition to its block: 16 bytes of metadata; at most 23 in the index
 /// (5 per bucket, of which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond
-/// the size that its content needs); 4 in the ghost; 21 in reserve.
+/// the size that its content needs); 8 in the ghosts; 17 in reserve.
 const FRAME_OVERHEAD: u64 = 64;
 
 /// Frames that [`Shard::copy_some`] examines.
@@ -70,6 +81,9 @@ pub(super) struct Shard<const BYTES: usize> {
     small: Queue,
     main: Queue,
     ghost: Ghost,
+    /// Of disks below their share: the others evict too much for these to be remembered.
+    ghost_below: Ghost,
+    shares: Shares,
     pub hits: u64,
     pub misses: u64,
     pub evictions: u64,
@@ -85,6 +99,8 @@ impl<const BYTES: usize> Default for Shard<BYTES> {
             small: Queue::EMPTY,
             main: Queue::EMPTY,
             ghost: Ghost::default(),
+            ghost_below: Ghost::default(),
+            shares: Shares::default(),
             hits: 0,
             misses: 0,
             evictions: 0,
@@ -115,7 +131,10 @@ impl<const BYTES: usize> Shard<BYTES> {
 
     /// Bytes on the heap, used or not.
     pub fn heap_bytes(&self) -> u64 {
-        (self.frames.heap_bytes() + self.index.allocation_size() + self.ghost.heap_bytes()) as u64
+        (self.frames.heap_bytes()
+            + self.index.allocation_size()
+            + self.ghost.heap_bytes()
+            + self.ghost_below.heap_bytes()) as u64
     }
 
     fn find(&self, key: u64, hash: u64) -> Option<u32> {
@@ -143,7 +162,10 @@ impl<const BYTES: usize> Shard<BYTES> {
     pub fn get(&mut self, key: u64, hash: u64, offset: usize, out: &mut [u8]) -> bool {
         let Some(frame) = self.find(key, hash) else { return false };
         let (meta, block) = self.frames.hit(frame);
-        if meta.hits < MAX_HITS {
+        self.shares.used(meta.owner);
+        if meta.is_main && self.shares.is_below(meta.owner) {
+            meta.hits = LAPS_BELOW_SHARE;
+        } else if meta.hits < MAX_HITS {
             meta.hits += 1;
         }
         out.copy_from_slice(&block[offset..offset + out.len()]);
@@ -166,7 +188,7 @@ impl<const BYTES: usize> Shard<BYTES> {
     }
 
     /// Inserts a block, or overwrites the one that is held for the same key.
-    pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BYTES], rank: Rank) {
+    pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BYTES], rank: Rank, owner: Owner) {
         if let Some(frame) = self.find(key, hash) {
             self.frames.block_mut(frame).copy_from_slice(block);
             return;
@@ -176,11 +198,14 @@ impl<const BYTES: usize> Shard<BYTES> {
         }
         let Some(frame) = self.take_frame() else { return };
         let (is_high, is_low) = (rank == Rank::High, rank == Rank::Low);
-        *self.frames.meta_mut(frame) = Meta { key, next: 0, hits: u8::from(is_high), is_low };
+        let is_main = self.ghost.take(hash) | self.ghost_below.take(hash) | is_high;
+        self.shares.add(owner);
+        let hits = if is_main { self.first_laps(owner).max(u8::from(is_high)) } else { 0 };
+        *self.frames.meta_mut(frame) = Meta { key, next: 0, hits, is_low, is_main, owner };
         self.frames.block_mut(frame).copy_from_slice(block);
         let frames = &self.frames;
         self.index.insert_unique(hash, frame, |f| hash_of(frames.meta(*f).key));
-        let queue = if self.ghost.take(hash) || is_high { &mut self.main } else { &mut self.small };
+        let queue = if is_main { &mut self.main } else { &mut self.small };
         queue.push(&mut self.frames, frame);
     }
 
@@ -202,32 +227,43 @@ impl<const BYTES: usize> Shard<BYTES> {
             let patient = step < MAX_STEPS;
             if self.small.len() >= small_target || self.main.len() == 0 {
                 let Some(frame) = self.small.pop(&self.frames) else { return };
-                let meta = self.frames.meta_mut(frame);
+                let meta = *self.frames.meta(frame);
                 let wanted = if meta.is_low { PROMOTE_HITS_LOW } else { PROMOTE_HITS };
                 if meta.hits < wanted || !patient {
                     let (hash, was_wanted) = (hash_of(meta.key), !meta.is_low || meta.hits > 0);
                     if was_wanted {
-                        self.ghost.insert(hash);
+                        let is_below = self.shares.is_below(meta.owner);
+                        if is_below { &mut self.ghost_below } else { &mut self.ghost }.insert(hash);
                     }
                     return self.release(frame, hash);
                 }
-                meta.hits = 0;
+                let hits = self.first_laps(meta.owner);
+                *self.frames.meta_mut(frame) = Meta { hits, is_main: true, ..meta };
                 self.main.push(&mut self.frames, frame);
             } else {
                 let Some(frame) = self.main.pop(&self.frames) else { return };
                 let meta = self.frames.meta_mut(frame);
-                if meta.hits == 0 || !patient {
+                let is_below = self.shares.is_below(meta.owner);
+                // It may have been below its share when the block was used.
+                let laps = if is_below { meta.hits } else { meta.hits.min(MAX_HITS) };
+                if laps == 0 || !(patient || is_below && step < 2 * MAX_STEPS) {
                     let hash = hash_of(meta.key);
                     return self.release(frame, hash);
                 }
-                meta.hits -= 1;
+                meta.hits = laps - 1;
                 self.main.push(&mut self.frames, frame);
             }
         }
     }
 
+    /// Hits that a used block has when it enters the main queue.
+    fn first_laps(&self, owner: Owner) -> u8 {
+        if self.shares.is_below(owner) { LAPS_BELOW_SHARE } else { 0 }
+    }
+
     fn release(&mut self, frame: u32, hash: u64) {
         self.evictions += 1;
+        self.shares.remove(self.frames.meta(frame).owner);
         if let Ok(entry) = self.index.find_entry(hash, |f| *f == frame) {
             entry.remove();
         }
@@ -239,6 +275,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         if limit != self.limit {
             self.limit = limit;
             self.ghost = Ghost::new(limit);
+            self.ghost_below = Ghost::new(limit);
         }
     }
 

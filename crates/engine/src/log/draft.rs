@@ -5,7 +5,7 @@ use forebay_format::{
     MapNode, SegmentId, Slot, SlotKind, Sum64, crc32c,
 };
 
-use crate::cache::{Rank, ReadCache};
+use crate::cache::{Owner, Rank, ReadCache};
 use crate::workers::{Workers, map};
 
 /// An item of a batch.
@@ -209,8 +209,8 @@ impl Piece<'_> {
             let end = (at + stored.len()).next_multiple_of(Slot::UNIT);
             self.out[at + stored.len()..end].fill(0);
             at = end;
-            if let (Item::Block { content, rank, .. }, Some(cache)) = (item, cache) {
-                cache.insert_as(addr, content, *rank);
+            if let (Item::Block { disk, content, rank, .. }, Some(cache)) = (item, cache) {
+                cache.insert_as(addr, content, *rank, Owner::of(*disk));
             }
         }
         self.out[at..].fill(0);

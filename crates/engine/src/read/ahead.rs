@@ -28,7 +28,7 @@ use super::gap::{Origin, blocks_of};
 use super::reader::Reader;
 use super::relocation::{Location, Token};
 use super::run::{Run, Wanted};
-use crate::cache::{Rank, Turn};
+use crate::cache::{Owner, Rank, Turn};
 use crate::classes::Classifier;
 use crate::disk::{Disk, blocks};
 use crate::limits::{
@@ -183,7 +183,7 @@ impl Reader {
         let mut runs: Vec<Run> = Vec::new();
         for (target, rank, location) in wanted {
             let Turn::Leader(leader) = self.misses.enter(target.addr) else { continue };
-            let wanted = Wanted { target, gap: None, rank, leader };
+            let wanted = Wanted { target, gap: None, rank, owner: Owner::of(disk.id()), leader };
             match runs.last_mut() {
                 Some(run) if run.spans(&location, AHEAD_GAP, BATCH_BYTES as u64) => {
                     run.push(wanted, location);

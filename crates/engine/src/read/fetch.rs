@@ -11,7 +11,7 @@ use super::relocation::Token;
 use super::run::{Fetched, Run, Wanted, push, unpack_run};
 use super::store::damage;
 use crate::Result;
-use crate::cache::{Rank, Turn};
+use crate::cache::{Owner, Rank, Turn};
 use crate::classes::Classifier;
 use crate::disk::Disk;
 use crate::limits::{AHEAD_GAP, BATCH_BYTES, CHUNK_BLOCKS};
@@ -47,8 +47,8 @@ impl Reader {
                                 ReadMode::Internal => Rank::Never,
                                 _ => self.rank(classifier.of(disk.id(), &disk.classes, gap.block)),
                             };
-                            let (target, gap) = (gap.target, Some(i));
-                            push(&mut runs, Wanted { target, gap, rank, leader }, location);
+                            let (target, gap, owner) = (gap.target, Some(i), Owner::of(disk.id()));
+                            push(&mut runs, Wanted { target, gap, rank, owner, leader }, location);
                         }
                     }
                 }
@@ -117,7 +117,8 @@ impl Reader {
                     continue;
                 }
                 if let Turn::Leader(leader) = self.misses.enter(target.addr) {
-                    run.push(Wanted { target, gap: None, rank, leader }, location);
+                    let owner = Owner::of(disk.id());
+                    run.push(Wanted { target, gap: None, rank, owner, leader }, location);
                 }
             }
             if known < values.len() {
@@ -167,7 +168,7 @@ impl Reader {
                 }
                 continue;
             }
-            self.cache.insert_as(wanted.target.addr, fetched.content(), wanted.rank);
+            self.cache.insert_as(wanted.target.addr, fetched.content(), wanted.rank, wanted.owner);
             waiting.extend(wanted.gap.map(|gap| (gap, fetched.clone())));
             wanted.leader.complete(fetched);
         }

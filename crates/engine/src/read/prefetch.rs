@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::reader::Reader;
 use super::relocation::Location;
 use super::run::{Run, Wanted};
-use crate::cache::{Rank, Turn};
+use crate::cache::{Owner, Rank, Turn};
 use crate::disk::{Disk, blocks};
 use crate::hash::BuildU64Hasher;
 use crate::limits::CHUNK_BLOCKS;
@@ -114,7 +114,9 @@ impl Reader {
             };
             // A block that a guest is reading already is left to that read.
             if let Turn::Leader(leader) = self.misses.enter(target.addr) {
-                found.push((location, rank, Wanted { target, gap: None, rank: Rank::High, leader }));
+                let owner = Owner::of(image.id());
+                let wanted = Wanted { target, gap: None, rank: Rank::High, owner, leader };
+                found.push((location, rank, wanted));
             }
         }
         found.sort_by_key(|(location, ..)| (location.object, location.offset));

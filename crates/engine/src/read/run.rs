@@ -6,7 +6,7 @@ use forebay_format::{BLOCK, BlockRef, Codec, Form};
 use forebay_store::IoBuf;
 
 use super::relocation::Location;
-use crate::cache::{Leader, Rank};
+use crate::cache::{Leader, Owner, Rank};
 use crate::limits::BATCH_BYTES;
 use crate::stored::{unpack, unpack_group};
 
@@ -24,12 +24,13 @@ impl Fetched {
     }
 }
 
-/// A block to be read: its reference, the gap that it fills (an index; `None` for read-ahead), its rank in
-/// the read cache, and the leader's obligation to pass it to followers.
+/// A block to be read: its reference, the gap that it fills (an index; `None` for read-ahead), its rank and
+/// its owner in the read cache, and the leader's obligation to pass it to followers.
 pub(crate) struct Wanted {
     pub target: BlockRef,
     pub gap: Option<usize>,
     pub rank: Rank,
+    pub owner: Owner,
     pub leader: Leader<Fetched>,
 }
 

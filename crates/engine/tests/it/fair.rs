@@ -292,3 +292,29 @@ async fn durable_writes_do_not_wait_for_a_deep_queue_of_reads() {
     assert!(next_to_reads < 5 * alone, "{next_to_reads:?}, {alone:?} alone");
     assert!(rate > 200e6, "the reads do not starve: {rate} bytes per second");
 }
+
+/// Each volume has a share of the read cache: one that reads rarely keeps what it uses.
+#[tokio::test(start_paused = true)]
+async fn a_busy_reader_does_not_displace_what_another_volume_uses() {
+    const USED: u64 = 50;
+    let (pool, disks) = open(&["used", "busy"], PoolConfig { read_cache: 2 << 20, ..config() }).await;
+    for (disk, seed) in disks.iter().zip(1..) {
+        disk.write(0, &noise(seed, 4 << 20), true).await.unwrap();
+    }
+    let read =
+        async |disk: &DiskHandle, n: u64| disk.read(n * BLOCK, &mut [0; BLOCK as usize]).await.unwrap();
+    let misses = async || pool.stats().await.read_cache.misses;
+    let (mut random, mut missed) = (1_u64, 0);
+    for round in 0..1600 {
+        for _ in 0..40 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Twice as much as the cache holds; in no order that is read ahead.
+            read(&disks[1], (random >> 33) % 1024).await;
+        }
+        let before = misses().await;
+        read(&disks[0], round * 7 % USED).await;
+        missed += if round < 800 { 0 } else { misses().await - before };
+    }
+    println!("{missed} of 800 reads missed");
+    assert!(missed < 200, "{missed} of 800 reads missed");
+}

@@ -7,7 +7,7 @@ use super::*;
 use crate::CacheAdvice;
 use crate::cache::frames::Chunk;
 use crate::cache::shard::{Rank, Shard, hash_of};
-use crate::cache::{CachedBlock, ReadCache};
+use crate::cache::{CachedBlock, Owner, ReadCache};
 
 /// The smallest budget that gets advice, rounded up: it has the smallest sample.
 const BUDGET: u64 = 64 << 20;
@@ -38,7 +38,7 @@ impl Exact {
         if let Some(frames) = self.0.wanted() {
             self.0.add(Chunk::new(frames).unwrap());
         }
-        self.0.insert(key, hash_of(key), &[], Rank::Normal);
+        self.0.insert(key, hash_of(key), &[], Rank::Normal, Owner::UNKNOWN);
     }
 }
 
