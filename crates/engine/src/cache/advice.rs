@@ -122,9 +122,9 @@ impl Advisor {
     }
 
     /// A guest looked up a block, which the cache held or did not hold.
-    pub fn looked_up(&self, key: u64, hash: u64, was_held: bool) {
+    pub fn looked_up(&self, key: u64, hash: u64, was_held: bool, reader: Owner) {
         if self.is_sampled(hash) {
-            self.simulation.lock().look_up(key, hash, was_held);
+            self.simulation.lock().look_up(key, hash, was_held, reader);
         }
     }
 
@@ -177,14 +177,14 @@ impl Simulation {
         self.one_of > 0 && self.caches[0].evictions >= self.frames as u64
     }
 
-    fn look_up(&mut self, key: u64, hash: u64, was_held: bool) {
+    fn look_up(&mut self, key: u64, hash: u64, was_held: bool, reader: Owner) {
         let counted = u64::from(self.is_filled());
         for (cache, misses) in self.caches.iter_mut().zip(&mut self.misses) {
-            if !cache.get(key, hash, 0, &mut []) {
+            if !cache.get(key, hash, 0, &mut [], reader) {
                 *misses += counted;
                 // Otherwise its insertion into the cache follows.
                 if was_held {
-                    insert(cache, key, hash, Rank::Normal, Owner::UNKNOWN);
+                    insert(cache, key, hash, Rank::Normal, reader);
                 }
             }
         }

@@ -46,7 +46,7 @@ impl<const BYTES: usize> Chunk<BYTES> {
     pub fn new(frames: usize) -> Option<Self> {
         let meta =
             vec![
-                Meta { key: 0, next: NIL, hits: 0, is_low: false, is_main: false, owner: Owner::UNKNOWN };
+                Meta { key: 0, next: NIL, hits: 0, is_low: false, is_main: false, owner: Owner::SHARED };
                 frames
             ]
             .into();

@@ -60,24 +60,24 @@ impl ReadCache {
         &self.places[(hash >> 40) as usize & (self.active.load(Relaxed) - 1)].0
     }
 
-    /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit; if the
-    /// block is not held, counts a miss, leaves `out` unchanged, and returns `false`.
-    pub fn get(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
+    /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit for the disk
+    /// `reader`; if the block is not held, counts a miss, leaves `out` unchanged, and returns `false`.
+    pub fn get(&self, addr: Address, offset_in_block: usize, out: &mut [u8], reader: Owner) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         let mut shard = self.place(hash).lock();
-        let hit = shard.get(key, hash, offset_in_block, out);
+        let hit = shard.get(key, hash, offset_in_block, out, reader);
         shard.misses += u64::from(!hit);
         drop(shard);
-        self.advisor.looked_up(key, hash, hit);
+        self.advisor.looked_up(key, hash, hit, reader);
         hit
     }
 
     /// As [`ReadCache::get`], but counts no miss: for a caller that calls `get` after a miss.
-    pub fn probe(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
+    pub fn probe(&self, addr: Address, offset_in_block: usize, out: &mut [u8], reader: Owner) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        let hit = self.place(hash).lock().get(key, hash, offset_in_block, out);
+        let hit = self.place(hash).lock().get(key, hash, offset_in_block, out, reader);
         if hit {
-            self.advisor.looked_up(key, hash, true);
+            self.advisor.looked_up(key, hash, true, reader);
         }
         hit
     }
@@ -92,7 +92,7 @@ impl ReadCache {
     /// [`ReadCache::insert_as`] with [`Rank::Normal`].
     #[cfg(test)]
     pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
-        self.insert_as(addr, block, Rank::Normal, Owner::UNKNOWN);
+        self.insert_as(addr, block, Rank::Normal, Owner::SHARED);
     }
 
     /// Inserts a block whose checksum was verified. Repeating an insertion changes nothing.
@@ -148,7 +148,7 @@ impl ReadCache {
             && !self.contains(addr)
         {
             let rank = if is_used { Rank::High } else { Rank::Normal };
-            self.insert_as(addr, content, rank, Owner::UNKNOWN);
+            self.insert_as(addr, content, rank, Owner::SHARED);
         }
         self.has_room()
     }

@@ -7,11 +7,10 @@
 //! changes only one counter: no queue is reordered.
 //!
 //! **Shares.** That policy favours the disk that reads most: a busy reader of somewhat more than the cache
-//! holds uses each of its blocks again, and evicts those that a quieter disk uses more often per block than
-//! it does, but too rarely for the queues. So a disk below its share ([`super::share`]) has a separate
-//! ghost, which the others do not flush, and its used blocks pass through the main queue many times. A block
-//! still has to be used twice before it enters that queue, so a scan gains nothing; and a disk that is idle,
-//! or the only active one, is served as without shares.
+//! holds uses each of its blocks again, and evicts those that quieter disks use more often than that, but too
+//! rarely for the queues. So while such a disk takes more than its share ([`super::share`]), the blocks of
+//! disks below theirs have a separate ghost, which it does not flush, and pass through the main queue many
+//! times once they are used. They still have to be used twice to enter it, so a scan gains nothing.
 
 use forebay_format::BLOCK;
 use hashbrown::HashTable;
@@ -158,11 +157,11 @@ impl<const BYTES: usize> Shard<BYTES> {
         true
     }
 
-    /// Copies from the block to `out`, from byte `offset` on.
-    pub fn get(&mut self, key: u64, hash: u64, offset: usize, out: &mut [u8]) -> bool {
+    /// Copies from the block to `out`, from byte `offset` on, for a disk.
+    pub fn get(&mut self, key: u64, hash: u64, offset: usize, out: &mut [u8], reader: Owner) -> bool {
         let Some(frame) = self.find(key, hash) else { return false };
         let (meta, block) = self.frames.hit(frame);
-        self.shares.used(meta.owner);
+        meta.owner = self.shares.used_by(meta.owner, reader);
         if meta.is_main && self.shares.is_below(meta.owner) {
             meta.hits = LAPS_BELOW_SHARE;
         } else if meta.hits < MAX_HITS {

@@ -1,7 +1,10 @@
 //! Shares of a cache: how many blocks of each disk it holds, and which disks hold less than their share.
 //!
-//! A block belongs to the disk that inserted it, also if others use it. Each active disk has the same share
-//! of the blocks. [`super::shard`] keeps what a disk below its share uses longer than what others use.
+//! A block belongs to the disk that inserted it, until another one uses it: then it belongs to none, as the
+//! blocks of an image do that clones share. Each active disk has the same share of all blocks. While disks
+//! clearly above their share hold more than half of the blocks, [`super::shard`] keeps what others use for
+//! longer than what these use: blocks of disks below their share, and those that belong to none. Otherwise
+//! nothing differs from a cache without shares.
 //!
 //! Disks are counted in [`OWNERS`] groups, so that the counts take 2 KiB whatever the number of disks. The
 //! disks of one group have one share together; 255 disks with consecutive numbers are in different groups.
@@ -16,8 +19,8 @@ const OWNERS: usize = 1 << u8::BITS;
 pub(crate) struct Owner(u8);
 
 impl Owner {
-    /// Of blocks whose disk is not known.
-    pub const UNKNOWN: Owner = Owner(0);
+    /// Of blocks that several disks use, or whose disk is not known.
+    pub const SHARED: Owner = Owner(0);
 
     /// The group of a disk.
     pub const fn of(disk: DiskId) -> Owner {
@@ -38,11 +41,21 @@ pub(super) struct Shares {
     inserted: u32,
     /// Active owners when this period began.
     active: u32,
+    /// Disks clearly above their share held more than half of the blocks when this period began.
+    is_crowded: bool,
 }
 
 impl Default for Shares {
     fn default() -> Shares {
-        Shares { held: [0; OWNERS], total: 0, last: [0; OWNERS], period: 2, inserted: 0, active: 0 }
+        Shares {
+            held: [0; OWNERS],
+            total: 0,
+            last: [0; OWNERS],
+            period: 2,
+            inserted: 0,
+            active: 0,
+            is_crowded: false,
+        }
     }
 }
 
@@ -56,8 +69,30 @@ impl Shares {
         if self.inserted > self.total {
             self.period = self.period.saturating_add(1);
             self.inserted = 0;
-            self.active = (0..=u8::MAX).map(|owner| u32::from(self.is_active(Owner(owner)))).sum();
+            self.take_stock();
         }
+    }
+
+    fn take_stock(&mut self) {
+        let disks = || (1..=u8::MAX).map(Owner);
+        self.active = disks().map(|owner| u32::from(self.is_active(owner))).sum();
+        let (active, total) = (u64::from(self.active), u64::from(self.total));
+        let held = disks().map(|owner| u64::from(self.held[usize::from(owner.0)]));
+        let above: u64 = held.filter(|held| held * active * 4 > total * 5).sum();
+        self.is_crowded = above * 2 > total;
+    }
+
+    /// Records that a block is used by a disk, and returns its owner from now on: none, if several disks use
+    /// it.
+    pub fn used_by(&mut self, owner: Owner, reader: Owner) -> Owner {
+        self.used(owner);
+        self.used(reader);
+        if owner == reader || owner == Owner::SHARED || reader == Owner::SHARED {
+            return owner;
+        }
+        self.held[usize::from(owner.0)] -= 1;
+        self.held[usize::from(Owner::SHARED.0)] += 1;
+        Owner::SHARED
     }
 
     /// Counts a block that is evicted, which was added before.
@@ -66,8 +101,7 @@ impl Shares {
         self.total -= 1;
     }
 
-    /// Records a use of a block.
-    pub fn used(&mut self, owner: Owner) {
+    fn used(&mut self, owner: Owner) {
         self.last[usize::from(owner.0)] = self.period;
     }
 
@@ -75,12 +109,11 @@ impl Shares {
         self.last[usize::from(owner.0)] + 1 >= self.period
     }
 
-    /// Whether the owner is active and holds less than its share.
+    /// Whether others take more than their share of the blocks, and this owner, which is active, does not.
     pub fn is_below(&self, owner: Owner) -> bool {
-        let held = self.held[usize::from(owner.0)];
-        self.active > 1
-            && self.is_active(owner)
-            && u64::from(held) * u64::from(self.active) < u64::from(self.total)
+        let held = u64::from(self.held[usize::from(owner.0)]);
+        let is_small = || self.is_active(owner) && held * u64::from(self.active) < u64::from(self.total);
+        self.is_crowded && (owner == Owner::SHARED || is_small())
     }
 }
 
@@ -94,7 +127,9 @@ mod tests {
         let [one, other] = [1, 2].map(|disk| Owner::of(DiskId(disk)));
         let replace = |shares: &mut Shares, times: usize, used: &[Owner]| {
             for _ in 0..times {
-                used.iter().for_each(|owner| shares.used(*owner));
+                for owner in used {
+                    assert_eq!(shares.used_by(*owner, *owner), *owner);
+                }
                 shares.remove(one);
                 shares.add(one);
             }
@@ -116,11 +151,25 @@ mod tests {
     }
 
     #[test]
-    fn consecutive_disks_have_different_owners_and_none_is_unknown() {
+    fn a_block_that_several_disks_use_belongs_to_none() {
+        let mut shares = Shares::default();
+        let [one, other] = [1, 2].map(|disk| Owner::of(DiskId(disk)));
+        shares.add(one);
+        assert_eq!(shares.used_by(one, one), one);
+        assert_eq!(shares.used_by(one, Owner::SHARED), one, "the reader is not known");
+        let owner = shares.used_by(one, other);
+        assert_eq!(owner, Owner::SHARED);
+        assert_eq!(shares.used_by(owner, one), Owner::SHARED);
+        shares.remove(owner);
+        assert_eq!((shares.total, shares.held), (0, [0; OWNERS]));
+    }
+
+    #[test]
+    fn consecutive_disks_have_different_owners_and_none_is_the_shared_one() {
         let mut seen: Vec<_> = (1000..1255).map(|disk| Owner::of(DiskId(disk)).0).collect();
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 255);
-        assert!(!seen.contains(&Owner::UNKNOWN.0));
+        assert!(!seen.contains(&Owner::SHARED.0));
     }
 }

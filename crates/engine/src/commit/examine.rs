@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, BlockRef, Fingerprint, MapValue, crc32c};
 
-use crate::cache::{Rank, ReadCache};
+use crate::cache::{Owner, Rank, ReadCache};
 use crate::dedup::Fingerprinter;
 use crate::lost::is_lost;
 use crate::zero::is_zero;
@@ -93,7 +93,7 @@ fn rank(given: &Given<'_>, cache: &ReadCache) -> Rank {
 /// Whether the read cache holds the block `at` and it equals `content`.
 fn is_cached_as(cache: &ReadCache, at: BlockRef, content: &[u8; BLOCK]) -> bool {
     let mut cached = [0; BLOCK];
-    cache.probe(at.addr, 0, &mut cached) && cached == *content
+    cache.probe(at.addr, 0, &mut cached, Owner::SHARED) && cached == *content
 }
 
 /// Adds the fingerprints of the blocks of one dedup domain, as far as they are not known.

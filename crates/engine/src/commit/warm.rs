@@ -27,6 +27,7 @@ use futures_util::future::join_all;
 use hashbrown::HashMap;
 
 use crate::buffer::{ALL_SECTORS, BlockBox};
+use crate::cache::Owner;
 use crate::disk::Disk;
 use crate::hash::BuildU64Hasher;
 use crate::limits::{CHUNK_BLOCKS, WARM_ROUNDS};
@@ -95,7 +96,7 @@ impl<'a> Warm<'a> {
                 }
                 // A copy, since the cache may evict the block before the commit needs it.
                 let mut page = Box::new([0; BLOCK]);
-                if self.reader.cache.probe(target.addr, 0, &mut page[..]) {
+                if self.reader.cache.probe(target.addr, 0, &mut page[..], Owner::of(disk.id())) {
                     self.bases.insert(key, (target, page));
                 } else {
                     wanted.push(Wanted { block: touch.block, target });

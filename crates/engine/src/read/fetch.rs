@@ -41,7 +41,7 @@ impl Reader {
                 match self.misses.enter(gap.target.addr) {
                     Turn::Follower(f) => followed.push((i, f)),
                     Turn::Leader(leader) => {
-                        if !self.fill_from_cache(gap, out) {
+                        if !self.fill_from_cache(disk, gap, out) {
                             let location = self.source.locate(&token, &gap.target).await?;
                             let rank = match mode {
                                 ReadMode::Internal => Rank::Never,
@@ -74,9 +74,9 @@ impl Reader {
     }
 
     /// Fills a gap if its block is cached. Not in the caller, whose future would contain the block.
-    fn fill_from_cache(&self, gap: &Gap, out: &mut [u8]) -> bool {
+    fn fill_from_cache(&self, disk: &Disk, gap: &Gap, out: &mut [u8]) -> bool {
         let mut block = [0; BLOCK];
-        let is_cached = self.cache.probe(gap.target.addr, 0, &mut block);
+        let is_cached = self.cache.probe(gap.target.addr, 0, &mut block, Owner::of(disk.id()));
         if is_cached {
             gap.fill(&block, out);
         }

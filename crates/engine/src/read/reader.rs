@@ -21,7 +21,7 @@ use super::run::Fetched;
 use super::store::StoreReader;
 use super::turns::ReadTurns;
 use crate::buffer::{ALL_SECTORS, BlockBox, copy_sectors, sectors, zero_sectors};
-use crate::cache::{MissTable, Rank, ReadCache};
+use crate::cache::{MissTable, Owner, Rank, ReadCache};
 use crate::classes::ReadsByClass;
 use crate::context::Context;
 use crate::disk::Disk;
@@ -164,7 +164,7 @@ impl Reader {
                     MapValue::Hole | MapValue::Zero => zero_sectors(!have, &within, part),
                     MapValue::At(target) if is_lost(&target) => return Err(Stop::Lost(target)),
                     MapValue::At(target) => {
-                        if !self.read_cached(target, &within, have, part, mode) {
+                        if !self.read_cached(disk, target, &within, have, part, mode) {
                             gaps.push(Gap { block, at, within: within.clone(), have, target });
                         }
                     }
@@ -177,16 +177,18 @@ impl Reader {
 
     fn read_cached(
         &self,
+        disk: &Disk,
         target: BlockRef,
         within: &Range<usize>,
         have: u8,
         out: &mut [u8],
         mode: ReadMode,
     ) -> bool {
+        let reader = Owner::of(disk.id());
         let get = |offset, out: &mut [u8]| match mode {
             // After a miss the caller reads again, and waits.
-            ReadMode::CachedOnly => self.cache.probe(target.addr, offset, out),
-            ReadMode::Wait => self.cache.get(target.addr, offset, out),
+            ReadMode::CachedOnly => self.cache.probe(target.addr, offset, out, reader),
+            ReadMode::Wait => self.cache.get(target.addr, offset, out, reader),
             ReadMode::Internal => self.cache.peek(target.addr, offset, out),
         };
         if have == 0 {
@@ -290,7 +292,7 @@ impl Reader {
                 return Err((target, lost_block(&target)));
             }
             let within = 0..BLOCK;
-            if !self.read_cached(target, &within, 0, &mut page[..], ReadMode::Wait) {
+            if !self.read_cached(disk, target, &within, 0, &mut page[..], ReadMode::Wait) {
                 let gap = Gap { block, at: 0, within, have: !ALL_SECTORS, target };
                 let read = self.fill_gaps(disk, vec![gap], &mut page[..], 0, ReadMode::Wait).await;
                 read.map_err(|e| (target, self.source.not_found_is_corruption(e)))?;

@@ -31,20 +31,20 @@ impl Exact {
 
     fn access(&mut self, n: u64) {
         let key = address(n).to_u64();
-        if self.0.get(key, hash_of(key), 0, &mut []) {
+        if self.0.get(key, hash_of(key), 0, &mut [], Owner::SHARED) {
             return;
         }
         self.0.misses += 1;
         if let Some(frames) = self.0.wanted() {
             self.0.add(Chunk::new(frames).unwrap());
         }
-        self.0.insert(key, hash_of(key), &[], Rank::Normal, Owner::UNKNOWN);
+        self.0.insert(key, hash_of(key), &[], Rank::Normal, Owner::SHARED);
     }
 }
 
 fn access(cache: &ReadCache, n: u64) {
     let mut out = [0; 16];
-    if !cache.get(address(n), 0, &mut out) {
+    if !cache.get(address(n), 0, &mut out, Owner::SHARED) {
         cache.insert(address(n), &[0; BLOCK]);
     }
 }

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
+use forebay_format::DiskId;
+
 use super::*;
-use crate::cache::ReadCache;
+use crate::cache::{Owner, Rank, ReadCache};
 
 /// Random insertions, reads and budgets: a hit returns the last insertion, at any offset, and the budget
 /// holds.
@@ -25,14 +27,16 @@ fn agrees_with_a_map_under_random_operations() {
                 }
                 1..400 => {
                     let version = random.next();
-                    cache.insert(address(n), &block(version));
+                    let owner = Owner::of(DiskId(random.below(5) as u32));
+                    cache.insert_as(address(n), &block(version), Rank::Normal, owner);
                     newest.insert(n, version);
                 }
                 _ => {
                     let offset = random.below(BLOCK as u64) as usize;
                     let len = random.below((BLOCK - offset) as u64 + 1) as usize;
                     let held = cache.contains(address(n));
-                    let hit = cache.get(address(n), offset, &mut out[..len]);
+                    let reader = Owner::of(DiskId(random.below(3) as u32));
+                    let hit = cache.get(address(n), offset, &mut out[..len], reader);
                     assert_eq!(hit, held);
                     if hit {
                         assert!(
@@ -53,12 +57,12 @@ fn agrees_with_a_map_under_random_operations() {
 fn a_miss_leaves_the_output_alone_and_is_counted() {
     let cache = ReadCache::new(1 << 20);
     let mut out = [7; 512];
-    assert!(!cache.get(address(1), 0, &mut out));
-    assert!(!cache.probe(address(1), 0, &mut out));
+    assert!(!cache.get(address(1), 0, &mut out, Owner::SHARED));
+    assert!(!cache.probe(address(1), 0, &mut out, Owner::SHARED));
     assert_eq!(out, [7; 512]);
     cache.insert(address(1), &block(1));
-    assert!(cache.get(address(1), 3584, &mut out));
-    assert!(cache.probe(address(1), 3584, &mut out));
+    assert!(cache.get(address(1), 3584, &mut out, Owner::SHARED));
+    assert!(cache.probe(address(1), 3584, &mut out, Owner::SHARED));
     assert_eq!(out, block(1)[3584..]);
     assert_eq!((cache.stats().hits, cache.stats().misses), (2, 1));
 }
@@ -107,7 +111,7 @@ fn a_budget_that_shrinks_and_grows_is_followed_at_once() {
         assert!(cache.len() as u64 * BLOCK as u64 > budget / 100 * 97, "{} in {budget}", cache.len());
         let mut out = [0; BLOCK];
         let intact = (0..100_000).filter(|n| {
-            let hit = cache.get(address(*n), 0, &mut out);
+            let hit = cache.get(address(*n), 0, &mut out, Owner::SHARED);
             assert!(!hit || out == block(*n));
             hit
         });
@@ -132,7 +136,7 @@ fn threads_never_see_another_block_or_half_of_one() {
                 let mut out = [0; BLOCK];
                 for _ in 0..30_000 {
                     let n = random.below(6_000);
-                    if cache.get(address(n), 0, &mut out) {
+                    if cache.get(address(n), 0, &mut out, Owner::SHARED) {
                         assert!(out == block(n));
                     } else {
                         cache.insert(address(n), &block(n));
@@ -171,7 +175,7 @@ fn copies_fill_another_cache() {
     assert_eq!(two.len(), 500);
     let mut out = [0; BLOCK];
     let held: Vec<u64> =
-        (0..1000).filter(|n| two.get(address(*n), 0, &mut out) && out == block(*n)).collect();
+        (0..1000).filter(|n| two.get(address(*n), 0, &mut out, Owner::SHARED) && out == block(*n)).collect();
     assert_eq!(held.len(), 500);
     // A full cache keeps what it has.
     let small = ReadCache::new(64 << 10);

@@ -63,7 +63,7 @@ fn hit_rates(budget: u64, accesses: impl Iterator<Item = u64> + Clone) -> (f64, 
     let (mut hits, mut lru_hits, mut counted) = (0, 0, 0);
     let (plain, mut out) = (block(0), [0; 16]);
     for (i, n) in accesses.enumerate() {
-        let hit = cache.get(address(n), 0, &mut out);
+        let hit = cache.get(address(n), 0, &mut out, Owner::SHARED);
         if !hit {
             cache.insert(address(n), &plain);
         }
@@ -117,7 +117,7 @@ impl Neighbours {
     }
 
     fn access(&self, n: u64, owner: Owner) -> bool {
-        let hit = self.cache.get(address(n), 0, &mut [0; 16]);
+        let hit = self.cache.get(address(n), 0, &mut [0; 16], owner);
         if !hit {
             self.cache.insert_as(address(n), &self.plain, Rank::Normal, owner);
         }
@@ -198,15 +198,59 @@ fn a_disk_takes_no_more_than_its_share_from_a_busier_one() {
     assert!(other > same - 0.1, "{other}, {same}");
 }
 
+/// Hit rate of the reads of an image of `size` blocks by 40 clones, each of which also reads blocks that it
+/// does not share, and again some 80 reads later; next to `scanned` reads of a scanner for each of theirs.
+fn image_rate(size: usize, scanned: u64, owner_of: impl Fn(u64) -> Owner) -> f64 {
+    const CLONES: u64 = 40;
+    const SCANNER: u64 = 100;
+    let (neighbours, mut random, image) = (Neighbours::new(Owner::SHARED), Random(7), Zipf::new(size, 0.8));
+    let (mut next, mut scan) = ([0_u64; CLONES as usize], 0);
+    let (mut hits, mut reads) = (0, 0);
+    for round in 0..200_000 {
+        let clone = random.below(CLONES);
+        if random.below(2) == 0 {
+            let next = &mut next[clone as usize];
+            *next += 1;
+            let n = if *next % 2 == 0 { *next } else { (next.saturating_sub(80)) & !1 };
+            neighbours.access(1_000_000 + clone * 100_000 + n, owner_of(clone));
+        } else {
+            let hit = neighbours.access(image.draw(&mut random), owner_of(clone));
+            if round >= 100_000 {
+                hits += u32::from(hit);
+                reads += 1;
+            }
+        }
+        for _ in 0..scanned {
+            scan += 1;
+            neighbours.access(500_000 + scan % 8_000, owner_of(SCANNER));
+        }
+    }
+    f64::from(hits) / f64::from(reads)
+}
+
+/// What clones read of their image belongs to none of them. So no clone counts as one that takes too much,
+/// and their image stays in the cache next to a disk that does.
+#[test]
+fn shares_keep_the_image_of_clones() {
+    let (one, each) = (|_| Owner::of(DiskId(1)), |disk| Owner::of(DiskId(1 + disk as u32)));
+    for size in [3_000, 20_000] {
+        let rates = [0, 10].map(|scanned| (image_rate(size, scanned, one), image_rate(size, scanned, each)));
+        let [(alone, shared), (scanned, kept)] = rates;
+        println!("image of {size}: {alone:.3}, with shares {shared:.3}; scanned {scanned:.3}, {kept:.3}");
+        assert!(shared > alone - 0.01, "{shared}, {alone}");
+        assert!(kept > scanned + 0.05, "{kept}, {scanned}");
+    }
+}
+
 /// Low-ranked blocks are used once by a sequential reader and do not displace the main queue.
 #[test]
 fn what_ranks_high_stays_while_what_ranks_low_passes() {
     let kept_beside = |rank| {
         let (cache, plain, mut out) = (ReadCache::new(4 << 20), block(0), [0; 16]);
-        (0..500).for_each(|n| cache.insert_as(address(n), &plain, Rank::High, Owner::UNKNOWN));
+        (0..500).for_each(|n| cache.insert_as(address(n), &plain, Rank::High, Owner::SHARED));
         for n in 1_000..50_000 {
-            cache.insert_as(address(n), &plain, rank, Owner::UNKNOWN);
-            assert_eq!(cache.get(address(n), 0, &mut out), rank != Rank::Never);
+            cache.insert_as(address(n), &plain, rank, Owner::SHARED);
+            assert_eq!(cache.get(address(n), 0, &mut out, Owner::SHARED), rank != Rank::Never);
         }
         (0..500).filter(|n| cache.contains(address(*n))).count()
     };
@@ -214,8 +258,8 @@ fn what_ranks_high_stays_while_what_ranks_low_passes() {
     assert_eq!(kept_beside(Rank::Normal), 0, "all of them were used again");
     // After two uses, it is kept like any other.
     let (cache, plain, mut out) = (ReadCache::new(4 << 20), block(0), [0; 16]);
-    cache.insert_as(address(0), &plain, Rank::Low, Owner::UNKNOWN);
-    assert!((0..2).all(|_| cache.get(address(0), 0, &mut out)));
+    cache.insert_as(address(0), &plain, Rank::Low, Owner::SHARED);
+    assert!((0..2).all(|_| cache.get(address(0), 0, &mut out, Owner::SHARED)));
     (1..2_000).for_each(|n| cache.insert(address(n), &plain));
     assert!(cache.contains(address(0)));
 }
@@ -224,11 +268,11 @@ fn what_ranks_high_stays_while_what_ranks_low_passes() {
 #[test]
 fn spare_blocks_take_free_frames_only() {
     let (cache, plain) = (ReadCache::new(4 << 20), block(0));
-    (0..5_000).for_each(|n| cache.insert_as(address(n), &plain, Rank::Spare, Owner::UNKNOWN));
+    (0..5_000).for_each(|n| cache.insert_as(address(n), &plain, Rank::Spare, Owner::SHARED));
     let held = |range: std::ops::Range<u64>| range.filter(|n| cache.contains(address(*n))).count();
     let first = held(0..5_000);
     assert!((900..1_024).contains(&first), "{first}");
-    (5_000..9_000).for_each(|n| cache.insert_as(address(n), &plain, Rank::Spare, Owner::UNKNOWN));
+    (5_000..9_000).for_each(|n| cache.insert_as(address(n), &plain, Rank::Spare, Owner::SHARED));
     assert_eq!((held(0..5_000), held(5_000..9_000)), (first, 0));
     cache.insert(address(9_000), &plain);
     assert_eq!(held(9_000..9_001), 1);

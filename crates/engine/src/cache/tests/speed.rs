@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use super::*;
-use crate::cache::ReadCache;
+use crate::cache::{Owner, ReadCache};
 
 const ROUNDS: u64 = 2_000_000;
 
@@ -56,13 +56,13 @@ fn measure() {
         drop(memory);
         let begin = cpu();
         for n in &asked {
-            assert!(cache.get(address(*n), 0, &mut out));
+            assert!(cache.get(address(*n), 0, &mut out, Owner::SHARED));
             black_box(&mut out);
         }
         each("hit, 4 KiB", ROUNDS, cpu() - begin);
         let begin = cpu();
         for n in &asked {
-            assert!(cache.get(address(*n), 512, &mut out[..512]));
+            assert!(cache.get(address(*n), 512, &mut out[..512], Owner::SHARED));
             black_box(&mut out);
         }
         each("hit, 512 bytes", ROUNDS, cpu() - begin);
