@@ -1,10 +1,14 @@
 //! Rows about neighbours: what a guest notices of another one that takes all that it can get.
 //!
 //! The victim reads 4 KiB blocks from the cache, or writes 4 KiB that are durable when they are answered, one
-//! at a time. Each hog loads a separate volume on the same server. A round measures the victim alone, then
-//! next to each hog, and next to all together; a row compares its p99 with that alone. Another row compares
-//! it with that next to the same hogs on a separate server: what the machine and its disk cost, which no
-//! server can prevent.
+//! at a time. Or it stands for many guests that do little: each reads at random moments, so that a pause of
+//! the server delays all reads that fall into it, where it delays a single one of the other victims; and
+//! their blocks are used rarely, compared with those of a hog.
+//!
+//! Each hog loads a separate volume on the same server. A round measures the victim alone, then next to each
+//! hog, and next to all together; a row compares its p99 with that alone. Another row compares it with that
+//! next to the same hogs on a separate server: what the machine and its disk cost, which no server can
+//! prevent. So does the share of the CPU time that a hypervisor took.
 //!
 //! The clients of the hogs run only while a CPU is idle otherwise: they stand for other machines. With the
 //! usual priority on two cores, a loop that only starts programs increases the p99 of the victim six times,
@@ -16,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{BenchError, Result};
 use super::limited::create;
+use super::machine::CpuTimes;
 use super::report::{Bound, Row, Unit};
 use super::rounds::{Disk, generate};
 use super::servers::{Forebay, ForebayConfig};
@@ -35,6 +40,9 @@ const HEAD_START: Duration = Duration::from_millis(500);
 /// Promised ratios of the victim's p99 next to a hog to that alone.
 const CACHED: f64 = 2.0;
 const DURABLE: f64 = 3.0;
+/// The guests of the victim that stands for many, and the reads of each in a second.
+const GUESTS: u16 = 20;
+const GUEST_RATE: f64 = 100.0;
 /// The limit of the row about limits, and its tolerance.
 const LIMIT_IOPS: f64 = 500.0;
 const TOLERANCE: f64 = 0.05;
@@ -62,6 +70,8 @@ const HOGS: [(&str, &[Hog]); 5] = [
 enum Victim {
     Reads,
     Writes,
+    /// [`GUESTS`], which read.
+    Guests,
 }
 
 impl Hog {
@@ -116,12 +126,15 @@ impl Hog {
 impl Victim {
     fn measure(self, forebay: &Forebay, time: Duration, seed: u64) -> Result<f64> {
         let (export, read_percent) = match self {
-            Victim::Reads => ("victim-reads", 100),
+            Victim::Reads | Victim::Guests => ("victim-reads", 100),
             Victim::Writes => ("victim-writes", 0),
         };
         let report = generate(Disk { server: &forebay.server, export }, |spec| {
             spec.read_percent = read_percent;
             spec.depth = 1;
+            if let Victim::Guests = self {
+                (spec.connections, spec.rate) = (GUESTS, Some(GUEST_RATE));
+            }
             spec.seed = seed;
             spec.range = Some(0..VICTIM_BYTES);
             spec.stop = Stop::After(time);
@@ -222,24 +235,27 @@ pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (victim, what, bound) in [
         (Victim::Reads, "p99 of cached 4 KiB reads", CACHED),
+        (Victim::Guests, "p99 of cached 4 KiB reads of 20 guests, 100/s each,", CACHED),
         (Victim::Writes, "p99 of durable 4 KiB writes", DURABLE),
     ] {
         bench.say(&format!("{what} next to hogs"));
         let mut alone = Vec::new();
-        let mut with = vec![(Vec::new(), Vec::new(), Vec::new()); HOGS.len()];
+        let mut with = vec![<[Vec<f64>; 4]>::default(); HOGS.len()];
         for round in 0..pace.rounds {
             let seed = u64::from(round) + 1;
             let measure =
                 |hogs: &[_], loaded| next_to(&forebay, (hogs, loaded), victim, pace.write, seed, &names);
             alone.push(measure(&[], &forebay)?.0);
-            for ((_, hogs), (p99s, rates, elsewhere)) in HOGS.iter().zip(&mut with) {
+            for ((_, hogs), [p99s, rates, elsewhere, stolen]) in HOGS.iter().zip(&mut with) {
+                let before = CpuTimes::now();
                 let (p99, rate) = measure(hogs, &forebay)?;
+                stolen.push(before.stolen_percent());
                 p99s.push(p99);
                 rates.push(rate);
                 elsewhere.push(measure(hogs, &separate)?.0);
             }
         }
-        for ((name, hogs), (p99s, rates, elsewhere)) in HOGS.iter().zip(&with) {
+        for ((name, hogs), [p99s, rates, elsewhere, stolen]) in HOGS.iter().zip(&with) {
             let next_to = format!("{what} next to {name}");
             rows.push(Row::compare(
                 next_to,
@@ -261,6 +277,12 @@ pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
                 unit,
                 Bound::Nothing,
                 rates,
+            ));
+            rows.push(Row::alone(
+                "  CPU time that the hypervisor took",
+                Unit::Percent,
+                Bound::Nothing,
+                stolen,
             ));
         }
     }

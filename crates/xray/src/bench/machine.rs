@@ -66,6 +66,8 @@ pub struct CpuTimes {
     total: u64,
     /// Used by any process, or taken by the hypervisor for other machines.
     used: u64,
+    /// Taken by the hypervisor for other machines, or for its emulation of this one.
+    stolen: u64,
     /// Used by this process and by children that it has waited for.
     own: u64,
 }
@@ -73,14 +75,15 @@ pub struct CpuTimes {
 impl CpuTimes {
     /// The values now.
     pub fn now() -> CpuTimes {
-        let (total, used) = fs::read_to_string("/proc/stat").map_or((0, 0), |text| machine_ticks(&text));
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let (total, used, stolen) = machine_ticks(&stat);
         // SAFETY: an all-zero `tms` is valid, and `times` writes nothing else.
         let own = unsafe {
             let mut t: libc::tms = std::mem::zeroed();
             libc::times(&raw mut t);
             [t.tms_utime, t.tms_stime, t.tms_cutime, t.tms_cstime]
         };
-        CpuTimes { total, used, own: own.iter().map(|t| t.unsigned_abs()).sum() }
+        CpuTimes { total, used, stolen, own: own.iter().map(|t| t.unsigned_abs()).sum() }
     }
 
     /// Share of the machine's CPU time since then that other processes used, in percent. Children count as
@@ -90,15 +93,23 @@ impl CpuTimes {
         let others = (now.used - self.used).saturating_sub(now.own - self.own);
         100.0 * others as f64 / (now.total - self.total).max(1) as f64
     }
+
+    /// Share of the machine's CPU time since then that the hypervisor took, in percent. Nothing runs on
+    /// that CPU then: if it is some percent, about as many requests wait for it, which p99 shows.
+    pub fn stolen_percent(&self) -> f64 {
+        let now = CpuTimes::now();
+        100.0 * (now.stolen - self.stolen) as f64 / (now.total - self.total).max(1) as f64
+    }
 }
 
-/// All ticks and the used ones, from the first line of proc_stat(5): user, nice, system, idle, iowait, irq,
-/// softirq, steal. (The following fields are guest time, which user time includes.)
-fn machine_ticks(stat: &str) -> (u64, u64) {
+/// All ticks, the used, and the stolen ones, from the first line of proc_stat(5): user, nice, system, idle,
+/// iowait, irq, softirq, steal. (The following fields are guest time, which user time includes.)
+fn machine_ticks(stat: &str) -> (u64, u64, u64) {
     let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
     let ticks: Vec<u64> = fields.map(|f| f.parse().unwrap_or(0)).collect();
     let total: u64 = ticks.iter().sum();
-    (total, total - ticks.iter().skip(3).take(2).sum::<u64>())
+    let idle: u64 = ticks.iter().skip(3).take(2).sum();
+    (total, total - idle, ticks.get(7).copied().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -106,9 +117,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_and_iowait_ticks_are_not_used_ticks() {
+    fn idle_and_iowait_ticks_are_not_used_ticks_and_stolen_ones_are() {
         let stat = "cpu  100 20 30 4000 500 6 7 8 90 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
-        assert_eq!(machine_ticks(stat), (4671, 171));
-        assert_eq!(machine_ticks(""), (0, 0));
+        assert_eq!(machine_ticks(stat), (4671, 171, 8));
+        assert_eq!(machine_ticks(""), (0, 0, 0));
     }
 }
