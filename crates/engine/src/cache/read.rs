@@ -60,8 +60,8 @@ impl ReadCache {
         &self.places[(hash >> 40) as usize & (self.active.load(Relaxed) - 1)].0
     }
 
-    /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit for the disk
-    /// `reader`; if the block is not held, counts a miss, leaves `out` unchanged, and returns `false`.
+    /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit for the
+    /// disk `reader`; if the block is not held, counts a miss, leaves `out` unchanged, and returns `false`.
     pub fn get(&self, addr: Address, offset_in_block: usize, out: &mut [u8], reader: Owner) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         let mut shard = self.place(hash).lock();
