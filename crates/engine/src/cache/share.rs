@@ -106,7 +106,7 @@ impl Shares {
     }
 
     fn is_active(&self, owner: Owner) -> bool {
-        self.last[usize::from(owner.0)] + 1 >= self.period
+        self.period - self.last[usize::from(owner.0)] <= 1
     }
 
     /// Whether others take more than their share of the blocks, and this owner, which is active, does not.
