@@ -30,8 +30,14 @@ pub(super) struct Meta {
     pub is_low: bool,
     /// It is in the main queue.
     pub is_main: bool,
-    /// The disk that inserted it.
+    /// The disk to which it belongs.
     pub owner: Owner,
+}
+
+impl Meta {
+    /// Of a frame that was never filled.
+    const FREE: Meta =
+        Meta { key: 0, next: NIL, hits: 0, is_low: false, is_main: false, owner: Owner::SHARED };
 }
 
 /// Blocks, page-aligned, so that a copy touches as few pages and cache lines as possible.
@@ -44,12 +50,7 @@ impl<const BYTES: usize> Chunk<BYTES> {
     /// New frames; `None` if the system has no memory. Slow, unless the blocks have no bytes: not to be
     /// called under a lock.
     pub fn new(frames: usize) -> Option<Self> {
-        let meta =
-            vec![
-                Meta { key: 0, next: NIL, hits: 0, is_low: false, is_main: false, owner: Owner::SHARED };
-                frames
-            ]
-            .into();
+        let meta = vec![Meta::FREE; frames].into();
         Some(Chunk { meta, bytes: Pages::new(frames * BYTES)? })
     }
 

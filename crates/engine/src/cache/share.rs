@@ -39,7 +39,7 @@ pub(super) struct Shares {
     period: u32,
     /// Insertions in this period.
     inserted: u32,
-    /// Active owners when this period began.
+    /// Active disks when this period began.
     active: u32,
     /// Disks clearly above their share held more than half of the blocks when this period began.
     is_crowded: bool,

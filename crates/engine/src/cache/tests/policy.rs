@@ -142,7 +142,7 @@ impl Neighbours {
 
 /// The hot set of one disk stays in the cache, and enters it, while another disk reads 10 or 60 times as
 /// often: once, again and again, and somewhat more than the cache holds. Within one disk, the latter
-/// takes nearly all: these blocks are used again, too.
+/// takes a part at 10 times, and nearly all at 60: these blocks are used again, too.
 #[test]
 fn a_scanner_does_not_displace_the_hot_set_of_another_disk() {
     let rate = |disk, times, other: &dyn Fn(u64, &mut Random) -> u64| {
@@ -153,14 +153,21 @@ fn a_scanner_does_not_displace_the_hot_set_of_another_disk() {
     for times in [10, 60] {
         for disk in [1, 2] {
             let once = rate(disk, times, &|step, _| step);
-            let again = [4_000, 8_000, 16_000].map(|len| rate(disk, times, &|step, _| step % len));
+            let again = [8_000, 16_000].map(|len| rate(disk, times, &|step, _| step % len));
+            let near = [4_000, 4_400, 6_000].map(|len| rate(disk, times, &|step, _| step % len));
             let random = [8_000, 16_000].map(|len| rate(disk, times, &|_, random| random.below(len)));
-            println!("disk 1 next to disk {disk}, x{times}: {once:.3}, {again:.3?}, random {random:.3?}");
+            println!(
+                "disk 1 next to disk {disk}, x{times}: scan {once:.3}, repeated {again:.3?}, of the cache's size \
+                 {near:.3?}, random {random:.3?}"
+            );
             assert!(once > 0.98, "{once}");
-            if disk != 1 {
-                let least = if times == 10 { 0.98 } else { 0.85 };
-                assert!(again.iter().chain(&random).all(|rate| *rate > least), "{again:?}, {random:?}");
-            }
+            let (repeated, others) = match (disk, times) {
+                (1, 10) => (0.98, 0.75),
+                (1, _) => continue,
+                _ => (0.98, 0.98),
+            };
+            assert!(again.iter().all(|rate| *rate > repeated), "{again:?}");
+            assert!(near.iter().chain(&random).all(|rate| *rate > others), "{near:?}, {random:?}");
         }
     }
 }
