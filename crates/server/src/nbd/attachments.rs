@@ -21,6 +21,10 @@
 //! ([`IN_FLIGHT`]). It is refused if that takes longer than [`CATCH_UP`]. After much input was read, more may
 //! follow from the buffers of the client's host, for which there was no room in those of this one. So for
 //! [`AFTER_BURST`] the attachment waits for the end of such a connection.
+//!
+//! A peer that acknowledges bytes which were sent after the call is connected, whatever it has sent: a host
+//! answers data for a closed socket with RST (RFC 1122, 4.2.2.13). This ends the wait, so a busy client
+//! delays no other. Behind a proxy, the peer is the proxy.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -34,7 +38,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::plane::{RawSocket, events_now};
+use super::traffic::{Output, has_hung_up, unread_input};
+use crate::plane::RawSocket;
 
 /// Time limit for the end of the connections that are gone.
 const HANDOVER: Duration = Duration::from_secs(10);
@@ -204,9 +209,16 @@ impl Shared {
         state.socket.filter(|peer| peer.is_tcp).map_or(0, |peer| unread_input(peer.fd))
     }
 
+    /// The output, if the connection uses TCP.
+    fn output(&self) -> Option<Output> {
+        let state = self.state.lock();
+        state.socket.filter(|peer| peer.is_tcp).and_then(|peer| Output::of(peer.fd))
+    }
+
     /// Waits while input, sent before the call, may hide the end of the stream.
     async fn catch_up(&self, deadline: Instant) -> Result<(), StillUnderWay> {
         let before = self.served.load(Relaxed);
+        let written = self.output().map(|output| output.written);
         let mut unread = self.unread();
         let mut quiet = if unread > 0 { 0 } else { QUIET_STEPS };
         // Since when only a burst may hide the end.
@@ -225,6 +237,10 @@ impl Shared {
                 return Err(StillUnderWay);
             }
             sleep(CATCH_UP_STEP).await;
+            let received = self.output().map(|output| output.received);
+            if written.zip(received).is_some_and(|(written, received)| received > written) {
+                return Ok(());
+            }
             unread = self.unread();
             quiet = if unread > 0 { 0 } else { quiet + 1 };
         }
@@ -399,25 +415,72 @@ impl Drop for Begun {
     }
 }
 
-/// Whether the peer of an open socket has closed it, or its connection is lost. True also while there is
-/// input that was not read.
-fn has_hung_up(fd: RawFd) -> bool {
-    events_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
-}
-
-/// Bytes of input of an open socket that were not read.
-fn unread_input(fd: RawFd) -> u64 {
-    let mut unread: libc::c_int = 0;
-    // SAFETY: FIONREAD writes one int to the given address.
-    let done = unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut unread) };
-    if done == 0 { u64::try_from(unread).unwrap_or(0) } else { 0 }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    /// What a new connection is answered next to one with unread input, and whether that one is gone.
+    async fn next_to_unread_input(
+        before: impl FnOnce(&TcpStream),
+        during: impl AsyncFnOnce(TcpStream, &TcpStream) -> Option<TcpStream>,
+    ) -> (Result<(), StillUnderWay>, bool) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        client.write_all(&[0]).unwrap();
+        server.peek(&mut [0]).unwrap();
+        before(&server);
+        let attachments = Attachments::default();
+        let connected = attachments.attach("v");
+        let _watched = connected.watch(Peer { fd: server.as_raw_fd(), is_tcp: true });
+        let other = attachments.of("v").remove(0);
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let (answer, _client) = tokio::join!(other.catch_up(deadline), during(client, &server));
+        (answer, other.supersede_if_gone())
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_acknowledges_new_output_is_connected() {
+        let send = async |client, mut server: &TcpStream| {
+            server.write_all(&[0]).unwrap();
+            Some(client)
+        };
+        assert_eq!(next_to_unread_input(|_| {}, send).await, (Ok(()), false));
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_closed_its_socket_acknowledges_nothing() {
+        let close = async |client: TcpStream, mut server: &TcpStream| {
+            drop(client);
+            server.write_all(&[0]).unwrap();
+            None
+        };
+        assert_eq!(next_to_unread_input(|_| {}, close).await, (Ok(()), true));
+    }
+
+    #[tokio::test]
+    async fn an_acknowledgement_of_earlier_output_proves_nothing() {
+        let fill = |mut server: &TcpStream| {
+            server.set_nonblocking(true).unwrap();
+            while server.write(&[0; 4096]).is_ok() {}
+        };
+        let receive = async |mut client: TcpStream, server: &TcpStream| {
+            let begin = Output::of(server.as_raw_fd()).unwrap();
+            assert!(begin.received < begin.written);
+            client.set_nonblocking(true).unwrap();
+            let mut buffer = vec![0; 1 << 20];
+            while Output::of(server.as_raw_fd()).unwrap().received < begin.written {
+                sleep(CATCH_UP_STEP).await;
+                while client.read(&mut buffer).is_ok() {}
+            }
+            Some(client)
+        };
+        assert_eq!(next_to_unread_input(fill, receive).await, (Err(StillUnderWay), false));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_connected_peer_is_waited_for_only_after_a_burst_over_tcp() {

@@ -6,11 +6,11 @@
 //! call. The threads, and the state that their connections share, belong to [`crate::plane`].
 //!
 //! `access` decides which exports a client sees, by its listener and the names in its `certificate`.
-//! `attachments` lets a new connection start only after those that are gone have ended. `tls` holds the
-//! server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
-//! connection and of its transmission, `peer` identifies clients, `clients` lists them for administrators,
-//! `errors` maps engine errors to NBD, `handover` is the state of a connection that is passed to another
-//! process, `config` is the configuration, `listen` starts it all.
+//! `attachments` lets a new connection start only after those that are gone have ended; `traffic` is what the
+//! kernel tells it of their sockets. `tls` holds the server's certificates; a `handshake` runs outside of the
+//! data plane. `context` is the input of a connection and of its transmission, `peer` identifies clients,
+//! `clients` lists them for administrators, `errors` maps engine errors to NBD, `handover` is the state of a
+//! connection that is passed to another process, `config` is the configuration, `listen` starts it all.
 
 mod access;
 mod attachments;
@@ -28,6 +28,7 @@ mod negotiate;
 mod peer;
 mod stream;
 mod tls;
+mod traffic;
 mod transmission;
 
 pub use access::{Access, BadPattern, ExportPattern, SubjectPattern};
