@@ -1,6 +1,7 @@
 //! The catalogue in memory: the disks of a pool and their names.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 use forebay_format::{DiskId, DiskRecord, MAX_NAME, Role, SECTOR};
@@ -135,6 +136,13 @@ impl Catalogue {
     /// Disks visible to users.
     pub fn visible(&self) -> impl Iterator<Item = &Arc<Disk>> {
         self.iter().filter(|d| d.role().is_visible())
+    }
+
+    /// Disks visible to users whose export names follow `name`, with these names and in their order.
+    pub fn after(&self, name: &str) -> impl Iterator<Item = (&String, &Arc<Disk>)> {
+        let following = self.names.range::<str, _>((Excluded(name), Unbounded));
+        let disks = following.filter_map(|(name, id)| Some((name, self.disks.get(id)?)));
+        disks.filter(|(_, disk)| disk.role().is_visible())
     }
 
     /// The disks that depend on a disk, or on the pool, ordered by id.

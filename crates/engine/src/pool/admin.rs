@@ -118,6 +118,18 @@ impl Pool {
         Ok(self.info(&disk))
     }
 
+    /// The disks whose names follow `name`, which need not exist, ordered by name: at most `most`, without
+    /// the numbers of their snapshots and clones. So a list of all disks can be made in pages, with pauses
+    /// for the other tasks of a thread.
+    pub fn disks_after(&self, name: &str, most: usize) -> Vec<DiskInfo> {
+        let page: Vec<_> = {
+            let catalogue = self.parts.catalogue.read();
+            catalogue.after(name).take(most).map(|(name, d)| (name.clone(), d.clone())).collect()
+        };
+        // A disk that is deleted in between may have another name then, which is not in the order.
+        page.into_iter().map(|(name, d)| DiskInfo { name, ..self.info(&d) }).collect()
+    }
+
     /// Some volumes, at most `most`, for whose names `is_meant` is true, without the numbers of their
     /// snapshots and clones.
     pub fn some_volumes(&self, most: usize, is_meant: impl Fn(&str) -> bool) -> Vec<DiskInfo> {

@@ -24,7 +24,7 @@
 //!
 //! A peer that acknowledges bytes which were sent after the call is connected, whatever it has sent: a host
 //! answers data for a closed socket with RST (RFC 1122, 4.2.2.13). This ends the wait, so a busy client
-//! delays no other. Behind a proxy, the peer is the proxy.
+//! delays no other. Behind a proxy, the peer is the proxy. One that only ended its output is connected.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};

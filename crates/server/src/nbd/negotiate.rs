@@ -18,7 +18,9 @@ use crate::plane::{Budget, Charge, Kind, MemoryAccount, Received};
 /// Bytes of options that are received without a charge, and the charge for longer ones.
 const SHORT_OPTION: usize = 8 << 10;
 const LONG_OPTION: usize = 2 * OPTION_MAX as usize;
-/// Bytes of a list that are collected before they are sent.
+/// Disks that are listed without a pause for other connections, and bytes of a list that are collected before
+/// they are sent.
+const LIST_PAGE: usize = 64;
 const LIST_CHUNK: usize = 16 << 10;
 /// Options about exports that a client can send; and further ones for each export that was listed. Programs
 /// that show all exports send two or three for each on one connection.
@@ -281,20 +283,23 @@ impl<'a> Negotiation<'a> {
     }
 
     async fn list(&mut self) -> Result<(), End> {
-        let disks = self.context.pool.disks();
-        self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * disks.len());
-        self.count(disks.len())?;
-        for disk in disks {
-            if !self.grant.sees(&disk.name) {
-                continue;
+        let (mut listed, mut last) = (0, String::new());
+        loop {
+            let page = self.context.pool.disks_after(&last, LIST_PAGE);
+            let Some(end) = page.last() else { return Ok(()) };
+            last.clone_from(&end.name);
+            listed += page.len();
+            self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * listed);
+            self.count(page.len())?;
+            for disk in page.iter().filter(|disk| self.grant.sees(&disk.name)) {
+                let remark = self.description(disk);
+                nbd::option_server(&mut self.out, &disk.name, &remark);
             }
-            let remark = self.description(&disk);
-            nbd::option_server(&mut self.out, &disk.name, &remark);
             if self.out.len() >= LIST_CHUNK {
                 self.send().await?;
             }
+            tokio::task::yield_now().await;
         }
-        Ok(())
     }
 
     fn meta_context(&mut self, option: u32, meta: MetaRequest) -> Result<(), Denied> {

@@ -48,7 +48,10 @@ impl Units {
             LogicalUnit::open(pool.attach_visible(disk, Client::Remote)?, self.tokens.clone()).await?,
         );
         unit.hold_while_registered();
-        units.0.retain(|_, unit| unit.strong_count() > 0);
+        // Only when the table would grow: otherwise, opening many units would be quadratic in their number.
+        if units.0.len() == units.0.capacity() {
+            units.0.retain(|_, unit| unit.strong_count() > 0);
+        }
         units.0.insert(disk.to_owned(), Arc::downgrade(&unit));
         Ok(unit)
     }

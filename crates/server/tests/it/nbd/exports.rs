@@ -52,6 +52,21 @@ fn the_list_shows_volumes_snapshots_and_images() {
 }
 
 #[test]
+fn a_list_of_several_pages_is_complete() {
+    let server = with_snapshot_and_image();
+    let desks = 0..300;
+    let clones = desks.map(|n| CloneRequest { name: format!("desk-{n}"), ..CloneRequest::default() });
+    server.block_on(server.pool.clone_disk("golden", &clones.collect::<Vec<_>>())).unwrap();
+    let mut client = Client::greeted(&server.socket());
+    let all: Vec<_> = server.pool.disks().into_iter().map(|disk| disk.name).collect();
+    // As often as clients may ask.
+    for _ in 0..8 {
+        assert_eq!(list(&mut client).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), all);
+    }
+    assert!(client.go("desk-299").is_ok());
+}
+
+#[test]
 fn each_kind_of_disk_has_its_flags() {
     let server = with_snapshot_and_image();
     let always = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_SEND_CACHE | FLAG_CAN_MULTI_CONN;
