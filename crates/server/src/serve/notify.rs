@@ -15,6 +15,9 @@ use super::ended::EndedOnDrop;
 use crate::clock;
 use crate::plane::Probe;
 
+/// Time limit for a service manager that does not read its socket. The caller's thread waits.
+const SEND_TIME: Duration = Duration::from_secs(1);
+
 /// Sends `state`, such as `READY=1`, to the service manager that `NOTIFY_SOCKET` names. Failure to reach it
 /// is logged only.
 pub fn notify(state: &str) {
@@ -79,7 +82,9 @@ fn send(path: &OsStr, state: &str) -> io::Result<()> {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(path)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(|_| ())
+    let socket = UnixDatagram::unbound()?;
+    socket.set_write_timeout(Some(SEND_TIME))?;
+    socket.send_to_addr(state.as_bytes(), &address).map(|_| ())
 }
 
 #[cfg(test)]
@@ -95,5 +100,18 @@ mod tests {
         let mut buf = [0; 16];
         let n = receiver.recv(&mut buf).unwrap();
         assert_eq!(&buf[..n], b"READY=1");
+    }
+
+    #[test]
+    fn a_service_manager_that_does_not_read_holds_up_the_server_for_a_limited_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        let receiver = UnixDatagram::bind(&path).unwrap();
+        let full = UnixDatagram::unbound().unwrap();
+        full.set_nonblocking(true).unwrap();
+        while full.send_to(b"x", &path).is_ok() {}
+        let refused = send(path.as_os_str(), "READY=1").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        drop(receiver);
     }
 }
