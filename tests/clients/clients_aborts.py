@@ -4,8 +4,8 @@ import socket
 import struct
 import time
 
-from datastore import TARGET, target, wait_for
-from harness import MIB, check, equal, test
+from datastore import TARGET, target
+from harness import MIB, check, equal, test, wait_for
 from initiator import BLOCK, CHECK, GOOD, NAME, Initiator
 
 ABORT_TASK, LOGICAL_UNIT_RESET = 1, 5

@@ -4,9 +4,9 @@ import struct
 import threading
 import time
 
-from datastore import TARGET, portal, refused, target, wait_for
+from datastore import TARGET, portal, refused, target
 from forebay import Failed
-from harness import check, equal, test
+from harness import check, equal, test, wait_for
 from initiator import BLOCK, GOOD, Closed, Initiator, Refused
 
 SECRET, NEXT_SECRET = "twelve bytes and more", "the secret of tomorrow"

@@ -11,7 +11,7 @@ import struct
 import time
 
 from clients_tls import Authority
-from harness import check, equal, test
+from harness import check, equal, test, wait_for
 
 HOST = "127.0.0.1"
 WAIT_S = 60
@@ -207,14 +207,6 @@ def api_hostile_clients(t):
     equal(api("GET", "/pool", token)[0], 200, "a valid token is accepted nevertheless")
 
 
-def eventually(condition, what):
-    """Waits for a condition, and fails after a time that is much longer than it needs."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        check(time.monotonic() < deadline, what)
-        time.sleep(0.05)
-
-
 @test
 def api_tokens_expire(t):
     """An expired token is refused on every kind of route; the session and the stream that it began end."""
@@ -232,7 +224,7 @@ def api_tokens_expire(t):
         stream.request("GET", "/api/v1/events", headers={"Authorization": f"Bearer {token}"})
         events = stream.getresponse()
         equal(events.status, 200, "status of the events")
-        eventually(lambda: api("GET", "/pool", token)[0] == 401, "the token expires")
+        wait_for(lambda: api("GET", "/pool", token)[0] == 401, "the token expires")
         # The stream looks when something happens.
         s.cli("volume", "create", "noticed", "--size", "1M")
         events.read()
@@ -285,7 +277,7 @@ def api_browsers_that_drop_off(t):
             equal(response.status, 429, "status of a stream too many")
             return False
 
-        eventually(accepted, "the streams of pages that are gone end")
+        wait_for(accepted, "the streams of pages that are gone end")
         return found[0]
 
     def descriptors():
@@ -303,7 +295,7 @@ def api_browsers_that_drop_off(t):
             s.cli("volume", "create", f"v{round_number}", "--size", "1M")
     # Events reveal the last ones.
     s.cli("volume", "create", "last", "--size", "1M")
-    eventually(lambda: descriptors() <= before + 2, f"{before} open files before, {descriptors()} after")
+    wait_for(lambda: descriptors() <= before + 2, f"{before} open files before, {descriptors()} after")
 
     stalled, _ = follow()
     reader, events = follow()

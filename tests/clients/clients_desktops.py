@@ -3,9 +3,8 @@
 import os
 import time
 
-from datastore import wait_for
 from forebay import Failed
-from harness import BLOCK, MIB, Skipped, alone, check, connect, equal, need_root, refused_by_server, run, test
+from harness import BLOCK, MIB, Skipped, alone, check, connect, equal, need_root, refused_by_server, run, test, wait_for
 
 SIZE = 96 * MIB
 

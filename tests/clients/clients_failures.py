@@ -7,9 +7,8 @@ import socket
 import threading
 import time
 
-from datastore import wait_for
 from forebay import Failed
-from harness import BLOCK, MIB, STOP_S, check, connect, equal, need_root, refused_by_server, run, test
+from harness import BLOCK, MIB, STOP_S, check, connect, equal, need_root, refused_by_server, run, test, wait_for
 
 
 def one_line(server, what):

@@ -10,7 +10,7 @@ import re
 import subprocess
 
 from forebay import run
-from harness import BLOCK, MIB, Skipped, check, connect, equal, test
+from harness import BLOCK, MIB, check, connect, equal, test
 
 GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden")
 BLOCKS = 64

@@ -10,9 +10,9 @@ import time
 
 from clients_tls import authorities, tls_server
 from clients_upgrade import FAKE, script
-from datastore import TARGET, target, wait_for
+from datastore import TARGET, target
 from forebay import Failed, spawn
-from harness import BLOCK, MIB, check, connect, equal, test
+from harness import BLOCK, MIB, check, connect, equal, test, wait_for
 from initiator import BLOCK as SECTOR
 from initiator import CHECK, CONFLICT, GOOD, Initiator
 from upgrade_load import block, nbd_port

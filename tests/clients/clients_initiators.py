@@ -4,9 +4,8 @@ import hashlib
 import os
 import time
 
-from datastore import wait_for
 from forebay import Failed
-from harness import MIB, check, equal, run, test
+from harness import MIB, check, equal, run, test, wait_for
 from hosts import GATEWAY, TIMEOUT_S, Guest, LinuxHost, Network, accel, free_port, image
 
 TARGET = "iqn.2026-01.org.example:disks"

@@ -8,9 +8,9 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from datastore import TARGET, portal, refused, target, url, wait_for
+from datastore import TARGET, portal, refused, target, url
 from forebay import Failed
-from harness import MIB, check, equal, run, test
+from harness import MIB, check, equal, run, test, wait_for
 from initiator import BLOCK, GOOD, Closed, Initiator
 
 SECRET, OTHER_SECRET = "twelve bytes and more", "another one of the target"

@@ -4,8 +4,8 @@ import struct
 import threading
 import time
 
-from datastore import TARGET, portal, target, wait_for
-from harness import MIB, check, equal, test
+from datastore import TARGET, portal, target
+from harness import MIB, check, equal, test, wait_for
 from initiator import BLOCK, CHECK, CONFLICT, GOOD, LOW, Closed, Initiator, Refused
 
 CLEAR_TASK_SET, LUN_RESET = 4, 5

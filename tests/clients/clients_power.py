@@ -17,7 +17,7 @@ import time
 from clients_crash import CONFIG, crash_rounds
 from clients_filesystems import EXT4, XFS
 from forebay import Failed, run, spawn
-from harness import alone, need_root, test
+from harness import alone, need_root, test, wait_for
 
 SIZE = 512 << 20
 # A killed server closes its files with a delay.
@@ -50,10 +50,10 @@ class Machine:
         socket = os.path.join(self.sockets, f"disk-{self.boots}")
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "volatile_disk.py")
         self.disk = spawn([sys.executable, program, socket, self.image, str(self.t.random.random()), *self.disk_options])
-        wait_until(lambda: os.path.exists(socket), "the disk")
+        wait_for(lambda: os.path.exists(socket), "the disk")
         file = os.path.join(self.fuse, "disk")
         self.fuse_process = spawn(["nbdfuse", file, "--unix", socket], stderr=subprocess.DEVNULL)
-        wait_until(lambda: os.path.exists(file), "nbdfuse")
+        wait_for(lambda: os.path.exists(file), "nbdfuse")
         run("mount", "-t", self.fs.mount_type, "-o", "loop", file, self.mount)
 
     def cut_power(self):
@@ -90,14 +90,6 @@ def is_mounted(directory):
     """Whether a directory is a mount point; `os.path.ismount` returns false if the file system has failed."""
     with open("/proc/self/mounts") as mounts:
         return any(line.split()[1] == directory for line in mounts)
-
-
-def wait_until(condition, what):
-    until = time.monotonic() + 20
-    while not condition():
-        if time.monotonic() > until:
-            raise Failed(f"{what} does not start")
-        time.sleep(0.005)
 
 
 def power_cuts(t, fs):

@@ -16,7 +16,7 @@ from clients_ghosts import PIECE, READ, Connection
 from clients_kept import KeptClient
 from clients_lost import BOOTS, with_boot_id
 from forebay import Failed
-from harness import BLOCK, MIB, alone, check, connect, equal, needs, run, test
+from harness import BLOCK, MIB, alone, check, connect, equal, needs, run, test, wait_for
 
 KILLS = int(os.environ.get("FOREBAY_RADOS_KILLS", "5"))
 TAKEOVERS = int(os.environ.get("FOREBAY_RADOS_TAKEOVERS", "2"))
@@ -166,7 +166,7 @@ def pause(t, nodes, round_):
     idle = Connection(("127.0.0.1", former.port), volume)
     load = threading.Thread(target=writer.load, daemon=True)
     load.start()
-    wait_until(lambda: writer.count["writes"] > 200, "200 writes")
+    wait_for(lambda: writer.count["writes"] > 200, "200 writes")
     time.sleep(t.random.uniform(0.0, 0.5))
     nodes.check_waiting()
     begin = time.monotonic()
@@ -197,13 +197,6 @@ def pause(t, nodes, round_):
     serving.cli("volume", "rm", volume)
     former.stand_by()
     return took, ended, writer.count["writes"] - acknowledged
-
-
-def wait_until(condition, what, timeout=60):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        check(time.monotonic() < deadline, f"not {what} within {timeout} s")
-        time.sleep(0.01)
 
 
 def contents(server, client):
@@ -274,7 +267,7 @@ def one_winner(servers, timeout=30):
         check(not all(ready), "both servers are ready")
         return any(ended) and any(r and not e for r, e in zip(ready, ended))
 
-    wait_until(decided, "decided", timeout)
+    wait_for(decided, "decided", timeout)
     loser, winner = sorted(servers, key=lambda s: s.process.poll() is None)
     equal(loser.wait(1), 1, "exit status of the other server")
     lines = [line for line in loser.log_tail().splitlines() if line.startswith("forebay:")]
@@ -307,7 +300,7 @@ def rados_pools_over_quota_recover(t):
     s.cli("gc", check=False)
     CLUSTER.quota("small", 1024 * MIB)
     more = t.random.randbytes(MIB)
-    wait_until(lambda: accepted(keep, more, 32 * MIB), "accepted")
+    wait_for(lambda: accepted(keep, more, 32 * MIB), "accepted")
     check(bytes(keep.pread(len(data), 0)) == data, "the other volume afterwards")
     s.kill()
     s.start()

@@ -10,11 +10,11 @@ import time
 from ceph import Nodes, RadosServer
 from clients_crash import CONFIG, crash_rounds
 from clients_kept import KeptClient
-from clients_rados import CLUSTER, FENCED, TAKEOVER_S, TcpClient, wait_until
+from clients_rados import CLUSTER, FENCED, TAKEOVER_S, TcpClient
 from clients_rados_outages import RadosLoad
 from clients_upgrade import FAKE, script
 from forebay import Failed, spawn
-from harness import BLOCK, alone, check, connect, equal, needs, run, test
+from harness import BLOCK, alone, check, connect, equal, needs, run, test, wait_for
 
 HANDOVERS = int(os.environ.get("FOREBAY_RADOS_HANDOVERS", "5"))
 UPGRADES = int(os.environ.get("FOREBAY_RADOS_UPGRADES", "3"))
@@ -90,14 +90,14 @@ def show(server):
 
 def wait_standby(nodes):
     """Waits until the waiting server is announced."""
-    wait_until(lambda: any(s["alive"] for s in show(nodes.serving)["standbys"]), "a standby is announced")
+    wait_for(lambda: any(s["alive"] for s in show(nodes.serving)["standbys"]), "a standby is announced")
 
 
 def after_handover(nodes):
     """Waits until the new owner answers commands; the former one is its standby."""
     former = nodes.serving
     nodes.take_over(TAKEOVER_S)
-    wait_until(lambda: not former.is_ready(), "the former server stands by")
+    wait_for(lambda: not former.is_ready(), "the former server stands by")
     return former
 
 
@@ -131,7 +131,7 @@ def rados_handover_loses_no_acknowledged_write(t):
     def take_over():
         after_handover(nodes)
         answers = probe.answers
-        wait_until(lambda: probe.error or probe.answers > answers, "the probe continues")
+        wait_for(lambda: probe.error or probe.answers > answers, "the probe continues")
         seen.append(round(probe.take_longest() * 1000))
 
     clients = [kind(n, nodes, t.random.random()) for n, kind in enumerate((TcpClient, TcpClient, KeptClient))]
@@ -206,7 +206,7 @@ def rados_handover_that_fails_disconnects_no_client(t):
         watching.join()
         check("the handover failed" in why and "this server" in why, why)
         before = load.requests
-        wait_until(lambda: load.error or load.requests > before + 500, "the load continues")
+        wait_for(lambda: load.error or load.requests > before + 500, "the load continues")
         check(load.error is None, f"{load.error!r}")
         if end == signal.SIGSTOP:
             heir.process.send_signal(signal.SIGCONT)
@@ -261,7 +261,7 @@ def rados_upgrades_leave_nothing_to_a_standby(t):
     wait_standby(nodes)
     pauses = []
     for _ in range(UPGRADES):
-        wait_until(lambda: load.requests > 200, "the load")
+        wait_for(lambda: load.requests > 200, "the load")
         pauses.append(nodes.serving.upgrade()["pause_ms"])
         nodes.check_waiting()
         check(load.error is None, f"{load.error!r}")
@@ -277,7 +277,7 @@ def rados_upgrades_leave_nothing_to_a_standby(t):
     why = nodes.serving.refused("upgrade")
     check("monitors" in why and "this process continues" in why, why)
     before = load.requests
-    wait_until(lambda: load.error or load.requests > before + 500, "the load continues")
+    wait_for(lambda: load.error or load.requests > before + 500, "the load continues")
     CLUSTER.start_mon()
     CLUSTER.wait_up()
     nodes.check_waiting()
@@ -323,10 +323,10 @@ def rados_servers_without_a_claim_answer_no_query(t):
     s.cli("stats")
     for number in range(CLUSTER.OSDS):
         CLUSTER.pause_osd(number)
-    wait_until(lambda: s.cli("stats", check=False).returncode != 0, "queries are refused")
+    wait_for(lambda: s.cli("stats", check=False).returncode != 0, "queries are refused")
     why = s.refused("stats")
     check("not certain to own the pool" in why, why)
     for number in range(CLUSTER.OSDS):
         CLUSTER.resume_osd(number)
-    wait_until(lambda: s.cli("stats", check=False).returncode == 0, "queries are answered")
+    wait_for(lambda: s.cli("stats", check=False).returncode == 0, "queries are answered")
     s.stop()

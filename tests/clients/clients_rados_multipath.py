@@ -6,10 +6,10 @@ does: it tests each path, fails and reinstates it, and selects the group of the 
 
 import os
 
-from clients_rados import CLUSTER, TAKEOVER_S, wait_until
+from clients_rados import CLUSTER, TAKEOVER_S
 from clients_rados_paths import PUBLISHED_S, admitted, session, two
 from datastore import TARGET
-from harness import alone, check, equal, needs, test
+from harness import alone, check, equal, needs, test, wait_for
 from hosts import LinuxHost
 
 TAKEOVERS = int(os.environ.get("FOREBAY_RADOS_GUEST_TAKEOVERS", "1"))
@@ -101,7 +101,7 @@ def count(guest):
 @test
 def rados_linux_host_with_two_paths_writes_through_takeovers(t):
     a, b = two(t, "multipath", "alua", apart=True)
-    wait_until(lambda: admitted(session, b), "admitted by the standby", PUBLISHED_S)
+    wait_for(lambda: admitted(session, b), "admitted by the standby", PUBLISHED_S)
     guest = LinuxHost(t, a, "host", NAME, CONF).wait_up()
     for server in (a, b):
         guest.login(TARGET, server.portal[1])
@@ -115,19 +115,19 @@ def rados_linux_host_with_two_paths_writes_through_takeovers(t):
     owner, other = a, b
     for takeover in range(TAKEOVERS):
         before = count(guest)
-        wait_until(lambda: count(guest) >= before + 50, "50 writes", 120)
+        wait_for(lambda: count(guest) >= before + 50, "50 writes", 120)
         owner.kill()
         other.wait_ready(TAKEOVER_S)
         before = count(guest)
-        wait_until(lambda: count(guest) >= before + 50, f"50 writes after takeover {takeover}", 120)
+        wait_for(lambda: count(guest) >= before + 50, f"50 writes after takeover {takeover}", 120)
         owner.stand_by()
         owner.wait_bound()
-        wait_until(lambda: admitted(session, owner), "admitted by the former owner", PUBLISHED_S)
+        wait_for(lambda: admitted(session, owner), "admitted by the former owner", PUBLISHED_S)
         former = second if takeover % 2 else first
-        wait_until(lambda: "standby state" in turs(guest, former), "a path of the former owner in standby", 120)
+        wait_for(lambda: "standby state" in turs(guest, former), "a path of the former owner in standby", 120)
         owner, other = other, owner
     guest.run("touch /tmp/stop")
-    wait_until(lambda: guest.run("cat /tmp/verdict") != "", "read again", 120)
+    wait_for(lambda: guest.run("cat /tmp/verdict") != "", "read again", 120)
     verdict = guest.run("cat /tmp/verdict")
     check(verdict.endswith("blocks read"), f"{verdict}\n{guest.run('cat /tmp/paths')}\n{guest.dmesg()[-3000:]}")
     log = guest.dmesg()

@@ -8,8 +8,8 @@ import os
 import time
 
 from ceph import LargeCluster, Nodes, first_answer
-from clients_rados import CLUSTER, TAKEOVER_S, wait_until
-from harness import alone, check, needs, test
+from clients_rados import CLUSTER, TAKEOVER_S
+from harness import alone, check, needs, test, wait_for
 from upgrade_load import NbdLoad
 
 OUTAGE_S = float(os.environ.get("FOREBAY_RADOS_OUTAGE_S", "10"))
@@ -58,7 +58,7 @@ class LoadedNodes:
     def wait_progress(self, what, count=PROGRESS):
         """Waits until each load has completed some more requests; the duration."""
         begin, before = time.monotonic(), self.requests()
-        wait_until(lambda: all(n >= b + count for n, b in zip(self.requests(), before)), what, CONTINUE_S)
+        wait_for(lambda: all(n >= b + count for n, b in zip(self.requests(), before)), what, CONTINUE_S)
         return time.monotonic() - begin
 
     def watch(self, seconds):

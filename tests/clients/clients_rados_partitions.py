@@ -14,8 +14,8 @@ import time
 from ceph import Cluster, RadosServer
 from clients_ghosts import PIECE, READ, Connection
 from clients_lost import BOOTS, with_boot_id
-from clients_rados import FENCED, TAKEOVER_S, not_answered, wait_until
-from harness import BLOCK, alone, check, equal, run, test
+from clients_rados import FENCED, TAKEOVER_S, not_answered
+from harness import BLOCK, alone, check, equal, run, test, wait_for
 from ledger import Ledger
 from networks import HUB, Host, enter_hub
 
@@ -155,7 +155,7 @@ class LedgerClient(threading.Thread):
 
     def wait_progress(self, site, count=PROGRESS):
         before = self.answers
-        wait_until(lambda: self.error or self.answers >= before + count, "answers", 2 * TAKEOVER_S)
+        wait_for(lambda: self.error or self.answers >= before + count, "answers", 2 * TAKEOVER_S)
         check(self.error is None, f"client: {self.error!r}")
 
     def finish(self):

@@ -11,11 +11,11 @@ import threading
 import time
 
 from ceph import RadosServer
-from clients_rados import CLUSTER, TAKEOVER_S, wait_until
+from clients_rados import CLUSTER, TAKEOVER_S
 from clients_lost import BOOTS, with_boot_id
 from datastore import TARGET, refused, url
 from forebay import Failed
-from harness import check, equal, needs, run, test
+from harness import check, equal, needs, run, test, wait_for
 from hosts import free_port
 from initiator import BLOCK, GOOD, Closed, Initiator, Refused, pairs, text_of
 
@@ -38,7 +38,7 @@ class Path(RadosServer):
 
     def wait_bound(self):
         """Waits until it accepts connections."""
-        wait_until(lambda: connects(self.portal), f"a portal of {self.log}")
+        wait_for(lambda: connects(self.portal), f"a portal of {self.log}")
         return self
 
 
@@ -248,7 +248,7 @@ def rados_standbys_are_paths_in_standby(t):
     def login(server, isid=1, name=friend, chap=("u", SECRET)):
         return Initiator(server.portal, TARGET, name=name, isid=isid, chap=chap, timeout=60)
 
-    wait_until(lambda: admitted(login, b), "admitted by the standby", PUBLISHED_S)
+    wait_for(lambda: admitted(login, b), "admitted by the standby", PUBLISHED_S)
     refused(DENIED, login, b, chap=("u", "not the right secret"))
     refused(DENIED, login, b, chap=None)
     refused(NOT_FOUND, login, b, name="iqn.2026-01.org.example:stranger")
@@ -270,7 +270,7 @@ def rados_standbys_are_paths_in_standby(t):
     equal(standby.write_blocks(8, b"after   " * 64).status, GOOD, "a write on the path that was in standby")
     a.stand_by()
     a.wait_bound()
-    wait_until(lambda: admitted(login, a), "admitted by the former owner", PUBLISHED_S)
+    wait_for(lambda: admitted(login, a), "admitted by the former owner", PUBLISHED_S)
     again = login(a)
     equal(again.command(bytes(6)).code, POWER_ON, "the former owner's first answer")
     equal(again.command(bytes(6)).code, STANDBY, "the former owner")
@@ -302,7 +302,7 @@ def described_alike(a, b, active, standby):
         equal(i.command(bytes(6)).code, POWER_ON, "the first command of a session")
     expected = {1: (OPTIMIZED, 1), 2: (IN_STANDBY, 4097)}
     equal(rtpg(standby), expected, "groups as the standby reports them")
-    wait_until(lambda: rtpg(active) == expected, "the standby known to the owner", PUBLISHED_S)
+    wait_for(lambda: rtpg(active) == expected, "the standby known to the owner", PUBLISHED_S)
     luns = struct.pack(">BBBBBBIBB", 0xA0, 0, 0, 0, 0, 0, 256, 0, 0)
     equal(standby.command(luns, expected=256).data, active.command(luns, expected=256).data, "units")
     capacity = struct.pack(">BBQIBB", 0x9E, 0x10, 0, 32, 0, 0)
@@ -325,16 +325,16 @@ def refused_in_standby(i):
 def changes_reach_the_standby(t, a, b, login, standby):
     """Sizes, disks, and access lists."""
     a.cli("volume", "resize", "disk", "128M")
-    wait_until(lambda: standby.command(bytes(6)).code == RESIZED, "resized", PUBLISHED_S)
+    wait_for(lambda: standby.command(bytes(6)).code == RESIZED, "resized", PUBLISHED_S)
     a.cli("volume", "create", "more", "--size", "8M")
     a.cli("lun", "map", TARGET, "more")
-    wait_until(lambda: standby.command(bytes(6), lun=1).code == STANDBY, "mapped", PUBLISHED_S)
+    wait_for(lambda: standby.command(bytes(6), lun=1).code == STANDBY, "mapped", PUBLISHED_S)
     guest = "iqn.2026-01.org.example:guest"
     a.cli("target", "allow", TARGET, guest)
-    wait_until(lambda: admitted(lambda s, isid: login(s, isid, name=guest), b), "allowed", PUBLISHED_S)
+    wait_for(lambda: admitted(lambda s, isid: login(s, isid, name=guest), b), "allowed", PUBLISHED_S)
     session = login(b, 3, name=guest)
     a.cli("target", "deny", TARGET, guest)
-    wait_until(lambda: ended(session), "ended", PUBLISHED_S)
+    wait_for(lambda: ended(session), "ended", PUBLISHED_S)
     refused(NOT_FOUND, login, b, name=guest)
     while standby.command(bytes(6)).code != STANDBY:
         pass
@@ -360,7 +360,7 @@ def discovers_both(a, b, name):
 def rados_hosts_with_two_paths_lose_no_acknowledged_write(t):
     """A host that does as multipathd: it writes on the path whose group is active."""
     a, b = two(t, "paths", "alua", apart=True)
-    wait_until(lambda: admitted(session, b), "admitted by the standby", PUBLISHED_S)
+    wait_for(lambda: admitted(session, b), "admitted by the standby", PUBLISHED_S)
     paths = [session(a).ready(), session(b)]
     servers, written, attempts, at = [a, b], {}, 0, 0
     for takeover in range(2):
@@ -394,7 +394,7 @@ def rados_hosts_with_two_paths_lose_no_acknowledged_write(t):
         servers[1 - owner].wait_ready(TAKEOVER_S)
         servers[owner].stand_by()
         servers[owner].wait_bound()
-        wait_until(lambda: admitted(session, servers[owner]), "admitted by the former owner", PUBLISHED_S)
+        wait_for(lambda: admitted(session, servers[owner]), "admitted by the former owner", PUBLISHED_S)
     print(f"{at} writes; {attempts} attempts during the takeovers")
 
 
@@ -406,7 +406,7 @@ def session(server, isid=1):
 @test
 def rados_libiscsi_tools_know_both_paths(t):
     a, b = two(t, "tools", "alua")
-    wait_until(lambda: admitted(session, b), "admitted by the standby", PUBLISHED_S)
+    wait_for(lambda: admitted(session, b), "admitted by the standby", PUBLISHED_S)
     # The tools begin with TEST UNIT READY, and give up.
     done = run("iscsi-inq", url(b.portal), check=False)
     check("NOT READY" in done.stderr + done.stdout, f"iscsi-inq at the standby: {done.stdout}{done.stderr}")
@@ -428,7 +428,7 @@ def rados_servers_with_the_same_group_are_told(t):
     b = Path(t, "same", "b", "alua", 1)
     b.stand_by()
     b.wait_bound()
-    wait_until(lambda: "same [iscsi] port_group" in b.log_tail(50), "in the log", PUBLISHED_S)
+    wait_for(lambda: "same [iscsi] port_group" in b.log_tail(50), "in the log", PUBLISHED_S)
     refused(UNAVAILABLE, session, b)
     equal(session(a).command(bytes([0x12, 0, 0, 0, 96, 0]), expected=96).status, GOOD, "the owner serves")
     for line in ('while_standby = "alua"\n', 'while_standby = "alua"\nport_group = 17\n', 'portals = ["0.0.0.0:3260"]\n'):

@@ -7,16 +7,16 @@ import time
 from ceph import Nodes, first_answer
 from clients_api import pool
 from clients_metrics import scrape
-from clients_rados import CLUSTER, wait_until
+from clients_rados import CLUSTER
 from clients_rados_handover import TAKEOVER_S, Probe, after_handover, named, wait_standby
-from harness import BLOCK, alone, check, connect, equal, needs, test
+from harness import BLOCK, alone, check, connect, equal, needs, test, wait_for
 
 
 def named_by_owner(nodes):
     """Waits until the API and the metrics of the owner report its standby."""
     name = f"host {os.uname().nodename}, process {nodes.waiting.process.pid}"
     waiting = [{"server": name, "alive": True}]
-    wait_until(lambda: json.loads(pool(nodes.serving))["owner"]["standbys"] == waiting, f"standbys {waiting}", TAKEOVER_S)
+    wait_for(lambda: json.loads(pool(nodes.serving))["owner"]["standbys"] == waiting, f"standbys {waiting}", TAKEOVER_S)
     equal(scrape(nodes.serving)[f'forebay_pool_standbys{{pool="{nodes.serving.address}"}}'], 1, "the metric")
 
 
@@ -64,7 +64,7 @@ def rados_pools_of_one_host_change_hands_separately(t):
     after_handover(pools[1])
     for nodes, probe in zip(pools, probes, strict=True):
         nodes.check_waiting()
-        wait_until(lambda probe=probe, answers=probe.answers: probe.answers > answers, f"progress of {nodes.address}", TAKEOVER_S)
+        wait_for(lambda probe=probe, answers=probe.answers: probe.answers > answers, f"progress of {nodes.address}", TAKEOVER_S)
         probe.finish()
     print(f"failure of a host: {took:.2f} s for its pool, {undisturbed:.2f} s at most for the other one, "
           f"{done['pause_ms']} ms to give it back")

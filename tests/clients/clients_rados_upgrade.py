@@ -2,12 +2,10 @@
 sessions stay."""
 
 import os
-import time
 
-from clients_rados import CLUSTER, TAKEOVER_S, wait_until
+from clients_rados import CLUSTER, TAKEOVER_S
 from clients_rados_paths import CHANGED, IN_STANDBY, OPTIMIZED, PUBLISHED_S, STANDBY, admitted, rtpg, session, two
-from datastore import TARGET
-from harness import alone, check, equal, needs, test
+from harness import alone, check, equal, needs, test, wait_for
 from initiator import GOOD
 from upgrade_load import IscsiLoad
 
@@ -29,9 +27,9 @@ def states(i):
 @test
 def rados_alua_sessions_survive_upgrades(t):
     a, b = two(t, "upgraded", "alua", apart=True)
-    wait_until(lambda: admitted(session, b), "admitted by the standby", PUBLISHED_S)
+    wait_for(lambda: admitted(session, b), "admitted by the standby", PUBLISHED_S)
     standby = session(b)
-    wait_until(lambda: standby.command(bytes(6)).code == STANDBY, "a path in standby", PUBLISHED_S)
+    wait_for(lambda: standby.command(bytes(6)).code == STANDBY, "a path in standby", PUBLISHED_S)
     upgrade_under_load(t, a, {1: OPTIMIZED, 2: IN_STANDBY})
     # The other path has noticed nothing, and leads to the pool when the owner dies.
     equal(standby.command(bytes(6)).code, STANDBY, "the path in standby, after upgrades of the owner")
@@ -40,7 +38,7 @@ def rados_alua_sessions_survive_upgrades(t):
     equal(standby.command(bytes(6)).code, CHANGED, "the first answer after a takeover")
     a.stand_by()
     a.wait_bound()
-    wait_until(lambda: admitted(session, a), "admitted by the former owner", PUBLISHED_S)
+    wait_for(lambda: admitted(session, a), "admitted by the former owner", PUBLISHED_S)
     # A session that began in standby stays through upgrades, too.
     equal(standby.write_blocks(100_000, b"standby " * 64).status, GOOD, "a write on the path that was in standby")
     upgrade_under_load(t, b, {1: IN_STANDBY, 2: OPTIMIZED})
@@ -56,10 +54,10 @@ def upgrade_under_load(t, server, expected):
     idle = session(server, isid=9).ready()
     for n in range(UPGRADES):
         before = load.requests
-        wait_until(lambda: load.requests > before + 50 or load.error, "requests", 60)
+        wait_for(lambda: load.requests > before + 50 or load.error, "requests", 60)
         server.upgrade()
         equal(idle.command(bytes(6)).status, GOOD, f"an idle session after upgrade {n}")
-        wait_until(lambda: states(idle) == expected, f"states of the groups after upgrade {n}", PUBLISHED_S)
+        wait_for(lambda: states(idle) == expected, f"states of the groups after upgrade {n}", PUBLISHED_S)
     load.finish()
     check(load.requests > 0, "no requests")
     idle.logout()

@@ -12,7 +12,7 @@ import time
 
 from clients_crash import CONFIG, crash_rounds
 from clients_kept import DesktopClient, KeptClient, NeverClient, kept_clients
-from forebay import Successor, spawn
+from forebay import spawn
 from harness import Failed, check, test
 from ledger import Violation, last_acknowledged
 

@@ -43,11 +43,3 @@ def refused(status, function, *args, **kwargs):
         equal(f"{e.status:#06x}", f"{status:#06x}", "status of the login")
         return
     raise Failed(f"the login succeeded; it should fail with {status:#06x}")
-
-
-def wait_for(condition, what, timeout=10):
-    until = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > until:
-            raise Failed(f"{what}: not within {timeout} s")
-        time.sleep(0.05)

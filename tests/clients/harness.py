@@ -68,6 +68,14 @@ def equal(found, expected, what):
         raise Failed(f"{what}: found {shortened(found)}, expected {shortened(expected)}")
 
 
+def wait_for(condition, what, timeout=60):
+    """Waits until `condition` holds. Fails after `timeout` seconds, which only a hang should take."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        check(time.monotonic() < deadline, f"{what}: not within {timeout} s")
+        time.sleep(0.02)
+
+
 def shortened(value):
     """A value for a message."""
     text = repr(value)
