@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import shutil
 import socket
+import statistics
 import struct
 import threading
 import time
@@ -176,8 +177,9 @@ def a_connection_next_to_a_busy_one_is_served(t):
         finally:
             done.set()
         busy.result()
-    # Its replies show that the busy client is connected. Without them, each wait is half a second or more.
-    check(min(waits) < 0.4, f"the waits were {waits} s")
+    # Each is half a second and more; it grows with each burst unless the replies show that the busy client is
+    # connected. The server refuses the connection after ten seconds.
+    check(statistics.median(waits) < 3, f"the waits were {waits} s")
 
 
 def free_port():

@@ -291,12 +291,15 @@ impl<'a> Negotiation<'a> {
             listed += page.len();
             self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * listed);
             self.count(page.len())?;
-            for disk in page.iter().filter(|disk| self.grant.sees(&disk.name)) {
+            for disk in &page {
+                if !self.grant.sees(&disk.name) {
+                    continue;
+                }
                 let remark = self.description(disk);
                 nbd::option_server(&mut self.out, &disk.name, &remark);
-            }
-            if self.out.len() >= LIST_CHUNK {
-                self.send().await?;
+                if self.out.len() >= LIST_CHUNK {
+                    self.send().await?;
+                }
             }
             tokio::task::yield_now().await;
         }

@@ -51,3 +51,67 @@ fn acknowledged(fd: RawFd) -> Option<u64> {
     let (_, acknowledged) = info.split_last_chunk()?;
     (done == 0 && len as usize == info.len()).then(|| u64::from_ne_bytes(*acknowledged))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        (client, server)
+    }
+
+    /// Writes until the peer, which does not read, has closed its window.
+    fn fill(mut socket: &TcpStream) {
+        socket.set_nonblocking(true).unwrap();
+        while socket.write(&[0; 4096]).is_ok() {}
+    }
+
+    fn until(mut condition: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !condition() {
+            assert!(begin.elapsed() < Duration::from_secs(30), "the condition does not hold");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn only_output_that_the_peer_received_counts_as_received() {
+        let (mut client, mut server) = connection();
+        fill(&server);
+        let output = || Output::of(server.as_raw_fd()).unwrap();
+        until(|| output().received > 0 && output().written > output().received);
+        client.set_nonblocking(true).unwrap();
+        let mut buffer = vec![0; 1 << 20];
+        until(|| {
+            while client.read(&mut buffer).is_ok() {}
+            let now = output();
+            now.written == now.received
+        });
+        let before = output();
+        let fd = server.as_raw_fd();
+        server.write_all(&[0]).unwrap();
+        until(|| Output::of(fd).unwrap().received > before.written);
+    }
+
+    /// The server cannot see that the peer is gone, since it has not read what precedes the end.
+    #[test]
+    fn a_peer_that_closed_its_socket_receives_nothing() {
+        let (client, mut server) = connection();
+        fill(&client);
+        drop(client);
+        let fd = server.as_raw_fd();
+        assert!(!has_hung_up(fd) && unread_input(fd) > 0);
+        let before = Output::of(fd).unwrap();
+        server.write_all(&[0]).unwrap();
+        until(|| has_hung_up(fd));
+        assert!(Output::of(fd).is_none_or(|after| after.received <= before.written));
+    }
+}
