@@ -273,7 +273,7 @@ pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
             ));
             let unit = hogs.first().map_or(Unit::Iops, |hog| hog.unit());
             rows.push(Row::alone(
-                format!("rate of the first of these next to {what}: {name}"),
+                if hogs.len() > 1 { "  rate of the first hog" } else { "  rate of the hog" },
                 unit,
                 Bound::Nothing,
                 rates,
