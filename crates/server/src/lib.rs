@@ -33,6 +33,7 @@ pub mod scsi;
 pub mod serve;
 pub mod size;
 pub mod sizing;
+mod socket_option;
 pub mod targets;
 mod text;
 mod throttle;

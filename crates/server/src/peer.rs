@@ -2,28 +2,23 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
+use crate::socket_option::socket_option;
+
 /// The number of a socket in the kernel (`SO_COOKIE`), by which administrators name its connection: no other
 /// socket of this host has it until the next start, and it stays when another process continues to serve the
 /// socket. 0 if it is unknown.
 pub(crate) fn cookie_of(socket: RawFd) -> u64 {
-    let mut cookie = 0u64;
-    let mut len = size_of::<u64>() as libc::socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_COOKIE);
-    // SAFETY: value and length are valid for the call to write; a descriptor that is not open is an error.
-    let done = unsafe { libc::getsockopt(socket, level, name, (&raw mut cookie).cast(), &raw mut len) };
-    if done == 0 { cookie } else { 0 }
+    socket_option(socket, libc::SOL_SOCKET, libc::SO_COOKIE).map_or(0, u64::from_ne_bytes)
 }
 
 /// The process that connected a UNIX socket, or made a socket pair; it may have ended since. `None` if that
 /// is unknown, or the descriptor is of something else.
 pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> Option<i32> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-    // SAFETY: the descriptor is open, and value and length are valid for the call to write.
-    let done =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut peer).cast(), &raw mut len) };
-    (done == 0 && peer.pid > 0).then_some(peer.pid)
+    let peer: [u8; size_of::<libc::ucred>()] =
+        socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED).ok()?;
+    // Its first field (unix(7)).
+    let pid = i32::from_ne_bytes(*peer.first_chunk()?);
+    (pid > 0).then_some(pid)
 }
 
 #[cfg(test)]

@@ -418,17 +418,15 @@ impl Drop for Begun {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
+    use super::super::traffic::tcp_pair;
     use super::*;
 
     /// What a new connection is answered within 3 s, next to a client whose bursts the server reads late and,
     /// if `is_answered`, answers.
     async fn next_to_bursts(is_answered: bool) -> Result<(), StillUnderWay> {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut server, _) = listener.accept().unwrap();
+        let (mut client, mut server) = tcp_pair();
         let attachments = Attachments::default();
         let connected = attachments.attach("v");
         let _watched = connected.watch(Peer { fd: server.as_raw_fd(), is_tcp: true });

@@ -1,8 +1,11 @@
 //! What the kernel knows of the bytes that a socket received and sent.
 
+#[cfg(test)]
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::RawFd;
 
 use crate::plane::events_now;
+use crate::socket_option::socket_option;
 
 /// Whether the peer of an open socket has closed it, or its connection is lost. True also while there is
 /// input that was not read.
@@ -43,30 +46,26 @@ impl Output {
 fn acknowledged(fd: RawFd) -> Option<u64> {
     // `struct tcp_info` of linux/tcp.h: 8 bytes, 24 fields of 32 bits, two of 64, and this one.
     const OFFSET: usize = 8 + 24 * 4 + 2 * 8;
-    let mut info = [0_u8; OFFSET + 8];
-    let mut len = info.len() as libc::socklen_t;
-    let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-    // SAFETY: the kernel writes at most `len` bytes to `info`, and their number to `len`.
-    let done = unsafe { libc::getsockopt(fd, level, name, info.as_mut_ptr().cast(), &raw mut len) };
-    let (_, acknowledged) = info.split_last_chunk()?;
-    (done == 0 && len as usize == info.len()).then(|| u64::from_ne_bytes(*acknowledged))
+    let info: [u8; OFFSET + 8] = socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+    info.last_chunk().map(|acknowledged| u64::from_ne_bytes(*acknowledged))
+}
+
+/// The two ends of a TCP connection.
+#[cfg(test)]
+pub(super) fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    (client, server)
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::time::{Duration, Instant};
 
     use super::*;
-
-    fn connection() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (server, _) = listener.accept().unwrap();
-        (client, server)
-    }
 
     /// Writes until the peer, which does not read, has closed its window.
     fn fill(mut socket: &TcpStream) {
@@ -84,7 +83,7 @@ mod tests {
 
     #[test]
     fn only_output_that_the_peer_received_counts_as_received() {
-        let (mut client, mut server) = connection();
+        let (mut client, mut server) = tcp_pair();
         fill(&server);
         let output = || Output::of(server.as_raw_fd()).unwrap();
         until(|| output().received > 0 && output().written > output().received);
@@ -104,7 +103,7 @@ mod tests {
     /// The server cannot see that the peer is gone, since it has not read what precedes the end.
     #[test]
     fn a_peer_that_closed_its_socket_receives_nothing() {
-        let (client, mut server) = connection();
+        let (client, mut server) = tcp_pair();
         fill(&client);
         drop(client);
         let fd = server.as_raw_fd();

@@ -16,6 +16,7 @@ use socket2::{Domain, SockAddr, SockRef, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::delegate::delegate_stream;
+use crate::socket_option::socket_option;
 
 /// Access control of a UNIX socket: the server's user and group may connect.
 const SOCKET_MODE: libc::mode_t = 0o660;
@@ -256,20 +257,9 @@ impl AsFd for Listener {
 }
 
 fn is_listening(socket: &socket2::Socket) -> io::Result<bool> {
-    let mut is_listening: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     let fd = std::os::fd::AsRawFd::as_raw_fd(socket);
-    // SAFETY: the descriptor is open, and value and length are valid for the call to write.
-    let done = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_ACCEPTCONN,
-            (&raw mut is_listening).cast(),
-            &raw mut len,
-        )
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(is_listening != 0) }
+    let is_listening = socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN)?;
+    Ok(libc::c_int::from_ne_bytes(is_listening) != 0)
 }
 
 /// Listeners that were bound before the data plane exists, by the address in the configuration.
