@@ -75,6 +75,7 @@ import clients_fair  # noqa: E402, F401
 import clients_classes  # noqa: E402, F401
 import clients_hostile  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401
+import clients_host  # noqa: E402, F401
 import clients_proxmox  # noqa: E402, F401
 import clients_demo  # noqa: E402, F401
 import clients_restart  # noqa: E402, F401

@@ -61,7 +61,7 @@ pub use api::{BlockRecord, Cover, Identity, Lost, RangeRecord, Stats};
 pub use memory::{CHUNK, HeapMemory, Memory};
 pub use open::Contents;
 pub use retained::{DamagedPage, Flag, Page, Range, Reservation, Retained};
-pub use shared::{Examined, Peeked, SharedFile};
+pub use shared::{Examined, Peeked, SharedFile, effective_user};
 #[cfg(feature = "test-util")]
 pub use words::set_hook;
 

@@ -81,7 +81,10 @@ impl SharedFile {
             return Err(describe(path, e));
         }
         if found > MAX_BYTES {
-            return Err(describe(path, refused("it is larger than retained memory can be")));
+            return Err(describe(
+                path,
+                refused("it is larger than retained memory can be: use another directory"),
+            ));
         }
         let len = found.max(max_bytes.min(MAX_BYTES)).max(1).next_multiple_of(CHUNK as u64);
         file.set_len(len).map_err(|e| describe(path, e))?;
@@ -115,6 +118,17 @@ impl SharedFile {
         let status = file.metadata()?;
         let created = status.created().or_else(|_| status.modified())?;
         Ok(Some(Peeked { pool: header.pool, id: header.id, created }))
+    }
+
+    /// The owner of what is at this path, unless it is this user. A symbolic link is not followed.
+    ///
+    /// # Errors
+    /// Its status cannot be read. `Ok(None)` if there is nothing.
+    pub fn other_owner(path: &Path) -> io::Result<Option<u32>> {
+        match std::fs::symlink_metadata(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            status => Ok(Some(status?.uid()).filter(|owner| *owner != effective_user())),
+        }
     }
 
     /// Whether a server has the file open.
@@ -288,33 +302,49 @@ fn open_as(path: &Path, flags: i32) -> io::Result<File> {
         -1 => {
             let e = io::Error::last_os_error();
             let is_link = e.raw_os_error() == Some(libc::ELOOP);
-            Err(if is_link { refused("it is a symbolic link") } else { e })
+            Err(if is_link {
+                refused("it is a symbolic link: remove it, or use another directory")
+            } else {
+                e
+            })
         }
         // SAFETY: the descriptor was opened just now, and has no other owner.
         fd => Ok(unsafe { File::from_raw_fd(fd) }),
     }
 }
 
-/// Refuses a file that another user could have prepared, or can read.
-fn check_owner(file: &File) -> io::Result<()> {
-    let status = file.metadata()?;
+/// The user with whose rights this process makes and opens files.
+pub fn effective_user() -> u32 {
     // SAFETY: the call has no conditions.
-    let user = unsafe { libc::geteuid() };
+    unsafe { libc::geteuid() }
+}
+
+/// Refuses a file that another user could have prepared, or can read. No advice suggests to remove a file
+/// that may hold acknowledged writes.
+fn check_owner(file: &File) -> io::Result<()> {
+    let (status, user) = (file.metadata()?, effective_user());
+    let mode = status.mode() & 0o7777;
     if !status.file_type().is_file() {
-        Err(refused("it is not a regular file"))
+        Err(refused("it is not a regular file: remove it, or use another directory"))
     } else if status.uid() != user {
-        Err(refused(&format!("it belongs to user {}, and this server runs as user {user}", status.uid())))
-    } else if status.mode() & 0o7777 != 0o600 {
-        Err(refused(&format!("it has mode {:o} instead of 600", status.mode() & 0o7777)))
+        let owner = status.uid();
+        Err(refused(&format!(
+            "it belongs to user {owner}, and this server runs as user {user}; it may hold acknowledged writes: start the server \
+             as user {owner}, or give it the file (chown {user})"
+        )))
+    } else if mode != 0o600 {
+        Err(refused(&format!(
+            "it has mode {mode:o} instead of 600: chmod 600, if no other user has written to it"
+        )))
     } else if status.nlink() > 1 {
-        Err(refused("it has several hard links"))
+        Err(refused("it has several hard links: remove the other ones"))
     } else {
         Ok(())
     }
 }
 
 fn refused(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::PermissionDenied, format!("{why}: remove it, or use another directory"))
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 /// Another file system writes the pages to a disk, and may have no memory or space for a page when it is

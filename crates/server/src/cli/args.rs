@@ -288,7 +288,8 @@ pub struct ServeArgs {
     /// Size of the read cache [default: 1 GiB]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
-    /// Directory on tmpfs for writes that are not in the log yet: they outlive the server [default: /dev/shm]
+    /// Directory on tmpfs for writes that are not in the log yet: they outlive the server. If other users can
+    /// write to it, forebay-UID in it is used [default: /dev/shm]
     #[arg(long, value_name = "DIR", env = "FOREBAY_MEMORY_DIR")]
     pub memory_dir: Option<PathBuf>,
     /// Number of data-plane threads [default: 2]

@@ -17,6 +17,7 @@ use forebay_store::SUPERBLOCK;
 use serde::Serialize;
 
 use super::memory::{Location, PoolDirectory, pool_of_name, short_name};
+use super::memory_directories::of_all_users;
 use crate::config::{ConfigFile, DEFAULT_CONFIG};
 
 /// Bounds of the search on one file system.
@@ -77,13 +78,32 @@ impl FileState {
 /// # Errors
 /// The directory cannot be listed.
 pub(crate) fn memory_files(directory: &Path, data: &Path) -> io::Result<Vec<MemoryFile>> {
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        names.extend(entry?.file_name().into_string().ok().filter(|name| pool_of_name(name).is_some()));
-    }
-    names.sort();
     let mut places = Places::known(data);
-    Ok(names.iter().filter_map(|name| described(directory, name, &mut places)).collect())
+    let mut files = Vec::new();
+    for directory in of_all_users(directory)? {
+        let entries = match std::fs::read_dir(&directory) {
+            // Files of a user whose directory this one cannot read.
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                files.push(unreadable(directory, &e));
+                continue;
+            }
+            entries => entries?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            names.extend(entry?.file_name().into_string().ok().filter(|name| pool_of_name(name).is_some()));
+        }
+        names.sort();
+        files.extend(names.iter().filter_map(|name| described(&directory, name, &mut places)));
+    }
+    Ok(files)
+}
+
+/// A directory of files that cannot be listed.
+fn unreadable(file: PathBuf, why: &io::Error) -> MemoryFile {
+    let advice = format!("it cannot be read ({why}): run this command as root");
+    let (pool, state) = ("unknown".to_owned(), FileState::Unreadable);
+    MemoryFile { file, pool, size_bytes: 0, directory: None, state, advice }
 }
 
 /// RAM that the file of a pool in a directory occupies already.
@@ -93,7 +113,7 @@ pub(super) fn own_bytes(files: &Path, directory: &Path) -> u64 {
         return 0;
     };
     let of = PoolDirectory::new(directory, &status);
-    let is_own = |name: &str| match Location::parse_name(name) {
+    let is_own = |name: &str, _: &Examined| match Location::parse_name(name) {
         Some((pool, at)) => pool == superblock.pool && at.is_of(&of),
         None => name == short_name(superblock.pool),
     };
@@ -103,16 +123,17 @@ pub(super) fn own_bytes(files: &Path, directory: &Path) -> u64 {
 /// RAM that the files of pools in Ceph occupy which no server has open, such as that of a killed server.
 pub(super) fn unused_bytes_of_ceph(files: &Path) -> u64 {
     let is_short = |name: &str| pool_of_name(name).is_some_and(|pool| name == short_name(pool));
-    occupied(files, |name| {
-        is_short(name) && SharedFile::examine(&files.join(name)).is_ok_and(|found| !found.is_in_use)
-    })
+    occupied(files, |name, found| is_short(name) && !found.is_in_use)
 }
 
-fn occupied(files: &Path, wanted: impl Fn(&str) -> bool) -> u64 {
-    let entries = std::fs::read_dir(files).into_iter().flatten().flatten();
-    let bytes = entries.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok().filter(|name| wanted(name))?;
-        SharedFile::examine(&files.join(name)).ok().map(|found| found.bytes)
+/// RAM that the files with wanted names occupy, in the directory and in those of users in it.
+fn occupied(directory: &Path, wanted: impl Fn(&str, &Examined) -> bool) -> u64 {
+    let directories = of_all_users(directory).unwrap_or_default();
+    let entries = directories.iter().flat_map(|directory| std::fs::read_dir(directory).into_iter().flatten());
+    let bytes = entries.flatten().filter_map(|entry| {
+        let name = entry.file_name().into_string().ok().filter(|name| pool_of_name(name).is_some())?;
+        let found = SharedFile::examine(&entry.path()).ok()?;
+        wanted(&name, &found).then_some(found.bytes)
     });
     bytes.sum()
 }

@@ -1,4 +1,5 @@
-//! The files of retained memory, which outlive the server: one for each pool, on a file system in RAM.
+//! The files of retained memory, which outlive the server: one for each pool, on a file system in RAM. New
+//! files are made in a directory that only this user can write; see [`Directories`].
 //!
 //! **Names.** The file of a pool in Ceph is `forebay-POOL`. A copy of a directory has the same pool id, so
 //! the file of a pool in a directory is `forebay-POOL-DEVICE-INODE-PATH`: device and inode of the superblock
@@ -19,6 +20,11 @@
 //! is not recognised. If a server has it open, this is a copy, and gets a new file. Otherwise the pool is not
 //! opened, since that would lose acknowledged writes in the second case. Neither is it opened if the file
 //! that it would use cannot be read.
+//!
+//! **Files of other users** are never used, and have no effect, since any user can make files in a shared
+//! directory. There is an exception: if such a file may be the memory that the superblock names, the pool is
+//! not opened, because a server of another user has left acknowledged writes. It may be if root owns the
+//! file, or if this process can read the file and finds the id of that memory.
 
 use std::fs::Metadata;
 use std::io;
@@ -30,8 +36,12 @@ use std::time::SystemTime;
 
 use forebay_engine::PoolId;
 use forebay_format::crc32c;
-use forebay_retained::{Memory, SharedFile};
+use forebay_retained::{Memory, Peeked, SharedFile};
 
+use super::memory_directories::Directories;
+
+/// The user id of root.
+const ROOT: u32 = 0;
 /// Beginning of the names of the files.
 const FILE_PREFIX: &str = "forebay-";
 
@@ -131,47 +141,114 @@ impl Selected {
     }
 }
 
-/// Selects the file in `files` for a pool in the directory `of` whose superblock names the memory `id`. One
-/// that cannot be read is selected as well, so that opening it reports why.
-///
-/// # Errors
-/// The memory may be that of another directory, or the files cannot be listed.
-fn select(files: &Path, pool: PoolId, id: u64, of: &PoolDirectory) -> io::Result<Selected> {
-    let own = files.join(of.at.name(pool));
-    let named = |path: &Path| {
-        let found = SharedFile::peek(path)?;
-        io::Result::Ok(found.filter(|found| (found.pool, found.id) == (pool.0, id)))
-    };
-    if !matches!(named(&own), Ok(None)) {
-        return Ok(Selected::as_is(own));
-    }
-    let (mut moved, mut stale, mut foreign) = (None, None, None);
-    for (path, at) in files_of(files, pool)?.into_iter().filter(|(path, _)| *path != own) {
-        let (is_same_file, is_same_path) = (of.at.is_same_file(&at), of.at.path == at.path);
-        match named(&path) {
-            Ok(Some(_)) if is_same_file => return Ok(Selected { path, rename_to: Some(own) }),
-            Ok(None) if is_same_file && SharedFile::peek(&path)?.is_some() => stale = Some(path),
-            Ok(Some(_)) if !is_same_path => foreign = Some(path),
-            Ok(Some(_)) | Err(_) if is_same_file || is_same_path => moved = Some(path),
-            _ => {}
+/// The search for the memory that a superblock names.
+struct Search<'a> {
+    directories: &'a Directories,
+    pool: PoolId,
+    /// Of the memory; 0 if the superblock names none.
+    id: u64,
+}
+
+impl Search<'_> {
+    /// The memory in a file, if the superblock names it. `None` also if the file has no effect.
+    fn named(&self, path: &Path) -> io::Result<Option<Peeked>> {
+        if self.is_without_effect(path)? {
+            return Ok(None);
         }
+        let found = SharedFile::peek(path)?;
+        Ok(found.filter(|found| (found.pool, found.id) == (self.pool.0, self.id)))
     }
-    if let Some(path) = moved {
-        return Ok(Selected { path, rename_to: Some(own) });
+
+    /// Whether a file belongs to another user, and cannot be the memory that the superblock names.
+    fn is_without_effect(&self, path: &Path) -> io::Result<bool> {
+        let Some(owner) = SharedFile::other_owner(path)? else { return Ok(false) };
+        // Only the servers of a pool know its id.
+        let states_id =
+            || SharedFile::examine(path).is_ok_and(|found| found.memory == Some((self.pool.0, self.id)));
+        let may_be_named = self.id != 0 && (owner == ROOT || states_id());
+        Ok(!may_be_named)
     }
-    let short = files.join(short_name(pool));
-    match named(&short) {
-        Ok(Some(found)) if !of.may_have_used(found.created) => foreign = Some(short),
-        Ok(None) => {}
-        Ok(Some(_)) | Err(_) => return Ok(Selected::as_is(short)),
+
+    /// The files with this name, of which that in the directory for new files is the first.
+    fn paths(&self, name: &str) -> impl Iterator<Item = PathBuf> {
+        self.directories.all().map(|directory| directory.join(name)).collect::<Vec<_>>().into_iter()
     }
-    if let Some(memory) = foreign {
-        leave(&memory, &own)?;
+
+    /// The file with this name whose memory the superblock names. A file that cannot be read is selected as
+    /// well, so that opening it reports why.
+    fn find(&self, name: &str) -> Option<(PathBuf, io::Result<Peeked>)> {
+        self.paths(name).find_map(|path| self.named(&path).transpose().map(|found| (path, found)))
     }
-    match stale {
-        // Its contents are of no use to any pool, and would stay.
-        Some(path) if !own.exists() => Ok(Selected { path, rename_to: Some(own) }),
-        _ => Ok(Selected::as_is(own)),
+
+    /// The file with this name that is overwritten, or made, if no memory is found.
+    fn default(&self, name: &str) -> PathBuf {
+        let is_usable = |path: &PathBuf| {
+            std::fs::symlink_metadata(path).is_ok() && !self.is_without_effect(path).unwrap_or(false)
+        };
+        self.paths(name).find(is_usable).unwrap_or_else(|| self.directories.own.join(name))
+    }
+
+    /// The files of the pool whose names state a location.
+    fn located(&self) -> io::Result<Vec<(PathBuf, Location)>> {
+        let mut files = Vec::new();
+        for directory in self.directories.all() {
+            for entry in std::fs::read_dir(directory).map_err(|e| unusable(directory, &e))? {
+                let entry = entry.map_err(|e| unusable(directory, &e))?;
+                let at = entry.file_name().to_str().and_then(|name| Location::parse(name, self.pool));
+                let Some(at) = at else { continue };
+                if !self.is_without_effect(&entry.path())? {
+                    files.push((entry.path(), at));
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Selects the file for a pool in Ceph.
+    fn select_short(&self) -> Selected {
+        let short = short_name(self.pool);
+        let found = self.find(&short).map(|(path, _)| path);
+        Selected::as_is(found.unwrap_or_else(|| self.default(&short)))
+    }
+
+    /// Selects the file for a pool in the directory `of`.
+    ///
+    /// # Errors
+    /// The memory may be that of another directory, or the files cannot be listed.
+    fn select(&self, of: &PoolDirectory) -> io::Result<Selected> {
+        let name = of.at.name(self.pool);
+        if let Some((path, _)) = self.find(&name) {
+            return Ok(Selected::as_is(path));
+        }
+        let own = self.default(&name);
+        let renamed = |path| Selected { path, rename_to: Some(own.clone()) };
+        let (mut moved, mut stale, mut foreign) = (None, None, None);
+        for (path, at) in self.located()?.into_iter().filter(|(_, at)| *at != of.at) {
+            let (is_same_file, is_same_path) = (of.at.is_same_file(&at), of.at.path == at.path);
+            match self.named(&path) {
+                Ok(Some(_)) if is_same_file => return Ok(renamed(path)),
+                Ok(None) if is_same_file && SharedFile::peek(&path)?.is_some() => stale = Some(path),
+                Ok(Some(_)) if !is_same_path => foreign = Some(path),
+                Ok(Some(_)) | Err(_) if is_same_file || is_same_path => moved = Some(path),
+                _ => {}
+            }
+        }
+        if let Some(path) = moved {
+            return Ok(renamed(path));
+        }
+        match self.find(&short_name(self.pool)) {
+            Some((short, Ok(found))) if !of.may_have_used(found.created) => foreign = Some(short),
+            Some((short, _)) => return Ok(Selected::as_is(short)),
+            None => {}
+        }
+        if let Some(memory) = foreign {
+            leave(&memory, &own)?;
+        }
+        match stale {
+            // Its contents are of no use to any pool, and would stay.
+            Some(path) if !own.exists() => Ok(renamed(path)),
+            _ => Ok(Selected::as_is(own)),
+        }
     }
 }
 
@@ -198,18 +275,7 @@ fn unusable(path: &Path, e: &io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("{}: {e}; {why}", path.display()))
 }
 
-/// The files of a pool's copies in a directory.
-fn files_of(directory: &Path, pool: PoolId) -> io::Result<Vec<(PathBuf, Location)>> {
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(|e| unusable(directory, &e))? {
-        let entry = entry.map_err(|e| unusable(directory, &e))?;
-        let at = entry.file_name().to_str().and_then(|name| Location::parse(name, pool));
-        files.extend(at.map(|at| (entry.path(), at)));
-    }
-    Ok(files)
-}
-
-/// The directory of the files, and the file of the pool that is open.
+/// The configured directory of the files, and the file of the pool that is open.
 #[derive(Default)]
 pub(super) struct MemoryFiles {
     directory: Option<PathBuf>,
@@ -237,11 +303,17 @@ impl MemoryFiles {
     pub fn open(&self, pool: PoolId, id: u64, limit: u64) -> io::Result<Option<Arc<dyn Memory>>> {
         let Some(directory) = &self.directory else { return Ok(None) };
         let of = *self.pool_directory.lock().unwrap_or_else(PoisonError::into_inner);
+        let directories = &Directories::open(directory).map_err(|e| unusable(directory, &e))?;
+        let search = Search { directories, pool, id };
         let Selected { path, rename_to } = match of {
-            Some(of) => select(directory, pool, id, &of)?,
-            None => Selected::as_is(directory.join(short_name(pool))),
+            Some(of) => search.select(&of)?,
+            None => search.select_short(),
         };
-        let mut file = SharedFile::open(&path, limit).map_err(|e| unusable(&path, &e))?;
+        let mut file = SharedFile::open(&path, limit).map_err(|e| match e.kind() {
+            // The file is refused. With another directory, acknowledged writes in it would be lost.
+            io::ErrorKind::PermissionDenied => e,
+            _ => unusable(&path, &e),
+        })?;
         // Only with its lock: no other server uses it.
         if let Some(to) = rename_to {
             file.rename(&to)?;
@@ -274,9 +346,10 @@ impl MemoryFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
 
-    use forebay_retained::{Identity, Retained};
+    use forebay_retained::{Identity, Retained, effective_user};
 
     use super::*;
 
@@ -287,6 +360,11 @@ mod tests {
 
     fn files() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").unwrap()
+    }
+
+    fn select(files: &Path, pool: PoolId, id: u64, of: &PoolDirectory) -> io::Result<Selected> {
+        let directories = &Directories::open(files)?;
+        Search { directories, pool, id }.select(of)
     }
 
     /// Makes the file of a memory.
@@ -398,7 +476,8 @@ mod tests {
         memory(&short, 5);
         let created = SharedFile::peek(&short).unwrap().unwrap().created;
         let (second, own) = (Duration::from_secs(1), Selected::as_is(dir.path().join(HERE.at.name(POOL))));
-        let select = |id, created| select(dir.path(), POOL, id, &PoolDirectory { created, ..HERE });
+        let select =
+            |id, created| super::tests::select(dir.path(), POOL, id, &PoolDirectory { created, ..HERE });
         for original in [None, Some(created), Some(created - second)] {
             assert_eq!(select(5, original).unwrap(), Selected::as_is(short.clone()));
         }
@@ -438,5 +517,91 @@ mod tests {
         let opened = MemoryFiles::in_directory(dir.path());
         opened.open(POOL, 5, LIMIT).unwrap();
         assert!(dir.path().join(short_name(POOL)).exists());
+    }
+
+    /// A directory as `/dev/shm` is, the directory of this user in it, and the names of the pool's files.
+    fn shared() -> (tempfile::TempDir, PathBuf, [String; 3]) {
+        let dir = files();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o1777)).unwrap();
+        let own = dir.path().join(format!("forebay-{}", effective_user()));
+        let names = [HERE.at.name(POOL), at(|it| it.path = 9).at.name(POOL), short_name(POOL)];
+        (dir, own, names)
+    }
+
+    fn give_away(path: &Path) {
+        std::os::unix::fs::lchown(path, Some(12_345), None).unwrap();
+    }
+
+    #[test]
+    fn files_of_other_users_in_a_shared_directory_have_no_effect() {
+        if effective_user() != 0 {
+            return println!("skipped: only root can make files of another user");
+        }
+        let make: [&dyn Fn(&Path); 4] = [
+            &|path| std::fs::write(path, "").unwrap(),
+            &|path| memory(path, 4),
+            &|path| std::fs::create_dir(path).unwrap(),
+            &|path| std::os::unix::fs::symlink("/etc/passwd", path).unwrap(),
+        ];
+        for (make, id) in make.iter().flat_map(|make| [(make, 0), (make, 5)]) {
+            let (dir, own, names) = shared();
+            for name in &names {
+                make(&dir.path().join(name));
+                give_away(&dir.path().join(name));
+            }
+            for of in [Some(HERE), None] {
+                let opened = MemoryFiles::in_directory(dir.path());
+                opened.set_pool_directory(of);
+                opened.open(POOL, id, LIMIT).unwrap();
+                let name = if of.is_some() { &names[0] } else { &names[2] };
+                assert!(own.join(name).exists(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_a_server_of_another_user_left_is_neither_used_nor_passed_over() {
+        if effective_user() != 0 {
+            return println!("skipped: only root can make files of another user");
+        }
+        for name in shared().2 {
+            let (dir, ..) = shared();
+            let path = dir.path().join(name);
+            memory(&path, 5);
+            give_away(&path);
+            let opened = MemoryFiles::in_directory(dir.path());
+            opened.set_pool_directory(Some(HERE));
+            let refused = opened.open(POOL, 5, LIMIT).err().unwrap().to_string();
+            assert!(refused.contains("start the server as user 12345"), "{refused}");
+            assert!(!refused.contains("remove") && !refused.contains("--memory-dir"), "{refused}");
+            assert_eq!(SharedFile::examine(&path).unwrap().memory, Some((POOL.0, 5)));
+        }
+    }
+
+    #[test]
+    fn memory_of_an_earlier_release_in_the_shared_directory_is_used_until_it_is_removed() {
+        let (dir, own, names) = shared();
+        for name in &names {
+            let path = dir.path().join(name);
+            memory(&path, 5);
+            let opened = MemoryFiles::in_directory(dir.path());
+            opened.set_pool_directory(Some(HERE));
+            opened.open(POOL, 5, LIMIT).unwrap();
+            // The name of the second one is of another path, so the file is renamed.
+            let used = if *name == names[1] { own.join(&names[0]) } else { path };
+            assert!(SharedFile::is_in_use(&used).unwrap(), "{name}");
+            opened.remove();
+            assert!(!used.exists());
+            opened.open(POOL, 6, LIMIT).unwrap();
+            assert!(own.join(&names[0]).exists());
+            opened.remove();
+        }
+        // The one that the superblock names is preferred, wherever it is.
+        for (ours, theirs) in [(5, 4), (4, 5)] {
+            memory(&own.join(&names[0]), ours);
+            memory(&dir.path().join(&names[0]), theirs);
+            let expected = if ours == 5 { own.join(&names[0]) } else { dir.path().join(&names[0]) };
+            assert_eq!(select(dir.path(), POOL, 5, &HERE).unwrap(), Selected::as_is(expected));
+        }
     }
 }

@@ -41,6 +41,7 @@ mod lease;
 mod leftover;
 mod loss;
 mod memory;
+mod memory_directories;
 mod notify;
 mod open;
 mod pressure;

@@ -1,0 +1,89 @@
+"""What a host imposes on a server: other users, limits of memory and of files, file systems and sandboxes that refuse
+what they seemed to permit, and secrets as orchestrators provide them."""
+
+import json
+import os
+import shutil
+
+from clients_memory import content, data_of, written
+from harness import BLOCK, check, connect, equal, need_root, run
+
+# A user without any rights. Nothing on the host belongs to it.
+ATTACKER = 12345
+
+
+def shared_memory(t):
+    """A directory for retained memory in which all users can make files, as in /dev/shm."""
+    path = os.path.join(t.memory, "shared")
+    os.mkdir(path)
+    os.chmod(path, 0o1777)
+    return path
+
+
+def only(directory):
+    (name,) = os.listdir(directory)
+    return os.path.join(directory, name)
+
+
+def a_local_user_can_neither_prevent_a_start_nor_destroy_writes(t):
+    need_root("making files of another user")
+    s = t.server(start=False)
+    s.memory = shared_memory(t)
+    # The attacker has taken the name of the server's directory.
+    taken = os.path.join(s.memory, f"forebay-{os.geteuid()}")
+    os.mkdir(taken)
+    os.chown(taken, ATTACKER, ATTACKER)
+    s.start()
+    (name,) = set(os.listdir(s.memory)) - {os.path.basename(taken)}
+    own = os.path.join(s.memory, name)
+    equal(os.stat(own).st_mode & 0o7777, 0o700, "permissions of the server's directory")
+    s.cli("volume", "create", "disk", "--size", "1M")
+    written(s, "disk", 1, flush=True)
+    h = connect(s, "disk")
+    h.pwrite(data_of(2), 0)
+    s.kill()
+    # The attacker also takes all names that the file can have.
+    name = os.path.basename(only(own))
+    for path in (os.path.join(s.memory, name), os.path.join(s.memory, name.rsplit("-", 3)[0])):
+        with open(path, "w") as f:
+            os.fchown(f.fileno(), ATTACKER, ATTACKER)
+    s.start()
+    equal(content(s, "disk"), data_of(2), "the acknowledged write")
+    listed = json.loads(run(s.bin, "--data", s.data, "memory", "list", "--memory-dir", s.memory, "--json").stdout)
+    in_use = [found["file"] for found in listed if found["state"] == "in_use"]
+    equal(in_use, [os.path.join(own, name)], "the files that are in use")
+    # Without a memory that the superblock names, and after it was lost.
+    s.stop()
+    s.start()
+    s.kill()
+    shutil.rmtree(own)
+    s.start()
+
+
+def memory_of_an_earlier_release_in_a_shared_directory_is_taken_over_and_upgraded(t):
+    s = t.server(start=False)
+    s.memory = shared_memory(t)
+    s.start()
+    s.cli("volume", "create", "disk", "--size", "1M")
+    written(s, "disk", 1, flush=True)
+    h = connect(s, "disk")
+    h.pwrite(data_of(2), 0)
+    s.kill()
+    own = only(s.memory)
+    # Earlier releases made the file in the directory itself.
+    new = only(own)
+    old = os.path.join(s.memory, os.path.basename(new))
+    os.rename(new, old)
+    s.start()
+    equal(content(s, "disk"), data_of(2), "the acknowledged write")
+    h = connect(s, "disk")
+    h.pwrite(data_of(3), BLOCK)
+    s.upgrade()
+    h.pwrite(data_of(4), 2 * BLOCK)
+    check(os.path.exists(old) and not os.listdir(own), "the file keeps its place, for a process of that release")
+    s.kill()
+    s.start()
+    equal(content(s, "disk", 3 * BLOCK), data_of(2) + data_of(3) + data_of(4), "the acknowledged writes")
+    s.stop()
+    s.start()
+    check(not os.path.exists(old) and len(os.listdir(own)) == 1, "the next memory is in the server's directory")
