@@ -6,7 +6,7 @@ import os
 import shutil
 
 from clients_memory import content, data_of, written
-from harness import BLOCK, check, connect, equal, need_root, run
+from harness import BLOCK, MIB, Skipped, check, connect, equal, need_root, run, test
 
 # A user without any rights. Nothing on the host belongs to it.
 ATTACKER = 12345
@@ -87,3 +87,46 @@ def memory_of_an_earlier_release_in_a_shared_directory_is_taken_over_and_upgrade
     s.stop()
     s.start()
     check(not os.path.exists(old) and len(os.listdir(own)) == 1, "the next memory is in the server's directory")
+
+
+def control_group(t, limit):
+    """The file that moves a process to a new control group with this limit of memory."""
+    need_root("making a control group")
+    base, name = "/sys/fs/cgroup", "memory.max"
+    if os.path.isdir(f"{base}/memory"):
+        base, name = f"{base}/memory", "memory.limit_in_bytes"
+    group = f"{base}/forebay-test-{os.getpid()}-{limit // MIB}"
+    try:
+        os.mkdir(group)
+        t.defer(os.rmdir, group)
+        with open(f"{group}/{name}", "w") as f:
+            f.write(str(limit))
+    except OSError as e:
+        raise Skipped(f"needs a control group with a limit of memory: {e}") from e
+    return f"{group}/cgroup.procs"
+
+
+def within(t, limit, *options, config=None):
+    """A server in a control group with this limit, which 200 MB are written to and read from."""
+    procs = control_group(t, limit)
+    data = f"data-{limit // MIB}-{len(options)}"
+    s = t.server(*options, data=data, start=False, config=config)
+    s.prefix = ["sh", "-c", f'echo $$ > {procs}; exec "$@"', "sh"]
+    s.start()
+    t.defer(s.close)
+    return s
+
+
+def budgets_fit_the_limit_of_the_control_group(t):
+    noise = t.noise_file("noise", 200 * MIB)
+    # Default budgets, and a cache that is configured to be larger than the limit.
+    for limit, options in ((400 * MIB, ()), (401 * MIB, ("--cache", "1G"))):
+        s = within(t, limit, *options)
+        s.cli("volume", "create", "disk", "--size", "400M")
+        run("nbdcopy", "--destination-is-zero", noise, s.uri("disk"), timeout=300)
+        for _ in range(2):
+            run("nbdcopy", s.uri("disk"), "null:", timeout=300)
+        equal(s.process.poll(), None, f"exit status in a control group of {limit // MIB} MiB, with {options}")
+        s.stop()
+        for path in os.listdir(t.memory):
+            os.unlink(os.path.join(t.memory, path))

@@ -156,7 +156,7 @@ esac
 def the_memory_is_compared_with_the_limit_of_the_unit(t):
     file, program = t.path("forebay.toml"), t.path("systemctl")
     with open(file, "w") as f:
-        f.write(f'data = "{t.path("pool")}"\n[memory]\ndesktops = "200M"\n')
+        f.write(f'data = "{t.path("pool")}"\n[memory]\ndesktops = "400M"\n')
     with open(program, "w") as f:
         f.write(SYSTEMCTL)
     os.chmod(program, 0o755)
@@ -165,6 +165,7 @@ def the_memory_is_compared_with_the_limit_of_the_unit(t):
         environment = {**os.environ, "PATH": f"{t.dir}:{os.environ['PATH']}", "MEMORY_MAX": memory_max}
         return run(binary(), "config", "check", file, env=environment, timeout=30)
 
+    # The defaults of the other budgets are reduced, but that is not enough.
     done = said(str(300 * MIB))
     check("the MemoryMax of forebay.service is 300 MiB: reduce [memory] read_cache" in done.stderr, f"{done}")
     check(done.stdout.endswith("compared with 300 MiB, the MemoryMax of forebay.service\n"), f"{done}")

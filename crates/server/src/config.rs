@@ -10,6 +10,7 @@ use forebay_guest::{Change, Class, Policy};
 use forebay_store::DiskArray;
 use serde::Deserialize;
 
+mod budgets;
 mod effective;
 mod explain;
 mod http;
@@ -27,9 +28,10 @@ use crate::iscsi::Algorithm;
 use crate::log::{LogConfig, LogFormat};
 use crate::metrics::VolumeSeries;
 use crate::nbd::Config as NbdConfig;
-use crate::plane::{ConnectionLimits, ListenAddr, MemoryLimits};
+use crate::plane::{ConnectionLimits, ListenAddr, MIN_BUDGET, MemoryLimits};
 use crate::size::Size;
 use crate::targets::{IqnName, Target};
+use budgets::Budget;
 pub use effective::{AppliedBy, Setting, lines_of_keys, settings};
 pub use http::{
     AuditSection, HttpAddr, HttpConfig, HttpFlags, HttpSection, HttpsFiles, TokenMode, parse_http_addr,
@@ -58,6 +60,8 @@ pub const SERVICE_SOCKET: &str = "/run/forebay/control.sock";
 /// Maximum delay of a commit. Together with the age at which dirty data is committed, it stays below the
 /// promised second.
 const MAX_COMMIT_DELAY: Duration = Duration::from_millis(500);
+/// Least size of a budget of the pool that is reduced to fit the memory limit.
+const LEAST_DEFAULT_BUDGET: u64 = 12 << 20;
 /// Most data-plane threads.
 const MAX_CORES: usize = 256;
 
@@ -460,6 +464,8 @@ pub struct Overrides {
     pub import_allow_private: bool,
     pub cache: Option<Size>,
     pub memory_dir: Option<PathBuf>,
+    /// Bytes of memory that the server may use: default budgets fit into it.
+    pub memory_limit: Option<u64>,
     pub cores: Option<usize>,
     pub remote_answers: Option<AnswerMode>,
     pub on_memory_loss: Option<LossMode>,
@@ -470,7 +476,8 @@ impl ServeConfig {
     /// Merges the file with the command-line options and validates the result. An error of the file names
     /// the line.
     pub fn resolve(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
-        let alone = Overrides { data: flags.data.clone(), ..Overrides::default() };
+        let (data, memory_limit) = (flags.data.clone(), flags.memory_limit);
+        let alone = Overrides { data, memory_limit, ..Overrides::default() };
         Self::merge(file.clone(), flags).map_err(|error| match file.source.clone() {
             Some(source) if file.causes(&error, alone) => source.located(error),
             _ => error,
@@ -478,7 +485,8 @@ impl ServeConfig {
     }
 
     fn merge(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
-        let pool = with_durability(pool_config(flags.cache, &file)?, &file.durability, &flags);
+        let budgets = Budgets::fitted(flags.cache, &file, flags.memory_limit);
+        let pool = with_durability(pool_config(&budgets, &file)?, &file.durability, &flags);
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
         let cores = flags.cores.or(file.cores).unwrap_or(2);
@@ -503,7 +511,7 @@ impl ServeConfig {
             chap_algorithms,
             iscsi_targets: file.iscsi.targets()?,
             connections: file.limits.connections()?,
-            client_memory: file.limits.memory()?,
+            client_memory: file.limits.memory(budgets.clients)?,
             http: file.http.config(flags.http)?,
             audit: flags.audit.or(file.audit.file),
             imports: FetchPolicy {
@@ -539,8 +547,44 @@ fn with_durability(pool: PoolConfig, file: &DurabilitySection, flags: &Overrides
     PoolConfig { remote_answers, on_memory_loss, ..pool }
 }
 
-fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, ConfigError> {
-    let (memory, log) = (&file.memory, &file.log);
+/// The memory budgets, in bytes.
+struct Budgets {
+    read_cache: u64,
+    map_cache: u64,
+    write_buffer: u64,
+    desktops: u64,
+    mark: u64,
+    dedup_index: u64,
+    clients: u64,
+}
+
+impl Budgets {
+    /// The configured sizes, and for the other budgets defaults that fit the limit.
+    fn fitted(cache: Option<Size>, file: &ConfigFile, limit: Option<u64>) -> Budgets {
+        let (memory, default) = (&file.memory, PoolConfig::default());
+        let budget = |configured: Option<Size>, usual, least| Budget {
+            configured: configured.map(|size| size.0),
+            usual,
+            least,
+        };
+        let least = LEAST_DEFAULT_BUDGET;
+        let budgets = [
+            budget(cache.or(memory.read_cache), default.read_cache, least),
+            budget(memory.map_cache, default.map_cache, least),
+            budget(memory.write_buffer, default.write_buffer, least),
+            budget(memory.desktops, default.desktops, least),
+            budget(memory.mark, default.mark_memory, least),
+            budget(file.dedup.index, default.dedup_index, least),
+            budget(file.limits.client_memory, MemoryLimits::default().budget, MIN_BUDGET),
+        ];
+        let [read_cache, map_cache, write_buffer, desktops, mark, dedup_index, clients] =
+            budgets::fitted(budgets, limit);
+        Budgets { read_cache, map_cache, write_buffer, desktops, mark, dedup_index, clients }
+    }
+}
+
+fn pool_config(budgets: &Budgets, file: &ConfigFile) -> Result<PoolConfig, ConfigError> {
+    let log = &file.log;
     let default = PoolConfig::default();
     let bytes = |size: Option<Size>, default: u64| size.map_or(default, |s| s.0);
     let segment = bytes(log.segment, default.segment_bytes.into());
@@ -552,11 +596,11 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
         }
     };
     let config = PoolConfig {
-        read_cache: bytes(cache.or(memory.read_cache), default.read_cache),
-        map_cache: bytes(memory.map_cache, default.map_cache),
-        write_buffer: bytes(memory.write_buffer, default.write_buffer),
-        desktops: bytes(memory.desktops, default.desktops),
-        mark_memory: bytes(memory.mark, default.mark_memory),
+        read_cache: budgets.read_cache,
+        map_cache: budgets.map_cache,
+        write_buffer: budgets.write_buffer,
+        desktops: budgets.desktops,
+        mark_memory: budgets.mark,
         segment_bytes,
         checkpoint_bytes: bytes(log.checkpoint, default.checkpoint_bytes),
         coalesce: match file.commit.coalesce {
@@ -574,7 +618,7 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
         },
         classes: file.classes.policy(),
         learn_classes: file.classes.learn.unwrap_or(default.learn_classes),
-        dedup_index: bytes(file.dedup.index, default.dedup_index),
+        dedup_index: budgets.dedup_index,
         compress: file.reduce.compress.unwrap_or(default.compress),
         ..default
     };

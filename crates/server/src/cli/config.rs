@@ -28,11 +28,13 @@ pub(super) fn run(command: ConfigCommand, global: &Global) -> Result<(), CliErro
             let args = *args;
             let path = path(args.config.clone().or(file));
             let (parsed, text) = ConfigFile::load_with_text(&path)?;
-            let flags = super::run::overrides(global, args);
+            let memory_limit = limit_for(&path).map(|limit| limit.bytes);
+            let flags = Overrides { memory_limit, ..super::run::overrides(global, args) };
             let with = ServeConfig::resolve(parsed.clone(), flags.clone())?;
             // The data directory has no default.
             let data = flags.data.clone();
-            let without = ServeConfig::resolve(parsed, Overrides { data, ..Overrides::default() })?;
+            let without =
+                ServeConfig::resolve(parsed, Overrides { data, memory_limit, ..Overrides::default() })?;
             let shown = shown(&path, &text, &settings(&with), &settings(&without), flags.data.is_some());
             output::print_result(&shown, global.json, |shown| table(shown))
         }
@@ -43,14 +45,22 @@ fn path(file: Option<PathBuf>) -> PathBuf {
     file.unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG))
 }
 
+/// The memory limit of the unit that serves a file, or of this command.
+fn limit_for(path: &Path) -> Option<MemoryLimit> {
+    unit::memory_limit(path).or_else(crate::serve::memory_limit)
+}
+
 /// Checks everything that does not depend on the pool.
 fn check(path: &Path, global: &Global) -> Result<(), CliError> {
-    let file = ConfigFile::load(path)?;
-    let flags =
-        Overrides { data: global.data.clone(), socket: global.socket.clone(), ..Overrides::default() };
+    let (file, limit) = (ConfigFile::load(path)?, limit_for(path));
+    let flags = Overrides {
+        data: global.data.clone(),
+        socket: global.socket.clone(),
+        memory_limit: limit.as_ref().map(|limit| limit.bytes),
+        ..Overrides::default()
+    };
     let config = ServeConfig::resolve(file, flags)?;
     crate::serve::check(&config)?;
-    let limit = unit::memory_limit(path).or_else(crate::serve::memory_limit);
     let warnings = crate::serve::warnings(&config, limit.as_ref(), Measured::ByCommand);
     if !global.json {
         for warning in &warnings {

@@ -34,7 +34,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
             let flags = overrides(&cli.global, *args);
             let load = move || {
                 let file = file.as_deref().map(ConfigFile::load).transpose()?.unwrap_or_default();
-                ServeConfig::resolve(file, flags.clone())
+                let memory_limit = crate::serve::memory_limit().map(|limit| limit.bytes);
+                ServeConfig::resolve(file, Overrides { memory_limit, ..flags.clone() })
             };
             let config = load()?;
             Ok(crate::serve::run(&config, cli.global.json, Box::new(load))?)
@@ -89,6 +90,7 @@ pub(super) fn overrides(global: &Global, args: ServeArgs) -> Overrides {
         import_allow_private: args.import_allow_private,
         cache: args.cache,
         memory_dir: args.memory_dir,
+        memory_limit: None,
         cores: args.cores,
         remote_answers: args.remote_answers,
         on_memory_loss: args.on_memory_loss,

@@ -55,14 +55,13 @@ impl LimitsSection {
         })
     }
 
-    pub(super) fn memory(&self) -> Result<MemoryLimits, ConfigError> {
-        let default = MemoryLimits::default();
-        let budget = self.client_memory.map_or(default.budget, |size| size.0);
+    /// `budget` is the configured memory of clients, or its default.
+    pub(super) fn memory(&self, budget: u64) -> Result<MemoryLimits, ConfigError> {
         if budget < MIN_BUDGET {
             let (option, value) = ("limits.client_memory", Size(budget).to_string());
             return Err(ConfigError::Value { option, value, why: "use at least 96M" });
         }
-        let stall = seconds("limits.stall_timeout_s", self.stall_timeout_s, default.stall)?;
+        let stall = seconds("limits.stall_timeout_s", self.stall_timeout_s, MemoryLimits::default().stall)?;
         Ok(MemoryLimits { budget, stall })
     }
 }

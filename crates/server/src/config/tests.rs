@@ -23,6 +23,23 @@ fn data() -> Overrides {
 }
 
 #[test]
+fn default_budgets_fit_the_memory_limit_and_configured_ones_stay() {
+    let of = |text, limit| resolve(text, Overrides { memory_limit: Some(limit), ..data() }).unwrap();
+    let total = |c: &ServeConfig| {
+        let pool = &c.pool;
+        let caches = pool.read_cache + pool.map_cache + pool.dedup_index;
+        caches + pool.write_buffer + pool.desktops + pool.mark_memory + c.client_memory.budget
+    };
+    for limit in [400 << 20, 1 << 30, 2 << 30] {
+        let c = of("", limit);
+        assert!(total(&c) / 10 * 11 + (200 << 20) <= limit, "{limit}: {}", total(&c));
+    }
+    assert_eq!(of("", 16 << 30).pool.read_cache, PoolConfig::default().read_cache);
+    let c = of("[memory]\nread_cache = \"3G\"\n[limits]\nclient_memory = \"200M\"", 1 << 30);
+    assert_eq!((c.pool.read_cache, c.client_memory.budget, c.pool.desktops), (3 << 30, 200 << 20, 12 << 20));
+}
+
+#[test]
 fn all_keys_of_the_file_are_applied() {
     let text = r#"
         data = "/srv/pool"

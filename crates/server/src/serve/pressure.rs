@@ -6,6 +6,9 @@
 //! little memory is available or tasks were stalled, the read cache shrinks first, because its contents are
 //! also on the store; then the write caches of desktops, which overflow to the store. When memory has been
 //! plentiful for [`CALM`], both grow back in steps, up to the configured budgets.
+//!
+//! Between two checks, a burst can fill a budget. So no budget exceeds the sum of the memory that it uses and
+//! the room above the reserve, also if more is configured.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +52,10 @@ impl Budgets {
         let memory = pool.memory();
         Budgets { read_cache: memory.read_cache_budget, desktops: memory.desktops_budget }
     }
+
+    fn is_below(self, other: Budgets) -> bool {
+        self.read_cache < other.read_cache || self.desktops < other.desktops
+    }
 }
 
 /// Memory that should stay available, which leaves time to react.
@@ -56,35 +63,54 @@ fn reserve(total: u64) -> u64 {
     (total / 16).clamp(64 << 20, 1 << 30)
 }
 
+impl Memory {
+    /// Whether caches have to shrink.
+    fn is_short(&self) -> bool {
+        self.available < reserve(self.total) || self.stalled > STALLED
+    }
+
+    /// Available memory above the reserve.
+    fn room(&self) -> u64 {
+        self.available.saturating_sub(reserve(self.total))
+    }
+
+    /// Memory that can be used for a short time without pressure.
+    fn spare(&self) -> u64 {
+        self.available.saturating_sub(2 * reserve(self.total))
+    }
+}
+
 /// The budgets of the next half second. `calm` is whether there was no pressure for [`CALM`].
 fn next(now: Budgets, used: Budgets, configured: Budgets, memory: &Memory, calm: bool) -> Budgets {
-    let reserve = reserve(memory.total);
-    if memory.available < reserve || memory.stalled > STALLED {
-        let missing = (2 * reserve).saturating_sub(memory.available).max(used.read_cache / 8);
+    let least = Budgets {
+        read_cache: LEAST_CACHE.min(configured.read_cache),
+        desktops: LEAST_DESKTOPS.min(configured.desktops),
+    };
+    if memory.is_short() {
+        let missing = (2 * reserve(memory.total)).saturating_sub(memory.available).max(used.read_cache / 8);
         // Reducing a budget frees no memory until it is below the memory in use.
-        let read_cache = used.read_cache.saturating_sub(missing).max(LEAST_CACHE.min(configured.read_cache));
+        let read_cache = used.read_cache.saturating_sub(missing).max(least.read_cache);
         let still = missing.saturating_sub(used.read_cache.saturating_sub(read_cache));
-        let desktops = used.desktops.saturating_sub(still).max(LEAST_DESKTOPS.min(configured.desktops));
+        let desktops = used.desktops.saturating_sub(still).max(least.desktops);
         return Budgets {
             read_cache: read_cache.min(now.read_cache),
             desktops: if still > 0 { desktops.min(now.desktops) } else { now.desktops },
         };
     }
-    let spare = memory.available.saturating_sub(2 * reserve) / 4;
-    if !calm || spare == 0 {
-        return now;
-    }
-    let grow = |now: u64, configured: u64| configured.min(now + (configured / 16).max(1 << 20).min(spare));
+    let (room, spare) = (memory.room(), memory.spare());
+    let next = |now: u64, used: u64, configured: u64, least: u64| {
+        let step = if calm { (configured / 16).max(1 << 20).min(spare / 4) } else { 0 };
+        configured.min(now + step).min((used + room).max(least))
+    };
     Budgets {
-        read_cache: grow(now.read_cache, configured.read_cache),
-        desktops: grow(now.desktops, configured.desktops),
+        read_cache: next(now.read_cache, used.read_cache, configured.read_cache, least.read_cache),
+        desktops: next(now.desktops, used.desktops, configured.desktops, least.desktops),
     }
 }
 
-/// Memory that can be used for a short time without pressure; 0 if it is not known.
+/// The spare memory; 0 if it is not known.
 pub(super) fn spare() -> u64 {
-    let memory = Source::default().look();
-    memory.map_or(0, |memory| memory.available.saturating_sub(2 * reserve(memory.total)))
+    Source::default().look().map_or(0, |memory| memory.spare())
 }
 
 /// The RAM of the host.
@@ -131,15 +157,16 @@ pub(super) async fn watch(pool: Arc<Pool>, mut budgets: watch::Receiver<Budgets>
             give_back();
         }
         let wanted = next(now, used, configured, &memory, short.elapsed() >= CALM);
-        if wanted.read_cache < now.read_cache || wanted.desktops < now.desktops {
-            short = Instant::now();
-        }
         if wanted == now {
             continue;
         }
+        let shrinks = memory.is_short() && wanted.is_below(now);
+        if shrinks {
+            short = Instant::now();
+        }
         let Memory { available, stalled, .. } = memory;
         let (read_cache, desktops) = (wanted.read_cache, wanted.desktops);
-        if short.elapsed().is_zero() || wanted == configured {
+        if shrinks || wanted == configured {
             tracing::info!(
                 available,
                 stalled,
@@ -155,7 +182,9 @@ pub(super) async fn watch(pool: Arc<Pool>, mut budgets: watch::Receiver<Budgets>
         if done.is_err() {
             return;
         }
-        give_back();
+        if wanted.is_below(used) {
+            give_back();
+        }
     }
 }
 
@@ -300,6 +329,19 @@ mod tests {
             now = next(now, small, FULL, &memory(3000, 0.0), true);
         }
         assert_eq!(now, FULL);
+    }
+
+    #[test]
+    fn a_budget_never_exceeds_the_memory_in_use_and_the_room_above_the_reserve() {
+        // 256 MiB are kept.
+        let used = Budgets { read_cache: 200 * MIB, desktops: 0 };
+        let after = next(FULL, used, FULL, &memory(356, 0.0), true);
+        assert_eq!(after, Budgets { read_cache: 300 * MIB, desktops: 100 * MIB });
+        // What one check permits is filled before the next one: the budget stays.
+        let used = Budgets { read_cache: 290 * MIB, desktops: 0 };
+        assert_eq!(next(after, used, FULL, &memory(266, 0.0), true).read_cache, 300 * MIB);
+        let after = next(FULL, Budgets { read_cache: 0, desktops: 0 }, FULL, &memory(260, 0.0), true);
+        assert_eq!(after, Budgets { read_cache: LEAST_CACHE, desktops: LEAST_DESKTOPS });
     }
 
     #[test]
