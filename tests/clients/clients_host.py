@@ -4,12 +4,16 @@ what they seemed to permit, and secrets as orchestrators provide them."""
 import json
 import os
 import shutil
+import tempfile
 
+from clients_failures import one_line
 from clients_memory import content, data_of, written
+from clients_tls import authorities, free_port
+from forebay import SHARED_MEMORY
 from harness import BLOCK, MIB, Skipped, check, connect, equal, need_root, run, test
 
-# A user without any rights. Nothing on the host belongs to it.
-ATTACKER = 12345
+# Users without any rights. Nothing on the host belongs to them.
+ATTACKER, SERVER = 12345, 12346
 
 
 def shared_memory(t):
@@ -130,3 +134,49 @@ def budgets_fit_the_limit_of_the_control_group(t):
         s.stop()
         for path in os.listdir(t.memory):
             os.unlink(os.path.join(t.memory, path))
+
+
+def as_user(t, data):
+    """A server that runs as `SERVER`. Directories of this user hold all of its files."""
+    need_root("running as another user")
+    places = []
+    for parent in ("/tmp", SHARED_MEMORY):
+        place = tempfile.mkdtemp(prefix="forebay-test-", dir=parent)
+        t.defer(shutil.rmtree, place)
+        os.chown(place, SERVER, SERVER)
+        places.append(place)
+    s = t.server(data=os.path.join(places[0], data), start=False)
+    s.log = t.path("user.log")
+    s.memory = places[1]
+    os.chown(s.sockets, SERVER, SERVER)
+    s.prefix = ["setpriv", f"--reuid={SERVER}", f"--regid={SERVER}", "--clear-groups"]
+    if run(*s.prefix, s.bin, "--version", check=False).returncode != 0:
+        raise Skipped("another user cannot execute the binary here")
+    return s, places[0]
+
+
+def keys_and_secrets_of_root_that_only_the_server_can_read_are_accepted(t):
+    s, place = as_user(t, "pool")
+    ours, _ = authorities(t)
+    tls = os.path.join(place, "tls")
+    shutil.copytree(ours.dir, tls)
+    secret = os.path.join(place, "secret")
+    with open(secret, "wb") as f:
+        f.write(b"\xef\xbb\xbfa-secret-of-a-target\r\n")
+    files = [secret, *(os.path.join(tls, name) for name in os.listdir(tls))]
+    # As a volume of Kubernetes with fsGroup presents a Secret.
+    for path in files:
+        os.chown(path, 0, SERVER)
+        os.chmod(path, 0o440)
+    os.chmod(tls, 0o755)
+    config = t.path("user.toml")
+    with open(config, "w") as f:
+        f.write(f'[[iscsi.target]]\nname = "iqn.2026-01.example:t"\nchap_user = "u"\nchap_secret_file = "{secret}"\n')
+    os.chmod(t.dir, 0o711)
+    shutil.copy(config, place)
+    s.args = ["--config", os.path.join(place, "user.toml"), "--nbd", f"127.0.0.1:{free_port()}", "--tls-certificates", tls]
+    s.start()
+    check("can be read or changed by other users" not in s.log_tail(), f"a warning: {s.log_tail()}")
+    s.stop()
+    os.chmod(os.path.join(tls, "server-key.pem"), 0o444)
+    check("chmod 600" in one_line(s, "a key that all users can read"), "a key that all users can read")

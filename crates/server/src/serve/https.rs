@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(current(&certificate), second);
         assert!(certificate.reload().is_err());
         write(&files);
-        fs::set_permissions(&files.key, fs::Permissions::from_mode(0o640)).unwrap();
-        assert!(matches!(certificate.reload(), Err(HttpsError::OpenKey { mode: 0o640, .. })));
+        fs::set_permissions(&files.key, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(certificate.reload(), Err(HttpsError::OpenKey { mode: 0o644, .. })));
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{IqnName, TargetError};
+use crate::modes::BYTE_ORDER_MARK;
 
 /// The highest logical unit number: the largest in the one byte of peripheral device addressing (SAM-5,
 /// 4.7.7.2).
@@ -88,7 +89,8 @@ impl Secret {
         Secret(text)
     }
 
-    /// Reads a secret from a source that contains only the secret and at most one line end.
+    /// Reads a secret from a source that contains only the secret and at most one line end. A byte-order mark
+    /// at its beginning is skipped.
     ///
     /// # Errors
     /// Those of `from`; `InvalidData` if the text is not UTF-8 or too long.
@@ -99,7 +101,8 @@ impl Secret {
         if from.take(MOST).read_to_string(&mut text)? as u64 == MOST {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the secret is too long"));
         }
-        let line = text.strip_suffix('\n').unwrap_or(&text);
+        let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
+        let line = text.strip_suffix('\n').unwrap_or(text);
         Ok(Secret(line.strip_suffix('\r').unwrap_or(line).to_owned()))
     }
 

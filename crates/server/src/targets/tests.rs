@@ -235,6 +235,7 @@ async fn secrets_must_be_long_enough_and_differ_between_both_sides() {
     let read = |bytes: &'static [u8]| Secret::read(bytes).map(|s| s.reveal().to_vec());
     assert_eq!(read(b" a b \r\n").unwrap(), b" a b ");
     assert_eq!(read(b"a\n\n").unwrap(), b"a\n");
+    assert_eq!(read(b"\xef\xbb\xbfsecret\r\n").unwrap(), b"secret", "without the byte-order mark");
     assert!(read(&[0xff; 16]).is_err() && read(&[b'x'; 2000]).is_err());
 }
 

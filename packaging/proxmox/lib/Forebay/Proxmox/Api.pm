@@ -140,7 +140,7 @@ sub _authorization {
     die sprintf("%s can be read by others (mode %04o): run 'chmod 600' on it, and replace the token\n", $file, $mode) if $mode & (S_IRWXG | S_IRWXO);
     my $token = <$in> // '';
     close($in);
-    $token =~ m/\A([A-Za-z0-9_-]+)\s*\z/ or die "$file has no token: write the output of 'forebay token create' to it\n";
+    $token =~ m/\A(?:\xef\xbb\xbf)?([A-Za-z0-9_-]+)\s*\z/ or die "$file has no token: write the output of 'forebay token create' to it\n";
     return "Authorization: Bearer $1\r\n";
 }
 
