@@ -4,6 +4,7 @@ what they seemed to permit, and secrets as orchestrators provide them."""
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 
 from clients_failures import one_line
@@ -180,3 +181,64 @@ def keys_and_secrets_of_root_that_only_the_server_can_read_are_accepted(t):
     s.stop()
     os.chmod(os.path.join(tls, "server-key.pem"), 0o444)
     check("chmod 600" in one_line(s, "a key that all users can read"), "a key that all users can read")
+
+
+def a_limit_of_the_size_of_files_is_raised_or_named(t):
+    s = t.server(start=False)
+    s.prefix = ["prlimit", f"--fsize={MIB}:{MIB}"]
+    line = one_line(s, "a limit of the size of files")
+    check("ulimit -f" in line and "1 MiB" in line, line)
+    if os.geteuid() == 0:
+        s.prefix = ["prlimit", f"--fsize={MIB}:unlimited"]
+        s.start()
+        s.cli("volume", "create", "disk", "--size", "4M")
+        written(s, "disk", 1, flush=True)
+        s.stop()
+
+
+# Lets an open with O_DIRECT succeed, and fails each write to such a file, as mergerfs does on some file systems.
+NO_DIRECT_WRITES = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+static int refused(int fd) {
+    if (!(fcntl(fd, F_GETFL) & O_DIRECT)) return 0;
+    errno = EINVAL;
+    return 1;
+}
+ssize_t pwrite64(int fd, const void *b, size_t n, off64_t o) {
+    static ssize_t (*real)(int, const void *, size_t, off64_t);
+    if (!real) real = dlsym(RTLD_NEXT, "pwrite64");
+    return refused(fd) ? -1 : real(fd, b, n, o);
+}
+ssize_t pwrite(int fd, const void *b, size_t n, off_t o) { return pwrite64(fd, b, n, o); }
+ssize_t pwritev2(int fd, const struct iovec *v, int n, off_t o, int f) {
+    static ssize_t (*real)(int, const struct iovec *, int, off_t, int);
+    if (!real) real = dlsym(RTLD_NEXT, "pwritev2");
+    return refused(fd) ? -1 : real(fd, v, n, o, f);
+}
+"""
+
+
+def a_file_system_that_opens_for_direct_writes_and_refuses_them_is_written_to_otherwise(t):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise Skipped("needs a C compiler")
+    library = t.path("no-direct-writes.so")
+    built = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"], input=NO_DIRECT_WRITES, text=True, capture_output=True
+    )
+    equal(built.returncode, 0, f"compiling: {built.stderr}")
+    s = t.server(start=False)
+    s.prefix = ["env", f"LD_PRELOAD={library}", "FOREBAY_IO=threads"]
+    s.start()
+    check("writes with O_DIRECT fail here" in s.log_tail(), f"the log: {s.log_tail()}")
+    s.cli("volume", "create", "disk", "--size", "4M")
+    written(s, "disk", 1, flush=True)
+    s.kill()
+    s.start()
+    equal(content(s, "disk"), data_of(1), "what was flushed")
+    check(not os.path.exists(os.path.join(s.data, "forebay.probe")), "the file for probing is left")

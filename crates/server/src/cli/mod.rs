@@ -127,6 +127,7 @@ impl CliError {
 
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
+    ignore_excess_of_file_size();
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(e) => return usage(&e),
@@ -139,6 +140,14 @@ pub fn main() -> ExitCode {
             eprintln!("forebay: {}", one_line(&e.to_string()));
             ExitCode::from(e.exit_status())
         }
+    }
+}
+
+/// Makes a write beyond the limit of the size of files (RLIMIT_FSIZE) fail, instead of ending the process.
+fn ignore_excess_of_file_size() {
+    // SAFETY: no signal handler is installed.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::io;
 
+use super::rlimit::raise;
 use crate::plane::MAX_LEAVING;
 
 /// Highest limit that is requested: the size of the kernel's tables bounds it.
@@ -39,7 +40,8 @@ pub(super) struct Descriptors {
 impl Descriptors {
     /// Raises the limit as far as the system allows, and divides the descriptors.
     pub fn raise(cores: usize) -> io::Result<Descriptors> {
-        let limit = raise()?;
+        let limit = raise(libc::RLIMIT_NOFILE, ENOUGH, "open files")?;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(ENOUGH as usize);
         Descriptors::divide(limit, cores).ok_or_else(|| {
             io::Error::other(format!(
                 "the limit of {limit} open files is too low; raise it (ulimit -n, LimitNOFILE=) to 1024 or more"
@@ -58,24 +60,6 @@ impl Descriptors {
         let clients = limit.checked_sub(reserved).filter(|clients| *clients >= MIN_CLIENTS)?;
         Some(Descriptors { limit, open_files, control, clients })
     }
-}
-
-/// Raises the soft limit to the hard limit; returns the new soft limit.
-fn raise() -> io::Result<usize> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid structure for the call to fill.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let wanted = libc::rlimit { rlim_cur: limit.rlim_max.min(ENOUGH).max(limit.rlim_cur), ..limit };
-    // SAFETY: `wanted` is a valid structure for the call to read.
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const wanted) } == 0 {
-        limit = wanted;
-    } else {
-        let error = io::Error::last_os_error();
-        tracing::warn!(%error, limit = limit.rlim_cur, "cannot raise the limit of open files");
-    }
-    Ok(usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX).min(ENOUGH as usize))
 }
 
 #[cfg(test)]

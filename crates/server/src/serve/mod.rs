@@ -49,6 +49,7 @@ mod publish;
 mod reload;
 mod reopen;
 mod replace;
+mod rlimit;
 mod sentinel;
 mod services;
 mod signals;
@@ -289,6 +290,7 @@ impl Server<'_> {
     fn new(config: &ServeConfig, binary: Binary, reloader: Arc<Reloader>) -> Result<Server<'_>, ServeError> {
         let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
         let descriptors = Descriptors::raise(config.cores)?;
+        rlimit::raise_file_size(&config.pool)?;
         check(config)?;
         fit::log_warnings(config, fit::Measured::AtStart);
         store::prepare_data(config)?;

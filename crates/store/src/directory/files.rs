@@ -21,12 +21,22 @@ use crate::ObjectStat;
 
 const SUFFIX: &str = ".seg";
 
+/// How the files are used.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Usage {
+    /// With `O_DIRECT`.
+    pub direct: bool,
+    /// Also with writes that are durable when they complete (`RWF_DSYNC`).
+    pub synced_writes: bool,
+    /// Not only for reading.
+    pub writable: bool,
+}
+
 /// The segment files.
 pub(super) struct Files {
     dir: File,
     path: std::path::PathBuf,
-    direct: bool,
-    writable: bool,
+    usage: Usage,
     /// The file system writes preallocated blocks in place.
     in_place: bool,
     /// It records which preallocated blocks were written, in a journal for which a sync waits.
@@ -103,12 +113,7 @@ fn writes_in_place(file_system: i64) -> bool {
 
 impl Files {
     /// The files in `path`; up to `limit` are kept open.
-    pub(super) fn new(
-        path: &std::path::Path,
-        direct: bool,
-        writable: bool,
-        limit: usize,
-    ) -> io::Result<Files> {
+    pub(super) fn new(path: &std::path::Path, usage: Usage, limit: usize) -> io::Result<Files> {
         let cache = Mutex::new(Cache { open: HashMap::new(), limit: limit.max(1), clock: 0 });
         let no_fallocate = AtomicBool::new(false);
         let dir = retry_shortage(|| File::open(path))?;
@@ -118,8 +123,7 @@ impl Files {
             in_journal: file_system != libc::TMPFS_MAGIC,
             dir,
             path: path.into(),
-            direct,
-            writable,
+            usage,
             no_fallocate,
             cache,
             #[cfg(test)]
@@ -143,7 +147,7 @@ impl Files {
         if let Some(file) = self.cached(id) {
             return Ok(file);
         }
-        let access = if self.writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let access = if self.usage.writable { libc::O_RDWR } else { libc::O_RDONLY };
         let file = Arc::new(self.open_flags(id, access)?);
         self.keep(id, file)
     }
@@ -221,7 +225,7 @@ impl Files {
     }
 
     fn open_flags(&self, id: SegmentId, flags: libc::c_int) -> io::Result<File> {
-        let flags = if self.direct { flags | libc::O_DIRECT } else { flags };
+        let flags = if self.usage.direct { flags | libc::O_DIRECT } else { flags };
         let name = name_of(id);
         retry_shortage(|| {
             loop {
@@ -269,9 +273,9 @@ impl Files {
     }
 
     /// Whether preallocated space suffices for everything written to it, however often: then such a write
-    /// cannot find the file system full, and `RWF_DSYNC` makes it durable.
+    /// cannot find the file system full, and `RWF_DSYNC`, which is supported here, makes it durable.
     pub(super) fn preallocates_for_overwrites(&self) -> bool {
-        self.in_place && !self.no_fallocate.load(Ordering::Relaxed)
+        self.usage.synced_writes && self.in_place && !self.no_fallocate.load(Ordering::Relaxed)
     }
 
     /// Whether the first synced write to preallocated space waits for the journal, and a later one does not:
@@ -318,6 +322,8 @@ impl Files {
 mod tests {
     use super::*;
 
+    const BUFFERED: Usage = Usage { direct: false, synced_writes: true, writable: true };
+
     #[test]
     fn only_names_of_segment_files_are_parsed() {
         assert_eq!(parse_name("0000002a.seg"), Some(SegmentId(42)));
@@ -329,7 +335,7 @@ mod tests {
     #[test]
     fn the_cache_is_bounded_and_keeps_files_in_use() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::new(dir.path(), false, true, 2).unwrap();
+        let files = Files::new(dir.path(), BUFFERED, 2).unwrap();
         let in_use = files.create(SegmentId(1), 0).unwrap();
         for id in 2..6 {
             files.create(SegmentId(id), 0).unwrap();
@@ -344,7 +350,7 @@ mod tests {
     #[test]
     fn a_deleted_file_is_not_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::new(dir.path(), false, true, 2).unwrap();
+        let files = Files::new(dir.path(), BUFFERED, 2).unwrap();
         let file = files.create(SegmentId(1), 0).unwrap();
         files.delete(SegmentId(1)).unwrap();
         assert!(files.cached(SegmentId(1)).is_none());
@@ -355,7 +361,7 @@ mod tests {
     #[test]
     fn a_shortage_of_descriptors_or_memory_is_retried() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::new(dir.path(), false, true, 2).unwrap();
+        let files = Files::new(dir.path(), BUFFERED, 2).unwrap();
         let shortage = || *files.open_errors.lock() = [libc::EMFILE, libc::ENFILE, libc::ENOMEM].repeat(2);
         shortage();
         drop(files.create(SegmentId(1), 0).unwrap());

@@ -38,7 +38,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use self::errors::store_error;
-use self::files::Files;
+use self::files::{Files, Usage};
 use self::growing::GrowingObjects;
 use self::io::{Io, Op};
 use self::open::Lock;
@@ -118,8 +118,8 @@ impl DirectoryStore {
         writable: bool,
     ) -> Result<Arc<Self>> {
         let error = |e: std::io::Error| store_error(|| format!("opening the store {}", path.display()), &e);
-        let files =
-            Files::new(&opened.segments, opened.direct, writable, options.open_files).map_err(error)?;
+        let usage = Usage { direct: opened.direct, synced_writes: opened.synced_writes, writable };
+        let files = Files::new(&opened.segments, usage, options.open_files).map_err(error)?;
         let shared = Shared {
             files,
             superblock: Mutex::new(SuperblockFile { file: opened.superblock, failed: false }),

@@ -1,5 +1,6 @@
 //! Opening a directory: checks whether it is a store or can become one, takes the lock, and probes the file
-//! system.
+//! system. Some file systems and sandboxes accept a flag of open(2) or of a write only to fail later, so that
+//! writes are probed too.
 //!
 //! A directory is written to only after it is known to be empty or a store; before the lock is held, only the
 //! lock file is written.
@@ -18,6 +19,8 @@ const LOCK: &str = "lock";
 /// The file of the superblock in the directory of a pool.
 pub const SUPERBLOCK: &str = "superblock";
 const SEGMENTS: &str = "segments";
+/// A file that exists while writes are probed.
+const PROBE: &str = "forebay.probe";
 
 /// Bytes of the superblock file.
 const SUPERBLOCK_BYTES: usize = 2 * COPY_BYTES;
@@ -29,6 +32,8 @@ pub(super) struct OpenedFiles {
     pub(super) segments: std::path::PathBuf,
     /// The file system supports `O_DIRECT`.
     pub(super) direct: bool,
+    /// Writes can be durable when they complete (`RWF_DSYNC`).
+    pub(super) synced_writes: bool,
 }
 
 /// The held lock; the file contains the process id of a writer that holds it.
@@ -78,8 +83,58 @@ pub(super) fn open(dir: &Path, direct: bool) -> Result<OpenedFiles> {
         file.set_len(SUPERBLOCK_BYTES as u64).and_then(|()| file.sync_all()).map_err(io)?;
     }
     File::open(dir).and_then(|d| d.sync_all()).map_err(io)?;
-    let (superblock, direct) = open_superblock(&path, true, direct).map_err(io)?;
-    Ok(OpenedFiles { lock: Some(lock), superblock, segments, direct })
+    let supported = probe_writes(dir, direct);
+    let (superblock, direct) = open_superblock(&path, true, supported.direct).map_err(io)?;
+    let synced_writes = supported.synced;
+    Ok(OpenedFiles { lock: Some(lock), superblock, segments, direct, synced_writes })
+}
+
+/// The kinds of writes that a file system and the sandbox of this process support.
+struct Writes {
+    direct: bool,
+    synced: bool,
+}
+
+/// Tries out writes with a file in `dir`. A kind of write is not supported if it fails and a plain write
+/// succeeds. If the plain write fails as well, as in a full file system, the kind counts as supported.
+fn probe_writes(dir: &Path, direct: bool) -> Writes {
+    let path = dir.join(PROBE);
+    let open = |flags| {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(&path)
+    };
+    let data = IoBuf::zeroed(IoBuf::ALIGN);
+    let plain = || open(0).and_then(|file| file.write_all_at(&data, 0).and_then(|()| file.sync_data()));
+    let is_supported = |what: &str, tried: io::Result<()>| {
+        let Err(error) = tried else { return true };
+        let is_refused = plain().is_ok();
+        if is_refused {
+            let path = dir.display();
+            tracing::warn!(%path, %error, "{what} fail here, and are not used: writes cost more");
+        }
+        !is_refused
+    };
+    // An error of the opening itself is handled by `open_superblock`.
+    let opened = direct.then(|| open(libc::O_DIRECT).ok()).flatten();
+    let tried = opened.map(|file| is_supported("writes with O_DIRECT", file.write_all_at(&data, 0)));
+    let direct = tried.unwrap_or(direct);
+    let synced = is_supported(
+        "synced writes (pwritev2 with RWF_DSYNC)",
+        open(0).and_then(|file| write_synced(&file, &data)),
+    );
+    // On failure the file stays, which is empty or has one block.
+    let _ = fs::remove_file(&path);
+    Writes { direct, synced }
+}
+
+/// Writes to the beginning of a file, durably.
+fn write_synced(file: &File, data: &[u8]) -> io::Result<()> {
+    let part = libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
+    // SAFETY: the descriptor is open, and the call only reads the bytes of `data`.
+    match unsafe { libc::pwritev2(file.as_raw_fd(), &raw const part, 1, 0, libc::RWF_DSYNC) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 /// Creates a directory and its missing parents, so that they outlive a power failure.
@@ -105,7 +160,7 @@ pub(super) fn open_read_only(dir: &Path, direct: bool) -> Result<OpenedFiles> {
         Err(e) => return Err(e.into_store_error(what)),
     };
     let (superblock, direct) = open_superblock(&dir.join(SUPERBLOCK), false, direct).map_err(io)?;
-    Ok(OpenedFiles { lock, superblock, segments: dir.join(SEGMENTS), direct })
+    Ok(OpenedFiles { lock, superblock, segments: dir.join(SEGMENTS), direct, synced_writes: false })
 }
 
 /// Whether the directory has the file that makes it a store.

@@ -289,3 +289,27 @@ fn a_sandbox_without_io_uring_and_direct_io_gets_threads_and_the_page_cache() {
     });
     sandboxed.join().unwrap();
 }
+
+/// A sandbox may know `pwritev2`, or its flags, only to refuse them.
+#[test]
+fn a_sandbox_that_refuses_synced_writes_gets_writes_and_syncs() {
+    for errno in [libc::ENOSYS, libc::EPERM, libc::EOPNOTSUPP] {
+        let sandboxed = std::thread::spawn(move || {
+            if !crate::common::forbid_uring_and_synced_writes(errno) {
+                return skip("this system does not support seccomp filters");
+            }
+            // A file system on which appends are synced writes.
+            let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return skip("no directory in /dev/shm") };
+            let store = open(dir.path()).unwrap();
+            block_on(async {
+                for n in 0..4 {
+                    store.append_synced(id(1), n * 4096, pattern(n, 4096), 1 << 20).await.unwrap();
+                }
+                assert_eq!(store.read(id(1), 12288, 4096).await.unwrap()[..], pattern(3, 4096)[..]);
+            });
+            drop(store);
+            assert!(!dir.path().join("forebay.probe").exists());
+        });
+        sandboxed.join().unwrap();
+    }
+}

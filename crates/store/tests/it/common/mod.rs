@@ -139,16 +139,24 @@ fn mount(at: &Path, kind: &std::ffi::CStr, flags: libc::c_ulong, data: Option<&s
     unsafe { libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), flags, data.cast()) == 0 }
 }
 
+const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const IF_BITS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+
+/// A step of a seccomp filter.
+fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+fn refuse(errno: libc::c_int) -> u32 {
+    libc::SECCOMP_RET_ERRNO | errno as u32
+}
+
 /// Makes the kernel refuse `io_uring_setup` with EPERM and `O_DIRECT` with EINVAL for this thread and its
 /// children, like a container's seccomp profile and an old tmpfs.
 pub fn forbid_uring_and_direct_io() -> bool {
-    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    const IF_BITS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
-    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let refuse = |errno: libc::c_int| libc::SECCOMP_RET_ERRNO | errno as u32;
-    let mut steps = [
+    install(vec![
         step(LOAD, 0, 0, 0), // the number of the system call
         step(IF_EQUAL, 4, 0, libc::SYS_io_uring_setup as u32),
         step(IF_EQUAL, 0, 2, libc::SYS_openat as u32),
@@ -157,7 +165,22 @@ pub fn forbid_uring_and_direct_io() -> bool {
         step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
         step(RETURN, 0, 0, refuse(libc::EPERM)),
         step(RETURN, 0, 0, refuse(libc::EINVAL)),
-    ];
+    ])
+}
+
+/// Makes the kernel refuse `io_uring_setup` and `pwritev2` for this thread and its children.
+pub fn forbid_uring_and_synced_writes(errno: libc::c_int) -> bool {
+    install(vec![
+        step(LOAD, 0, 0, 0), // the number of the system call
+        step(IF_EQUAL, 2, 0, libc::SYS_io_uring_setup as u32),
+        step(IF_EQUAL, 1, 0, libc::SYS_pwritev2 as u32),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        step(RETURN, 0, 0, refuse(errno)),
+    ])
+}
+
+/// Applies a seccomp filter to this thread and its children.
+fn install(mut steps: Vec<libc::sock_filter>) -> bool {
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     // SAFETY: the program is valid until the calls return.
     unsafe {
