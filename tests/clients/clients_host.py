@@ -1,5 +1,5 @@
-"""What a host imposes on a server: other users, limits of memory and of files, file systems and sandboxes that refuse
-what they seemed to permit, and secrets as orchestrators provide them."""
+"""What a host imposes on a server: other users, limits of memory and of files, file systems that refuse what
+they seemed to permit, and secrets as orchestrators provide them."""
 
 import json
 import os
@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import tempfile
 
-from clients_failures import one_line
-from clients_memory import content, data_of, written
+from clients_copies import pool_with_acknowledged_writes
+from clients_failures import mount_tmpfs, one_line
+from clients_memory import content, data_of, no_room, written
 from clients_tls import authorities, free_port
 from forebay import SHARED_MEMORY
-from harness import BLOCK, MIB, Skipped, check, connect, equal, need_root, run, test
+from harness import BLOCK, MIB, Skipped, check, connect, equal, need_root, run, test, wait_for
 
 # Users without any rights. Nothing on the host belongs to them.
 ATTACKER, SERVER = 12345, 12346
@@ -30,6 +31,7 @@ def only(directory):
     return os.path.join(directory, name)
 
 
+@test
 def a_local_user_can_neither_prevent_a_start_nor_destroy_writes(t):
     need_root("making files of another user")
     s = t.server(start=False)
@@ -65,6 +67,7 @@ def a_local_user_can_neither_prevent_a_start_nor_destroy_writes(t):
     s.start()
 
 
+@test
 def memory_of_an_earlier_release_in_a_shared_directory_is_taken_over_and_upgraded(t):
     s = t.server(start=False)
     s.memory = shared_memory(t)
@@ -122,6 +125,7 @@ def within(t, limit, *options, config=None):
     return s
 
 
+@test
 def budgets_fit_the_limit_of_the_control_group(t):
     noise = t.noise_file("noise", 200 * MIB)
     # Default budgets, and a cache that is configured to be larger than the limit.
@@ -156,6 +160,7 @@ def as_user(t, data):
     return s, places[0]
 
 
+@test
 def keys_and_secrets_of_root_that_only_the_server_can_read_are_accepted(t):
     s, place = as_user(t, "pool")
     ours, _ = authorities(t)
@@ -183,6 +188,24 @@ def keys_and_secrets_of_root_that_only_the_server_can_read_are_accepted(t):
     check("chmod 600" in one_line(s, "a key that all users can read"), "a key that all users can read")
 
 
+@test
+def tokens_are_created_and_revoked_when_the_file_system_is_full(t):
+    s = t.server(data=mount_tmpfs(t, "96M"), start=False)
+    s.log = t.path("full.log")
+    s.start()
+    with no_room(s.data):
+        wait_for(lambda: os.statvfs(s.data).f_bavail == 0, "the file system is full")
+        for name in ("a", "b", "c"):
+            s.cli("token", "create", name, "--role", "reader")
+        s.cli("token", "revoke", "b")
+        s.kill()
+        s.start()
+        names = [token["name"] for token in json.loads(s.cli("token", "list", "--json").stdout)]
+        equal(names, ["a", "c"], "tokens after a restart")
+    s.stop()
+
+
+@test
 def a_limit_of_the_size_of_files_is_raised_or_named(t):
     s = t.server(start=False)
     s.prefix = ["prlimit", f"--fsize={MIB}:{MIB}"]
@@ -196,7 +219,7 @@ def a_limit_of_the_size_of_files_is_raised_or_named(t):
         s.stop()
 
 
-# Lets an open with O_DIRECT succeed, and fails each write to such a file, as mergerfs does on some file systems.
+# Lets an open with O_DIRECT succeed, and fails each write to such a file, as mergerfs does on some disks.
 NO_DIRECT_WRITES = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -223,14 +246,14 @@ ssize_t pwritev2(int fd, const struct iovec *v, int n, off_t o, int f) {
 """
 
 
+@test
 def a_file_system_that_opens_for_direct_writes_and_refuses_them_is_written_to_otherwise(t):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise Skipped("needs a C compiler")
     library = t.path("no-direct-writes.so")
-    built = subprocess.run(
-        [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"], input=NO_DIRECT_WRITES, text=True, capture_output=True
-    )
+    argv = [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
+    built = subprocess.run(argv, input=NO_DIRECT_WRITES, text=True, capture_output=True)
     equal(built.returncode, 0, f"compiling: {built.stderr}")
     s = t.server(start=False)
     s.prefix = ["env", f"LD_PRELOAD={library}", "FOREBAY_IO=threads"]

@@ -13,6 +13,7 @@ mod attempts;
 mod audit;
 mod hash;
 mod principal;
+mod reserved_file;
 mod sessions;
 mod tokens;
 

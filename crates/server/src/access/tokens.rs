@@ -1,14 +1,14 @@
 //! Tokens: a file of the data directory with the hash, role, scope and expiry of each.
 //!
 //! The file has mode 0600 and is replaced atomically: after a crash it has the tokens of before or after a
-//! change. A change counts when it is durable. The times of last use are written by [`Tokens::flush`].
+//! change, and room for the next change is reserved. A change counts when it is durable. The times of last
+//! use are written by [`Tokens::flush`].
 //!
 //! **An unreadable file is kept.** Then no token is valid, none can be created, and tokens are demanded.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use utoipa::ToSchema;
 use super::Denied;
 use super::hash::{Hash, hash, hex, parse, random};
 use super::principal::{Principal, Role, Scope, Via};
+use super::reserved_file::{replace, reserve};
 use crate::clock::unix_ms;
 use crate::text::is_active;
 
@@ -201,15 +202,19 @@ impl Tokens {
     /// Reads the tokens of a data directory.
     pub(super) fn load(data: &Path) -> Tokens {
         let path = data.join(FILE_NAME);
-        let (tokens, created) = match fs::read(&path) {
-            Ok(bytes) => (decode(&bytes), true),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => (Ok(Vec::new()), false),
-            Err(e) => (Err(e.to_string()), true),
+        let (tokens, created, len) = match fs::read(&path) {
+            Ok(bytes) => (decode(&bytes), true, bytes.trim_ascii_end().len()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => (Ok(Vec::new()), false, 0),
+            Err(e) => (Err(e.to_string()), true, 0),
         };
         let tokens = match crate::modes::open_to_others(&path) {
             Some(mode) => Err(format!("other users can read or change it (mode {mode:03o}); chmod 600")),
             None => tokens,
         };
+        // Tokens can then be created and revoked when the file system is full.
+        if let Err(error) = reserve(&path, len) {
+            tracing::warn!(path = %path.display(), %error, "there is no room for changes of the tokens");
+        }
         if let Err(why) = &tokens {
             tracing::error!("{}", TokenError::Unreadable { path: path.clone(), why: why.clone() });
         }
@@ -388,22 +393,6 @@ fn check(new: &CreateToken) -> Result<(), TokenError> {
         }
         _ => Ok(()),
     }
-}
-
-/// Replaces a file durably and atomically, with mode 0600.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    // One that a crash left behind may have another mode.
-    match fs::remove_file(&new) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]
