@@ -10,6 +10,7 @@ mod manifest;
 mod structure;
 mod text;
 mod words;
+mod workflows;
 
 use std::fmt;
 use std::io;
@@ -98,6 +99,9 @@ fn check_file(root: &Path, path: &str, content: &str, report: &mut Report) {
     }
     if path.ends_with("Cargo.toml") {
         report.findings.extend(manifest::check(path, content));
+    }
+    if path.starts_with(".github/workflows/") {
+        report.findings.extend(workflows::check(path, content));
     }
 }
 
