@@ -3,7 +3,8 @@
 //! A browser lets any page send requests to any address. Requests without a body, or with a body declared as
 //! text or as a form, need no preflight. Three checks run before every route:
 //!
-//! - `Host` over TCP must name this server: a page that rebinds its own name to this address is refused.
+//! - `Host` must name this server, on every listener: a page that rebinds its own name to this address is
+//!   refused. The control socket is no exception, since `ssh -L` forwards TCP connections of browsers to it.
 //! - `Origin` and `Sec-Fetch-Site`, which a page cannot change (Fetch Standard, "forbidden request-header";
 //!   W3C Fetch Metadata), must not show a request from another site.
 //! - A method that changes state must carry [`HEADER`], or a body declared as JSON. A page can send neither
@@ -23,6 +24,9 @@ use crate::dashboard;
 
 /// The header of requests that change state. Its value is ignored.
 pub const HEADER: &str = "x-forebay";
+/// The name by which the command line addresses a server on the control socket. It is accepted there without
+/// a port only: a browser whose DNS resolves this name to a forwarded port sends the port too.
+pub const SOCKET_HOST: &str = "forebay";
 
 /// The configuration of the checks.
 #[derive(Clone)]
@@ -49,9 +53,9 @@ impl Guard {
     fn check(&self, request: &Request) -> Result<(), ApiError> {
         let (method, headers) = (request.method(), request.headers());
         let refused = |why, message: &str| Err(ApiError::refused(why, message));
-        if self.origin != Origin::Socket
-            && !only(headers, header::HOST.as_str(), |h| self.names_this_server(h))
-        {
+        // HTTP/1.0 has no `Host`, and browsers do not speak HTTP/1.0.
+        let is_absent = self.origin == Origin::Socket && !headers.contains_key(header::HOST);
+        if !is_absent && !only(headers, header::HOST.as_str(), |h| self.names_this_server(h)) {
             let message = "the Host header names another server; use this server's address in the URL, or add the name \
                            with --http-host";
             return refused(Refusal::BadHost, message);
@@ -76,9 +80,11 @@ impl Guard {
     }
 
     /// Whether a `Host` header names this server: an IP address (DNS rebinding requires a name), `localhost`,
-    /// or a configured name. If the API is served on a loopback address, the IP address must be a loopback
-    /// address too.
+    /// or a configured name. Except on a remote address, the IP address must be a loopback address.
     fn names_this_server(&self, host: &str) -> bool {
+        if self.origin == Origin::Socket && host == SOCKET_HOST {
+            return true;
+        }
         let name = match host.rsplit_once(':') {
             Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
             _ => host,
@@ -154,6 +160,19 @@ mod tests {
         ] {
             assert!(!guard.names_this_server(host), "{host}");
         }
+    }
+
+    #[test]
+    fn the_control_socket_accepts_its_own_name_without_a_port() {
+        let guard = Guard::new(&Entry::new(Origin::Socket, &["storage.lan".into()]));
+        for host in [SOCKET_HOST, "localhost:8080", "127.0.0.1:8080", "[::1]", "storage.lan:8080"] {
+            assert!(guard.names_this_server(host), "{host}");
+        }
+        for host in ["", "forebay:8080", "forebay.example", "rebound.example:8080", "10.0.0.1:8080"] {
+            assert!(!guard.names_this_server(host), "{host}");
+        }
+        let loopback = Guard::new(&Entry::new(Origin::Loopback, &[]));
+        assert!(!loopback.names_this_server(SOCKET_HOST));
     }
 
     #[test]

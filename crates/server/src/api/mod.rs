@@ -54,8 +54,8 @@ use crate::control::{Action, Control, Reply};
 use crate::{dashboard, metrics};
 use auth::Caller;
 pub use auth::{Peer, cookie_name};
-pub use guard::HEADER;
 use guard::{Guard, guard};
+pub use guard::{HEADER, SOCKET_HOST};
 pub use openapi::document as openapi_document;
 pub use problem::{ApiError, PROBLEM_JSON, Problem};
 use problem::{Refusal, Result};
@@ -82,7 +82,7 @@ pub struct Entry {
     pub origin: Origin,
     /// Its clients use TLS.
     pub tls: bool,
-    /// Names by which TCP clients may address this server, in addition to `localhost` and IP addresses.
+    /// Names by which clients may address this server, in addition to `localhost` and IP addresses.
     pub hosts: Arc<[String]>,
 }
 

@@ -202,7 +202,7 @@ impl Client {
         let request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, "forebay")
+            .header(header::HOST, api::SOCKET_HOST)
             .header(api::HEADER, "1")
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(bytes)))

@@ -209,7 +209,8 @@ impl Prepared {
             .extend(self.standbys.map(|standbys| tokio::spawn(heirs::watch(standbys, control.clone()))));
         let serve = Api { control: control.clone(), access: self.access.clone() };
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
-        let mut listeners = vec![serve.listen(socket_listener, Entry::new(Origin::Socket, &[]), None)];
+        let mut listeners =
+            vec![serve.listen(socket_listener, Entry::new(Origin::Socket, &self.http_hosts), None)];
         if let Some(listener) = self.http {
             let is_loopback = listener.local_addr()?.ip().is_loopback();
             let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };

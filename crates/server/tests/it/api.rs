@@ -385,6 +385,8 @@ async fn no_route_accepts_a_foreign_host_header() {
     for (origin, hosts) in [
         (Origin::Loopback, ["evil.example", "10.0.0.1", ""].as_slice()),
         (Origin::Remote, &["evil.example", "10.0.0.1.evil.example", ""]),
+        // A browser reaches the control socket through `ssh -L`.
+        (Origin::Socket, &["evil.example:8080", "10.0.0.1:8080", "forebay:8080", ""]),
     ] {
         let (rig, api) = Caller::new(origin).await;
         let token = authorization(&rig);
@@ -403,6 +405,30 @@ async fn no_route_accepts_a_foreign_host_header() {
         let twice = Request::get(format!("{PREFIX}/pool")).header(header::HOST, "localhost");
         let twice = twice.header(header::HOST, "evil.example").body(Body::empty()).unwrap();
         assert_eq!(api.send(twice).await.0, StatusCode::FORBIDDEN);
+    }
+}
+
+#[tokio::test]
+async fn a_page_that_was_rebound_to_a_forwarded_control_socket_is_refused() {
+    let (rig, api) = Caller::new(Origin::Socket).await;
+    std::fs::write(rig.path("secret"), vec![1; 512]).unwrap();
+    let import = json!({"name": "stolen", "source": {"file": rig.path("secret")}});
+    // The browser takes the page and this server for one site.
+    let request = Request::post(format!("{PREFIX}/images"))
+        .header(header::HOST, "evil.example:8080")
+        .header(header::ORIGIN, "http://evil.example:8080")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Body::from(import.to_string()));
+    let (status, answer) = api.send(request.unwrap()).await;
+    assert_eq!((status, answer["code"].as_str()), (StatusCode::FORBIDDEN, Some("bad_host")));
+    assert_eq!(api.get("/images").await.1, json!([]));
+    // The command line, a program with HTTP/1.0, and the dashboard through `ssh -L`.
+    for host in [Some("forebay"), None, Some("localhost:8080")] {
+        let mut request = Request::get(format!("{PREFIX}/pool"));
+        if let Some(host) = host {
+            request = request.header(header::HOST, host);
+        }
+        assert_eq!(api.send(request.body(Body::empty()).unwrap()).await.0, StatusCode::OK, "{host:?}");
     }
 }
 
