@@ -16,7 +16,7 @@ use super::problem::{ApiError, Code, Refusal, Result};
 use super::route::is_of_access;
 use super::{Api, Origin, PREFIX};
 use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, may};
-use crate::control::{Action, ControlError, DiskView, Reply, Topic};
+use crate::control::{Action, ControlError, Reply, Topic, retain};
 
 /// Name of the cookie of a session. Browsers accept the prefix `__Host-` over TLS only, and then refuse a
 /// cookie that another host of the domain sets.
@@ -208,8 +208,12 @@ impl Caller {
         let mut reply = self.api.control.run(action, &self.principal.name).await?;
         if self.principal.scope.is_some() {
             match &mut reply {
-                Reply::Disks(disks) => disks.retain(|disk: &DiskView| self.sees(&disk.name)),
-                Reply::Activity(disks) => disks.retain(|disk| self.sees(&disk.name)),
+                Reply::Disks(disks) => {
+                    *disks = retain(std::mem::take(disks), |disk| self.sees(&disk.name)).await;
+                }
+                Reply::Activity(disks) => {
+                    *disks = retain(std::mem::take(disks), |disk| self.sees(&disk.name)).await;
+                }
                 Reply::Tenants(tenants) => tenants.retain(|tenant| self.principal.sees_tenant(&tenant.name)),
                 _ => {}
             }

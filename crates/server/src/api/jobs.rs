@@ -35,7 +35,7 @@ impl Caller {
 async fn list(caller: Caller, query: ListQuery) -> Result<Response> {
     query.refuse_filters()?;
     let jobs = caller.api.control.jobs().list().into_iter().filter(|job| caller.sees_job(job)).collect();
-    page(jobs, &query, |job| format!("{:020}", u64::MAX - job.id))
+    page(jobs, &query, |job| format!("{:020}", u64::MAX - job.id)).await
 }
 
 async fn show(caller: Caller, Param(id): Param<u64>) -> Result<Json<JobView>> {

@@ -6,7 +6,6 @@
 
 use std::fmt::Write as _;
 
-use axum::Json;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, header};
@@ -16,7 +15,7 @@ use serde::Serialize;
 
 use super::problem::{ApiError, Refusal, Result};
 use super::route::QueryParameter;
-use crate::control::DiskView;
+use crate::control::{DiskView, STRETCH};
 use crate::nbd::ExportPattern;
 
 /// Largest page.
@@ -123,8 +122,25 @@ impl ListQuery {
     }
 }
 
+/// Responds with a JSON array; other requests are served in between.
+async fn array<T: Serialize>(all: &[T]) -> Result<Response> {
+    let mut bytes = vec![b'['];
+    for stretch in all.chunks(STRETCH) {
+        for one in stretch {
+            if bytes.len() > 1 {
+                bytes.push(b',');
+            }
+            let written = serde_json::to_writer(&mut bytes, one);
+            written.map_err(|e| ApiError::refused(Refusal::Panicked, e.to_string()))?;
+        }
+        tokio::task::yield_now().await;
+    }
+    bytes.push(b']');
+    Ok(([(header::CONTENT_TYPE, "application/json")], bytes).into_response())
+}
+
 /// Responds with one page of a list, in the order of the keys.
-pub(super) fn page<T: Serialize>(
+pub(super) async fn page<T: Serialize>(
     mut all: Vec<T>,
     query: &ListQuery,
     key: impl Fn(&T) -> String,
@@ -133,7 +149,7 @@ pub(super) fn page<T: Serialize>(
         if query.cursor.is_some() {
             return Err(ApiError::refused(Refusal::Malformed, "a cursor needs a limit"));
         }
-        return Ok(Json(all).into_response());
+        return array(&all).await;
     };
     all.sort_by_cached_key(|one| key(one));
     if let Some(cursor) = &query.cursor {
@@ -142,7 +158,7 @@ pub(super) fn page<T: Serialize>(
     let more = all.len() > limit;
     all.truncate(limit);
     let last = all.last().filter(|_| more).map(&key);
-    let mut response = Json(all).into_response();
+    let mut response = array(&all).await?;
     if let Some(last) = last {
         let cursor = utf8_percent_encode(&last, NON_ALPHANUMERIC);
         let link = format!("<{}?limit={limit}&cursor={cursor}{}>; rel=\"next\"", query.path, query.filters);
@@ -163,7 +179,7 @@ mod tests {
         let (mut query, mut found, mut pages) = (String::from("limit=3"), Vec::new(), 0);
         loop {
             let parsed = parse("/p".into(), &query).unwrap();
-            let response = page(all.iter().rev().cloned().collect(), &parsed, Clone::clone).unwrap();
+            let response = page(all.iter().rev().cloned().collect(), &parsed, Clone::clone).await.unwrap();
             let link = response.headers().get(header::LINK).map(|link| link.to_str().unwrap().to_owned());
             let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
             found.extend(serde_json::from_slice::<Vec<String>>(&body).unwrap());
@@ -175,13 +191,13 @@ mod tests {
         assert_eq!((found, pages), (all, 4));
     }
 
-    #[test]
-    fn invalid_queries_are_refused() {
+    #[tokio::test]
+    async fn invalid_queries_are_refused() {
         for bad in ["limit=0", "limit=10001", "limit=x", "limit", "cursor=", "x=1", "name=%ff", "name=a/b"] {
             assert!(parse("/p".into(), bad).is_err(), "{bad}");
         }
         let cursor_only = parse("/p".into(), "cursor=a").unwrap();
-        assert!(page(vec![1], &cursor_only, |_| "a".into()).is_err());
+        assert!(page(vec![1], &cursor_only, |_| "a".into()).await.is_err());
         let kept = parse("/p".into(), "name=a*&limit=2&tenant=t").unwrap();
         assert_eq!(kept.filters, "&name=a*&tenant=t");
     }

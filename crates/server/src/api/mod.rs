@@ -50,7 +50,7 @@ use axum::{Json, Router};
 use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
-use crate::control::{Action, Control, Reply};
+use crate::control::{Action, Control, Reply, retain};
 use crate::{dashboard, metrics};
 use auth::Caller;
 pub use auth::{Peer, cookie_name};
@@ -183,13 +183,13 @@ async fn run(caller: Caller, action: Action) -> Result<Json<Reply>> {
 async fn list(caller: Caller, query: list::ListQuery, action: Action) -> route::Answer {
     let reply = caller.run(action).await?;
     if let Reply::Disks(disks) = reply {
-        let disks = disks.into_iter().filter(|disk| query.matches(disk)).collect();
-        return list::page(disks, &query, |disk| disk.name.clone());
+        let disks = retain(disks, |disk| query.matches(disk)).await;
+        return list::page(disks, &query, |disk| disk.name.clone()).await;
     }
     query.refuse_filters()?;
     match reply {
-        Reply::Tenants(tenants) => list::page(tenants, &query, |tenant| tenant.name.clone()),
-        Reply::Targets(targets) => list::page(targets, &query, |target| target.name.clone()),
+        Reply::Tenants(tenants) => list::page(tenants, &query, |tenant| tenant.name.clone()).await,
+        Reply::Targets(targets) => list::page(targets, &query, |target| target.name.clone()).await,
         other => Ok(Json(other).into_response()),
     }
 }

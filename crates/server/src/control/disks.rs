@@ -6,7 +6,7 @@ use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Role};
 
 use super::{
     CloneVolumes, Control, ControlError, DiskSpaceView, DiskStatsView, DiskView, ErrorKind, LimitedView,
-    Reply, Reset, Result,
+    Reply, Reset, Result, collect,
 };
 
 /// Most clones that one request creates.
@@ -15,19 +15,19 @@ pub const MAX_CLONES: u32 = 100_000;
 const MIN_WRITE_CACHE: u64 = 4096;
 
 impl Control {
-    pub(super) fn list_disks(&self, role: Role) -> Reply {
-        self.list(|d| d.role == role)
+    pub(super) async fn list_disks(&self, role: Role) -> Reply {
+        self.list(|d| d.role == role).await
     }
 
-    pub(super) fn list_snapshots(&self, volume: &str) -> Result<Reply> {
+    pub(super) async fn list_snapshots(&self, volume: &str) -> Result<Reply> {
         self.expect(volume, Role::Volume)?;
         let prefix = format!("{volume}@");
-        Ok(self.list(|d| d.role == Role::Snapshot && d.name.starts_with(&prefix)))
+        Ok(self.list(|d| d.role == Role::Snapshot && d.name.starts_with(&prefix)).await)
     }
 
-    fn list(&self, filter: impl Fn(&DiskInfo) -> bool) -> Reply {
-        let disks = self.pool().disks();
-        Reply::Disks(disks.iter().filter(|d| filter(d)).filter_map(DiskView::new).collect())
+    async fn list(&self, filter: impl Fn(&DiskInfo) -> bool) -> Reply {
+        let view = |disk: DiskInfo| filter(&disk).then(|| DiskView::new(&disk)).flatten();
+        Reply::Disks(collect(self.pool().disks(), view).await)
     }
 
     pub(super) fn show_disk(&self, name: &str, role: Role) -> Result<Reply> {

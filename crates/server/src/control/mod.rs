@@ -22,6 +22,7 @@ mod profile;
 mod reservations;
 mod served;
 mod space;
+mod stretches;
 mod targets;
 mod upgrade;
 mod view;
@@ -50,6 +51,7 @@ pub use profile::*;
 pub use reservations::*;
 pub use served::*;
 pub use space::*;
+pub use stretches::*;
 pub use targets::*;
 pub use upgrade::{Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
 pub use view::*;
@@ -344,15 +346,17 @@ impl Control {
         use Action as A;
         let pool = self.pool();
         match action {
-            A::ListImages => Ok(self.list_disks(Role::Image)),
+            A::ListImages => Ok(self.list_disks(Role::Image).await),
             A::ShowImage { name } => self.show_disk(name, Role::Image),
             A::CreateImage { name, source } => self.create_image(name, source).await,
             A::RemoveImage { name } => self.remove_disk(name, Role::Image).await,
             A::ShowProfile { image } => self.show_profile(image).await,
             A::ChangeProfile { image, action } => self.change_profile(image, *action, owner).await,
             A::RemoveProfile { image } => self.remove_profile(image).await,
-            A::ListVolumes => Ok(self.list_disks(Role::Volume)),
-            A::ShowActivity => Ok(Reply::Activity(pool.guest_stats().into_iter().map(Into::into).collect())),
+            A::ListVolumes => Ok(self.list_disks(Role::Volume).await),
+            A::ShowActivity => {
+                Ok(Reply::Activity(collect(pool.guest_stats(), |disk| Some(disk.into())).await))
+            }
             A::ShowVolume { name } => self.show_disk(name, Role::Volume),
             A::CreateVolume(v) => {
                 disk_reply(&pool.create_volume(&v.name, v.size_bytes, v.sync.into(), v.dedup_domain).await?)
@@ -375,7 +379,7 @@ impl Control {
             A::DisconnectClient { name, client } => self.disconnect_client(name, client).await,
             A::LearnClasses { name } => self.scan_classes(name, owner).await,
             A::RollbackVolume { name, snapshot } => self.roll_back_volume(name, snapshot).await,
-            A::ListSnapshots { volume } => self.list_snapshots(volume),
+            A::ListSnapshots { volume } => self.list_snapshots(volume).await,
             A::CreateSnapshot { volume, name } => disk_reply(&pool.create_snapshot(volume, name).await?),
             A::RemoveSnapshot { volume, name } => {
                 self.remove_disk(&format!("{volume}@{name}"), Role::Snapshot).await

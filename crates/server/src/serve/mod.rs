@@ -49,6 +49,7 @@ mod publish;
 mod reload;
 mod reopen;
 mod replace;
+mod requests;
 mod rlimit;
 mod sentinel;
 mod services;
@@ -93,6 +94,7 @@ pub use reload::Load;
 use reload::Reloader;
 use reopen::Reopened;
 use replace::{Outcome, Resumption, cut, replace};
+use requests::RequestThread;
 use services::{Prepared, Services};
 use signals::Signals;
 use sockets::Sockets;
@@ -228,6 +230,7 @@ struct Server<'a> {
     binary: Binary,
     descriptors: Descriptors,
     engine: Arc<EngineThread>,
+    api: RequestThread,
     /// The target port groups of the pool.
     groups: Arc<PortGroups>,
     signals: Signals,
@@ -303,6 +306,7 @@ impl Server<'_> {
             binary,
             descriptors,
             engine,
+            api: RequestThread::start()?,
             groups,
             signals,
             upgrade_signal,
@@ -318,7 +322,8 @@ impl Server<'_> {
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
         let (config, pool) = (self.reloader.current(), (open.pool.clone(), &*open.store));
-        Prepared::new(&config, &self.descriptors, pool, &self.groups, sockets, state).await
+        let served_by = (sockets, &self.api.handle());
+        Prepared::new(&config, &self.descriptors, pool, &self.groups, served_by, state).await
     }
 
     /// Serves until a stop signal, or until another process has taken over.

@@ -11,6 +11,7 @@ use axum::serve::Listener;
 use forebay_engine::Pool;
 use forebay_store::rados::StandbyWatch;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -37,7 +38,7 @@ use crate::iscsi::{self, PortGroups};
 use crate::limits::LimitTable;
 use crate::metrics::Observed;
 use crate::nbd;
-use crate::plane::{ConnectionLimits, Gate, Handle, ListenAddr, Plane};
+use crate::plane::{self, ConnectionLimits, Gate, ListenAddr, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
 
@@ -65,6 +66,8 @@ pub(super) struct Prepared {
     http: Option<TcpListener>,
     http_hosts: Arc<[String]>,
     https: Option<Arc<HttpsCertificate>>,
+    /// Where requests of the API are served.
+    requests: Handle,
     access: Arc<Access>,
     api_connections: usize,
     most_connections: usize,
@@ -82,7 +85,7 @@ pub(super) struct Prepared {
 
 /// The running parts of a server with an open pool.
 pub(super) struct Services {
-    pub plane: Handle,
+    pub plane: plane::Handle,
     pub control: Control,
     pub access: Arc<Access>,
     pub units: Arc<Units>,
@@ -100,7 +103,7 @@ impl Prepared {
         descriptors: &Descriptors,
         (pool, store): (Arc<Pool>, &Lease),
         groups: &Arc<PortGroups>,
-        sockets: &Sockets,
+        (sockets, requests): (&Sockets, &Handle),
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
         groups.activate(groups.own());
@@ -141,7 +144,11 @@ impl Prepared {
                 Err(reason) => tracing::warn!(reason, "a connection cannot continue and is closed"),
             }
         }
-        let http = sockets.http()?;
+        let (control_listener, http) = {
+            // The reactor of the thread of requests watches these listeners.
+            let _context = requests.enter();
+            (sockets.control()?, sockets.http()?)
+        };
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
         let info = server_info(config, &nbd, &iscsi, http_address);
         Ok(Prepared {
@@ -154,10 +161,11 @@ impl Prepared {
             units,
             certificates,
             info,
-            control_listener: sockets.control()?,
+            control_listener,
             http,
             http_hosts: config.http.hosts.clone().into(),
             https: config.http.https.as_ref().map(HttpsCertificate::load).transpose()?.map(Arc::new),
+            requests: requests.clone(),
             access: access(config)?,
             api_connections: descriptors.control,
             most_connections: descriptors.clients,
@@ -207,7 +215,7 @@ impl Prepared {
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
         background
             .extend(self.standbys.map(|standbys| tokio::spawn(heirs::watch(standbys, control.clone()))));
-        let serve = Api { control: control.clone(), access: self.access.clone() };
+        let serve = Api { control: control.clone(), access: self.access.clone(), requests: self.requests };
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
         let mut listeners =
             vec![serve.listen(socket_listener, Entry::new(Origin::Socket, &self.http_hosts), None)];
@@ -319,6 +327,7 @@ async fn flush_tokens(access: Arc<Access>) {
 struct Api {
     control: Control,
     access: Arc<Access>,
+    requests: Handle,
 }
 
 impl Api {
@@ -335,7 +344,7 @@ impl Api {
     {
         let router = api::router(self.control.clone(), self.access.clone(), entry);
         let control = self.control.clone();
-        tokio::spawn(async move {
+        self.requests.spawn(async move {
             let stop = async move {
                 control.stopped().await;
                 if control.is_upgrading() {
