@@ -31,6 +31,7 @@ pub mod plane;
 pub mod registry;
 pub mod scsi;
 pub mod serve;
+mod shares;
 pub mod size;
 pub mod sizing;
 mod socket_option;

@@ -144,6 +144,14 @@ impl Principal {
         self.token.as_deref()
     }
 
+    /// The client to which entries of bounded tables belong: the id of its token, or its name without one.
+    pub fn owner(&self) -> String {
+        match self.token_id() {
+            Some(id) => format!("token {id}"),
+            None => self.name.to_string(),
+        }
+    }
+
     /// Whether a tenant is in its scope.
     pub fn sees_tenant(&self, name: &str) -> bool {
         match &self.scope {

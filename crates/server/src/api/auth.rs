@@ -17,6 +17,7 @@ use super::route::is_of_access;
 use super::{Api, Origin, PREFIX};
 use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, may};
 use crate::control::{Action, ControlError, Reply, Topic, retain};
+use crate::plane::network;
 
 /// Name of the cookie of a session. Browsers accept the prefix `__Host-` over TLS only, and then refuse a
 /// cookie that another host of the domain sets.
@@ -94,7 +95,11 @@ fn audit(
         let of_access = path.strip_prefix(PREFIX).is_some_and(is_of_access);
         if of_access || is_bad_credential || code.is_some_and(Code::is_denied) {
             let what = code.map_or("access", |code| code.0);
-            api.control.events().publish(Topic::Security, what, Vec::new(), serde_json::json!(record));
+            let by = match principal {
+                Some(principal) => principal.name.to_string(),
+                None => peer.map_or_else(String::new, |address| network(address).to_string()),
+            };
+            api.control.events().publish(&by, Topic::Security, what, Vec::new(), serde_json::json!(record));
         }
     }
 }

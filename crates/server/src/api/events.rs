@@ -3,8 +3,8 @@
 //! A stream holds a position in the ring of events and one event on its way to the client. A client that
 //! reads slowly gets an event `missed` in place of those that the ring does not have any more. A stream ends
 //! when the session or the token of its client is not valid any more, when the client does not read for
-//! [`KEEP_ALIVE`], and after [`LIFETIME`]. Browsers connect again automatically, and continue after the last
-//! event that they received.
+//! [`KEEP_ALIVE`], after [`LIFETIME`], and when another client needs its place ([`Streams`]). Browsers
+//! connect again automatically, and continue after the last event that they received.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,8 +15,9 @@ use axum::extract::RawQuery;
 use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 use hyper::body::{Bytes, Frame};
+use parking_lot::Mutex;
 use serde_json::json;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::auth::Caller;
@@ -24,13 +25,14 @@ use super::problem::{ApiError, Refusal, Result};
 use super::route::{Answer, QueryParameter, Route};
 use crate::access::{DiskRef, Right, may};
 use crate::control::{Delivery, Event, Subscription, Topic};
+use crate::shares::Shares;
 
 /// How long a stream lasts.
 const LIFETIME: Duration = Duration::from_secs(900);
 /// Interval of comments that keep the connection open, and reveal one that is not.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Most streams of a listener: less than its connections.
-pub(super) const MAX_STREAMS: usize = 32;
+const MAX_STREAMS: usize = 32;
 
 const QUERY: &[QueryParameter] = &[QueryParameter {
     name: "topics",
@@ -51,6 +53,50 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
+/// The streams of a listener, in the order in which they began.
+///
+/// When there are [`MAX_STREAMS`], a client with fewer streams than another one replaces the oldest
+/// stream of the client with the most. A client that would have the most then is refused instead: otherwise
+/// two clients would displace each other's streams again and again, since browsers connect again.
+#[derive(Clone, Default)]
+pub(super) struct Streams(Arc<Mutex<Vec<Arc<Follower>>>>);
+
+struct Follower {
+    owner: String,
+    /// Notified when another client takes the place.
+    displaced: Notify,
+}
+
+/// The place of a stream, until it is dropped.
+struct Place {
+    streams: Streams,
+    follower: Arc<Follower>,
+}
+
+impl Streams {
+    fn begin(&self, owner: String) -> Option<Place> {
+        let mut all = self.0.lock();
+        if all.len() >= MAX_STREAMS {
+            let shares: Shares<&str> = all.iter().map(|other| (other.owner.as_str(), 1)).collect();
+            let largest = shares.largest();
+            if shares.of(owner.as_str()) + 1 >= largest {
+                return None;
+            }
+            let oldest = all.iter().position(|other| shares.of(other.owner.as_str()) == largest)?;
+            all.remove(oldest).displaced.notify_one();
+        }
+        let follower = Arc::new(Follower { owner, displaced: Notify::new() });
+        all.push(follower.clone());
+        Some(Place { streams: self.clone(), follower })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.streams.0.lock().retain(|other| !Arc::ptr_eq(other, &self.follower));
+    }
+}
+
 /// The topics that a query names; all without a query.
 fn topics(query: Option<&str>) -> Result<Vec<Topic>> {
     let malformed = |why: &str| ApiError::refused(Refusal::Malformed, why);
@@ -68,7 +114,7 @@ fn topics(query: Option<&str>) -> Result<Vec<Topic>> {
 
 async fn events(caller: Caller, headers: HeaderMap, RawQuery(query): RawQuery) -> Answer {
     let topics = topics(query.as_deref())?;
-    let Ok(permit) = caller.api.streams.clone().try_acquire_owned() else {
+    let Some(place) = caller.api.streams.begin(caller.principal.owner()) else {
         let why = "too many clients follow the events; close one of them";
         return Err(ApiError::refused(Refusal::TooManyStreams, why));
     };
@@ -76,7 +122,7 @@ async fn events(caller: Caller, headers: HeaderMap, RawQuery(query): RawQuery) -
     let subscription = caller.api.control.events().subscribe(after);
     // One event is on its way; the ring has the others.
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(follow(caller, topics, subscription, sender, permit));
+    tokio::spawn(follow(caller, topics, subscription, sender, place));
     Ok(([(header::CONTENT_TYPE, "text/event-stream")], axum::body::Body::new(Stream(receiver)))
         .into_response())
 }
@@ -87,7 +133,7 @@ async fn follow(
     topics: Vec<Topic>,
     mut subscription: Subscription,
     sender: mpsc::Sender<Bytes>,
-    _permit: OwnedSemaphorePermit,
+    place: Place,
 ) {
     let begun = Instant::now();
     let mut text = Some("retry: 2000\n\n".to_owned());
@@ -95,8 +141,9 @@ async fn follow(
         if let Some(text) = text.take() {
             let sent = tokio::select! {
                 sent = sender.send(text.into()) => sent.is_ok(),
-                // A client that does not read does not keep its permit.
+                // A client that does not read does not keep its place.
                 () = tokio::time::sleep(KEEP_ALIVE) => false,
+                () = place.follower.displaced.notified() => false,
                 () = caller.api.control.stopped() => false,
             };
             if !sent {
@@ -107,6 +154,7 @@ async fn follow(
             delivery = subscription.next() => encode(&caller, &topics, delivery),
             () = tokio::time::sleep(KEEP_ALIVE) => Some(":\n\n".to_owned()),
             () = sender.closed() => return,
+            () = place.follower.displaced.notified() => return,
             () = caller.api.control.stopped() => return,
         };
     }
@@ -153,5 +201,25 @@ impl hyper::body::Body for Stream {
         context: &mut Context<'_>,
     ) -> Poll<Option<std::result::Result<Frame<Bytes>, Self::Error>>> {
         self.0.poll_recv(context).map(|text| text.map(|text| Ok(Frame::data(text))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_takes_all_streams_leaves_places_to_others() {
+        let streams = Streams::default();
+        let reader: Vec<_> = (0..MAX_STREAMS).map(|_| streams.begin("reader".into()).unwrap()).collect();
+        assert!(streams.begin("reader".into()).is_none());
+        let administrator: Vec<_> = std::iter::from_fn(|| streams.begin("administrator".into())).collect();
+        assert_eq!(administrator.len(), MAX_STREAMS / 2);
+        assert_eq!(streams.0.lock().len(), MAX_STREAMS);
+        // No client displaces streams of the other one now.
+        assert!(streams.begin("reader".into()).is_none() && streams.begin("administrator".into()).is_none());
+        assert!(streams.begin("third".into()).is_some());
+        drop(reader);
+        assert!(streams.begin("reader".into()).is_some());
     }
 }

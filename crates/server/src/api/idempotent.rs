@@ -3,9 +3,10 @@
 //! disconnects, because the client will ask for the result; an import ends with the stream of its progress.
 //!
 //! **Bounds.** Responses are kept for [`KEEP`], at most [`MAX_KEYS`] of them with [`MAX_BYTES`] in total, in
-//! memory: a restart of the server forgets them. The oldest are dropped first. Responses that are streams, or
-//! longer than [`MAX_RESPONSE`], are not kept; such a key is answered as done. Failures of the server (5xx)
-//! are not kept: a repetition tries again. A client has at most [`MAX_RUNNING`] such requests under way.
+//! memory: a restart of the server forgets them. The first to be dropped is the oldest response of the client
+//! with the most responses, or with the most bytes of them. Responses that are streams, or longer than
+//! [`MAX_RESPONSE`], are not kept; such a key is answered as done. Failures of the server (5xx) are not kept:
+//! a repetition tries again. A client has at most [`MAX_RUNNING`] such requests under way.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use super::problem::{ApiError, PROBLEM_JSON, Refusal};
 use super::route::is_of_access;
 use super::{Api, PREFIX};
 use crate::access::Principal;
+use crate::shares::Shares;
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -81,12 +83,15 @@ impl Keys {
             let detail = format!("{MAX_RUNNING} requests of this client with an Idempotency-Key are running");
             return Some(ApiError::refused(Refusal::TooManyRequests, detail).retry_after(1).into_response());
         }
-        while all.len() >= MAX_KEYS || all.values().map(Entry::bytes).sum::<usize>() > MAX_BYTES {
-            let ended = all.iter().filter(|(_, entry)| matches!(entry.state, Outcome::Done(..)));
-            let Some(oldest) = ended.min_by_key(|(_, entry)| entry.begun).map(|(key, _)| key.clone()) else {
+        while all.len() >= MAX_KEYS {
+            if !drop_oldest(&mut all, |_| 1) {
                 break;
-            };
-            all.remove(&oldest);
+            }
+        }
+        while all.values().map(Entry::bytes).sum::<usize>() > MAX_BYTES {
+            if !drop_oldest(&mut all, Entry::bytes) {
+                break;
+            }
         }
         all.insert(key.clone(), Entry { request, begun: Instant::now(), state: Outcome::Running });
         None
@@ -101,6 +106,17 @@ impl Keys {
     fn forget(&self, key: &Key) {
         self.0.lock().remove(key);
     }
+}
+
+/// Drops the oldest response of the client for which the sum of the weights is the largest. False if there is
+/// none.
+fn drop_oldest(all: &mut HashMap<Key, Entry>, weight: impl Fn(&Entry) -> usize) -> bool {
+    let ended = || all.iter().filter(|(_, entry)| matches!(entry.state, Outcome::Done(..)));
+    let shares: Shares<&str> = ended().map(|((client, _), entry)| (client.as_str(), weight(entry))).collect();
+    let largest = shares.largest();
+    let yielding = ended().filter(|((client, _), _)| shares.of(client.as_str()) == largest);
+    let oldest = yielding.min_by_key(|(_, entry)| entry.begun).map(|(key, _)| key.clone());
+    oldest.is_some_and(|key| all.remove(&key).is_some())
 }
 
 /// Forgets a request that ended without a response that is kept.
@@ -156,11 +172,7 @@ pub(super) async fn once(State(api): State<Api>, request: Request, next: Next) -
     };
     // A client without a right has no keys; the route refuses it.
     let Some(principal) = request.extensions().get::<Principal>() else { return next.run(request).await };
-    let client = match principal.token_id() {
-        Some(id) => format!("token {id}"),
-        None => principal.name.to_string(),
-    };
-    let key = (client, key);
+    let key = (principal.owner(), key);
     let (parts, bytes) = match buffer(request).await {
         Ok(buffered) => buffered,
         Err(refused) => return refused.into_response(),
@@ -236,6 +248,26 @@ mod tests {
         tokio::time::advance(KEEP).await;
         assert!(keys.begin(&("a".into(), "x".into()), [0; 32]).is_none());
         assert_eq!(keys.0.lock().len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_displaces_only_its_own_responses() {
+        let many = |len: usize, number: usize| async move {
+            let keys = Keys::default();
+            let of_administrator = ("a".to_owned(), "k".to_owned());
+            assert!(keys.begin(&of_administrator, [1; 32]).is_none());
+            keys.end(&of_administrator, done(2));
+            for n in 0..number {
+                tokio::time::advance(Duration::from_millis(1)).await;
+                let key = ("b".to_owned(), n.to_string());
+                assert!(keys.begin(&key, [0; 32]).is_none());
+                keys.end(&key, done(len));
+            }
+            let replayed = keys.begin(&of_administrator, [1; 32]).expect("the request would run again");
+            assert_eq!(replayed.status(), StatusCode::CREATED);
+        };
+        many(2, 2 * MAX_KEYS).await;
+        many(MAX_RESPONSE, 2 * MAX_BYTES / MAX_RESPONSE).await;
     }
 
     #[test]

@@ -47,7 +47,6 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::{Json, Router};
-use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
 use crate::control::{Action, Control, Reply, retain};
@@ -100,8 +99,8 @@ pub(crate) struct Api {
     access: Arc<Access>,
     entry: Entry,
     keys: idempotent::Keys,
-    /// Permits of clients that follow the events.
-    streams: Arc<Semaphore>,
+    /// Clients that follow the events.
+    streams: events::Streams,
 }
 
 /// Returns all routes, grouped by resource.
@@ -136,8 +135,7 @@ pub fn routes() -> Vec<Route> {
 
 /// Builds the router of a listener.
 pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
-    let streams = Arc::new(Semaphore::new(events::MAX_STREAMS));
-    let api = Api { control, access, entry, keys: Default::default(), streams };
+    let api = Api { control, access, entry, keys: Default::default(), streams: Default::default() };
     let mut router = Router::new();
     for route in routes() {
         router = router.route(&format!("{PREFIX}{}", route.path), route.handler);

@@ -1,6 +1,5 @@
 //! Block classes: their representation in the API, and the scans of disks that determine them.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use utoipa::ToSchema;
 
 use super::view::ratio;
 use super::{Control, ControlError, ErrorKind, JobKind, Reply, Result};
+use crate::registry::{Registered, Registry};
 
 /// A background scan works this long, then pauses [`PAUSE_FACTOR`] times as long as it worked.
 const SCAN_BURST: Duration = Duration::from_millis(10);
@@ -63,16 +63,32 @@ impl From<ClassesInfo> for ClassesView {
     }
 }
 
-/// Most scans that administrators requested and that have not ended.
+/// Maximum number of requested scans that have not ended.
 const MAX_REQUESTED: usize = 4;
+/// How many of them one client has at most.
+const MAX_OF_CLIENT: usize = MAX_REQUESTED / 2;
 
 /// The state of scans. One runs at a time, because each may use about 200 MiB of memory.
 #[derive(Default)]
 pub(super) struct Scans {
     running: Mutex<()>,
-    /// Number of running and queued scans that an administrator requested. While there are any, scans do not
-    /// pause.
-    requested: AtomicUsize,
+    /// The clients whose requested scans run or are queued. While there are any, scans do not pause.
+    requested: Registry<String>,
+}
+
+impl Scans {
+    /// Counts a scan that a client requests.
+    fn admit(&self, client: &str) -> Result<Registered<String>> {
+        let (all, of_client) = (self.requested.count(), self.requested.list(|other| other == client).len());
+        if all >= MAX_REQUESTED || of_client >= MAX_OF_CLIENT {
+            let why = format!(
+                "{all} scans are running or queued, {of_client} of them for this client; repeat the request when one has \
+                 ended"
+            );
+            return Err(ControlError::new(ErrorKind::BadState, why));
+        }
+        Ok(self.requested.begin(client.to_owned()))
+    }
 }
 
 impl Control {
@@ -83,26 +99,15 @@ impl Control {
     /// Scans a disk at the request of an administrator, and replies with its classes.
     ///
     /// # Errors
-    /// [`ErrorKind::BadState`] if [`MAX_REQUESTED`] scans are running or queued: each occupies a job permit.
+    /// [`ErrorKind::BadState`] if [`MAX_REQUESTED`] scans are running or queued, or [`MAX_OF_CLIENT`] of this
+    /// client: each occupies a job permit.
     pub(super) async fn scan_classes(&self, name: &str, owner: &str) -> Result<Reply> {
-        let requested = &self.inner.scans.requested;
-        if requested.fetch_add(1, Relaxed) >= MAX_REQUESTED {
-            requested.fetch_sub(1, Relaxed);
-            let why =
-                format!("{MAX_REQUESTED} scans are running or queued; repeat the request when one has ended");
-            return Err(ControlError::new(ErrorKind::BadState, why));
-        }
-        let scanned = match self.pool().peek(name) {
-            Ok(peek) => {
-                let job = self.begin_job(JobKind::Scan, Some(name), owner, false);
-                let learned = self.learn(peek).await;
-                job.end(&learned);
-                learned
-            }
-            Err(e) => Err(e.into()),
-        };
-        requested.fetch_sub(1, Relaxed);
-        scanned?;
+        let _requested = self.inner.scans.admit(owner)?;
+        let peek = self.pool().peek(name)?;
+        let job = self.begin_job(JobKind::Scan, Some(name), owner, false);
+        let learned = self.learn(peek).await;
+        job.end(&learned);
+        learned?;
         self.show_classes(name)
     }
 
@@ -172,10 +177,27 @@ impl Reader {
     fn throttle(&mut self) {
         let worked = self.burst_began.elapsed();
         if worked >= SCAN_BURST {
-            if self.control.inner.scans.requested.load(Relaxed) == 0 {
+            if self.control.inner.scans.requested.count() == 0 {
                 thread::sleep(worked * PAUSE_FACTOR);
             }
             self.burst_began = Instant::now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_requests_many_scans_leaves_room_to_others() {
+        let scans = Scans::default();
+        let of_operator: Vec<_> = std::iter::from_fn(|| scans.admit("operator").ok()).collect();
+        assert_eq!(of_operator.len(), MAX_OF_CLIENT);
+        let of_administrator = scans.admit("administrator").unwrap();
+        drop(of_operator);
+        assert!(scans.admit("operator").is_ok());
+        drop(of_administrator);
+        assert_eq!(scans.requested.count(), 0);
     }
 }

@@ -1,7 +1,11 @@
 //! Events for clients that watch the server: a ring of the newest, and subscriptions that read it.
 //!
 //! **Nothing waits for a reader.** Publishing adds to the ring and wakes the readers. A subscription is a
-//! position in the ring: one that falls behind by more than [`RING`] events learns how many it has missed.
+//! position in the ring: a subscription that falls behind learns how many events it has missed.
+//!
+//! **When the ring is full**, the oldest event of the client that caused the most events makes room. So the
+//! ids in the ring increase, with gaps, and a client that causes many events does not remove the events of
+//! another.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,6 +17,7 @@ use tokio::sync::watch;
 use utoipa::ToSchema;
 
 use crate::clock::unix_ms;
+use crate::shares::Shares;
 
 /// Number of events in the ring.
 pub const RING: usize = 4096;
@@ -78,6 +83,9 @@ pub struct Event {
     /// Details, depending on the topic: a job, for example.
     #[schema(value_type = Object)]
     pub data: Value,
+    /// The client that caused it; empty for the server itself.
+    #[serde(skip)]
+    pub by: Arc<str>,
 }
 
 /// Disks of events by their names.
@@ -85,8 +93,30 @@ fn names<S: Serializer>(disks: &[EventDisk], serializer: S) -> Result<S::Ok, S::
     serializer.collect_seq(disks.iter().map(|disk| &disk.name))
 }
 
+#[derive(Default)]
+struct Ring {
+    /// By increasing ids.
+    events: VecDeque<Arc<Event>>,
+    /// The number of events of each client.
+    shares: Shares<Arc<str>>,
+}
+
+impl Ring {
+    fn push(&mut self, event: Event) {
+        if self.events.len() >= RING {
+            let largest = self.shares.largest();
+            let oldest = self.events.iter().position(|event| self.shares.of(&event.by) == largest);
+            if let Some(removed) = oldest.and_then(|oldest| self.events.remove(oldest)) {
+                self.shares.remove(&removed.by, 1);
+            }
+        }
+        self.shares.add(event.by.clone(), 1);
+        self.events.push_back(Arc::new(event));
+    }
+}
+
 struct Shared {
-    ring: Mutex<VecDeque<Arc<Event>>>,
+    ring: Mutex<Ring>,
     /// The id of the next event.
     next: watch::Sender<u64>,
     /// The id of the first event of this process.
@@ -115,15 +145,12 @@ pub enum Delivery {
 }
 
 impl Events {
-    /// Publishes an event.
-    pub fn publish(&self, topic: Topic, what: &str, disks: Vec<EventDisk>, data: Value) {
+    /// Publishes an event. `by` is the client that caused it; empty for the server itself.
+    pub fn publish(&self, by: &str, topic: Topic, what: &str, disks: Vec<EventDisk>, data: Value) {
         let mut ring = self.0.ring.lock();
         let id = *self.0.next.borrow();
-        if ring.len() >= RING {
-            ring.pop_front();
-        }
-        let time_ms = unix_ms();
-        ring.push_back(Arc::new(Event { id, time_ms, topic, what: what.to_owned(), disks, data }));
+        let (time_ms, what, by) = (unix_ms(), what.to_owned(), by.into());
+        ring.push(Event { id, time_ms, topic, what, disks, data, by });
         self.0.next.send_replace(id + 1);
     }
 
@@ -171,21 +198,20 @@ impl Subscription {
     /// The next event, without waiting.
     pub fn try_next(&mut self) -> Option<Delivery> {
         self.receiver.mark_unchanged();
-        let ring = self.events.0.ring.lock();
-        let oldest = ring.front().map_or(*self.events.0.next.borrow(), |event| event.id);
+        let ring = &self.events.0.ring.lock().events;
         if std::mem::take(&mut self.unknown) {
-            self.next = oldest;
-            return Some(Delivery::Missed(None, oldest.saturating_sub(1)));
+            self.next = ring.front().map_or(*self.events.0.next.borrow(), |event| event.id);
+            return Some(Delivery::Missed(None, self.next.saturating_sub(1)));
         }
-        if self.next < oldest {
-            let missed = oldest - self.next;
-            self.next = oldest;
-            return Some(Delivery::Missed(Some(missed), oldest - 1));
+        // The newest event is never removed, so without a later event in the ring none was missed.
+        let event = ring.get(ring.partition_point(|event| event.id < self.next))?;
+        if self.next < event.id {
+            let missed = event.id - self.next;
+            self.next = event.id;
+            return Some(Delivery::Missed(Some(missed), event.id - 1));
         }
-        let index = usize::try_from(self.next - oldest).ok()?;
-        let event = ring.get(index)?.clone();
         self.next += 1;
-        Some(Delivery::Event(event))
+        Some(Delivery::Event(event.clone()))
     }
 }
 
@@ -195,7 +221,7 @@ mod tests {
 
     fn publish(events: &Events, count: usize) {
         for _ in 0..count {
-            events.publish(Topic::Volume, "reset", Vec::new(), Value::Null);
+            events.publish("a", Topic::Volume, "reset", Vec::new(), Value::Null);
         }
     }
 
@@ -229,9 +255,32 @@ mod tests {
         let events = Events::default();
         let mut slow = events.subscribe(None);
         publish(&events, RING + 10);
-        assert_eq!(events.0.ring.lock().len(), RING);
+        assert_eq!(events.0.ring.lock().events.len(), RING);
         let Some(Delivery::Missed(Some(10), last)) = slow.try_next() else { panic!("not missed") };
         assert_eq!(id(slow.try_next()), last + 1);
+    }
+
+    #[test]
+    fn a_client_that_causes_many_events_removes_only_its_own() {
+        let events = Events::default();
+        let mut reader = events.subscribe(None);
+        publish(&events, 1);
+        for _ in 0..2 * RING {
+            events.publish("flood", Topic::Security, "bad_token", Vec::new(), Value::Null);
+        }
+        publish(&events, 1);
+        assert_eq!(events.0.ring.lock().events.len(), RING);
+        let first = id(reader.try_next());
+        let kept = RING as u64 - 2;
+        let missed = 2 * RING as u64 - kept;
+        assert!(
+            matches!(reader.try_next(), Some(Delivery::Missed(Some(n), at)) if n == missed && at == first + n)
+        );
+        for n in 0..kept {
+            assert_eq!(id(reader.try_next()), first + missed + 1 + n);
+        }
+        assert_eq!(id(reader.try_next()), first + 2 * RING as u64 + 1);
+        assert!(reader.try_next().is_none());
     }
 
     #[tokio::test]

@@ -1,7 +1,8 @@
 //! Jobs: long work with progress, a result, and for some kinds a way to cancel it.
 //!
 //! **Bounds.** Running jobs are bounded by the permits of the control plane, and recordings by the number of
-//! images; of those that have ended, the newest [`HISTORY`] are kept, in memory only.
+//! images. Of the jobs that have ended, [`HISTORY`] are kept, in memory only. When there are more, the oldest
+//! job of the client with the most ended jobs is forgotten.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use utoipa::ToSchema;
 use super::events::{EventDisk, Events, Topic};
 use super::{ControlError, ErrorDetail, ErrorKind};
 use crate::clock::unix_ms;
+use crate::shares::Shares;
 
 /// Number of ended jobs that are kept.
 const HISTORY: usize = 256;
@@ -122,7 +124,7 @@ impl Shared {
     fn publish(&self, what: &str) {
         let view = self.view.lock().clone();
         let disk = view.disk.iter().map(|name| EventDisk { name: name.clone(), tenant: self.tenant.clone() });
-        self.events.publish(Topic::Job, what, disk.collect(), json!(view));
+        self.events.publish(&view.owner, Topic::Job, what, disk.collect(), json!(view));
     }
 }
 
@@ -173,12 +175,7 @@ impl Jobs {
             reported: Mutex::default(),
         });
         all.push_back(job.clone());
-        let ended = all.iter().filter(|job| job.view.lock().has_ended()).count();
-        if ended > HISTORY
-            && let Some(oldest) = all.iter().position(|job| job.view.lock().has_ended())
-        {
-            all.remove(oldest);
-        }
+        forget_oldest(&mut all);
         drop(all);
         job.publish("started");
         Job { shared: job, ended: false }
@@ -237,6 +234,26 @@ impl Jobs {
         drop(view);
         job.cancel.send_replace(true);
         Ok(found)
+    }
+}
+
+/// Forgets the oldest of the ended jobs of the client with the most of them, if there are more than
+/// [`HISTORY`].
+fn forget_oldest(all: &mut VecDeque<Arc<Shared>>) {
+    // The owner of each job that has ended.
+    let owner = |job: &Arc<Shared>| {
+        let view = job.view.lock();
+        view.has_ended().then(|| view.owner.clone())
+    };
+    let ended: Vec<Option<String>> = all.iter().map(owner).collect();
+    if ended.iter().flatten().count() <= HISTORY {
+        return;
+    }
+    let shares: Shares<&str> = ended.iter().flatten().map(|owner| (owner.as_str(), 1)).collect();
+    let largest = shares.largest();
+    let yields = |owner: &Option<String>| owner.as_deref().is_some_and(|owner| shares.of(owner) == largest);
+    if let Some(oldest) = ended.iter().position(yields) {
+        all.remove(oldest);
     }
 }
 

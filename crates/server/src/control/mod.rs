@@ -284,7 +284,7 @@ impl Control {
             if action.is_query() && !this.inner.gate.get().is_none_or(Gate::is_open) {
                 result = Err(ControlError::not_owner());
             }
-            this.publish(&action, before, &result);
+            this.publish(&action, &owner, before, &result);
             if !action.is_query() {
                 match &result {
                     Ok(_) => tracing::info!(?action, "action completed"),
@@ -317,7 +317,7 @@ impl Control {
     }
 
     /// Publishes the event of an action that changed disks, or found that the pool has stopped.
-    fn publish(&self, action: &Action, before: Option<EventDisk>, result: &Result<Reply>) {
+    fn publish(&self, action: &Action, owner: &str, before: Option<EventDisk>, result: &Result<Reply>) {
         let events = self.events();
         match result {
             Ok(reply) => {
@@ -331,12 +331,12 @@ impl Control {
                     _ => before.into_iter().collect(),
                 };
                 for disk in disks {
-                    events.publish(Topic::Volume, what, vec![disk], serde_json::Value::Null);
+                    events.publish(owner, Topic::Volume, what, vec![disk], serde_json::Value::Null);
                 }
             }
             Err(e) if matches!(e.kind, ErrorKind::Latched | ErrorKind::Fenced | ErrorKind::Damaged) => {
                 let data = serde_json::json!({"message": e.message});
-                events.publish(Topic::Error, e.kind.code(), Vec::new(), data);
+                events.publish(owner, Topic::Error, e.kind.code(), Vec::new(), data);
             }
             Err(_) => {}
         }

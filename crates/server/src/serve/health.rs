@@ -27,11 +27,11 @@ pub(super) async fn watch(control: Control) {
                 RoomView::Full => "full",
             };
             let data = json!({"free_bytes": stats.store_free_bytes, "total_bytes": stats.store_total_bytes});
-            control.events().publish(Topic::Capacity, what, Vec::new(), data);
+            control.events().publish("", Topic::Capacity, what, Vec::new(), data);
         }
         if damaged > old_damaged {
             let data = json!({"damaged_blocks": damaged});
-            control.events().publish(Topic::Error, "damaged_blocks", Vec::new(), data);
+            control.events().publish("", Topic::Error, "damaged_blocks", Vec::new(), data);
         }
     }
 }

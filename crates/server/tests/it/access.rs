@@ -266,6 +266,67 @@ async fn a_session_lasts_until_logout_or_until_its_token_is_revoked() {
 }
 
 #[tokio::test]
+async fn a_login_ends_the_former_session_of_the_browser() {
+    use tower::ServiceExt;
+    let (rig, _) = Caller::new(Origin::Socket).await;
+    let (reader, administrator) =
+        (token(&rig, "reader", Role::Reader, None), token(&rig, "administrator", Role::Administrator, None));
+    let entry = forebay_server::api::Entry::new(Origin::Remote, &[]);
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), entry));
+    let with = |mut request: Request<Body>, cookie: Option<&str>| {
+        if let Some(cookie) = cookie {
+            request.headers_mut().insert(header::COOKIE, cookie.parse().unwrap());
+        }
+        request
+    };
+    let login = async |token: &str, former: Option<&str>| {
+        let request = with(request(Method::POST, "/session", None, json!({"token": token})), former);
+        api.0.clone().oneshot(request).await.unwrap()
+    };
+    let show = async |cookie: &str| {
+        let request = with(request(Method::GET, "/session", None, Value::Null), Some(cookie));
+        api.send(request).await.0
+    };
+    let first = cookie(&login(&administrator, None).await);
+    assert_eq!(login("wrong", Some(&first)).await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(show(&first).await, StatusCode::OK, "a login that fails ends no session");
+    let second = cookie(&login(&reader, Some(&first)).await);
+    assert_eq!((show(&first).await, show(&second).await), (StatusCode::UNAUTHORIZED, StatusCode::OK));
+}
+
+#[tokio::test]
+async fn a_reader_displaces_nothing_of_an_administrator() {
+    use tower::ServiceExt;
+    let (rig, _) = Caller::new(Origin::Socket).await;
+    let reader = token(&rig, "reader", Role::Reader, disks("web-*"));
+    let administrator = token(&rig, "administrator", Role::Administrator, None);
+    let entry = forebay_server::api::Entry::new(Origin::Remote, &[]);
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), entry));
+    let login = async |token: &str| {
+        let request = request(Method::POST, "/session", None, json!({"token": token}));
+        api.0.clone().oneshot(request).await.unwrap()
+    };
+    let create = async || {
+        let body = json!({"name": "v", "size_bytes": 1 << 20});
+        let mut create = request(Method::POST, "/volumes", Some(&administrator), body);
+        create.headers_mut().insert("idempotency-key", "k".parse().unwrap());
+        api.0.clone().oneshot(create).await.unwrap()
+    };
+    let session = cookie(&login(&administrator).await);
+    assert_eq!(create().await.status(), StatusCode::CREATED);
+    for n in 0..1100 {
+        login(&reader).await;
+        let mut refused = request(Method::POST, "/volumes/web-1/reset", Some(&reader), Value::Null);
+        refused.headers_mut().insert("idempotency-key", n.to_string().parse().unwrap());
+        assert_eq!(api.send(refused).await.0, StatusCode::FORBIDDEN);
+    }
+    let mut shown = request(Method::GET, "/session", None, Value::Null);
+    shown.headers_mut().insert(header::COOKIE, session.parse().unwrap());
+    assert_eq!(api.send(shown).await.0, StatusCode::OK);
+    assert!(create().await.headers().contains_key("idempotency-replayed"), "the request ran again");
+}
+
+#[tokio::test]
 async fn failed_attempts_are_limited_by_address_and_a_valid_token_is_always_accepted() {
     let (rig, api) = Caller::new(Origin::Remote).await;
     let secret = token(&rig, "a", Role::Reader, None);

@@ -218,6 +218,53 @@ async fn streams_of_events_are_limited_and_given_back() {
 }
 
 #[tokio::test]
+async fn a_client_that_follows_with_all_streams_is_displaced() {
+    let (rig, _) = Caller::new(Origin::Socket).await;
+    let token = |name: &str| {
+        let new = CreateToken { name: name.into(), role: Role::Reader, scope: None, expires_in_s: None };
+        rig.access.tokens.create(new).unwrap().secret
+    };
+    let (flood, wallboard) = (token("flood"), token("wallboard"));
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Remote, &[])));
+    let begin = async |token: &str| {
+        let request = build(Method::GET, "/events").header(header::AUTHORIZATION, format!("Bearer {token}"));
+        send(&api, request, Value::Null).await
+    };
+    let mut streams = Vec::new();
+    loop {
+        let response = begin(&flood).await;
+        if response.status() != StatusCode::OK {
+            break;
+        }
+        streams.push(response);
+    }
+    assert_eq!(begin(&wallboard).await.status(), StatusCode::OK);
+    // The oldest stream of the other client ends.
+    let oldest = streams.swap_remove(0).into_body().collect();
+    tokio::time::timeout(Duration::from_secs(60), oldest).await.expect("the stream continues").unwrap();
+}
+
+#[tokio::test]
+async fn a_list_of_many_disks_leaves_the_thread_to_other_requests() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
+    api.post("/volumes/v/snapshots", json!({"name": "s"})).await;
+    let (status, _) = api.post("/clones", json!({"source": "v@s", "name": "c", "count": 2000})).await;
+    assert_eq!(status, StatusCode::CREATED);
+    let (mut turns, mut listed) = (0, std::pin::pin!(api.get("/volumes?name=c-*")));
+    let (status, found) = loop {
+        tokio::select! {
+            biased;
+            done = &mut listed => break done,
+            () = tokio::task::yield_now() => turns += 1,
+        }
+    };
+    assert_eq!((status, found.as_array().map(Vec::len)), (StatusCode::OK, Some(2000)));
+    // Two or three without the interruptions.
+    assert!(turns > 15, "other requests had {turns} turns");
+}
+
+#[tokio::test]
 async fn lists_have_pages_and_filters() {
     let (_rig, api) = Caller::new(Origin::Socket).await;
     for n in 0..5 {
