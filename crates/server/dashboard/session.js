@@ -11,8 +11,10 @@ export const who = () => client;
 export const may = {
   /** Change everything. */
   administer: () => client?.role === "administrator",
+  /** Create, clone, resize and remove volumes, and make images of them. */
+  provision: () => may.administer() || client?.role === "provisioner",
   /** Reset, roll back, limit and scan volumes, and make snapshots. */
-  operate: () => client?.role === "administrator" || client?.role === "operator",
+  operate: () => may.provision() || client?.role === "operator",
   /** See what concerns the whole server. */
   readServer: () => client !== null && client.scope === null,
   /** Import files of the server. */

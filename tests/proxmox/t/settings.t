@@ -27,8 +27,8 @@ is_deeply([grep { !m/\Aforebay-/ } keys %$properties], [], 'all properties have 
 is_deeply([grep { !$plugin->options()->{$_} } keys %$properties], [], 'all properties can be set');
 is_deeply(
     [sort grep { $plugin->options()->{$_}->{fixed} } keys %$properties],
-    [qw(forebay-api forebay-ca-file forebay-token-file)],
-    'where a token goes cannot be changed',
+    [qw(forebay-api forebay-ca-file forebay-namespace forebay-nbd forebay-token-file)],
+    'where a token goes, and which disks a storage has, cannot be changed',
 );
 my $tls = 'https://10.0.0.5:8443';
 for my $file ('/etc/shadow', '/etc/pve/priv/storage/other.forebay-token', '/etc/pve/priv/storage/../fb.forebay-token') {
@@ -79,6 +79,12 @@ is_deeply(
 );
 is(settings('forebay-write-cache' => '2G')->{desktops}, undef, 'the size of the cache alone makes no desktops');
 is(settings('forebay-namespace' => 'acme')->{prefix}, 'acme.', 'a namespace');
+for my $namespace (qw(vm-100-a base-9-x vm-100-)) {
+    like(refused(sub { $plugin->on_add_hook('fb', { 'forebay-namespace' => $namespace }) }),
+        qr/forebay-namespace '$namespace' is not valid/, "the namespace $namespace, which looks like a disk of a guest");
+    ok(settings('forebay-namespace' => $namespace), '... of a storage that exists is used');
+}
+ok(!defined($plugin->on_add_hook('fb', { 'forebay-namespace' => $_ })), "the namespace $_") for qw(acme vm vm-east base-9);
 ok(settings(shared => 1, 'forebay-api' => 'http://10.0.0.5:8080', 'forebay-nbd' => '10.0.0.5:10809'), 'a shared storage');
 
 for my $case (

@@ -85,6 +85,32 @@ for my $case (
     my ($property, $value, $expected, $what) = @$case;
     like(refused(sub { $plugin->status('fb', over_tls($property => $value), {}) }), $expected, $what);
 }
+
+# Two clusters that share the server
+
+my %clusters = map {
+    my $token = write_file("token-$_", token($_, '--role', 'provisioner', '--disks', "$_.*"));
+    ($_ => over_tls('forebay-token-file' => $token, 'forebay-namespace' => $_));
+} qw(acme other);
+my ($acme, $other) = @clusters{qw(acme other)};
+ok($plugin->activate_storage('fb', $acme, {}), 'a provisioner activates the storage of its cluster');
+my ($total, $available, $used, $is_active) = $plugin->status('fb', $acme, {});
+ok($is_active && $total >= $available && $total == $available + $used, '... and sees the room');
+$plugin->alloc_image('fb', $_, 300, 'raw', 'vm-300-disk-0', 1024) for $acme, $other;
+is($plugin->create_base('fb', $acme, 'vm-300-disk-0'), 'base-300-disk-0', '... makes a template');
+is($plugin->clone_image($acme, 'fb', 'base-300-disk-0', 301), 'base-300-disk-0/vm-301-disk-0', '... and a linked clone of it');
+$plugin->volume_snapshot($acme, 'fb', 'vm-301-disk-0', 'daily');
+$plugin->volume_snapshot_delete($acme, 'fb', 'vm-301-disk-0', 'daily', 0);
+is($plugin->rename_volume($acme, 'fb', 'vm-301-disk-0', 302, undef), 'fb:vm-302-disk-0', '... renames a volume');
+is_deeply([map { $_->{volid} } @{ $plugin->list_images('fb', $other, undef, undef, {}) }],
+    ['fb:vm-300-disk-0'], 'the other cluster sees its own volumes');
+my $intruder = { %$other, 'forebay-namespace' => 'acme' };
+like(refused(sub { $plugin->free_image('fb', $intruder, 'vm-302-disk-0', 0) }), qr/no volume, snapshot or image is named/,
+    '... and with a changed namespace none of the first');
+like(refused(sub { $plugin->alloc_image('fb', $intruder, 400, 'raw', undef, 1024) }), qr/Forebay: /, '... nor creates any there');
+$plugin->free_image('fb', $acme, 'vm-302-disk-0', 0);
+$plugin->free_image('fb', $acme, 'base-300-disk-0', 1);
+
 my $as_reader = over_tls('forebay-token-file' => $reader);
 ok(($plugin->status('fb', $as_reader, {}))[3], 'a reader sees the storage');
 like(refused(sub { $plugin->alloc_image('fb', $as_reader, 102, 'raw', undef, 1024) }), qr/Forebay: /, 'and changes nothing');

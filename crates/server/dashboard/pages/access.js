@@ -11,6 +11,7 @@ const DAY_S = 86400;
 const ROLES = [
   ["reader", "reader: looks at disks"],
   ["operator", "operator: resets, limits and snapshots disks of its scope"],
+  ["provisioner", "provisioner: also creates, clones and removes disks of its scope"],
   ["administrator", "administrator: everything"],
 ];
 
@@ -52,7 +53,7 @@ function createToken(refresh) {
           ["disks", "disks by name"],
           ["tenant", "disks of a tenant"],
         ],
-        help: "An operator needs a scope.",
+        help: "An operator needs a scope, a provisioner one of disks by name.",
       },
       {
         name: "disks",

@@ -100,7 +100,7 @@ export function imagesPage(context) {
       numberColumn("clones", "Clones", (d) => d.clones, count),
       { id: "domain", label: "Dedup domain", value: (d) => d.dedup_domain, number: true, minor: true },
       numberColumn("created", "Created", (d) => d.created_ms, time, { minor: true }),
-      may.administer() &&
+      may.provision() &&
         actionsColumn(
           (d) => d.name,
           (d) => button("Clone", () => cloneDisks(d.name).catch(showProblem), "small"),
@@ -227,7 +227,7 @@ export function imagePage(context, name) {
         head,
         pageHead(
           name,
-          may.administer()
+          may.provision()
             ? [
                 button("Create clones", () => cloneDisks(name).catch(showProblem), "primary"),
                 button("Delete", () => removeImage(context, name), "danger"),

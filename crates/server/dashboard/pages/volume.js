@@ -138,8 +138,8 @@ function snapshotsTable(volume) {
     h(
       "div",
       { class: "row-actions" },
-      may.administer() && button("Clone", () => cloneDisks(snapshot.name).catch(showProblem), "small"),
-      may.administer() && button("Image", () => createImageOf(snapshot.name), "small"),
+      may.provision() && button("Clone", () => cloneDisks(snapshot.name).catch(showProblem), "small"),
+      may.provision() && button("Image", () => createImageOf(snapshot.name), "small"),
       may.operate() && button("Roll back", () => rollBack(volume, nameOf(snapshot)), "small"),
       may.operate() && button("Delete", () => removeSnapshot(volume, nameOf(snapshot)), "small danger"),
     );
@@ -181,12 +181,12 @@ function actionsOf(context, disk) {
   return [
     disk.memory_lost && may.operate() && button("Resume", () => resumeVolume(name), "danger"),
     may.operate() && button("Snapshot", () => createSnapshot(name)),
-    may.administer() && button("Clone", () => cloneDisks(name).catch(showProblem)),
-    may.administer() && button("Create an image", () => createImageOf(name)),
-    may.administer() && button("Resize", () => resizeVolume(disk)),
-    may.administer() && isDesktop(disk) && button("Make persistent", () => persistVolume(name)),
+    may.provision() && button("Clone", () => cloneDisks(name).catch(showProblem)),
+    may.provision() && button("Create an image", () => createImageOf(name)),
+    may.provision() && button("Resize", () => resizeVolume(disk)),
+    may.provision() && isDesktop(disk) && button("Make persistent", () => persistVolume(name)),
     may.operate() && disk.origin && button("Reset", () => resetVolumes([name])),
-    may.administer() &&
+    may.provision() &&
       button("Delete", () => removeVolumes([name], (work) => context.leave("#/volumes", work)), "danger"),
   ].filter(Boolean);
 }

@@ -107,7 +107,7 @@ export function volumesPage(context) {
   const chosen = selectionBar(
     [
       may.operate() && button("Reset", () => resetVolumes(table.selected), "small"),
-      may.administer() && button("Delete", () => removeVolumes(table.selected, removeSelected), "small danger"),
+      may.provision() && button("Delete", () => removeVolumes(table.selected, removeSelected), "small danger"),
     ].filter(Boolean),
     () => table.clearSelection(),
   );
@@ -133,7 +133,7 @@ export function volumesPage(context) {
     await sampleActivity();
     draw();
   }, 2000);
-  const actions = may.administer()
+  const actions = may.provision()
     ? [
         button("Create clones", () => cloneDisks().catch(showProblem)),
         button("Create a volume", createVolume, "primary"),

@@ -19,6 +19,8 @@ pub enum Role {
     Reader,
     /// Also reset, roll back, resume and limit volumes, and make and remove snapshots, within a scope
     Operator,
+    /// Also create, clone, resize and remove volumes, and make images of them, within a scope of names
+    Provisioner,
     /// Everything
     Administrator,
 }
@@ -29,6 +31,7 @@ impl Role {
         match self {
             Role::Reader => "reader",
             Role::Operator => "operator",
+            Role::Provisioner => "provisioner",
             Role::Administrator => "administrator",
         }
     }
@@ -43,8 +46,12 @@ pub enum Right {
     Read,
     /// Look at the server as a whole; not for principals with a scope.
     ReadServer,
+    /// Look at the place of the pool and its free room; provisioners have it in spite of their scope.
+    ReadRoom,
     /// Change disks in the scope of the principal, without creating or removing any but snapshots.
     Operate,
+    /// Create and remove disks in the scope of the principal.
+    Provision,
     /// Everything else.
     Administer,
     /// Act with the rights of the server's user: only over the control socket.
@@ -58,7 +65,9 @@ impl Right {
             Right::Anyone => "anyone",
             Right::Read => "read",
             Right::ReadServer => "read_server",
+            Right::ReadRoom => "read_room",
             Right::Operate => "operate",
+            Right::Provision => "provision",
             Right::Administer => "administer",
             Right::Local => "local",
         }
@@ -82,6 +91,16 @@ impl Scope {
         match self {
             Scope::Disks(patterns) => patterns.iter().any(|pattern| pattern.matches(disk.name)),
             Scope::Tenant(tenant) => disk.tenant == Some(tenant),
+        }
+    }
+
+    /// Whether it contains every disk, but not necessarily the snapshots, whose name begins with `prefix`.
+    pub(crate) fn contains_all_beginning_with(&self, prefix: &str) -> bool {
+        match self {
+            Scope::Disks(patterns) => {
+                patterns.iter().any(|pattern| pattern.matches_all_beginning_with(prefix))
+            }
+            Scope::Tenant(_) => false,
         }
     }
 }
@@ -172,7 +191,9 @@ pub fn may(principal: &Principal, right: Right, disk: Option<&DiskRef<'_>>) -> b
     let by_role = match right {
         Right::Anyone | Right::Read => true,
         Right::ReadServer => principal.scope.is_none(),
+        Right::ReadRoom => principal.scope.is_none() || principal.role >= Role::Provisioner,
         Right::Operate => principal.role >= Role::Operator,
+        Right::Provision => principal.role >= Role::Provisioner,
         Right::Administer => principal.role == Role::Administrator,
         Right::Local => principal.role == Role::Administrator && principal.via == Via::Socket,
     };
@@ -193,11 +214,12 @@ mod tests {
     fn each_role_has_the_rights_of_the_lower_ones() {
         use Right::*;
         for (role, rights) in [
-            (Role::Reader, [true, true, true, false, false, false]),
-            (Role::Operator, [true, true, true, true, false, false]),
-            (Role::Administrator, [true, true, true, true, true, false]),
+            (Role::Reader, [true, true, true, true, false, false, false, false]),
+            (Role::Operator, [true, true, true, true, true, false, false, false]),
+            (Role::Provisioner, [true, true, true, true, true, true, false, false]),
+            (Role::Administrator, [true, true, true, true, true, true, true, false]),
         ] {
-            let found = [Anyone, Read, ReadServer, Operate, Administer, Local]
+            let found = [Anyone, Read, ReadServer, ReadRoom, Operate, Provision, Administer, Local]
                 .map(|right| may(&principal(role, None), right, None));
             assert_eq!(found, rights, "{role:?}");
         }
@@ -220,7 +242,13 @@ mod tests {
             assert!(!may(&by_tenant, Right::Read, Some(&disk("web-1", None))));
             assert!(!may(&by_name, Right::ReadServer, None) && !may(&by_tenant, Right::ReadServer, None));
         }
+        let provisioner = principal(Role::Provisioner, Some(patterns.clone()));
+        assert!(may(&provisioner, Right::Provision, Some(&disk("web-new", None))));
+        assert!(!may(&provisioner, Right::Provision, Some(&disk("mail", None))));
+        assert!(may(&provisioner, Right::ReadRoom, None) && !may(&provisioner, Right::ReadServer, None));
         let operator = principal(Role::Operator, Some(patterns));
+        assert!(!may(&operator, Right::Provision, Some(&disk("web-1", None))));
+        assert!(!may(&operator, Right::ReadRoom, None));
         assert!(may(&operator, Right::Operate, Some(&disk("db", None))));
         assert!(!may(&operator, Right::Operate, Some(&disk("mail", None))));
     }

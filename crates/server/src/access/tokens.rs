@@ -45,7 +45,8 @@ pub struct CreateToken {
     pub name: String,
     /// Role.
     pub role: Role,
-    /// The disks to which it is restricted; required for an operator, not possible for an administrator.
+    /// The disks to which it is restricted; required for an operator, by name for a provisioner, and not
+    /// possible for an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<Scope>,
     /// Seconds until it expires; if absent, it does not.
@@ -379,8 +380,12 @@ fn check(new: &CreateToken) -> Result<(), TokenError> {
         (None, Role::Operator) => {
             return bad("an operator needs a scope: disks by name, such as '*', or a tenant");
         }
+        // A disk that does not exist yet has a name, but no tenant.
+        (None | Some(Scope::Tenant(_)), Role::Provisioner) => {
+            return bad("a provisioner needs a scope of disks by name, such as 'acme.*'");
+        }
         (Some(_), Role::Administrator) => {
-            return bad("an administrator cannot have a scope; use the role operator");
+            return bad("an administrator cannot have a scope; use the role provisioner or operator");
         }
         (Some(Scope::Disks(patterns)), _) if patterns.is_empty() || patterns.len() > 64 => {
             return bad("a scope of disks needs 1 to 64 patterns");

@@ -209,6 +209,7 @@ impl Caller {
         for disk in action.disks() {
             self.check(&disk)?;
         }
+        self.check_created(&action)?;
         self.check_tenants(&action)?;
         let mut reply = self.api.control.run(action, &self.principal.name).await?;
         if self.principal.scope.is_some() {
@@ -241,6 +242,29 @@ impl Caller {
         }
         let tenant = self.api.control.tenant_of(disk);
         may(&self.principal, self.right, Some(&DiskRef { name: disk, tenant: tenant.as_deref() }))
+    }
+
+    /// Refuses what a principal with a scope could use to reach beyond it while it creates disks.
+    fn check_created(&self, action: &Action) -> Result<()> {
+        let Some(scope) = &self.principal.scope else { return Ok(()) };
+        let refused = |detail: String| Err(ApiError::refused(Refusal::Forbidden, detail));
+        match action {
+            // All names are generated from this prefix.
+            Action::CloneVolumes(new) if new.count.is_some() => {
+                let prefix = format!("{}-", new.name);
+                if scope.contains_all_beginning_with(&prefix) {
+                    return Ok(());
+                }
+                refused(format!(
+                    "the scope of the token does not contain all names that begin with '{prefix}'"
+                ))
+            }
+            // Its blocks would show which blocks the disks of that domain have.
+            Action::CreateVolume(new) if new.dedup_domain != 0 => {
+                refused("only an administrator can choose the deduplication domain of a volume".to_owned())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Only an administrator moves a volume to another tenant: a tenant is the scope of tokens and quotas.

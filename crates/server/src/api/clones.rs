@@ -12,7 +12,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::post(
             "/clones",
             "Create one clone, or `count` numbered clones; all or none",
-            Right::Administer,
+            Right::Provision,
             |c: Caller, Body(b): Body<CloneVolumes>| create(c, Action::CloneVolumes(b)),
         )
         .takes::<CloneVolumes>()

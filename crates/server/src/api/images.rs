@@ -40,7 +40,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::post(
             "/images/{name}",
             "Create an image from the current contents of a volume or snapshot",
-            Right::Administer,
+            Right::Provision,
             |c: Caller, Param(name), Body(b): Body<CreateImage>| {
                 create(c, Action::CreateImage { name, source: b.source })
             },
@@ -51,7 +51,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::delete(
             "/images/{name}",
             "Remove an image that has no clones",
-            Right::Administer,
+            Right::Provision,
             |c: Caller, Param(name)| run(c, Action::RemoveImage { name }),
         ),
         Route::get(

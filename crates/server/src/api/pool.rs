@@ -10,7 +10,7 @@ use super::problem::Result;
 use super::route::Route;
 use super::{jobs, lines, run};
 use crate::access::Right;
-use crate::control::{Action, GcEvent, Handover, NewOwner, ServerView, Upgrade, Upgraded};
+use crate::control::{Action, CapacityView, GcEvent, Handover, NewOwner, ServerView, Upgrade, Upgraded};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -21,6 +21,13 @@ pub(super) fn routes() -> Vec<Route> {
             |c: Caller| run(c, Action::Server),
         )
         .returns::<ServerView>(),
+        Route::get(
+            "/capacity",
+            "Show the place of the pool and its free room, for what provisions disks",
+            Right::ReadRoom,
+            |c: Caller| run(c, Action::Capacity),
+        )
+        .returns::<CapacityView>(),
         Route::post(
             "/pool/gc",
             "Reclaim unused space; the response is a stream of progress events",

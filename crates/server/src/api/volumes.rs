@@ -25,7 +25,7 @@ fn volume_routes() -> Vec<Route> {
         Route::post(
             "/volumes",
             "Create an empty volume",
-            Right::Administer,
+            Right::Provision,
             |c: Caller, Body(b): Body<CreateVolume>| create(c, Action::CreateVolume(b)),
         )
         .takes::<CreateVolume>()
@@ -38,13 +38,13 @@ fn volume_routes() -> Vec<Route> {
         Route::delete(
             "/volumes/{name}",
             "Remove a volume that has no clients and no snapshots",
-            Right::Administer,
+            Right::Provision,
             |c: Caller, Param(name)| run(c, Action::RemoveVolume { name }),
         ),
         Route::post(
             "/volumes/{name}/resize",
             "Resize a volume; shrinking discards the data beyond the new end",
-            Right::Administer,
+            Right::Provision,
             |c: Caller, Param(name), Body(b): Body<Resize>| {
                 run(c, Action::ResizeVolume { name, size_bytes: b.size_bytes })
             },
@@ -81,7 +81,7 @@ fn reset_routes() -> Vec<Route> {
         Route::post(
             "/volumes/{name}/persist",
             "Convert a desktop into a persistent volume, keeping its writes",
-            Right::Administer,
+            Right::Provision,
             |c: Caller, Param(name), Body(b): Body<Persist>| {
                 run(c, Action::PersistVolume { name, sync: b.sync })
             },

@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::{
-    ActivityView, AllowInitiator, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskClientsView,
-    DiskStatsView, DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView, ReservationsView,
-    ServerView, StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
+    ActivityView, AllowInitiator, CapacityView, ClassesView, CloneVolumes, CreateTarget, CreateVolume,
+    DiskClientsView, DiskStatsView, DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView,
+    ReservationsView, ServerView, StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
 };
 use crate::limits::LimitSet;
 use crate::targets::IqnName;
@@ -59,6 +59,7 @@ pub enum Action {
     ShowReservations { target: String, lun: u16 },
     ClearReservations { target: String, lun: u16 },
     Server,
+    Capacity,
     Stats,
     DiskStats { name: String },
     Checkpoint,
@@ -86,6 +87,7 @@ impl Action {
                 | ShowTarget { .. }
                 | ShowReservations { .. }
                 | Server
+                | Capacity
                 | Stats
                 | DiskStats { .. }
         )
@@ -188,6 +190,7 @@ impl Action {
             | ShowReservations { .. }
             | ClearReservations { .. }
             | Server
+            | Capacity
             | Stats
             | Checkpoint => Vec::new(),
         }
@@ -203,6 +206,7 @@ pub enum Reply {
     Disks(Vec<DiskView>),
     Activity(Vec<ActivityView>),
     Server(ServerView),
+    Capacity(CapacityView),
     Stats(Box<StatsView>),
     DiskStats(DiskStatsView),
     Profile(ProfileView),

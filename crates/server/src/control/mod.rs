@@ -399,6 +399,7 @@ impl Control {
             A::ShowReservations { target, lun } => self.show_reservations(target, *lun).await,
             A::ClearReservations { target, lun } => self.clear_reservations(target, *lun).await,
             A::Server => Ok(Reply::Server(self.server_view())),
+            A::Capacity => Ok(Reply::Capacity(self.capacity_view().await)),
             A::Stats => Ok(Reply::Stats(Box::new(self.stats_view().await))),
             A::DiskStats { name } => self.disk_stats(name).await,
             A::Checkpoint => {
@@ -416,6 +417,16 @@ impl Control {
             clients: ClientsView::new(&observed, self.targets().session_count()),
             latency: LatencyView::new(&observed),
             ..StatsView::new(&stats, resident_memory())
+        }
+    }
+
+    async fn capacity_view(&self) -> CapacityView {
+        let stats = self.pool().stats().await;
+        CapacityView {
+            pool: self.inner.info.pool.clone(),
+            total_bytes: stats.store_total_bytes,
+            free_bytes: stats.store_free_bytes,
+            room: stats.room.into(),
         }
     }
 

@@ -33,6 +33,20 @@ impl From<Room> for RoomView {
     }
 }
 
+/// The place of the pool, and the room of its store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"pool": "/var/lib/forebay", "total_bytes": 1099511627776u64, "free_bytes": 549755813888u64, "room": "ok"}))]
+pub struct CapacityView {
+    /// Where the pool is: the data directory, or an address in Ceph.
+    pub pool: String,
+    /// Size of the store in bytes.
+    pub total_bytes: u64,
+    /// Free space of the store in bytes.
+    pub free_bytes: u64,
+    /// The state of the free space.
+    pub room: RoomView,
+}
+
 /// Data reduction of the blocks that guests and imports wrote since the pool was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct ReductionView {

@@ -93,6 +93,14 @@ impl ExportPattern {
     }
 }
 
+impl ExportPattern {
+    /// Whether the pattern matches every disk whose name begins with `prefix`.
+    pub(crate) fn matches_all_beginning_with(&self, prefix: &str) -> bool {
+        // A final star matches whatever follows a text that the pattern matches.
+        self.snapshot.is_none() && self.disk.text.ends_with('*') && self.disk.matches(prefix)
+    }
+}
+
 impl fmt::Display for ExportPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.disk.text)?;
@@ -308,6 +316,16 @@ mod tests {
         assert!(!matches("vol*day", "vol@monday"), "a star does not match across '@'");
         for bad in ["", "@", "a@", "@s", "a@b@c", "a/b", "a\nb"] {
             assert!(bad.parse::<ExportPattern>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_with_a_final_star_matches_all_names_with_a_prefix() {
+        let all =
+            |pattern: &str| pattern.parse::<ExportPattern>().unwrap().matches_all_beginning_with("web-");
+        assert!(all("*") && all("web-*") && all("w*-*") && all("web*"));
+        for pattern in ["web-", "web-1*", "web-*1", "*-001", "web-*@s"] {
+            assert!(!all(pattern), "{pattern}");
         }
     }
 

@@ -51,6 +51,7 @@ async fn every_route_requires_its_right() {
         let reader = token(&rig, "reader", Role::Reader, None);
         let scoped = token(&rig, "scoped", Role::Reader, disks("none-*"));
         let operator = token(&rig, "operator", Role::Operator, disks("none-*"));
+        let provisioner = token(&rig, "provisioner", Role::Provisioner, disks("none-*"));
         let administrator = token(&rig, "administrator", Role::Administrator, None);
         let revoked = token(&rig, "revoked", Role::Administrator, None);
         rig.access.tokens.revoke("revoked").unwrap();
@@ -80,9 +81,14 @@ async fn every_route_requires_its_right() {
             assert!(matches!((status, &*found), (401, "token_expired") | (429, _)), "{what}: {found}");
             let denied = |found: &str| matches!(found, "forbidden" | "not_here");
             for (name, token, rights) in [
-                ("reader", &reader, &[Right::Read, Right::ReadServer][..]),
+                ("reader", &reader, &[Right::Read, Right::ReadServer, Right::ReadRoom][..]),
                 ("scoped", &scoped, &[Right::Read]),
                 ("operator", &operator, &[Right::Read, Right::Operate]),
+                (
+                    "provisioner",
+                    &provisioner,
+                    &[Right::Read, Right::ReadRoom, Right::Operate, Right::Provision],
+                ),
             ] {
                 let (status, found, _) = code(Some(token)).await;
                 let permitted = rights.contains(&route.right);
@@ -193,6 +199,105 @@ async fn an_operator_acts_within_its_scope_and_sees_nothing_else() {
     }
     // A session has the rights of its token.
     assert_eq!(answer(&api, Method::GET, "/stats", Some(&by_name), Value::Null).await.1, "forbidden");
+}
+
+#[tokio::test]
+async fn errors_do_not_name_what_is_outside_of_the_scope() {
+    let (rig, local) = Caller::new(Origin::Socket).await;
+    local.post("/volumes", json!({"name": "web-1", "size_bytes": 1 << 20})).await;
+    for snapshot in ["cloned", "mapped"] {
+        local.post("/volumes/web-1/snapshots", json!({"name": snapshot})).await;
+    }
+    local.post("/clones", json!({"source": "web-1@cloned", "name": "merger-acme"})).await;
+    let iqn = "iqn.2026-11.org.example:merger-acme";
+    local.post("/targets", json!({"name": iqn})).await;
+    let (status, mapped) = local.post(&format!("/targets/{iqn}/luns"), json!({"disk": "web-1@mapped"})).await;
+    assert_eq!(status, StatusCode::CREATED, "{mapped}");
+    let operator = token(&rig, "operator", Role::Operator, disks("web-*"));
+    let provisioner = token(&rig, "provisioner", Role::Provisioner, disks("web-*"));
+    let wider = token(&rig, "wider", Role::Provisioner, disks("*"));
+    let api = Caller(router(
+        rig.control.clone(),
+        rig.access.clone(),
+        forebay_server::api::Entry::new(Origin::Remote, &[]),
+    ));
+    for (snapshot, expected) in [("cloned", "has_clones"), ("mapped", "mapped")] {
+        let path = format!("/volumes/web-1/snapshots/{snapshot}");
+        for secret in [&operator, &provisioner] {
+            let (status, code, problem) =
+                answer(&api, Method::DELETE, &path, Some(secret), Value::Null).await;
+            assert_eq!((status, &*code), (409, expected));
+            assert!(!problem.to_string().contains("merger"), "{problem}");
+        }
+        let (_, code, problem) = answer(&local, Method::DELETE, &path, None, Value::Null).await;
+        assert!(code == expected && problem.to_string().contains("merger"), "{problem}");
+    }
+    // A clone in the scope is named.
+    let path = "/volumes/web-1/snapshots/cloned";
+    let (_, _, problem) = answer(&api, Method::DELETE, path, Some(&wider), Value::Null).await;
+    assert!(problem["detail"].as_str().unwrap().contains("merger-acme"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_provisioner_creates_and_removes_disks_within_its_scope_only() {
+    let (rig, local) = Caller::new(Origin::Socket).await;
+    let acme = token(&rig, "acme", Role::Provisioner, disks("acme.*"));
+    let exact = token(&rig, "exact", Role::Provisioner, disks("acme.x*1"));
+    let api = Caller(router(
+        rig.control.clone(),
+        rig.access.clone(),
+        forebay_server::api::Entry::new(Origin::Remote, &[]),
+    ));
+    let code = async |token: &str, method: Method, path: &str, body: Value| {
+        let (status, code, _) = answer(&api, method, path, Some(token), body).await;
+        if code.is_empty() { status.to_string() } else { code }
+    };
+    let volume = |name: &str| json!({"name": name, "size_bytes": 1 << 20});
+    local.post("/volumes", volume("other.vm-1")).await;
+    local.post("/volumes/other.vm-1/snapshots", json!({"name": "s"})).await;
+    // All that a storage of Proxmox VE does.
+    assert_eq!(code(&acme, Method::POST, "/volumes", volume("acme.vm-1")).await, "201");
+    assert_eq!(code(&acme, Method::POST, "/images/acme.base-1", json!({"source": "acme.vm-1"})).await, "201");
+    let clone = json!({"source": "acme.base-1", "name": "acme.vm-2"});
+    assert_eq!(code(&acme, Method::POST, "/clones", clone).await, "201");
+    let fleet = json!({"source": "acme.base-1", "name": "acme.d", "count": 2});
+    assert_eq!(code(&acme, Method::POST, "/clones", fleet).await, "201");
+    let larger = json!({"size_bytes": 2 << 20});
+    assert_eq!(code(&acme, Method::POST, "/volumes/acme.vm-2/resize", larger).await, "200");
+    assert_eq!(code(&acme, Method::POST, "/volumes/acme.vm-2/snapshots", json!({"name": "s"})).await, "201");
+    assert_eq!(code(&acme, Method::DELETE, "/volumes/acme.vm-2/snapshots/s", Value::Null).await, "200");
+    let (_, _, capacity) = answer(&api, Method::GET, "/capacity", Some(&acme), Value::Null).await;
+    assert!(capacity["pool"].is_string() && capacity["total_bytes"].is_u64(), "{capacity}");
+    for name in ["vm-1", "vm-2", "d-001", "d-002"] {
+        let path = format!("/volumes/acme.{name}");
+        assert_eq!(code(&acme, Method::DELETE, &path, Value::Null).await, "200", "{name}");
+    }
+    assert_eq!(code(&acme, Method::DELETE, "/images/acme.base-1", Value::Null).await, "200");
+    // Neither disks outside of the scope nor the server.
+    for (method, path, body, expected) in [
+        (Method::POST, "/volumes", volume("other.vm-2"), "not_found"),
+        (Method::POST, "/volumes", volume("acme"), "not_found"),
+        (Method::DELETE, "/volumes/other.vm-1", Value::Null, "not_found"),
+        (Method::POST, "/clones", json!({"source": "other.vm-1@s", "name": "acme.vm-1"}), "not_found"),
+        (Method::POST, "/images/acme.base-1", json!({"source": "other.vm-1"}), "not_found"),
+        (
+            Method::POST,
+            "/volumes",
+            json!({"name": "acme.a", "size_bytes": 512, "dedup_domain": 1}),
+            "forbidden",
+        ),
+        (Method::POST, "/images", json!({"name": "acme.a", "source": {"url": "http://a/"}}), "forbidden"),
+        (Method::GET, "/pool", Value::Null, "forbidden"),
+        (Method::GET, "/stats", Value::Null, "forbidden"),
+        (Method::GET, "/targets", Value::Null, "forbidden"),
+        (Method::POST, "/tokens", json!({"name": "t", "role": "reader"}), "forbidden"),
+    ] {
+        assert_eq!(code(&acme, method.clone(), path, body).await, expected, "{method} {path}");
+    }
+    // The names of a fleet are not known before: all possible ones have to be in the scope.
+    assert_eq!(code(&exact, Method::POST, "/volumes", volume("acme.x1")).await, "201");
+    let fleet = json!({"source": "acme.x1", "name": "acme.x-1", "count": 2});
+    assert_eq!(code(&exact, Method::POST, "/clones", fleet).await, "forbidden");
 }
 
 fn cookie(response: &axum::response::Response) -> String {

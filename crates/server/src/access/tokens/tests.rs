@@ -63,6 +63,8 @@ fn invalid_tokens_are_refused() {
     let with = |role, scope, expires_in_s| CreateToken { scope, expires_in_s, ..new("a", role) };
     for bad in [
         with(Role::Operator, None, None),
+        with(Role::Provisioner, None, None),
+        with(Role::Provisioner, Some(Scope::Tenant("acme".into())), None),
         with(Role::Administrator, Some(Scope::Tenant("t".into())), None),
         with(Role::Reader, Some(Scope::Disks(Vec::new())), None),
         with(Role::Reader, None, Some(0)),

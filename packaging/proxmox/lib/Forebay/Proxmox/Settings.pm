@@ -19,6 +19,8 @@ my $PATH = qr!/[A-Za-z0-9_./-]+!;
 my $HOST = qr/[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]/;
 my $PORT = qr/[1-9][0-9]{0,4}/;
 my $NAMESPACE = qr/[A-Za-z0-9][A-Za-z0-9_-]{0,63}/;
+# The names of disks of a storage without a namespace begin like this, so a namespace must not.
+my $OF_GUEST = qr/(?:vm|base)-[0-9]+-/;
 my $SIZE = qr/([1-9][0-9]{0,15})([KMGT]?)/;
 my %UNIT = ('' => 1, K => 1 << 10, M => 1 << 20, G => 1 << 30, T => 1 << 40);
 
@@ -86,8 +88,9 @@ sub properties {
 # The properties that a storage of this type can have.
 sub options {
     my %own = map { $_ => { optional => 1 } } keys %{ properties() };
-    # A user with the right to change storages must not be able to have a token sent to another server.
-    $own{$_}->{fixed} = 1 for qw(forebay-api forebay-token-file forebay-ca-file);
+    # A user with the right to change storages must not be able to have a token sent to another server, to have guests
+    # read and write the disks of another server, or to reach the disks of another namespace.
+    $own{$_}->{fixed} = 1 for qw(forebay-api forebay-token-file forebay-ca-file forebay-nbd forebay-namespace);
     my %common = map { $_ => { optional => 1 } } qw(nodes shared disable content bwlimit);
     return { %common, %own };
 }
@@ -109,6 +112,9 @@ sub check_new {
     my $own = token_file($storeid);
     my $file = $scfg->{'forebay-token-file'} // $own;
     die "forebay-token-file '$file' is not valid for this storage: move the token to $own\n" if $file ne $own;
+    my $namespace = $scfg->{'forebay-namespace'} // '';
+    die "forebay-namespace '$namespace' is not valid: a storage without a namespace would take its volumes for disks of a guest\n"
+        if $namespace =~ m/\A$OF_GUEST/;
     return;
 }
 

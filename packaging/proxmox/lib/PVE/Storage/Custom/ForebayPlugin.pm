@@ -599,7 +599,7 @@ sub check_connection {
     my ($class, $storeid, $scfg) = @_;
 
     my ($settings, $api) = connect_api($scfg, STATUS_TIMEOUT_S);
-    my $server = $api->call(GET => '/pool');
+    my $server = $api->call(GET => '/capacity');
     die "the server has the pool '$server->{pool}' instead of '$settings->{pool}'; correct forebay-pool or forebay-api\n"
         if defined($settings->{pool}) && $server->{pool} ne $settings->{pool};
     return 1;
@@ -621,8 +621,8 @@ sub status {
     my ($class, $storeid, $scfg, $cache) = @_;
 
     my ($settings, $api) = connect_api($scfg, STATUS_TIMEOUT_S);
-    my $stats = $api->call(GET => '/stats');
-    my ($total, $free) = ($stats->{store_total_bytes}, $stats->{store_free_bytes});
+    my $capacity = $api->call(GET => '/capacity');
+    my ($total, $free) = ($capacity->{total_bytes}, $capacity->{free_bytes});
     return ($total, $free, $total - $free, 1);
 }
 
