@@ -211,7 +211,12 @@ impl Caller {
         }
         self.check_created(&action)?;
         self.check_tenants(&action)?;
-        let mut reply = self.api.control.run(action, &self.principal.name).await?;
+        let done = self.api.control.run(action, &self.principal.name).await;
+        let may_learn = |disk: Option<&str>| match disk {
+            Some(disk) => self.sees(disk),
+            None => may(&self.principal, Right::ReadServer, None),
+        };
+        let mut reply = done.map_err(|e| e.for_client(may_learn))?;
         if self.principal.scope.is_some() {
             match &mut reply {
                 Reply::Disks(disks) => {

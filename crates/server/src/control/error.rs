@@ -19,6 +19,17 @@ pub struct ControlError {
     pub kind: ErrorKind,
     /// Message for the user.
     pub message: String,
+    /// A name in the message that is not in the scope of every client.
+    pub foreign: Option<Box<ForeignName>>,
+}
+
+/// A name in an error that the request did not contain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignName {
+    /// The disk that has the name; `None` for a target.
+    pub disk: Option<String>,
+    /// The message without the name.
+    pub message: String,
 }
 
 /// The kinds of errors, for programs.
@@ -157,7 +168,15 @@ pub struct ErrorDetail {
 impl ControlError {
     /// Creates an error.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> ControlError {
-        ControlError { kind, message: message.into() }
+        ControlError { kind, message: message.into(), foreign: None }
+    }
+
+    /// The error for a client that `sees` some disks only: `None` stands for a target.
+    pub fn for_client(self, sees: impl FnOnce(Option<&str>) -> bool) -> ControlError {
+        match self.foreign {
+            Some(foreign) if !sees(foreign.disk.as_deref()) => ControlError::new(self.kind, foreign.message),
+            _ => self,
+        }
     }
 
     /// Creates the error of an invalid request.
@@ -227,7 +246,14 @@ impl From<EngineError> for ControlError {
                 ErrorKind::Store
             }
         };
-        ControlError::new(kind, e.to_string())
+        let foreign = match &e {
+            E::HasClones { name, clones, example } => Some(ForeignName {
+                disk: Some(example.clone()),
+                message: format!("'{name}' has {clones} clone(s); they have to be removed first"),
+            }),
+            _ => None,
+        };
+        ControlError { foreign: foreign.map(Box::new), ..ControlError::new(kind, e.to_string()) }
     }
 }
 
@@ -244,8 +270,8 @@ impl From<LimitError> for ControlError {
 impl From<TargetError> for ControlError {
     fn from(e: TargetError) -> ControlError {
         use TargetError as E;
-        let kind = match e {
-            E::Pool(e) => return e.into(),
+        let kind = match &e {
+            E::Pool(e) => return e.clone().into(),
             E::NoTarget(_) | E::NoLun { .. } | E::NoInitiator { .. } => ErrorKind::NotFound,
             E::Exists(_) | E::LunTaken { .. } | E::InitiatorTwice(_) => ErrorKind::Exists,
             E::InUse { .. } => ErrorKind::InUse,
@@ -257,6 +283,15 @@ impl From<TargetError> for ControlError {
             E::Chap { .. } | E::SameSecret => ErrorKind::BadChap,
             E::Unreadable(_) => ErrorKind::Unreadable,
         };
-        ControlError::new(kind, e.to_string())
+        let foreign = match &e {
+            E::Mapped { disk, .. } => Some(ForeignName {
+                disk: None,
+                message: format!(
+                    "'{disk}' is mapped to an iSCSI target; an administrator has to unmap it first"
+                ),
+            }),
+            _ => None,
+        };
+        ControlError { foreign: foreign.map(Box::new), ..ControlError::new(kind, e.to_string()) }
     }
 }
