@@ -59,10 +59,17 @@ async fn show(caller: Caller) -> Json<ClientView> {
     Json(ClientView::from(&caller.principal))
 }
 
-async fn login(State(api): State<Api>, peer: Option<axum::Extension<Peer>>, body: Body<Login>) -> Answer {
+async fn login(
+    State(api): State<Api>,
+    peer: Option<axum::Extension<Peer>>,
+    headers: HeaderMap,
+    body: Body<Login>,
+) -> Answer {
     let peer = peer.and_then(|peer| peer.0.0);
     let begun = api.access.begin_session(&body.0.token, peer);
     let (principal, session) = begun.map_err(|denied| denied_error(&api, denied, peer))?;
+    // The browser forgets the cookie of its former session, so nothing could end that session.
+    end_sessions(&api, &headers);
     let mut response = (StatusCode::CREATED, Json(ClientView::from(&principal))).into_response();
     set_cookie(&mut response, api.entry.tls, &session.0, SESSION_LIFETIME.as_secs())?;
     // For the audit log.
@@ -71,12 +78,17 @@ async fn login(State(api): State<Api>, peer: Option<axum::Extension<Peer>>, body
 }
 
 async fn logout(State(api): State<Api>, headers: HeaderMap) -> Answer {
-    for session in sessions_of(&headers, api.entry.tls) {
-        api.access.sessions.end(session);
-    }
+    end_sessions(&api, &headers);
     let mut response = Json(serde_json::json!({})).into_response();
     set_cookie(&mut response, api.entry.tls, "", 0)?;
     Ok(response)
+}
+
+/// Ends the sessions that a request names.
+fn end_sessions(api: &Api, headers: &HeaderMap) {
+    for session in sessions_of(headers, api.entry.tls) {
+        api.access.sessions.end(session);
+    }
 }
 
 fn set_cookie(response: &mut Response, tls: bool, value: &str, seconds: u64) -> Result<(), ApiError> {
