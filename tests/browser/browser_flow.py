@@ -225,7 +225,7 @@ class HalfImage(http.server.BaseHTTPRequestHandler):
 
 @test
 def an_import_survives_its_browser(t):
-    server, token, b = start(t, expected=[401])
+    server, token, b = start(t, "--import-allow-private", expected=[401])
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HalfImage)
     web.image, web.permitted = t.random.randbytes(8 * MIB), threading.Event()
     threading.Thread(target=web.serve_forever, daemon=True).start()

@@ -89,6 +89,15 @@ async fn import_image(
         let message = "files of the server can be imported only over its control socket; use a URL instead";
         return Err(ApiError::refused(Refusal::NotHere, message));
     }
+    if let Source::Url(url) = &request.source
+        && !may(&caller.principal, Right::Local, None)
+        && !caller.api.control.info().imports.allow_private
+        && import::names_local_address(url)
+    {
+        let message = "the URL names the server itself or its link; import from there over the control socket, or start \
+                       the server with --import-allow-private";
+        return Err(ApiError::refused(Refusal::NotHere, message));
+    }
     let name = &caller.principal.name;
     let (job, mut events) = import::start(&caller.api.control, request, name).await?;
     if jobs::prefers_job(&headers) {

@@ -95,6 +95,15 @@ impl Resolver for FilteringResolver {
     }
 }
 
+/// Whether the host of a URL is written as an address of this machine or of its link, or as `localhost`.
+/// Names that resolve to such addresses are refused when a connection is opened.
+pub(crate) fn names_local_address(url: &str) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let host = uri.host().unwrap_or_default();
+    let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+    names_this_machine(host) || literal.parse().is_ok_and(is_local)
+}
+
 fn names_this_machine(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
     host == "localhost" || host.ends_with(".localhost")
@@ -183,6 +192,24 @@ mod tests {
             "::127.0.0.1",
         ] {
             assert!(!is_public(addr(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn local_addresses_are_recognized_in_a_url() {
+        for url in [
+            "http://127.0.0.1:8080/a",
+            "https://[::1]/a",
+            "http://[::ffff:169.254.169.254]/a",
+            "http://169.254.169.254/latest",
+            "http://user:pw@0.0.0.0/",
+            "HTTP://LocalHost/a",
+            "http://a.localhost",
+        ] {
+            assert!(names_local_address(url), "{url}");
+        }
+        for url in ["http://10.0.0.1/127.0.0.1", "https://example.org/?localhost", "http://[fd00::1]/", "x"] {
+            assert!(!names_local_address(url), "{url}");
         }
     }
 

@@ -28,6 +28,7 @@ mod vhdx;
 mod vmdk;
 
 pub use address_filter::FetchPolicy;
+pub(crate) use address_filter::names_local_address;
 pub use detect::Format;
 pub use error::{ImportError, Result};
 pub use job::{Event, EventResult, Phase, Request, Source, start};

@@ -302,6 +302,11 @@ async fn over_tcp_the_host_header_is_checked_and_server_files_cannot_be_imported
     std::fs::write(rig.path("f"), vec![1; 512]).unwrap();
     let import = json!({"name": "x", "source": {"file": rig.path("f")}});
     api.refuses(Method::POST, "/images", import, 403, "not_here").await;
+    // The server can reach more than the client of a token.
+    for url in ["http://169.254.169.254/latest/meta-data", "http://[::1]:9/x", "http://localhost:9/x"] {
+        let import = json!({"name": "x", "source": {"url": url}});
+        api.refuses(Method::POST, "/images", import, 403, "not_here").await;
+    }
 }
 
 /// The value of the header with the token of an administrator.
