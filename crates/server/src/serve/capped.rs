@@ -1,6 +1,12 @@
 //! A listener of the API with a limit on its connections; further ones wait in the kernel's queue. So do
 //! those that arrive after the control plane has stopped, for a successor.
 //!
+//! **Silent connections.** A connection without a request in progress is idle. When all places are taken, the
+//! connection that has been idle for the longest time, and for [`GRACE`] at least, gives its place to a new
+//! connection. Without this, clients that connect and send nothing would make each request wait, also on a
+//! loopback address, where connections are not counted by address. A connection that is idle for
+//! [`IDLE_TIME`] ends in any case.
+//!
 //! One remote address, or /64 network of IPv6, has at most half of the connections: further ones are closed
 //! at once. So a single host, which needs no token to connect, cannot lock out administrators of other
 //! networks. Connections over loopback are not counted, since a proxy has all its clients there; one on
@@ -11,34 +17,86 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::serve::Listener;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
 
 use super::http::ClientAddress;
 use crate::plane::network;
 use crate::registry::{Registered, Registry};
 
-/// A listener with a limit on its open connections.
-pub(super) struct Capped<L> {
-    listener: L,
-    permits: Arc<Semaphore>,
-    /// The remote addresses of connections, and how many one of them may have.
-    remote: Registry<IpAddr>,
-    share: usize,
-    stopping: watch::Receiver<bool>,
+/// How long an idle connection keeps its place while another connection needs one.
+const GRACE: Duration = Duration::from_millis(500);
+/// How long a connection is kept without a request.
+const IDLE_TIME: Duration = Duration::from_secs(60);
+
+/// The place of a connection.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Since when no request is in progress; `None` while one is.
+    idle_since: Mutex<Option<Instant>>,
+    displaced: Notify,
 }
 
-impl<L> Capped<L> {
-    /// `stopping` becomes true when no more connections are to be accepted.
-    pub fn new(listener: L, connections: usize, stopping: watch::Receiver<bool>) -> Capped<L> {
-        let (permits, share) = (Arc::new(Semaphore::new(connections)), connections.div_ceil(2));
-        Capped { listener, permits, remote: Registry::default(), share, stopping }
+impl Default for Place {
+    fn default() -> Place {
+        Place { idle_since: Mutex::new(Some(Instant::now())), displaced: Notify::new() }
+    }
+}
+
+impl Place {
+    /// Begins a request.
+    pub fn begin(self: &Arc<Place>) -> Busy {
+        *self.idle_since.lock() = None;
+        Busy(self.clone())
     }
 
+    fn idle(&self) -> Option<Duration> {
+        self.idle_since.lock().map(|since| since.elapsed())
+    }
+
+    /// Completes when the connection has to end: another one needs its place, or it is idle for too long.
+    pub async fn ended(&self) {
+        loop {
+            let left = IDLE_TIME.saturating_sub(self.idle().unwrap_or_default());
+            if left.is_zero() {
+                return;
+            }
+            tokio::select! {
+                // A request may have begun since.
+                () = self.displaced.notified() => if self.idle().is_some() { return },
+                () = tokio::time::sleep(left) => {}
+            }
+        }
+    }
+}
+
+/// A request in progress; it ends when this is dropped. A connection has one request at a time.
+pub(super) struct Busy(Arc<Place>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        *self.0.idle_since.lock() = Some(Instant::now());
+    }
+}
+
+/// The remote addresses of connections.
+struct Addresses {
+    remote: Registry<IpAddr>,
+    /// How many connections an address may have.
+    share: usize,
+}
+
+/// A connection that is counted by its address, unless that is a loopback address.
+type Counted = Option<Registered<IpAddr>>;
+
+impl Addresses {
     /// Counts a connection from this address; `Err` if there are too many.
-    fn admit(&self, address: Option<IpAddr>) -> Result<Option<Registered<IpAddr>>, ()> {
+    fn admit(&self, address: Option<IpAddr>) -> Result<Counted, ()> {
         let Some(address) = address.filter(|address| !address.is_loopback()).map(network) else {
             return Ok(None);
         };
@@ -46,6 +104,56 @@ impl<L> Capped<L> {
             return Err(());
         }
         Ok(Some(self.remote.begin(address)))
+    }
+}
+
+/// A listener with a limit on its open connections.
+pub(super) struct Capped<L: Listener> {
+    listener: L,
+    permits: Arc<Semaphore>,
+    places: Registry<Arc<Place>>,
+    addresses: Addresses,
+    /// A connection that waits for a permit. It is kept here, because the wait can be cancelled and repeated.
+    waiting: Option<(L::Io, L::Addr, Counted)>,
+    stopping: watch::Receiver<bool>,
+}
+
+impl<L: Listener> Capped<L> {
+    /// `stopping` becomes true when no more connections are to be accepted.
+    pub fn new(listener: L, connections: usize, stopping: watch::Receiver<bool>) -> Capped<L> {
+        let addresses = Addresses { remote: Registry::default(), share: connections.div_ceil(2) };
+        let permits = Arc::new(Semaphore::new(connections));
+        Capped { listener, permits, places: Registry::default(), addresses, waiting: None, stopping }
+    }
+
+    /// Waits for a permit, at the expense of idle connections. `None` if the control plane stops.
+    async fn permit(&mut self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+                return Some(permit);
+            }
+            let wait = self.displace();
+            tokio::select! {
+                () = stopped(&mut self.stopping) => return None,
+                // The semaphore is never closed.
+                permit = self.permits.clone().acquire_owned() => return permit.ok(),
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    /// Ends the connection that has been idle for the longest time, if that was long enough. Returns the time
+    /// after which another connection may be.
+    fn displace(&self) -> Duration {
+        let idle = self.places.list(|_| true).into_iter().filter_map(|place| Some((place.idle()?, place)));
+        match idle.max_by_key(|(time, _)| *time) {
+            Some((time, place)) if time >= GRACE => {
+                place.displaced.notify_one();
+                GRACE
+            }
+            Some((time, _)) => GRACE.saturating_sub(time),
+            None => GRACE,
+        }
     }
 }
 
@@ -58,19 +166,23 @@ where
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        // The semaphore is never closed; without a permit the connection would be served nevertheless.
-        let permit = self.permits.clone().acquire_owned().await.ok();
-        loop {
+        while self.waiting.is_none() {
             let accepted = tokio::select! {
                 biased;
                 () = stopped(&mut self.stopping) => None,
                 accepted = self.listener.accept() => Some(accepted),
             };
             let Some((io, address)) = accepted else { return std::future::pending().await };
-            if let Ok(counted) = self.admit(address.ip()) {
-                return (WithPermit { io, _permit: (permit, counted) }, address);
+            if let Ok(counted) = self.addresses.admit(address.ip()) {
+                self.waiting = Some((io, address, counted));
             }
         }
+        // Without a permit, because the control plane stops, the connection is served nevertheless.
+        let permit = self.permit().await;
+        let Some((io, address, counted)) = self.waiting.take() else { return std::future::pending().await };
+        let place = Arc::new(Place::default());
+        let held = (permit, counted, self.places.begin(place.clone()));
+        (WithPermit { io, place, _held: held }, address)
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
@@ -87,7 +199,15 @@ pub(super) async fn stopped(stopping: &mut watch::Receiver<bool>) {
 /// A connection that holds a permit of its listener.
 pub(super) struct WithPermit<T> {
     io: T,
-    _permit: (Option<OwnedSemaphorePermit>, Option<Registered<IpAddr>>),
+    place: Arc<Place>,
+    _held: (Option<OwnedSemaphorePermit>, Counted, Registered<Arc<Place>>),
+}
+
+impl<T> WithPermit<T> {
+    /// Its place.
+    pub fn place(&self) -> Arc<Place> {
+        self.place.clone()
+    }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for WithPermit<T> {
@@ -128,8 +248,8 @@ mod tests {
 
     #[test]
     fn one_remote_address_has_half_of_the_connections() {
-        let capped = Capped::new((), 4, watch::channel(false).1);
-        let admit = |address: &str| capped.admit(Some(address.parse().expect("an address")));
+        let addresses = Addresses { remote: Registry::default(), share: 2 };
+        let admit = |address: &str| addresses.admit(Some(address.parse().expect("an address")));
         let mut open: Vec<_> = ["10.0.0.1", "10.0.0.1"].into_iter().map(admit).collect();
         assert!(admit("10.0.0.1").is_err(), "a third connection");
         let network = [admit("2001:db8::1"), admit("2001:db8::2")];
@@ -137,7 +257,7 @@ mod tests {
         assert!(admit("10.0.0.2").is_ok(), "another address");
         for _ in 0..9 {
             open.push(admit("127.0.0.1"));
-            open.push(capped.admit(None));
+            open.push(addresses.admit(None));
         }
         assert!(open.iter().chain(&network).all(Result::is_ok), "connections that are admitted");
         drop(open);

@@ -334,12 +334,13 @@ impl Api {
     /// Serves the API on a listener until the control plane stops.
     fn listen<L>(
         &self,
-        listener: L,
+        listener: Capped<L>,
         entry: Entry,
         certificate: Option<Arc<HttpsCertificate>>,
     ) -> JoinHandle<()>
     where
         L: Listener,
+        L::Io: Sync,
         L::Addr: ClientAddress + Send,
     {
         let router = api::router(self.control.clone(), self.access.clone(), entry);
