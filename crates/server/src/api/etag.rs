@@ -1,7 +1,8 @@
 //! Entity tags: `If-None-Match` on responses to `GET`, and `If-Match` on requests that replace a resource.
 //!
 //! A tag is a hash of the representation, so a resource that returns to an earlier state has its tag again.
-//! A replacement (`PUT`) holds a lock from the check of `If-Match` to its end, so no other one comes between.
+//! A replacement (`PUT`) holds a lock of its resource from the check of `If-Match` to its end, which excludes
+//! other replacements.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -9,6 +10,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 use tower::ServiceExt;
 
@@ -46,7 +48,9 @@ pub(super) async fn conditions(
                 Ok((parts, bytes)) => Request::from_parts(parts, Body::from(bytes)),
                 Err(refused) => return refused.into_response(),
             };
-            let _order = api.control.replacing().await;
+            // One resource can be written in several ways in an address.
+            let resource = percent_decode_str(request.uri().path()).decode_utf8_lossy().into_owned();
+            let _order = api.control.replacing(&resource).await;
             if request.headers().contains_key(header::IF_MATCH) {
                 let mut get = Request::new(Body::empty());
                 *get.uri_mut() = request.uri().clone();

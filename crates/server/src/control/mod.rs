@@ -19,6 +19,7 @@ mod gc;
 mod jobs;
 mod limits;
 mod profile;
+mod replacements;
 mod reservations;
 mod served;
 mod space;
@@ -109,8 +110,7 @@ struct Inner {
     scans: Scans,
     jobs: Jobs,
     events: Events,
-    /// Held while a client replaces a resource, so that a condition on it holds until it is replaced.
-    replacements: tokio::sync::Mutex<()>,
+    replacements: replacements::Replacements,
     upgrades: upgrade::Upgrades,
     /// Open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
@@ -138,7 +138,7 @@ impl Control {
             scans: Scans::default(),
             jobs: Jobs::default(),
             events: Events::default(),
-            replacements: tokio::sync::Mutex::default(),
+            replacements: Default::default(),
             upgrades: Default::default(),
             gate: OnceLock::new(),
             observed: RwLock::default(),
@@ -197,9 +197,9 @@ impl Control {
         &self.inner.events
     }
 
-    /// Waits until no other client replaces a resource.
-    pub(crate) async fn replacing(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.inner.replacements.lock().await
+    /// Waits until no other client replaces the resource with this path.
+    pub(crate) async fn replacing(&self, path: &str) -> tokio::sync::OwnedMutexGuard<()> {
+        self.inner.replacements.begin(path).await
     }
 
     /// Begins a job.
