@@ -251,6 +251,12 @@ impl Pool {
         self.parts.intake.caches.set_budget(desktops);
     }
 
+    /// A file system of `total` bytes that holds the pool is low on room if less than this is free. Other
+    /// writers on it should stop there.
+    pub fn low_threshold(&self, total: u64) -> u64 {
+        self.parts.space.low_threshold(total)
+    }
+
     /// The counters.
     pub async fn stats(&self) -> PoolStats {
         let log = self.parts.committer.log_figures();

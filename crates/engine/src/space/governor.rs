@@ -365,6 +365,11 @@ impl SpaceGovernor {
         (2 * self.segment_bytes + 2 * self.write_buffer).min(total / 4)
     }
 
+    /// A store of `total` bytes is low on room if less than this is free.
+    pub fn low_threshold(&self, total: u64) -> u64 {
+        self.reserve(total) + total / LOW_PART
+    }
+
     /// Whether enough was written since the capacity was observed to matter: a request costs as much
     /// as a small commit.
     pub fn wants_capacity(&self, now: Duration) -> bool {
@@ -401,7 +406,7 @@ impl SpaceGovernor {
         let slack = if was_low { total / (LOW_PART * SLACK_PART) } else { 0 };
         // Garbage that a reclaim would free counts as room: a log in use always contains some.
         let room = free + self.reclaimable.load(Relaxed);
-        let low = full || room < reserve + total / LOW_PART + slack;
+        let low = full || room < self.low_threshold(total) + slack;
         self.low.store(low, Relaxed);
         let was_full = self.full.swap(full, Relaxed);
         let situation = self.situation();
