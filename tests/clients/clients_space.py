@@ -80,7 +80,7 @@ def text_is_compressed_and_noise_is_not(t):
     size = 32 * MIB
     text, noise = text_file(t, "text", size), t.noise_file("noise", size)
     empty = stored(s)
-    s.cli("image", "import", "text", text)
+    s.cli("image", "import", "text", text, "--format", "raw")
     with_text = stored(s)
     at_most(with_text - empty, size * 6 // 10, "stored of 32 MiB of text")
     s.cli("image", "import", "noise", noise)

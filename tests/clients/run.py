@@ -45,6 +45,7 @@ from harness import run_tests  # noqa: E402
 import clients_tools  # noqa: E402, F401
 import clients_semantics  # noqa: E402, F401
 import clients_input  # noqa: E402, F401
+import clients_imports  # noqa: E402, F401
 import clients_initiators  # noqa: E402, F401
 import clients_crash  # noqa: E402, F401
 import clients_ghosts  # noqa: E402, F401

@@ -242,9 +242,38 @@ impl ClassesSection {
 pub struct ImportSection {
     /// Maximum size of a downloaded file.
     pub max_size: Option<Size>,
+    /// Maximum time from a request to the first byte of its response, in seconds.
+    pub first_byte_timeout_s: Option<u64>,
+    /// Maximum time of a whole download, in seconds.
+    pub timeout_s: Option<u64>,
     /// Whether redirects to private addresses are followed.
     #[serde(default)]
     pub allow_private: bool,
+}
+
+impl ImportSection {
+    /// The policy with the options that precede the file.
+    fn policy(self, max_size: Option<Size>, allow_private: bool) -> Result<FetchPolicy, ConfigError> {
+        let defaults = FetchPolicy::default();
+        let seconds = |option, given: Option<u64>, default| match given {
+            Some(s @ (0 | 604_801..)) => {
+                let why = "use 1 to 604800 seconds";
+                Err(ConfigError::Value { option, value: s.to_string(), why })
+            }
+            Some(s) => Ok(Duration::from_secs(s)),
+            None => Ok(default),
+        };
+        Ok(FetchPolicy {
+            max_bytes: max_size.or(self.max_size).map_or(defaults.max_bytes, |size| size.0),
+            allow_private: allow_private || self.allow_private,
+            first_byte: seconds(
+                "import.first_byte_timeout_s",
+                self.first_byte_timeout_s,
+                defaults.first_byte,
+            )?,
+            timeout: seconds("import.timeout_s", self.timeout_s, defaults.timeout)?,
+        })
+    }
 }
 
 /// `[boot]`.
@@ -514,13 +543,7 @@ impl ServeConfig {
             client_memory: file.limits.memory(budgets.clients)?,
             http: file.http.config(flags.http)?,
             audit: flags.audit.or(file.audit.file),
-            imports: FetchPolicy {
-                max_bytes: flags
-                    .import_max_size
-                    .or(file.import.max_size)
-                    .map_or(FetchPolicy::default().max_bytes, |size| size.0),
-                allow_private: flags.import_allow_private || file.import.allow_private,
-            },
+            imports: file.import.policy(flags.import_max_size, flags.import_allow_private)?,
             cores,
             log: file.logging.config(flags.log_format)?,
             metrics: file.metrics.series()?,

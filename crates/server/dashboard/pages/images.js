@@ -15,6 +15,7 @@ const FORMATS = [
   ["raw", "raw"],
   ["qcow2", "qcow2"],
   ["vmdk", "vmdk"],
+  ["vhd", "vhd"],
   ["vhdx", "vhdx"],
 ];
 

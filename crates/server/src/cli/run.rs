@@ -177,8 +177,9 @@ impl ClientCommands {
 
     async fn image(&self, command: ImageCommand) -> Result<(), CliError> {
         match command {
-            ImageCommand::Import { name, file, format, dedup_domain } => {
-                let request = Request { name, source: import::source(&file)?, format, dedup_domain };
+            ImageCommand::Import { name, file, format, max_size, dedup_domain } => {
+                let (source, max_bytes) = (import::source(&file)?, max_size.map(|size| size.0));
+                let request = Request { name, source, format, max_bytes, dedup_domain };
                 import::run(&self.client, &request, self.json).await
             }
             ImageCommand::Create { name, source } => {

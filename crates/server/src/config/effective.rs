@@ -118,6 +118,8 @@ pub fn settings(c: &ServeConfig) -> Vec<Setting> {
     add("http.hosts", Some(list(&c.http.hosts)), Upgrade);
     add("audit.file", c.audit.as_ref().map(|file| quoted(file.display())), Upgrade);
     add("import.max_size", Some(size(c.imports.max_bytes)), Upgrade);
+    add("import.first_byte_timeout_s", Some(c.imports.first_byte.as_secs().to_string()), Upgrade);
+    add("import.timeout_s", Some(c.imports.timeout.as_secs().to_string()), Upgrade);
     add("import.allow_private", Some(c.imports.allow_private.to_string()), Upgrade);
     add("logging.format", Some(lower(c.log.format)), Upgrade);
     add("logging.filter", Some(quoted(&c.log.filter)), Reload);

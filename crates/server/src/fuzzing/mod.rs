@@ -5,6 +5,8 @@
 //! The guarantees: no message of a client causes a panic of the server; all replies are well-formed; and the
 //! session ends when the client ends it. A violation panics here.
 //!
+//! The targets of images are no sessions: the readers of files and URLs run alone.
+//!
 //! The server is a real one, with real sockets, one data-plane thread and a pool in memory; all scripts of a
 //! process share it.
 
@@ -18,6 +20,7 @@ mod server;
 
 use std::time::Duration;
 
+pub use crate::import::fuzzing::{image_file, import_url, pack_image};
 pub use iscsi::iscsi_session;
 pub use nbd::nbd_session;
 pub use neighbour::longest_wait_during;
@@ -28,7 +31,12 @@ pub use server::{SIZE, SPARSE_SIZE};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: &[Target] = &[("iscsi_session", iscsi_session), ("nbd_session", nbd_session)];
+pub const TARGETS: &[Target] = &[
+    ("iscsi_session", iscsi_session),
+    ("nbd_session", nbd_session),
+    ("image_file", image_file),
+    ("import_url", import_url),
+];
 
 /// Time limit for the server to end a session, and to answer.
 const TIMEOUT: Duration = Duration::from_secs(60);

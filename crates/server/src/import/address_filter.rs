@@ -4,13 +4,10 @@
 //! there: it would make this server send requests to itself, or to machines that trust it. The check applies
 //! to the resolved addresses to which connections are opened, so that DNS rebinding cannot bypass it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
-use parking_lot::Mutex;
-use ureq::config::Config;
-use ureq::http::Uri;
-use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::NextTimeout;
+use super::url::Url;
 
 /// Policy for imports from URLs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +16,20 @@ pub struct FetchPolicy {
     pub max_bytes: u64,
     /// Whether redirects may lead to private addresses, and host names may resolve to this machine.
     pub allow_private: bool,
+    /// Maximum time from a request to the first byte of its response: some servers make images on demand.
+    pub first_byte: Duration,
+    /// Maximum time of a whole download.
+    pub timeout: Duration,
 }
 
 impl Default for FetchPolicy {
     fn default() -> FetchPolicy {
-        FetchPolicy { max_bytes: 1 << 40, allow_private: false }
+        FetchPolicy {
+            max_bytes: 1 << 40,
+            allow_private: false,
+            first_byte: Duration::from_secs(600),
+            timeout: Duration::from_secs(24 * 3600),
+        }
     }
 }
 
@@ -36,23 +42,22 @@ pub(super) struct AddressRefused {
     what: &'static str,
 }
 
-/// The resolver of one request. The first name is that of the URL, further ones are those of redirects.
+/// The filter of one request. The first name is from the URL, further names are from redirects.
 #[derive(Debug)]
-pub(super) struct FilteringResolver {
-    inner: DefaultResolver,
+pub(super) struct AddressFilter {
     allow_private: bool,
     /// Addresses of the URL's host; `None` before the first resolution.
-    url_host: Mutex<Option<Vec<IpAddr>>>,
+    url_host: Option<Vec<IpAddr>>,
 }
 
-impl FilteringResolver {
-    pub fn new(allow_private: bool) -> FilteringResolver {
-        FilteringResolver { inner: DefaultResolver::default(), allow_private, url_host: Mutex::default() }
+impl AddressFilter {
+    pub fn new(allow_private: bool) -> AddressFilter {
+        AddressFilter { allow_private, url_host: None }
     }
 
     /// Returns why a connection to `addr` is refused; `None` if it is allowed.
-    fn refusal(&self, host: &str, addr: IpAddr, url_host: Option<&[IpAddr]>) -> Option<&'static str> {
-        match url_host {
+    fn refusal(&self, host: &str, addr: IpAddr) -> Option<&'static str> {
+        match &self.url_host {
             _ if self.allow_private => None,
             // The host of the URL: a name may resolve to the private network, but not to this machine.
             None if names_this_machine(host) || host_is_address(host) => None,
@@ -63,45 +68,34 @@ impl FilteringResolver {
             }
         }
     }
-}
 
-impl Resolver for FilteringResolver {
-    fn resolve(
-        &self,
-        uri: &Uri,
-        config: &Config,
-        timeout: NextTimeout,
-    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        let resolved = self.inner.resolve(uri, config, timeout)?;
-        let host = uri.host().unwrap_or_default();
-        let mut url_host = self.url_host.lock();
-        let mut allowed = self.empty();
+    /// Returns the allowed addresses of a host, at least one.
+    pub fn allowed(&mut self, host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, AddressRefused> {
         let mut refused = None;
-        for addr in resolved.iter() {
-            match self.refusal(host, addr.ip(), url_host.as_deref()) {
-                None => allowed.push(*addr),
-                Some(what) => {
-                    refused = Some(AddressRefused { host: host.to_owned(), addr: addr.ip(), what });
-                }
+        let allowed = found.into_iter().filter(|addr| match self.refusal(host, addr.ip()) {
+            None => true,
+            Some(what) => {
+                refused = Some(AddressRefused { host: host.to_owned(), addr: addr.ip(), what });
+                false
+            }
+        });
+        let allowed: Vec<SocketAddr> = allowed.collect();
+        match refused {
+            Some(refused) if allowed.is_empty() => Err(refused),
+            _ => {
+                self.url_host.get_or_insert_with(|| allowed.iter().map(SocketAddr::ip).collect());
+                Ok(allowed)
             }
         }
-        if allowed.is_empty() {
-            let refused =
-                refused.map_or(ureq::Error::HostNotFound, |refused| ureq::Error::Other(Box::new(refused)));
-            return Err(refused);
-        }
-        url_host.get_or_insert_with(|| allowed.iter().map(|addr| addr.ip()).collect());
-        Ok(allowed)
     }
 }
 
 /// Whether the host of a URL is written as an address of this machine or of its link, or as `localhost`.
 /// Names that resolve to such addresses are refused when a connection is opened.
 pub(crate) fn names_local_address(url: &str) -> bool {
-    let Ok(uri) = url.parse::<Uri>() else { return false };
-    let host = uri.host().unwrap_or_default();
-    let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-    names_this_machine(host) || literal.parse().is_ok_and(is_local)
+    let Some(url) = Url::parse(url) else { return false };
+    let host = url.bare_host();
+    names_this_machine(host) || host.parse().is_ok_and(is_local)
 }
 
 fn names_this_machine(host: &str) -> bool {
@@ -215,17 +209,16 @@ mod tests {
 
     #[test]
     fn private_addresses_are_allowed_in_the_url_but_not_by_redirects() {
-        let resolver = FilteringResolver::new(false);
-        let first = |host, text| resolver.refusal(host, addr(text), None).is_none();
+        let mut filter = AddressFilter::new(false);
+        let first = |host, text| filter.refusal(host, addr(text)).is_none();
         assert!(first("127.0.0.1", "127.0.0.1") && first("[::1]", "::1") && first("localhost", "::1"));
         assert!(first("images.lan", "10.0.0.5") && first("example.org", "1.1.1.1"));
         assert!(!first("evil.example", "127.0.0.1") && !first("evil.example", "169.254.169.254"));
         assert!(!first("evil.example", "::ffff:127.0.0.1") && !first("evil.example", "0.0.0.0"));
-        let url_host = [addr("10.0.0.5")];
-        let redirected = |text| resolver.refusal("any", addr(text), Some(&url_host)).is_none();
+        filter.allowed("images.lan", vec!["10.0.0.5:80".parse().unwrap()]).unwrap();
+        let redirected = |text| filter.refusal("any", addr(text)).is_none();
         assert!(redirected("10.0.0.5") && redirected("1.1.1.1"));
         assert!(!redirected("10.0.0.6") && !redirected("127.0.0.1") && !redirected("fe80::1"));
-        let permissive = FilteringResolver::new(true);
-        assert!(permissive.refusal("any", addr("127.0.0.1"), Some(&url_host)).is_none());
+        assert!(AddressFilter { allow_private: true, ..filter }.refusal("any", addr("127.0.0.1")).is_none());
     }
 }

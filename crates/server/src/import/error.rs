@@ -2,10 +2,42 @@
 
 use std::io;
 
+use super::Format;
 use crate::control::{ControlError, ErrorKind};
+use crate::size::Size;
 
 /// Result of reading an image file.
 pub type Result<T> = std::result::Result<T, ImportError>;
+
+/// What a user can do about a file that cannot be imported. The tests run each command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// Convert the file with `qemu-img`, in which its format has this name.
+    Convert {
+        /// The name of the format.
+        from: &'static str,
+    },
+    /// Repair the file with `qemu-img`.
+    Repair,
+    /// Import the file as it is, if it is a raw disk.
+    UseRaw,
+    /// Something that is not done by one command.
+    Say(&'static str),
+}
+
+impl Remedy {
+    /// The remedy; `file` is the file as a word of a shell.
+    fn text(self, file: &str) -> String {
+        match self {
+            Remedy::Convert { from } => {
+                format!("convert it first: qemu-img convert -f {from} -O qcow2 {file} NEW.qcow2")
+            }
+            Remedy::Repair => format!("keep a copy, and repair it: qemu-img check -r all {file}"),
+            Remedy::UseRaw => "if it is a raw disk, import it with --format raw".to_owned(),
+            Remedy::Say(text) => text.to_owned(),
+        }
+    }
+}
 
 /// Why an import fails. Each message is one line that also states the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +49,14 @@ pub enum ImportError {
         path: String,
         /// The operating system's error.
         error: io::Error,
+    },
+    /// The server finds no file at the path.
+    #[error("cannot open {path}: there is no such file as the server sees the file system{view}")]
+    Missing {
+        /// The path.
+        path: String,
+        /// How the server's view differs from the view of clients, if a difference is known.
+        view: &'static str,
     },
     /// The path is neither a regular file nor a block device.
     #[error("{path} is {what}; use a regular file or a block device")]
@@ -50,7 +90,7 @@ pub enum ImportError {
         needed: u64,
     },
     /// The file violates its format.
-    #[error("{path} is damaged: {what}; check it with 'qemu-img check', or copy it again")]
+    #[error("{path} is damaged: {what}; copy it again from its source")]
     Damaged {
         /// The file.
         path: String,
@@ -58,15 +98,31 @@ pub enum ImportError {
         what: &'static str,
     },
     /// The file uses a feature or a format that is not supported.
-    #[error("{path} {what}; convert it first: qemu-img convert -O qcow2 {path} NEW")]
+    #[error("{path} {what}; {}", .remedy.text(.file))]
     Unsupported {
         /// The file.
         path: String,
         /// The feature or format, as the predicate of a sentence.
         what: &'static str,
+        /// The remedy.
+        remedy: Remedy,
+        /// The file as a word of a shell.
+        file: String,
+    },
+    /// The disk has sectors that are not served.
+    #[error(
+        "{path} is a disk with sectors of 4096 bytes, and disks are served with sectors of 512 bytes, with which guests \
+         find no partition of it; copy its file systems to a disk with sectors of 512 bytes, or, for clients that set \
+         the sector size themselves, import it with --format {format}"
+    )]
+    LargeSectors {
+        /// The file.
+        path: String,
+        /// The format of the file.
+        format: Format,
     },
     /// The file is an archive.
-    #[error("{path} is {what}; unpack it first (or use --format raw if it is a raw disk)")]
+    #[error("{path} is {what}; unpack it first (if it is a raw disk, import it with --format raw)")]
     Archive {
         /// The file.
         path: String,
@@ -77,7 +133,7 @@ pub enum ImportError {
     #[error("{0} is empty; there is nothing to import")]
     Empty(String),
     /// The scheme of the URL is not supported.
-    #[error("'{0}' is not a supported URL; use http:// or https://")]
+    #[error("'{0}' is not a supported URL; use http://HOST/PATH or https://HOST/PATH")]
     BadUrl(String),
     /// The download failed.
     #[error("cannot fetch {url}: {reason}")]
@@ -86,6 +142,21 @@ pub enum ImportError {
         url: String,
         /// The cause.
         reason: String,
+    },
+    /// The download would take room that the pool or other programs need.
+    #[error(
+        "the download of {url} was stopped, since {path} has only {free} left and {keep} are kept free for writes; make \
+         room, or download the file to another file system and import it from there"
+    )]
+    NoRoom {
+        /// The URL.
+        url: String,
+        /// The directory.
+        path: String,
+        /// Free room of its file system.
+        free: Size,
+        /// Room that downloads leave free.
+        keep: Size,
     },
     /// The downloaded data cannot be stored.
     #[error("cannot store the download in {path}: {error}")]
@@ -113,9 +184,11 @@ impl From<ImportError> for ControlError {
             E::Pool(e) => return e.into(),
             E::Cancelled => ErrorKind::Cancelled,
             E::Internal(_) => ErrorKind::Internal,
-            E::Spool { .. } => ErrorKind::NoSpace,
+            E::Spool { .. } | E::NoRoom { .. } => ErrorKind::NoSpace,
             E::Fetch { .. } => ErrorKind::FetchFailed,
             E::Open { .. }
+            | E::Missing { .. }
+            | E::LargeSectors { .. }
             | E::NotAFile { .. }
             | E::RelativePath(_)
             | E::Read { .. }

@@ -1,21 +1,42 @@
 //! Bounds-checked access to an image file, because offsets are often read from the untrusted file itself.
 
+use std::cell::Cell;
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{ImportError, Result, Run};
+use super::error::Remedy;
+use super::{ImportError, Result, Run, visible};
+
+/// Bytes of contents that may be read in addition to the length of a valid file: detection reads a few twice.
+const CONTENTS_SLACK: u64 = 64 << 10;
 
 /// An open image file.
 pub(super) struct ImageFile {
     file: File,
+    /// Empty for a download, which has no name on this machine.
     path: PathBuf,
     display_name: String,
+    /// The name that the server of a URL gives to the file, and its media type.
+    download: Option<Download>,
     len: u64,
+    /// Bytes that were read as contents of the disk.
+    contents: Cell<u64>,
     /// The file system does not support SEEK_DATA and SEEK_HOLE.
     no_holes: bool,
+}
+
+/// What a web server states about a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Download {
+    /// The last segment of the URL's path.
+    pub file_name: String,
+    /// The media type, in lower case and without parameters.
+    pub content_type: Option<String>,
 }
 
 impl ImageFile {
@@ -28,20 +49,26 @@ impl ImageFile {
     }
 
     /// Opens a file that an image file references. It must be in the same directory, and not a symbolic link.
-    pub fn open_sibling(&self, name: &str) -> Result<ImageFile> {
+    /// The name is a sequence of bytes in an encoding that the file system does not know.
+    pub fn open_sibling(&self, name: &[u8]) -> Result<ImageFile> {
         let bad = self.damaged_or("an extent is not a plain *.vmdk file in the same directory");
-        let plain = !name.contains(['/', '\0']) && name.len() > 5 && !name.starts_with('.');
-        let suffix = name.get(name.len().saturating_sub(5)..);
-        if !plain || !suffix.is_some_and(|s| s.eq_ignore_ascii_case(".vmdk")) {
+        let plain = !name.iter().any(|b| matches!(b, b'/' | 0)) && name.len() > 5 && !name.starts_with(b".");
+        let suffix = &name[name.len().saturating_sub(5)..];
+        if !plain || !suffix.eq_ignore_ascii_case(b".vmdk") {
             return Err(bad);
         }
         let directory = self.path.parent().ok_or(bad)?;
-        Self::open_with(&directory.join(name), libc::O_NOFOLLOW)
+        Self::open_with(&directory.join(OsStr::from_bytes(name)), libc::O_NOFOLLOW)
     }
 
     fn open_with(path: &Path, flags: i32) -> Result<ImageFile> {
         let display_name = path.display().to_string();
-        let failed = |error| ImportError::Open { path: display_name.clone(), error };
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::NotFound => {
+                ImportError::Missing { path: display_name.clone(), view: visible::of_server(path) }
+            }
+            _ => ImportError::Open { path: display_name.clone(), error },
+        };
         // O_NONBLOCK, so that opening a pipe without a writer does not block before its type is checked.
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_NONBLOCK | flags);
@@ -60,18 +87,21 @@ impl ImageFile {
     }
 
     /// Wraps a downloaded file, which has no siblings. Messages show it as `display_name`.
-    pub fn from_download(file: File, display_name: &str) -> Result<ImageFile> {
-        Self::from_file(file, PathBuf::new(), display_name.to_owned())
+    pub fn from_download(file: File, display_name: String, download: Download) -> Result<ImageFile> {
+        let file = Self::from_file(file, PathBuf::new(), display_name)?;
+        Ok(ImageFile { download: Some(download), ..file })
     }
 
-    fn from_file(mut file: File, path: PathBuf, display_name: String) -> Result<ImageFile> {
+    /// Wraps any file.
+    pub fn from_file(mut file: File, path: PathBuf, display_name: String) -> Result<ImageFile> {
         // The metadata of a block device has no length, so seek to its end.
         let len = file
             .seek(SeekFrom::End(0))
             .map_err(|error| ImportError::Open { path: display_name.clone(), error })?;
         // SAFETY: advice about an open descriptor; it affects readahead only.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL) };
-        Ok(ImageFile { file, path, display_name, len, no_holes: false })
+        let (download, contents) = (None, Cell::new(0));
+        Ok(ImageFile { file, path, display_name, download, len, contents, no_holes: false })
     }
 
     /// Length in bytes.
@@ -82,6 +112,38 @@ impl ImageFile {
     /// Path or URL for messages.
     pub fn display_name(&self) -> &str {
         &self.display_name
+    }
+
+    /// The name of the file without its directory.
+    pub fn file_name(&self) -> String {
+        match &self.download {
+            Some(download) => download.file_name.clone(),
+            None => self.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        }
+    }
+
+    /// The media type that the server of a URL states.
+    pub fn content_type(&self) -> Option<&str> {
+        self.download.as_ref()?.content_type.as_deref()
+    }
+
+    /// Reads contents of the disk at `offset`, see [`ImageFile::charge`].
+    pub fn read_contents(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.charge(out.len() as u64)?;
+        self.read_at(offset, out)
+    }
+
+    /// Counts `len` bytes of the file as contents of the disk.
+    ///
+    /// In a valid file each byte is the contents of at most one place of the disk. Without this check, the
+    /// tables of a small file could repeat one cluster over a disk of many TiB, and the import would not end.
+    pub fn charge(&self, len: u64) -> Result<()> {
+        let sum = self.contents.get().saturating_add(len);
+        self.contents.set(sum);
+        match sum > self.len.saturating_add(CONTENTS_SLACK) {
+            true => self.damaged("its tables refer to the same data more than once"),
+            false => Ok(()),
+        }
     }
 
     /// Fills `out` from `offset`; fails if the file ends before.
@@ -159,8 +221,20 @@ impl ImageFile {
     }
 
     /// Returns the error of a file that uses an unsupported feature or format.
-    pub fn unsupported<T>(&self, what: &'static str) -> Result<T> {
-        Err(ImportError::Unsupported { path: self.display_name.clone(), what })
+    pub fn unsupported<T>(&self, what: &'static str, remedy: Remedy) -> Result<T> {
+        // A download is at no path; `FILE` stands for the path of the user's own download.
+        let file = if self.path.as_os_str().is_empty() { Path::new("FILE") } else { &self.path };
+        let file = quoted(&file.to_string_lossy());
+        Err(ImportError::Unsupported { path: self.display_name.clone(), what, remedy, file })
+    }
+}
+
+/// Quotes a word for a shell.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
+    match word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 

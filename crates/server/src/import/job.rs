@@ -16,10 +16,13 @@ use utoipa::ToSchema;
 use super::file::ImageFile;
 use super::pump::{self, Copied};
 use super::{Format, Image, ImportError, Result, detect, fetch};
-use crate::control::{Control, ControlError, DiskView, ErrorDetail, Job, JobKind, JobView, ServerInfo};
+use crate::control::{Control, ControlError, DiskView, ErrorDetail, Job, JobKind, JobView};
 
 /// Minimum interval between progress events.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+/// Of a larger file system, downloads keep only as much free as of this size: a tenth of a large disk is more
+/// than writes need while a download stops.
+const KEPT_FREE_OF: u64 = 64 << 30;
 /// Capacity of the event channel; progress events beyond it are dropped.
 const EVENT_CAPACITY: usize = 8;
 
@@ -35,6 +38,9 @@ pub struct Request {
     /// The format of the file.
     #[serde(default)]
     pub format: Format,
+    /// Maximum size of the file that a URL may deliver, in bytes; the server's limit applies in any case.
+    #[serde(default)]
+    pub max_bytes: Option<u64>,
     /// Deduplication domain: identical blocks are deduplicated only among disks of the same domain.
     #[serde(default)]
     pub dedup_domain: u32,
@@ -84,6 +90,8 @@ pub enum Event {
     Done {
         /// The image.
         image: DiskView,
+        /// The format of the file, which was detected or given.
+        format: Format,
     },
     /// The import failed and was rolled back.
     Failed {
@@ -94,6 +102,16 @@ pub enum Event {
 
 /// An event, or the error that ended the import.
 pub type EventResult = std::result::Result<Event, ControlError>;
+
+/// The result of an import.
+#[derive(Debug, Serialize)]
+pub(crate) struct Imported {
+    /// The image.
+    #[serde(flatten)]
+    pub image: DiskView,
+    /// The format of the file.
+    pub format: Format,
+}
 
 /// Starts an import. It is rolled back when the receiver is dropped or its job is cancelled. `owner` is the
 /// name of the client.
@@ -112,10 +130,12 @@ pub async fn start(
     let view = job.view();
     tokio::spawn(async move {
         let name = request.name.clone();
-        let imported: crate::control::Result<DiskView> = match run(&control, request, &events, &job).await {
-            Ok(info) => {
-                tracing::info!(name, bytes = info.size, "import completed");
-                DiskView::new(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into())
+        let imported: crate::control::Result<Imported> = match run(&control, request, &events, &job).await {
+            Ok((info, format)) => {
+                tracing::info!(name, bytes = info.size, %format, "import completed");
+                let image =
+                    DiskView::new(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into());
+                image.map(|image| Imported { image, format })
             }
             Err(e) => {
                 tracing::info!(name, error = %e, "import failed");
@@ -125,7 +145,8 @@ pub async fn start(
         drop(permit);
         job.end(&imported);
         // The receiver may be dropped.
-        let _ = events.send(imported.map(|image| Event::Done { image })).await;
+        let done = imported.map(|Imported { image, format }| Event::Done { image, format });
+        let _ = events.send(done).await;
     });
     Ok((view, receiver))
 }
@@ -135,24 +156,24 @@ async fn run(
     request: Request,
     events: &mpsc::Sender<EventResult>,
     job: &Job,
-) -> Result<DiskInfo> {
+) -> Result<(DiskInfo, Format)> {
     let pool = control.pool();
     // Fails early for an existing name, before the download. The engine checks again.
     if pool.disk(&request.name).is_ok() {
         return Err(EngineError::Exists(request.name).into());
     }
     let mut reporter = Reporter::new(events, job);
-    let file = or_cancelled(control, events, job, open_source(request.source, control.info(), &mut reporter))
-        .await?;
-    let format = request.format;
-    let image = blocking(move || detect::open(file, format)).await?;
+    let limit = request.max_bytes;
+    let opened = open_source(request.source, limit, control, &mut reporter);
+    let file = or_cancelled(control, events, job, opened).await?;
+    let (format, image) = blocking(move || detect::open(file, request.format)).await?;
     if image.size() == 0 {
         return Err(ImportError::Empty(request.name));
     }
     let size = image.size().next_multiple_of(512);
     let disk = pool.begin_import(&request.name, size, request.dedup_domain).await?;
     match or_cancelled(control, events, job, fill(image, &disk, size, &mut reporter)).await {
-        Ok(()) => Ok(pool.finish_import(disk).await?),
+        Ok(()) => Ok((pool.finish_import(disk).await?, format)),
         Err(e) => {
             if let Err(undo) = pool.abandon_import(disk).await {
                 tracing::warn!(error = %undo, "cannot roll back an import; the next server start removes it");
@@ -162,11 +183,20 @@ async fn run(
     }
 }
 
-async fn open_source(source: Source, server: &ServerInfo, reporter: &mut Reporter<'_>) -> Result<ImageFile> {
+async fn open_source(
+    source: Source,
+    max_bytes: Option<u64>,
+    control: &Control,
+    reporter: &mut Reporter<'_>,
+) -> Result<ImageFile> {
     match source {
         Source::File(path) => blocking(move || ImageFile::open(&path)).await,
         Source::Url(url) => {
-            fetch::fetch(url, server.data.clone(), server.imports, |done, total| {
+            let (server, pool) = (control.info(), control.pool().clone());
+            let mut policy = server.imports;
+            policy.max_bytes = max_bytes.unwrap_or(u64::MAX).min(policy.max_bytes);
+            let keep_free = Box::new(move |total: u64| pool.low_threshold(total.min(KEPT_FREE_OF)));
+            fetch::fetch(url, server.data.clone(), keep_free, policy, |done, total| {
                 reporter.report(Phase::Download, Copied { done, written: done }, total);
             })
             .await

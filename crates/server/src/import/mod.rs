@@ -15,22 +15,33 @@
 //! the connection or the server) leaves nothing behind.
 
 mod address_filter;
+mod authorities;
 mod compress;
+mod connect;
 mod detect;
 mod error;
 mod fetch;
 mod file;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod job;
+mod proxy;
 mod pump;
 mod qcow2;
 mod raw;
+mod spool;
+mod text;
+mod url;
+mod vhd;
 mod vhdx;
+mod visible;
 mod vmdk;
 
 pub use address_filter::FetchPolicy;
 pub(crate) use address_filter::names_local_address;
 pub use detect::Format;
-pub use error::{ImportError, Result};
+pub use error::{ImportError, Remedy, Result};
+pub(crate) use job::Imported;
 pub use job::{Event, EventResult, Phase, Request, Source, start};
 
 /// A run of bytes of the disk that are all data or all zero.
@@ -46,6 +57,11 @@ struct Run {
 trait Image: Send {
     /// Size of the disk in bytes.
     fn size(&self) -> u64;
+
+    /// Size of the sectors that guests saw, if the file states it.
+    fn sector_size(&self) -> u64 {
+        512
+    }
 
     /// Returns the run that begins at `offset`, which is within the disk. The next run may be of the same
     /// kind.

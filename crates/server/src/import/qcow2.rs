@@ -6,6 +6,7 @@
 //! the disk is imported. Reference counts are not needed to read.
 
 use super::compress::{Compression, decompress};
+use super::error::Remedy;
 use super::file::ImageFile;
 use super::file::bytes::{be32, be64};
 use super::{Image, Result, Run};
@@ -26,6 +27,10 @@ const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
 /// Subclusters per cluster with extended L2 entries.
 const SUBCLUSTERS: u64 = 32;
+
+/// Remedies: for a file that needs further files, and for a file of a later release of QEMU.
+const FLATTEN: Remedy = Remedy::Convert { from: "qcow2" };
+const NEWER: Remedy = Remedy::Say("convert it to raw with the release of QEMU that made it");
 
 /// Incompatible features (header, byte 72).
 mod feature {
@@ -96,7 +101,8 @@ impl Qcow2 {
             // A version 3 header has at least 104 bytes and is followed by at least eight bytes of
             // extensions.
             3 => header = file.read_vec(0, HEADER_V3 as u64)?,
-            _ => return file.unsupported("is a qcow file of a version other than 2 and 3"),
+            1 => return file.unsupported("is a qcow file of version 1", Remedy::Convert { from: "qcow" }),
+            _ => return file.unsupported("is a qcow2 file of a version after 3", NEWER),
         }
         let (compression, extended_l2) = check_features(&file, &header, version)?;
         let cluster_bits = be32(&header, 20);
@@ -240,8 +246,9 @@ impl Qcow2 {
         self.compressed.resize(len as usize, 0);
         self.file.read_at(at, &mut self.compressed)?;
         self.decompressed.1.resize(1 << self.cluster_bits, 0);
-        if decompress(self.compression, &self.compressed, &mut self.decompressed.1).is_err() {
-            return self.file.damaged("a compressed cluster cannot be decompressed");
+        match decompress(self.compression, &self.compressed, &mut self.decompressed.1) {
+            Ok(used) => self.file.charge(used as u64)?,
+            Err(_) => return self.file.damaged("a compressed cluster cannot be decompressed"),
         }
         self.decompressed.0 = Some(cluster);
         Ok(())
@@ -251,26 +258,26 @@ impl Qcow2 {
 /// Checks the features of the header. Returns the compression type and whether L2 entries are extended.
 fn check_features(file: &ImageFile, header: &[u8], version: u32) -> Result<(Compression, bool)> {
     if be64(header, 8) != 0 {
-        return file.unsupported("has a backing file, which is not supported");
+        return file.unsupported("has a backing file, which is not supported", FLATTEN);
     }
     if be32(header, 32) != 0 {
-        return file.unsupported("is encrypted");
+        return file.unsupported("is encrypted", Remedy::Say("decrypt it first"));
     }
     let features = if version >= 3 { be64(header, 72) } else { 0 };
     if features & feature::CORRUPT != 0 {
-        return file.damaged("QEMU has marked it as corrupt");
+        return file.unsupported("is damaged: QEMU has marked it as corrupt", Remedy::Repair);
     }
     if features & feature::DATA_FILE != 0 {
-        return file.unsupported("stores its data in another file");
+        return file.unsupported("stores its data in another file", FLATTEN);
     }
     let known = feature::DIRTY | feature::COMPRESSION | feature::EXTENDED_L2;
     if features & !known != 0 {
-        return file.unsupported("uses an unknown qcow2 feature");
+        return file.unsupported("uses an unknown qcow2 feature", NEWER);
     }
     let compression = match (features & feature::COMPRESSION != 0, header[104]) {
         (false, _) | (true, 0) => Compression::Deflate,
         (true, 1) => Compression::Zstd,
-        _ => return file.unsupported("uses an unknown compression type"),
+        _ => return file.unsupported("uses an unknown compression type", NEWER),
     };
     Ok((compression, features & feature::EXTENDED_L2 != 0))
 }
@@ -290,7 +297,7 @@ impl Image for Qcow2 {
         let skip = offset - m.start;
         match m.location {
             Location::Zero => out.fill(0),
-            Location::Plain(host) => self.file.read_at(host.saturating_add(skip), out)?,
+            Location::Plain(host) => self.file.read_contents(host.saturating_add(skip), out)?,
             Location::Compressed { at, len, cluster } => {
                 self.load_compressed(at, len, cluster)?;
                 let skip = (offset - cluster) as usize;

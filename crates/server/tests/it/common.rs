@@ -71,12 +71,12 @@ impl Rig {
         source: Source,
         format: Format,
     ) -> Result<(), (String, String)> {
-        let request = Request { name: name.into(), source, format, dedup_domain: 0 };
+        let request = Request { name: name.into(), source, format, max_bytes: None, dedup_domain: 0 };
         let mut events = import::start(&self.control, request, "a test").await.unwrap().1;
         while let Some(event) = events.recv().await {
             match event {
                 Ok(Event::Progress { .. }) => (),
-                Ok(Event::Done { image }) => {
+                Ok(Event::Done { image, .. }) => {
                     assert_eq!(image.name, name);
                     return Ok(());
                 }

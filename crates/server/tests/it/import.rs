@@ -40,6 +40,7 @@ async fn dropping_the_receiver_rolls_an_import_back() {
             name: "x".into(),
             source: Source::File(rig.path("f")),
             format: Format::Auto,
+            max_bytes: None,
             dedup_domain: 0,
         };
         let (_, mut events) = import::start(&rig.control, request, "a test").await.unwrap();
@@ -75,6 +76,7 @@ async fn a_stop_rolls_an_import_back_and_refuses_new_ones() {
         name: "x".into(),
         source: Source::File(rig.path("f")),
         format: Format::Auto,
+        max_bytes: None,
         dedup_domain: 0,
     };
     let (_, mut events) = import::start(&rig.control, request.clone(), "a test").await.unwrap();
@@ -191,7 +193,7 @@ async fn failed_downloads_are_reported() {
     for (url, code, part) in [
         (missing.as_str(), "fetch_failed", "404"),
         ("ftp://localhost/x", "bad_source", "http://"),
-        ("http://", "fetch_failed", "cannot fetch"),
+        ("http://", "bad_source", "http://HOST/PATH"),
     ] {
         let e = rig.import_from("web", Source::Url(url.into()), Format::Auto).await.unwrap_err();
         assert_eq!(e.0, code, "{e:?}");

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod images;
 mod iscsi;
 mod nbd;
 mod random;
@@ -64,12 +65,20 @@ fn nbd_sessions_of_any_kind_cause_no_panic() {
 fn every_session_of_the_corpus_passes() {
     let _alone = alone();
     let makers: [fn(&mut Random) -> Vec<u8>; 2] = [iscsi::script, nbd::script];
-    for (target, make) in fuzzing::TARGETS.iter().zip(makers) {
+    let (sessions, images) = fuzzing::TARGETS.split_at(makers.len());
+    for (target, make) in sessions.iter().zip(makers) {
         for seed in 0..CORPUS {
             put(target.0, &format!("seed-{seed:02}"), &make(&mut Random::new(seed)));
         }
         run_inputs(target);
     }
+    images::put_all();
+    images.iter().for_each(run_inputs);
+}
+
+#[test]
+fn damaged_images_cause_no_panic() {
+    images::damage(|data| fuzzing::image_file(data));
 }
 
 #[test]

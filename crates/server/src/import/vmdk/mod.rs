@@ -10,6 +10,7 @@
 mod descriptor;
 mod sparse;
 
+use super::error::Remedy;
 use super::file::ImageFile;
 use super::{Image, Result, Run};
 use descriptor::{Descriptor, ExtentKind};
@@ -25,10 +26,18 @@ const MAX_DESCRIPTOR: u64 = 256 << 10;
 /// Maximum number of extents: twice that of a disk of 4 TiB in extents of 2 GiB.
 const MAX_EXTENTS: usize = 4096;
 
-/// Opens a sparse file, or a descriptor and the files that it references.
-pub(super) fn open(file: ImageFile) -> Result<Box<dyn Image>> {
+/// Opens a sparse file, or a descriptor and the files that it references. A sparse file without a descriptor
+/// may be one extent of a split disk, so it is opened only if the user has named the format.
+pub(super) fn open(file: ImageFile, format_is_given: bool) -> Result<Box<dyn Image>> {
     if file.read_vec(0, file.len().min(4))? == SPARSE_MAGIC {
         let sparse = Sparse::open(file)?;
+        if !sparse.is_described() && !format_is_given {
+            let remedy = Remedy::Say(
+                "import the small file with the descriptor instead, or, if this file is the whole disk, import it with \
+                 --format vmdk",
+            );
+            return sparse.file().unsupported("is one extent of a disk in several files", remedy);
+        }
         return Ok(Box::new(sparse));
     }
     if file.len() > MAX_DESCRIPTOR {

@@ -3,6 +3,7 @@
 //! end of the file.
 
 use super::super::compress::decompress_zlib;
+use super::super::error::Remedy;
 use super::super::file::ImageFile;
 use super::super::file::bytes::{le16, le32, le64};
 use super::super::{Image, Result, Run};
@@ -24,6 +25,9 @@ const MAX_TABLE: u64 = 4096;
 const MAX_TABLES: u64 = 16 << 20;
 /// Maximum size of an extent.
 const MAX_SIZE: u64 = 64 << 40;
+
+/// What to do about a variant that is not known.
+const UNKNOWN: Remedy = Remedy::Say("convert it to raw with the program that made it");
 
 /// Flags of the header.
 mod flag {
@@ -49,6 +53,7 @@ pub(super) struct Sparse {
     table_entries: u64,
     zero_grain: bool,
     compressed: bool,
+    described: bool,
     directory: Vec<u32>,
     /// The cached grain table: its index in the directory and its bytes.
     table: (Option<u64>, Vec<u8>),
@@ -61,7 +66,7 @@ impl Sparse {
     pub fn open(file: ImageFile) -> Result<Sparse> {
         let mut header = file.read_vec(0, HEADER)?;
         check(&file, &header)?;
-        check_descriptor(&file, &header)?;
+        let described = check_descriptor(&file, &header)?;
         if le64(&header, 56) == GD_AT_END {
             // The last sector is the end-of-stream marker, and the sector before it the footer.
             header = file.read_vec(file.len().saturating_sub(2 * SECTOR), HEADER)?;
@@ -72,7 +77,7 @@ impl Sparse {
             (le64(&header, 12), le64(&header, 20), u64::from(le32(&header, 44)));
         let compressed = flags & flag::COMPRESSED != 0;
         if compressed && le16(&header, 77) != 1 {
-            return file.unsupported("uses an unknown compression type");
+            return file.unsupported("uses an unknown compression type", UNKNOWN);
         }
         if compressed != (flags & flag::MARKERS != 0) {
             return file.damaged("its header flags are inconsistent");
@@ -97,10 +102,21 @@ impl Sparse {
             table_entries,
             zero_grain: flags & flag::ZERO_GRAIN != 0,
             compressed,
+            described,
             directory,
             table: (None, Vec::new()),
             decompressed: (None, Vec::new()),
         })
+    }
+
+    /// Whether the extent contains the descriptor of its disk. Otherwise it may be a part of a disk.
+    pub fn is_described(&self) -> bool {
+        self.described
+    }
+
+    /// The file of the extent.
+    pub fn file(&self) -> &ImageFile {
+        &self.file
     }
 
     /// Returns the location of grain `index`. If it is zero, also returns how many grains from it on are
@@ -135,7 +151,8 @@ impl Sparse {
         if sector != index * (self.grain / SECTOR) || len > 2 * self.grain + 1024 {
             return self.file.damaged("the marker of a grain does not match its grain table");
         }
-        let compressed = self.file.read_vec(at + 12, len)?;
+        self.file.charge(12 + len)?;
+        let compressed = self.file.read_vec(at.saturating_add(12), len)?;
         self.decompressed.1.resize(self.grain as usize, 0);
         let needed = (self.size - index * self.grain).min(self.grain) as usize;
         match decompress_zlib(&compressed, &mut self.decompressed.1) {
@@ -152,7 +169,7 @@ fn check(file: &ImageFile, header: &[u8]) -> Result<()> {
         return file.damaged("its header or footer is missing");
     }
     if !(1..=3).contains(&le32(header, 4)) {
-        return file.unsupported("is a VMDK file of an unknown version");
+        return file.unsupported("is a VMDK file of an unknown version", UNKNOWN);
     }
     // The header contains line ends, which a transfer in text mode converts.
     if header[73..77] != *b"\n \r\n" {
@@ -161,18 +178,18 @@ fn check(file: &ImageFile, header: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Checks the optional embedded descriptor: a delta disk is refused.
-fn check_descriptor(file: &ImageFile, header: &[u8]) -> Result<()> {
+/// Checks the optional embedded descriptor: a delta disk is refused. Returns whether there is a descriptor.
+fn check_descriptor(file: &ImageFile, header: &[u8]) -> Result<bool> {
     let (at, sectors) = (le64(header, 28), le64(header, 36));
     if at == 0 || sectors == 0 {
-        return Ok(());
+        return Ok(false);
     }
     if sectors > super::MAX_DESCRIPTOR / SECTOR {
         return file.damaged("its descriptor is too long");
     }
     let text = file.read_vec(at.saturating_mul(SECTOR), sectors * SECTOR)?;
     // The extents of a split disk have space for a descriptor, which is blank.
-    if is_descriptor(&text) { Descriptor::parse(file, &text).map(|_| ()) } else { Ok(()) }
+    if is_descriptor(&text) { Descriptor::parse(file, &text).map(|_| true) } else { Ok(false) }
 }
 
 impl Image for Sparse {
@@ -196,7 +213,7 @@ impl Image for Sparse {
                 let skip = skip as usize;
                 out.copy_from_slice(&self.decompressed.1[skip..skip + out.len()]);
             }
-            Grain::At(at) => self.file.read_at(at + skip, out)?,
+            Grain::At(at) => self.file.read_contents(at + skip, out)?,
         }
         Ok(())
     }

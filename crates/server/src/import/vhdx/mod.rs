@@ -1,9 +1,14 @@
 //! VHDX, the format of Hyper-V (MS-VHDX), fixed and dynamic.
 //!
 //! The block allocation table (BAT) has an entry for each payload block, and after each chunk of them an
-//! entry for a sector bitmap block, which only differencing disks use. A file whose log is not empty was not
-//! closed cleanly and is refused: replaying the log requires write access to the file.
+//! entry for a sector bitmap block, which only differencing disks use. A file that was not closed cleanly has
+//! changes of the other structures in its log ([`log`]).
 
+mod log;
+
+use std::cell::Cell;
+
+use super::error::Remedy;
 use super::file::ImageFile;
 use super::file::bytes::{array, le16, le32, le64};
 use super::{Image, Result, Run};
@@ -39,8 +44,9 @@ mod state {
 
 /// An open VHDX file.
 pub(super) struct Vhdx {
-    file: ImageFile,
+    file: Replayed,
     size: u64,
+    sector_size: u64,
     block_size: u64,
     /// Payload block entries between two sector bitmap entries of the BAT.
     chunk_ratio: u64,
@@ -54,13 +60,69 @@ struct Metadata {
     sector_size: u64,
 }
 
+/// A file with the changes that are in its log.
+struct Replayed {
+    file: ImageFile,
+    pages: log::Pages,
+    /// Bytes beyond the end of the file that were read as contents of the disk.
+    beyond: Cell<u64>,
+}
+
+impl Replayed {
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let end = offset.saturating_add(out.len() as u64);
+        if end > self.pages.file_len(&self.file) {
+            return Err(self.file.truncated(end));
+        }
+        // Beyond its end, the file has zeroes and the changes in its log.
+        let present = self.file.len().saturating_sub(offset).min(out.len() as u64);
+        let (present, beyond) = out.split_at_mut(present as usize);
+        if !present.is_empty() {
+            self.file.read_at(offset, present)?;
+        }
+        beyond.fill(0);
+        self.pages.apply(&self.file, offset, out)
+    }
+
+    /// Reads a structure. It is in the part of the file that exists, so no allocation exceeds the file.
+    fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        let mut bytes = self.file.read_vec(offset, len)?;
+        self.pages.apply(&self.file, offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads contents of the disk; see [`ImageFile::charge`], also for those beyond the end of the file.
+    fn read_contents(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let len = out.len() as u64;
+        let present = self.file.len().saturating_sub(offset).min(len);
+        self.file.charge(present)?;
+        self.beyond.set(self.beyond.get().saturating_add(len - present));
+        if self.beyond.get() > self.pages.file_len(&self.file) - self.file.len() {
+            return self.damaged("its tables refer to the same data more than once");
+        }
+        self.read_at(offset, out)
+    }
+
+    fn damaged<T>(&self, what: &'static str) -> Result<T> {
+        self.file.damaged(what)
+    }
+}
+
 impl Vhdx {
     /// Reads headers, region table, metadata and BAT.
     pub fn open(file: ImageFile) -> Result<Vhdx> {
         if file.read_array::<8>(0)? != MAGIC {
             return file.damaged("it is not a VHDX file");
         }
-        check_header(&file)?;
+        let header = current_header(&file)?;
+        let id = array::<16>(&header, 48);
+        let pages = if id == [0; 16] {
+            // The log is empty.
+            log::Pages::default()
+        } else {
+            log::Pages::read(&file, le64(&header, 72), le32(&header, 68).into(), id)?
+        };
+        let file = Replayed { file, pages, beyond: Cell::new(0) };
         let regions = region_table(&file)?;
         let (metadata_at, metadata_len) = region(&file, &regions, REGION_METADATA)?;
         let metadata = read_metadata(&file, metadata_at, metadata_len)?;
@@ -73,7 +135,8 @@ impl Vhdx {
         }
         let bat = file.read_vec(bat_at, entries * 8)?;
         let bat = bat.chunks_exact(8).map(|e| le64(e, 0)).collect();
-        Ok(Vhdx { file, size: metadata.size, block_size: metadata.block_size, chunk_ratio, bat })
+        let Metadata { size, block_size, sector_size } = metadata;
+        Ok(Vhdx { file, size, sector_size, block_size, chunk_ratio, bat })
     }
 
     /// Returns the offset of block `index` in the file; `None` for a block of zeroes.
@@ -92,6 +155,10 @@ impl Image for Vhdx {
         self.size
     }
 
+    fn sector_size(&self) -> u64 {
+        self.sector_size
+    }
+
     fn run(&mut self, offset: u64) -> Result<Run> {
         let index = offset / self.block_size;
         let end = ((index + 1) * self.block_size).min(self.size);
@@ -100,7 +167,7 @@ impl Image for Vhdx {
 
     fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
         match self.block(offset / self.block_size)? {
-            Some(at) => self.file.read_at(at.saturating_add(offset % self.block_size), out),
+            Some(at) => self.file.read_contents(at.saturating_add(offset % self.block_size), out),
             None => {
                 out.fill(0);
                 Ok(())
@@ -116,8 +183,8 @@ fn checksum_ok(bytes: &[u8]) -> bool {
     forebay_format::crc32c(&zeroed) == le32(bytes, 4)
 }
 
-/// Checks the current header: the valid one with the higher sequence number.
-fn check_header(file: &ImageFile) -> Result<()> {
+/// Returns the current header: the valid one with the higher sequence number.
+fn current_header(file: &ImageFile) -> Result<Vec<u8>> {
     let mut newest: Option<Vec<u8>> = None;
     for at in HEADERS {
         let header = file.read_vec(at, HEADER_LEN)?;
@@ -127,16 +194,14 @@ fn check_header(file: &ImageFile) -> Result<()> {
         }
     }
     let Some(header) = newest else { return file.damaged("neither of its headers is valid") };
-    if le16(&header, 66) != 1 {
-        return file.unsupported("is a VHDX file of a version other than 1");
+    if le16(&header, 66) != 1 || le16(&header, 64) != 0 {
+        let remedy = Remedy::Say("convert it on a Hyper-V host");
+        return file.unsupported("is a VHDX file of a later version", remedy);
     }
-    if array::<16>(&header, 48) != [0; 16] {
-        return file.unsupported("was not closed cleanly (its log is not empty)");
-    }
-    Ok(())
+    Ok(header)
 }
 
-fn region_table(file: &ImageFile) -> Result<Vec<u8>> {
+fn region_table(file: &Replayed) -> Result<Vec<u8>> {
     for at in REGION_TABLES {
         let table = file.read_vec(at, TABLE_LEN)?;
         if table.starts_with(b"regi") && checksum_ok(&table) && le32(&table, 8) <= 2047 {
@@ -147,7 +212,7 @@ fn region_table(file: &ImageFile) -> Result<Vec<u8>> {
 }
 
 /// Returns the offset and length of a region.
-fn region(file: &ImageFile, table: &[u8], wanted: Guid) -> Result<(u64, u64)> {
+fn region(file: &Replayed, table: &[u8], wanted: Guid) -> Result<(u64, u64)> {
     let count = le32(table, 8) as usize;
     let mut entries = table[16..].chunks_exact(32).take(count);
     match entries.find(|e| array::<16>(e, 0) == wanted) {
@@ -156,7 +221,7 @@ fn region(file: &ImageFile, table: &[u8], wanted: Guid) -> Result<(u64, u64)> {
     }
 }
 
-fn read_metadata(file: &ImageFile, at: u64, len: u64) -> Result<Metadata> {
+fn read_metadata(file: &Replayed, at: u64, len: u64) -> Result<Metadata> {
     let table = file.read_vec(at, TABLE_LEN)?;
     let count = usize::from(le16(&table, 10));
     if !table.starts_with(b"metadata") || count > 2047 {
@@ -175,7 +240,8 @@ fn read_metadata(file: &ImageFile, at: u64, len: u64) -> Result<Metadata> {
     };
     let parameters = item(ITEM_PARAMETERS, 8)?;
     if le32(&parameters, 4) & 2 != 0 {
-        return file.unsupported("is a differencing disk, which is not supported");
+        let remedy = Remedy::Say("merge it with its parent on its host, and import the result");
+        return file.file.unsupported("is a differencing disk, which is not supported", remedy);
     }
     let metadata = Metadata {
         block_size: le32(&parameters, 0).into(),

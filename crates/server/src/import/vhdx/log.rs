@@ -1,0 +1,295 @@
+//! The log of a VHDX file (MS-VHDX, 2.3): changes of the file that its host had not written in place when it
+//! lost power, or when the file was copied. They are applied to what is read, and the file remains unchanged.
+//!
+//! The log is a ring of sectors of 4 KiB. An entry begins with a header and descriptors; a sector for each
+//! data descriptor follows. Entries with consecutive sequence numbers are a sequence. The last entry of a
+//! sequence names the first one that has to be applied. The active sequence is the valid one with the
+//! highest numbers.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::super::Result;
+use super::super::file::ImageFile;
+use super::super::file::bytes::{array, le32, le64};
+
+/// Size of sectors and pages.
+const SECTOR: u64 = 4096;
+/// Length of the header of an entry.
+const ENTRY_HEADER: usize = 64;
+/// Length of a descriptor.
+const DESCRIPTOR: usize = 32;
+/// Maximum length of a log; Hyper-V creates logs of 1 MiB.
+const MAX_LOG: u64 = 64 << 20;
+/// Maximum number of bytes by which the file may have been longer when its last change was logged.
+const MAX_BEYOND: u64 = 1 << 30;
+/// Checksums are calculated over at most this multiple of the log's length: the entries of an artificial log
+/// can overlap.
+const EFFORT: u64 = 16;
+
+/// The pages that the log replaces.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    /// Ranges that do not overlap, by their start: the end, and the contents.
+    ranges: BTreeMap<u64, (u64, Content)>,
+    /// Length of the file when its last change was logged. The file may end before.
+    file_len: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Zero,
+    /// A page, whose middle part is at this offset of the file, and whose ends were in the descriptor.
+    Logged {
+        at: u64,
+        first: [u8; 8],
+        last: [u8; 4],
+    },
+}
+
+/// The location of the log, and the identifier that its entries have.
+struct Log<'a> {
+    file: &'a ImageFile,
+    at: u64,
+    len: u64,
+    id: [u8; 16],
+    /// Bytes for which a checksum may still be calculated.
+    effort: u64,
+    /// Entries by their offset in the log; `None` if there is no valid one.
+    entries: HashMap<u64, Option<Entry>>,
+}
+
+/// A valid entry.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// Offset in the log.
+    at: u64,
+    len: u64,
+    sequence: u64,
+    /// Offset of the entry with which the replay begins.
+    tail: u64,
+    /// The file had at least this length when the entry was written.
+    flushed_len: u64,
+    /// The file had this length.
+    file_len: u64,
+}
+
+impl Pages {
+    /// Reads the log at `at..at + len` of the file. A log without entries is empty.
+    pub fn read(file: &ImageFile, at: u64, len: u64, id: [u8; 16]) -> Result<Pages> {
+        if len == 0 || !len.is_multiple_of(SECTOR) || !at.is_multiple_of(SECTOR) || len > MAX_LOG {
+            return file.damaged("the length or place of its log is out of range");
+        }
+        if at.saturating_add(len) > file.len() {
+            return Err(file.truncated(at.saturating_add(len)));
+        }
+        let mut log = Log { file, at, len, id, effort: EFFORT * len, entries: HashMap::new() };
+        let sequence = log.active_sequence()?;
+        let mut pages = Pages::default();
+        let Some(newest) = sequence.last() else { return Ok(pages) };
+        if newest.flushed_len > file.len() || newest.file_len > file.len().saturating_add(MAX_BEYOND) {
+            return Err(file.truncated(newest.flushed_len.max(newest.file_len)));
+        }
+        pages.file_len = newest.file_len;
+        let first = sequence.iter().position(|entry| entry.at == newest.tail).unwrap_or_default();
+        for entry in &sequence[first..] {
+            log.replay(entry, &mut pages)?;
+        }
+        Ok(pages)
+    }
+
+    /// Length of the file after the replay.
+    pub fn file_len(&self, file: &ImageFile) -> u64 {
+        self.file_len.max(file.len())
+    }
+
+    /// Replaces the parts of `out`, which was read from `offset`, that are in the log.
+    pub fn apply(&self, file: &ImageFile, offset: u64, out: &mut [u8]) -> Result<()> {
+        let end = offset + out.len() as u64;
+        let overlapping = self.ranges.range(..end).rev().take_while(|(_, (to, _))| *to > offset);
+        for (from, (to, content)) in overlapping {
+            let (start, stop) = ((*from).max(offset), (*to).min(end));
+            let part = &mut out[(start - offset) as usize..(stop - offset) as usize];
+            match content {
+                Content::Zero => part.fill(0),
+                Content::Logged { at, first, last } => {
+                    let mut page = file.read_array::<{ SECTOR as usize }>(*at)?;
+                    page[..8].copy_from_slice(first);
+                    page[SECTOR as usize - 4..].copy_from_slice(last);
+                    let skip = (start - from) as usize;
+                    part.copy_from_slice(&page[skip..skip + part.len()]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a range that replaces earlier contents.
+    fn put(&mut self, from: u64, to: u64, content: Content) {
+        let overlapping = self.ranges.range(..to).rev().take_while(|(_, (end, _))| *end > from);
+        let replaced: Vec<_> = overlapping.map(|(start, (end, content))| (*start, *end, *content)).collect();
+        for (start, end, content) in replaced {
+            // Pages are replaced as a whole, because all ranges are aligned. So only zeroes are divided.
+            self.ranges.remove(&start);
+            if start < from {
+                self.ranges.insert(start, (from, content));
+            }
+            if end > to {
+                self.ranges.insert(to, (end, content));
+            }
+        }
+        self.ranges.insert(from, (to, content));
+    }
+}
+
+impl Log<'_> {
+    /// Finds the active sequence (2.3.3); an empty one if no sequence is valid.
+    fn active_sequence(&mut self) -> Result<Vec<Entry>> {
+        let mut active: Vec<Entry> = Vec::new();
+        let mut tail = 0;
+        loop {
+            let sequence = self.sequence(tail)?;
+            let Some(newest) = sequence.last() else {
+                tail += SECTOR;
+                if tail >= self.len {
+                    return Ok(active);
+                }
+                continue;
+            };
+            let is_valid = sequence.iter().any(|entry| entry.at == newest.tail);
+            let next = if is_valid { newest.at + newest.len } else { tail + SECTOR };
+            if is_valid && active.last().is_none_or(|last| newest.sequence > last.sequence) {
+                active = sequence;
+            }
+            // A sequence that passes the end of the ring contains all entries at its start.
+            if next >= self.len || next <= tail {
+                return Ok(active);
+            }
+            tail = next;
+        }
+    }
+
+    /// The entries from `tail` on whose numbers are consecutive.
+    fn sequence(&mut self, tail: u64) -> Result<Vec<Entry>> {
+        let mut sequence: Vec<Entry> = Vec::new();
+        let (mut at, mut len) = (tail, 0);
+        while let Some(entry) = self.entry(at)? {
+            let continues =
+                sequence.last().is_none_or(|last| last.sequence.checked_add(1) == Some(entry.sequence));
+            len += entry.len;
+            if !continues || len > self.len {
+                break;
+            }
+            at = (at + entry.len) % self.len;
+            sequence.push(entry);
+        }
+        Ok(sequence)
+    }
+
+    /// Returns the entry at an offset of the log; `None` if there is no valid one.
+    fn entry(&mut self, at: u64) -> Result<Option<Entry>> {
+        if let Some(known) = self.entries.get(&at) {
+            return Ok(*known);
+        }
+        let entry = self.read_entry(at)?;
+        self.entries.insert(at, entry);
+        Ok(entry)
+    }
+
+    fn read_entry(&mut self, at: u64) -> Result<Option<Entry>> {
+        let header = self.file.read_array::<ENTRY_HEADER>(self.at + at)?;
+        let (len, tail) = (u64::from(le32(&header, 8)), u64::from(le32(&header, 12)));
+        let entry = Entry {
+            at,
+            len,
+            sequence: le64(&header, 16),
+            tail,
+            flushed_len: le64(&header, 48),
+            file_len: le64(&header, 56),
+        };
+        let count = le32(&header, 24) as usize;
+        let in_range = len != 0 && len <= self.len && tail < self.len;
+        let aligned = len.is_multiple_of(SECTOR) && tail.is_multiple_of(SECTOR);
+        let known = header.starts_with(b"loge") && array::<16>(&header, 32) == self.id && entry.sequence != 0;
+        if !known || !in_range || !aligned || descriptor_sectors(count) > len / SECTOR {
+            return Ok(None);
+        }
+        let Some(effort) = self.effort.checked_sub(len) else {
+            return self.file.damaged("the entries of its log overlap");
+        };
+        self.effort = effort;
+        let bytes = self.read_ring(at, len)?;
+        Ok((super::checksum_ok(&bytes) && descriptors_ok(&bytes, count, entry.sequence)).then_some(entry))
+    }
+
+    /// Reads whole sectors from the ring. The end of the ring is the end of a sector.
+    fn read_ring(&self, at: u64, len: u64) -> Result<Vec<u8>> {
+        let first = len.min(self.len - at);
+        let mut bytes = self.file.read_vec(self.at + at, first)?;
+        bytes.extend(self.file.read_vec(self.at, len - first)?);
+        Ok(bytes)
+    }
+
+    /// Applies an entry, which [`descriptors_ok`] has checked.
+    fn replay(&self, entry: &Entry, pages: &mut Pages) -> Result<()> {
+        let bytes = self.read_ring(entry.at, entry.len)?;
+        let count = le32(&bytes, 24) as usize;
+        let mut sector = descriptor_sectors(count);
+        for descriptor in bytes[ENTRY_HEADER..].chunks_exact(DESCRIPTOR).take(count) {
+            let at = le64(descriptor, 16);
+            if descriptor.starts_with(b"zero") {
+                let end = at.saturating_add(le64(descriptor, 8));
+                if end > at {
+                    pages.put(at, end, Content::Zero);
+                }
+            } else {
+                let logged = self.at + (entry.at + sector * SECTOR) % self.len;
+                let content =
+                    Content::Logged { at: logged, first: array(descriptor, 8), last: array(descriptor, 4) };
+                pages.put(at, at.saturating_add(SECTOR), content);
+                sector += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sectors that the header of an entry and its descriptors occupy.
+fn descriptor_sectors(count: usize) -> u64 {
+    (ENTRY_HEADER as u64 + (count * DESCRIPTOR) as u64).div_ceil(SECTOR)
+}
+
+/// Whether the descriptors and the data sectors of an entry are complete and have its number.
+fn descriptors_ok(bytes: &[u8], count: usize, sequence: u64) -> bool {
+    let mut sectors = bytes.chunks_exact(SECTOR as usize).skip(descriptor_sectors(count) as usize);
+    bytes[ENTRY_HEADER..].chunks_exact(DESCRIPTOR).take(count).all(|descriptor| {
+        let at = le64(descriptor, 16);
+        let range_ok = at.is_multiple_of(SECTOR) && at < 1 << 62 && le64(descriptor, 24) == sequence;
+        let content_ok = match &descriptor[..4] {
+            b"zero" => le64(descriptor, 8).is_multiple_of(SECTOR) && le64(descriptor, 8) < 1 << 62,
+            b"desc" => sectors.next().is_some_and(|sector| {
+                let (high, low) = (le32(sector, 4), le32(sector, SECTOR as usize - 4));
+                sector.starts_with(b"data") && u64::from(high) << 32 | u64::from(low) == sequence
+            }),
+            _ => false,
+        };
+        range_ok && content_ok
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_ranges_replace_earlier_ones() {
+        let mut pages = Pages::default();
+        pages.put(0, 4 * SECTOR, Content::Zero);
+        let logged = Content::Logged { at: 7, first: [1; 8], last: [2; 4] };
+        pages.put(SECTOR, 2 * SECTOR, logged);
+        let parts: Vec<_> = pages.ranges.iter().map(|(from, (to, _))| (from / SECTOR, to / SECTOR)).collect();
+        assert_eq!(parts, [(0, 1), (1, 2), (2, 4)]);
+        pages.put(SECTOR, 3 * SECTOR, Content::Zero);
+        assert!(pages.ranges.values().all(|(_, content)| *content == Content::Zero));
+        assert_eq!(pages.ranges.len(), 3);
+    }
+}

@@ -1,0 +1,130 @@
+"""Imports from web servers that are slow, endless or need credentials, and of files that are no disks."""
+
+import http.server
+import os
+import subprocess
+import threading
+
+from clients_failures import mount_tmpfs
+from forebay import spawn
+from harness import BLOCK, MIB, check, connect, equal, run, test, wait_for
+
+
+def web_server(t, respond):
+    """A web server whose GET requests are answered by `respond`. Returns its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            try:
+                respond(self)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the client has ended the download
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    t.defer(server.shutdown)
+    return f"127.0.0.1:{server.server_address[1]}"
+
+
+def head(request, length=None):
+    request.send_response(200)
+    if length is not None:
+        request.send_header("content-length", str(length))
+    request.end_headers()
+
+
+@test
+def what_is_no_disk_is_refused_unless_the_format_is_given(t):
+    s = t.server()
+    with open(t.path("page"), "w") as f:
+        f.write("<!DOCTYPE html>\n<html><body>404</body></html>\n")
+    line = s.refused("image", "import", "page", t.path("page"))
+    check("web page" in line and "--format raw" in line, line)
+    equal(s.json("image", "list"), [], "images")
+    # The remedy of the error.
+    done = s.cli("image", "import", "page", t.path("page"), "--format", "raw")
+    check("imported image 'page' (raw): 512 B" in done.stdout, done.stdout)
+    run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", t.noise_file("noise", 4 * MIB), t.path("noise.qcow2"))
+    done = s.cli("image", "import", "noise", "file://" + t.path("noise.qcow2"))
+    check("imported image 'noise' (qcow2)" in done.stdout, done.stdout)
+    equal(s.json("image", "import", "again", t.path("noise.qcow2"))["format"], "qcow2", "the format in JSON")
+    check("not a supported URL" in s.refused("image", "import", "x", "FTP://127.0.0.1/x"), "an unknown scheme")
+
+
+@test
+def passwords_in_urls_are_sent_and_not_shown(t):
+    s = t.server("--http", "127.0.0.1:0")
+    seen = []
+
+    def respond(request):
+        seen.append(request.headers["authorization"])
+        request.send_error(404)
+
+    address = web_server(t, respond)
+    url = f"http://user:se%63ret@{address}/disk.img?signature=secret"
+    line = s.refused("image", "import", "x", url)
+    check("***@" in line and "404" in line, line)
+    equal(seen, ["Basic dXNlcjpzZWNyZXQ="], "the credentials")
+    s.refused("image", "import", "x", url.replace("http", "ftp"))
+    s.refused("image", "import", "x", url.replace("http://", "http:// "))
+    jobs = s.cli("job", "list").stdout + str(s.json("job", "list"))
+    check("fetch_failed" in jobs, jobs)
+    with open(s.log) as f:
+        log = f.read()
+    check("import failed" in log, log)
+    for name, text in (("the error", line), ("the jobs", jobs), ("the log", log)):
+        check("secret" not in text and "se%63ret" not in text, f"{name}: {text}")
+
+
+@test
+def a_download_does_not_fill_the_file_system_of_the_pool(t):
+    where = mount_tmpfs(t, "512M")
+    s = t.server("--cache", "16M", data=os.path.join(where, "data"))
+    s.cli("volume", "create", "disk", "--size", "16M")
+    h = connect(s, "disk")
+
+    def endless(request):
+        head(request)
+        while True:
+            request.wfile.write(bytes(MIB))
+
+    def large(request):
+        head(request, 1 << 40)
+        request.wfile.write(bytes(MIB))
+
+    for name, respond in (("endless", endless), ("large", large)):
+        line = s.refused("image", "import", "x", f"http://{web_server(t, respond)}/disk.img")
+        check("kept free for writes" in line, f"{name}: {line}")
+        h.pwrite(name.encode(), BLOCK)
+        h.flush()
+        equal(bytes(h.pread(len(name), BLOCK)), name.encode(), "a write afterwards")
+    line = s.refused("image", "import", "x", f"http://{web_server(t, endless)}/disk.img", "--max-size", "8M")
+    check("larger than 8 MiB" in line, line)
+    free = os.statvfs(where)
+    check(free.f_bavail * free.f_frsize > 51 * MIB, "the file of a refused download remains")
+    equal(s.json("image", "list"), [], "images")
+
+
+@test
+def a_server_that_answers_late_is_awaited(t):
+    s = t.server(config="[import]\nfirst_byte_timeout_s = 120\n")
+    go = threading.Event()
+    body = os.urandom(MIB)
+
+    def respond(request):
+        go.wait(60)
+        head(request, len(body))
+        request.wfile.write(body)
+
+    url = f"HTTP://{web_server(t, respond)}/disk.img"
+    argv = [s.bin, "--socket", s.control, "image", "import", "late", url]
+    job = spawn(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    waiting = lambda: any(j["progress"]["phase"] == "download" for j in s.json("job", "list"))
+    wait_for(waiting, 60, "a job that waits for the first byte")
+    go.set()
+    equal(job.wait(60), 0, "the import")
+    equal(s.json("image", "list")[0]["size_bytes"], MIB, "the size")
