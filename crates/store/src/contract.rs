@@ -188,10 +188,11 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Returns the space of an object after its first `written` bytes and all others that are not zero.
-    /// Nothing may be appended to it any more. Best effort.
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
+    /// Nothing may be appended to it any more. Best effort: the length of the object afterwards, or `None` if
+    /// the store keeps it as it is.
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
         let _ = (id, written);
-        Box::pin(std::future::ready(()))
+        Box::pin(std::future::ready(None))
     }
 
     /// Reads both superblock copies; `None` for a missing one.

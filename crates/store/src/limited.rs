@@ -1,7 +1,7 @@
 //! A store with a limit on the space that it uses of another one.
 //!
 //! Space is accounted as in a directory: the expected length of an object is reserved when it is created, and
-//! returned when it is deleted. Objects that existed before count with their length. The superblock does not
+//! returned when it is deleted or trimmed. Objects that existed before count with their length. The superblock does not
 //! count, because its space is always allocated.
 
 use std::collections::HashMap;
@@ -40,7 +40,7 @@ impl Taken {
         true
     }
 
-    /// Reduces the reservation of an object after its last append, to `room` bytes.
+    /// Reduces the reservation of an object to which nothing is appended any more, to `room` bytes.
     fn finish(&mut self, id: SegmentId, room: u64) {
         if let Some(taken) = self.objects.get_mut(&id) {
             self.bytes -= *taken - room.min(*taken);
@@ -160,8 +160,13 @@ impl Store for Limited {
         self.inner.tail(listed, from)
     }
 
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
-        self.inner.trim(id, written)
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
+        let trimmed = self.inner.trim(id, written);
+        Box::pin(async move {
+            let len = trimmed.await?;
+            self.taken.lock().finish(id, len);
+            Some(len)
+        })
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
@@ -193,7 +198,7 @@ impl Store for Limited {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryStore;
+    use crate::{DirectoryOptions, DirectoryStore, MemoryStore};
 
     async fn limited(inner: &Arc<MemoryStore>, limit: u64) -> Limited {
         let inner: Arc<dyn Store> = inner.clone();
@@ -237,6 +242,20 @@ mod tests {
         assert_eq!(narrow.capacity().await.unwrap().free, 0);
         assert_eq!(append(&narrow, 1, 8192, 4096, 0).await, Err(StoreError::Full));
         assert_eq!(narrow.read(SegmentId(1), 0, 8192).await.unwrap().len(), 8192, "existing data is kept");
+    }
+
+    #[tokio::test]
+    async fn trimming_returns_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || DirectoryStore::open(dir.path(), &DirectoryOptions::default()).unwrap();
+        let store = Limited::new(open(), 1 << 20).await.unwrap();
+        let data = || IoBuf::from(&[7; 4096][..]);
+        store.append(SegmentId(1), 0, data(), 512 << 10).await.unwrap();
+        drop(store);
+        let store = Limited::new(open(), 1 << 20).await.unwrap();
+        store.trim(SegmentId(1), 4096).await;
+        assert_eq!(store.list().await.unwrap()[0].len, 4096);
+        assert!(store.append(SegmentId(2), 0, data(), (1 << 20) - 4096).await.is_ok());
     }
 
     #[tokio::test]

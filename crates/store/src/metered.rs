@@ -209,7 +209,7 @@ impl Store for Metered {
         self.watch(self.inner.tail(listed, from), None)
     }
 
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
         self.inner.trim(id, written)
     }
 

@@ -155,7 +155,7 @@ impl Store for Slow {
         self.inner.tail(listed, from)
     }
 
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
         self.inner.trim(id, written)
     }
 

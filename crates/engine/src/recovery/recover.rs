@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_format::{DiskId, SegmentId, SegmentState, Superblock};
 use forebay_retained::Retained;
 use forebay_store::{Metered, ObjectStat, Store, StoreError};
-use futures_util::{StreamExt, stream};
+use futures_util::{FutureExt, StreamExt, stream};
 
 use super::checkpoint::read_checkpoint;
 use super::history::{History, history};
@@ -127,7 +127,8 @@ pub(crate) async fn recover(
         sync_log(&store, &applied).await?;
         let ended = objects.iter().filter(|o| may_continue(&checkpoint, o.id));
         let written = |id| table.get(id).map_or(0, |record| record.written.into());
-        stream::iter(ended).for_each_concurrent(SCANS_AT_ONCE, |o| store.trim(o.id, written(o.id))).await;
+        let trimmed = |o: &ObjectStat| store.trim(o.id, written(o.id)).map(drop);
+        stream::iter(ended).for_each_concurrent(SCANS_AT_ONCE, trimmed).await;
     }
     let own = (mode == Mode::Own).then_some((&*store, &mut superblock));
     let taken = take_memory(state, &applier, head.seq, &replaced, own).await?;

@@ -144,13 +144,9 @@ impl Store for Lease {
         Box::pin(async move { store?.tail(listed, from).await })
     }
 
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
         let store = self.store();
-        Box::pin(async move {
-            if let Ok(store) = store {
-                store.trim(id, written).await;
-            }
-        })
+        Box::pin(async move { store.ok()?.trim(id, written).await })
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

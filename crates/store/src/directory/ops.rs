@@ -341,18 +341,16 @@ impl Store for DirectoryStore {
         })
     }
 
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, ()> {
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
         if !self.shared.writable {
-            return Box::pin(std::future::ready(()));
+            return Box::pin(std::future::ready(None));
         }
         let trimmed = self.blocking(move |shared| {
-            if let Err(e) = trim_tail(&shared.files, id, written) {
-                tracing::warn!(segment = %id, "cannot return unused space: {e}");
-            }
-            Ok(())
+            let trimmed = trim_tail(&shared.files, id, written);
+            Ok(trimmed.inspect_err(|e| tracing::warn!(segment = %id, "cannot return unused space: {e}")).ok())
         });
         // The thread that does it ends only with the store.
-        Box::pin(async move { drop(trimmed.await) })
+        Box::pin(async move { trimmed.await.ok().flatten() })
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

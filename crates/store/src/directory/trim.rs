@@ -20,14 +20,15 @@ use crate::IoBuf;
 /// Bytes that are read at once in search of the last one that is not zero.
 const WINDOW: u64 = 1 << 20;
 
-/// Truncates the file of an object, of which the first `written` bytes are kept.
-pub(super) fn trim_tail(files: &Files, id: SegmentId, written: u64) -> io::Result<()> {
+/// Truncates the file of an object, of which the first `written` bytes are kept. Returns its length.
+pub(super) fn trim_tail(files: &Files, id: SegmentId, written: u64) -> io::Result<u64> {
     let file = files.open_uncached(id)?;
-    let freed = trim(&file, file.metadata()?.len(), written)?;
+    let len = file.metadata()?.len();
+    let freed = trim(&file, len, written)?;
     if freed > 0 {
         tracing::info!(segment = %id, bytes = freed, "returned unused preallocated space");
     }
-    Ok(())
+    Ok(len - freed)
 }
 
 /// Truncates one file of `len` bytes; returns the number of bytes removed.
