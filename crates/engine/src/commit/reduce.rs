@@ -12,7 +12,8 @@
 //!
 //! **Unchanged** is determined without a store read. The map holds the checksum of the present block; only if
 //! it is equal is the content compared, with the read cache, or by fingerprint with the index. A block over a
-//! range that the same group zeroes is never unchanged, whatever the map still holds.
+//! range that the same group zeroes is never unchanged, whatever the map still holds; nor is a block that a
+//! read found damaged, so that writing its content again repairs it.
 //!
 //! Blocks of some [classes](crate::classes), such as those of a page file, are not looked up, indexed or
 //! compressed: the same content is unlikely to be written again, and they are soon overwritten.
@@ -21,7 +22,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, SegmentRecord};
+use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, MapValue, SegmentRecord};
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 
@@ -299,8 +300,15 @@ impl Reduction<'_> {
         self.classifier.count_written(id, &disk.classes, block);
         let class = self.classifier.of_written(id, &disk.classes, block);
         let treatment = reducer.cx.config.classes.of(class);
-        let now =
-            if over_zeroes { None } else { disk.tree.read().get(&reducer.reader.nodes.cache, block).ok() };
+        // A damaged block is stored again, even if the read cache has its content.
+        let is_sound = |now: &MapValue| match now {
+            MapValue::At(now) => !reducer.reader.source.is_damaged(now),
+            _ => true,
+        };
+        let now = match over_zeroes {
+            true => None,
+            false => disk.tree.read().get(&reducer.reader.nodes.cache, block).ok().filter(is_sound),
+        };
         let fingerprinter = treatment.dedup.then(|| {
             let domain = disk.dedup_domain();
             let made = self.keys.entry(domain);

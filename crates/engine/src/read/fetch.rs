@@ -10,12 +10,12 @@ use super::reader::Reader;
 use super::relocation::Token;
 use super::run::{Fetched, Run, Wanted, push, unpack_run};
 use super::store::damage;
-use crate::Result;
 use crate::cache::{Owner, Rank, Turn};
 use crate::classes::Classifier;
 use crate::disk::Disk;
 use crate::limits::{AHEAD_GAP, BATCH_BYTES, CHUNK_BLOCKS};
 use crate::lost::is_lost;
+use crate::{Error, Result};
 
 impl Reader {
     /// Reads the blocks of `gaps` into `out`, and up to `ahead` bytes after the last into the cache. Returns
@@ -139,6 +139,15 @@ impl Reader {
         }
     }
 
+    /// Records the requested blocks of a run after a failed read that may be repeated without success: if they
+    /// are written again with the same content, they are stored again.
+    fn record_unreadable(&self, run: &Run, why: &Error) {
+        if matches!(why, Error::Store(why) if why.concerns_one_place()) {
+            let requested = run.wanted.iter().filter(|wanted| wanted.gap.is_some());
+            requested.for_each(|wanted| self.source.record_damaged(&wanted.target));
+        }
+    }
+
     /// Reads a run with one store read, verifies and caches its blocks, and passes them to the followers.
     /// Returns the blocks that fill a gap, with the index of that gap. Damage to other blocks is not
     /// reported: a reader that requests one reads it again.
@@ -148,7 +157,10 @@ impl Reader {
         };
         let len = last.offset + last.len as u64 - first.offset;
         let stored = match run.wanted.iter().any(|wanted| wanted.gap.is_some()) {
-            true => self.source.read_exact(first.object, first.offset, len as usize).await?,
+            true => {
+                let read = self.source.read_exact(first.object, first.offset, len as usize).await;
+                read.inspect_err(|e| self.record_unreadable(&run, e))?
+            }
             false => match self.source.read_if_whole(first.object, first.offset, len as usize).await? {
                 Some(stored) => stored,
                 None => return Ok(Vec::new()),

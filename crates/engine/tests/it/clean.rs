@@ -290,6 +290,29 @@ async fn a_segment_with_a_damaged_block_is_kept_and_the_others_are_cleaned() {
     assert!(matches!(&blocks[..], [one] if one.ends_with(r#"of ["v", "c"]"#)), "{problems:?}");
 }
 
+/// Reads of the block are answered from the read cache, so only the cleaner notices the damage.
+#[tokio::test]
+async fn a_damaged_block_is_stored_again_although_it_is_cached() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open_with(&store, PoolConfig { read_cache: 64 << 20, ..config() }).await;
+    pool.create_volume("v", 64 << 20, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..1000, 1).await;
+    for block in (0..1000).step_by(2) {
+        v.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    v.flush().await.unwrap();
+    damage_block(&store, 1, 501).await;
+    pool.reclaim(&|_| ()).await.unwrap();
+    assert!(pool.stats().await.damaged_blocks > 0, "the cleaner has not read the block");
+    verify(&v, 501..502, 1).await;
+    fill(&v, 501..502, 1).await;
+    drop(v);
+    pool.close().await.unwrap();
+    let problems = check(&store).await;
+    assert!(!problems.iter().any(|p| p.contains("a block is damaged")), "{problems:?}");
+}
+
 #[tokio::test]
 async fn damage_in_a_container_is_reported_with_all_affected_disks() {
     let store = Arc::new(MemoryStore::new());
