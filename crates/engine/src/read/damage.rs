@@ -4,8 +4,8 @@
 //! acknowledged, so it can neither refuse nor omit them. A failed read is therefore classified:
 //!
 //! - **Damage** is local and permanent: a wrong checksum, a format that no writer produces, a missing object,
-//!   and an error of the medium (EIO and similar) that persists for [`READ_PATIENCE`] while other locations
-//!   of the store can be read. An unreadable sector under one map node must not keep a pool with a thousand
+//!   and an error of the medium (EIO and similar) that persists for [`READ_PATIENCE`], and once more after
+//!   another location of the store could be read. An unreadable sector under one map node must not keep a pool with a thousand
 //!   disks from opening, so it affects only the blocks below that node. After a wrong checksum the bytes are
 //!   read a second time, since they may have been damaged in transfer.
 //! - **Any other error** (ENOMEM, EMFILE, a failed path, a store that does not answer at all) does not
@@ -74,6 +74,8 @@ use crate::{Error, Result};
 pub(crate) struct Tries {
     count: u32,
     began: Option<Duration>,
+    /// The store answered elsewhere after an attempt.
+    store_answered: bool,
 }
 
 impl StoreReader {
@@ -104,6 +106,10 @@ impl StoreReader {
                 Ok(None)
             }
             Error::Store(why) if why.concerns_one_place() && self.store_answers(at.addr.segment).await => {
+                // An outage of the whole store may have ended just now.
+                if !std::mem::replace(&mut tries.store_answered, true) {
+                    return Ok(None);
+                }
                 Ok(Some(Error::Damaged(format!("{} ({why})", location_text(at)))))
             }
             other => Err(other),

@@ -117,6 +117,54 @@ async fn an_unreadable_sector_under_a_partial_write_loses_only_that_block() {
     assert_eq!(problems(&store).await, Vec::<String>::new());
 }
 
+/// As a RAID in a guest does with a sector that it cannot read.
+#[tokio::test]
+async fn writing_an_unreadable_block_again_stores_it_again() {
+    let store = FaultyStore::new(9);
+    let pool = open(&store).await;
+    pool.create_volume("v", 16 * MIB, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    v.write(0, &noise(1, 4096), true).await.unwrap();
+    for (id, object) in store.image().objects {
+        if let Some(at) = object.chunks(512).position(|sector| sector == &noise(1, 4096)[..512]) {
+            store.break_sectors(id, at as u64 * 512..at as u64 * 512 + 4096);
+        }
+    }
+    let read_error = try_read(&v, 0, 4096).await;
+    assert!(matches!(read_error, Err(Error::Store(_))), "{read_error:?}");
+    v.write(0, &noise(1, 4096), true).await.unwrap();
+    assert!(read(&v, 0, 4096).await == noise(1, 4096));
+    drop(v);
+    pool.close().await.unwrap();
+}
+
+/// Any number of reads fails, and then the store answers again: also between the last attempt to read the base
+/// and the test of whether the rest of the store can be read.
+#[tokio::test(start_paused = true)]
+async fn an_outage_that_ends_is_not_taken_for_damage() {
+    let (mut completed, mut latched) = (0, 0);
+    for reads in 0..40 {
+        let store = FaultyStore::new(10);
+        two_volumes(&store).await;
+        let host = Arc::new(PausedHost(tokio::time::Instant::now()));
+        let pool = Pool::open(store.reopen(), host, cold_config()).await.unwrap();
+        let v = pool.attach("v").unwrap();
+        v.write(0, &[7; 512], false).await.unwrap();
+        (0..reads).for_each(|read| store.inject(FaultyOp::Read, Fault::Io, When::After(read)));
+        match v.flush().await {
+            Ok(()) => {
+                let mut expected = noise(1, 4096);
+                expected[..512].fill(7);
+                assert!(read(&v, 0, 4096).await == expected, "{reads} reads failed");
+                completed += 1;
+            }
+            Err(Error::Latched(_)) => latched += 1,
+            Err(e) => panic!("{reads} reads failed: {e}"),
+        }
+    }
+    assert!(completed > 4 && latched > 4, "{completed} completed, {latched} latched");
+}
+
 #[tokio::test]
 async fn a_corrupt_block_under_a_partial_write_loses_only_that_block() {
     let store = FaultyStore::new(2);
