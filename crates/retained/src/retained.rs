@@ -199,25 +199,25 @@ impl Range {
     }
 }
 
-/// A published flag. Dropping it clears its record, even in a frozen memory: it states what was true.
+/// A published flag. Dropping it clears its record.
 pub struct Flag {
     slot: Slot,
 }
 
-impl Drop for Flag {
-    fn drop(&mut self) {
+impl Flag {
+    /// Clears the record because the flag is not true any more. Unlike dropping it, this has an effect in a
+    /// frozen memory too, until the memory is left: the next owner must not find the flag.
+    pub fn withdraw(self) {
         let retained = &self.slot.retained;
         if let Some(place) = &self.slot.place
-            && retained.is_frozen()
             && !retained.is_left.load(Ordering::Acquire)
         {
-            // SAFETY: as in `Slot::publish`. The slot is not used again, since the memory is frozen.
+            // SAFETY: as in `Slot::publish`. Dropping the slot then gives it back, or the memory is frozen and
+            // the slot is not used again.
             unsafe { words::store_tag(place.record(), 0) };
         }
     }
-}
 
-impl Flag {
     /// A flag that was found when the memory was opened.
     pub(crate) fn found(retained: &Arc<Retained>, place: Place) -> Flag {
         Flag { slot: Slot::new(retained, Some(place)) }
@@ -352,9 +352,10 @@ impl Retained {
     }
 
     /// Records in the header that records with a smaller order are in the log if its history reaches a batch.
-    /// A kill leaves this statement or the previous one.
-    pub fn set_cover(&self, Cover { seq, order }: Cover) {
-        self.state_cover(|cover| (cover.seq, cover.order) = (seq, order));
+    /// A kill leaves this statement or the previous one. Returns false if the memory is frozen: then the
+    /// previous statement stays.
+    pub fn set_cover(&self, Cover { seq, order }: Cover) -> bool {
+        self.state_cover(|cover| (cover.seq, cover.order) = (seq, order))
     }
 
     /// Records in the header that the log's history reaches this batch. To be called before records are
@@ -363,20 +364,21 @@ impl Retained {
         self.state_cover(|cover| cover.floor = seq);
     }
 
-    fn state_cover(&self, change: impl FnOnce(&mut RetainedCover)) {
+    fn state_cover(&self, change: impl FnOnce(&mut RetainedCover)) -> bool {
         let mut cover = self.cover.lock();
         if self.is_frozen() {
-            return;
+            return false;
         }
         change(&mut cover);
         cover.number += 1;
         let slot = RETAINED_COVERS[(cover.number % 2) as usize];
         // SAFETY: the slot is in the header of the claimed memory, and the lock is held for all stores to it.
         unsafe { words::publish(self.header.add(slot), &cover.encode(), 0) };
+        true
     }
 
-    /// From now on nothing is added, and dropping pages and ranges leaves their records there; what is
-    /// published is not retained. Flags can still be withdrawn.
+    /// From now on nothing is added, and dropping pages, ranges and flags leaves their records there; what is
+    /// published is not retained. Only [`Flag::withdraw`] still changes the memory.
     pub fn freeze(&self) {
         self.is_frozen.store(true, Ordering::Release);
     }

@@ -35,6 +35,26 @@ fn what_is_published_is_found_after_a_kill() {
     assert!(found.pages.is_empty() && found.ranges.is_empty() && found.flags.is_empty());
 }
 
+/// Whatever ends after a failure ends as if the process had been killed, apart from a flag that is not true
+/// any more.
+#[test]
+fn only_a_withdrawal_changes_a_frozen_memory() {
+    let memory = heap();
+    let retained = create(&memory);
+    let page = put(&retained, None, block(1, 8), 100);
+    let (dropped, withdrawn, late) = (retained.flag(1, 1), retained.flag(2, 1), retained.flag(3, 1));
+    assert!(retained.set_cover(Cover { seq: 1, order: 1 }));
+    retained.freeze();
+    assert!(!retained.set_cover(Cover { seq: 2, order: 2 }));
+    drop((page, dropped));
+    withdrawn.withdraw();
+    retained.leave();
+    late.withdraw();
+    let (_, found) = reopen(&memory).unwrap();
+    assert_eq!((found.pages.len(), found.cover), (1, Some(Cover { seq: 1, order: 1 })));
+    assert_eq!(found.flags.iter().map(|f| f.0).collect::<Vec<_>>(), [1, 3]);
+}
+
 #[test]
 fn memory_that_is_kept_does_not_change() {
     let memory = heap();

@@ -269,6 +269,66 @@ fn a_full_tmpfs_stops_growth_and_loses_nothing() {
     });
 }
 
+/// Pages with their seeds, by block.
+type Published = BTreeMap<u64, (u64, Page)>;
+
+/// The process ends, and the next one finds the pages for which there was room.
+fn start_again(path: &Path, retained: Arc<Retained>, pages: Published) -> (Arc<Retained>, Published) {
+    retained.leave();
+    assert!(pages.values().all(|(seed, page)| **page == content(*seed)));
+    let kept = pages.iter().filter(|(_, (_, page))| page.is_retained());
+    let kept: BTreeMap<u64, u64> = kept.map(|(block, (seed, _))| (*block, *seed)).collect();
+    drop((pages, retained));
+    let (retained, found) = Retained::open(Arc::new(open_soon(path).unwrap()), &IDENTITY, LIMIT).unwrap();
+    assert_eq!((found.pages.len(), found.damaged.len()), (kept.len(), 0));
+    let pages = found.pages.into_iter().map(|(of, _, page)| (of.block, (kept[&of.block], page)));
+    (retained, pages.inspect(|(_, (seed, page))| assert!(**page == content(*seed))).collect())
+}
+
+fn come_and_go(dir: &Path, seed: u64) {
+    let (path, other, mut random) = (dir.join("memory"), dir.join("other"), Random(seed));
+    let file = Arc::new(open_soon(&path).unwrap());
+    let mut retained = Retained::create(file, &IDENTITY, ID, LIMIT).unwrap();
+    let (mut pages, mut unretained) = (Published::new(), 0);
+    for step in 0..200 {
+        match random.below(16) {
+            // As far as there is room.
+            0 | 1 => drop(std::fs::write(&other, vec![1; random.below(7 << 20)])),
+            2 => drop(std::fs::remove_file(&other)),
+            3 => (retained, pages) = start_again(&path, retained, pages),
+            4..8 => pages.retain(|_, _| random.below(3) > 0),
+            _ => {
+                for n in 0..random.below(300) as u64 {
+                    let (of, seed) = (random.below(2000) as u64, step << 16 | n);
+                    pages.insert(of, (seed, put(&retained, None, block(1, of), seed)));
+                }
+                unretained += retained.stats().unretained;
+            }
+        }
+    }
+    assert!(unretained > 0, "there was always room");
+    (retained, pages) = start_again(&path, retained, pages);
+    std::fs::remove_file(&path).unwrap();
+    for of in 0..2000 {
+        pages.insert(of, (of, put(&retained, None, block(1, of), of)));
+    }
+    assert!(pages.values().all(|(seed, page)| **page == content(*seed)));
+    drop((pages, retained));
+    let file = Arc::new(open_soon(&path).unwrap());
+    assert_eq!(Retained::open(file, &IDENTITY, LIMIT).map(drop), Err(Lost::Empty));
+    std::fs::remove_file(&path).unwrap();
+    let _ = std::fs::remove_file(&other);
+}
+
+/// Another program takes and returns the room, and the process ends and starts, at random. In the end the file
+/// is removed under the process, which continues without it.
+#[test]
+fn room_that_comes_and_goes_and_a_removed_file_harm_no_page() {
+    on_small_tmpfs(8 << 20, |dir| {
+        with_seeds("room_that_comes_and_goes", 10, |seed| come_and_go(dir, seed));
+    });
+}
+
 /// Starts this program again, as a process that does what `role` states; see [`child`].
 fn start(role: &str, path: &Path, seed: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
@@ -386,7 +446,7 @@ fn write_disk(retained: &Arc<Retained>, seed: u64, disk: u32) {
                     drop(ranges.remove(0));
                 }
             }
-            Op::Cover => retained.set_cover(Cover { seq: n, order: retained.order() }),
+            Op::Cover => assert!(retained.set_cover(Cover { seq: n, order: retained.order() })),
         }
         assert_eq!(retained.stats().unretained_total, 0);
         report(&format!("{disk} {n}"));
