@@ -89,7 +89,7 @@ soak-hostile: setup build ## hostile clients: FOREBAY_HOSTILE_S (120) each, FORE
 
 soak-seeds: ## FOREBAY_ROUNDS (20000) seeds of each simulated world
 	FOREBAY_ROUNDS=$${FOREBAY_ROUNDS:-20000} $(CARGO) test -p forebay-sim --locked --test it -- world:: rounds:: faults:: \
-		rados::
+		rados:: restarts::
 
 bench: setup build ## the promised figures, each next to its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench $(ARGS)

@@ -88,6 +88,17 @@ struct Clients {
     valid: Option<Flag>,
 }
 
+impl Clients {
+    /// The contents of a desktop are not valid any more, and the next opening must not find that they are,
+    /// even if the pool has latched.
+    fn require_reset(&mut self) {
+        self.reset = Reset::Due;
+        if let Some(valid) = self.valid.take() {
+            valid.withdraw();
+        }
+    }
+}
+
 /// Whether a desktop holds the data of a client that has left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Reset {
@@ -300,16 +311,13 @@ impl Disk {
         let record = self.record();
         let resets = record.write_cache > 0 && record.reset_at_disconnect;
         if resets && clients.leaving == clients.count && clients.reset == Reset::No {
-            clients.reset = Reset::Due;
-            clients.valid = None;
+            clients.require_reset();
         }
     }
 
     /// Marks a desktop as due for a reset before the next client attaches.
     pub fn require_reset(&self) {
-        let mut clients = self.clients.lock();
-        clients.reset = Reset::Due;
-        clients.valid = None;
+        self.clients.lock().require_reset();
     }
 
     /// Whether the disk holds data of its last client, and must be reset.

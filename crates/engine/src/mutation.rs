@@ -79,6 +79,9 @@ pub enum Mutation {
     KeepEpoch,
     /// A group that is given up leaves its cover.
     KeepCover,
+    /// The group after one that failed takes its number: a group that fails leaves its cover, and writers of
+    /// the log do not check whether the pool has latched.
+    TakeNumber,
     /// Opening a pool treats the contents of every desktop in retained memory as valid.
     KeepInvalid,
 }

@@ -46,7 +46,7 @@ async fn paused<T>(parts: &Parts, run: impl Future<Output = T>) -> (Duration, Du
     let (begin, mut last, mut longest) = (cpu(), cpu(), Duration::ZERO);
     let commits = async {
         loop {
-            drop(parts.committer.log.lock().await);
+            drop(parts.committer.read_log().await);
             let now = cpu();
             longest = longest.max(now - last);
             last = now;
@@ -132,7 +132,7 @@ async fn measure(segments: u32, disks: u32) {
         let parts = pool.parts();
         let records: Vec<SegmentRecord> = (1000..1000 + segments).map(record).collect();
         parts.reader.source.relocation.set(&records);
-        parts.committer.log.lock().await.grow(records);
+        parts.committer.write_log().await.unwrap().grow(records);
         let mut catalogue = parts.catalogue.write();
         for n in 1..=disks {
             let record =
@@ -151,7 +151,7 @@ async fn measure(segments: u32, disks: u32) {
     row("first checkpoint", format!("{}, pause {}, {} KiB", ms(all), ms(pause), bytes() >> 10));
     row("memory of the tables", format!("{} MiB", resident() - before));
     let earlier = bytes();
-    parts.committer.log.lock().await.grow([record(1000 + segments)]);
+    parts.committer.write_log().await.unwrap().grow([record(1000 + segments)]);
     let (all, pause) = paused(parts, parts.committer.checkpoint()).await;
     row(
         "checkpoint after one change",
@@ -159,9 +159,9 @@ async fn measure(segments: u32, disks: u32) {
     );
     let (all, pause) = paused(parts, pool.stats()).await;
     row("stats", format!("{}, pause {}", ms(all), ms(pause)));
-    let listed = parts.committer.log.lock().await.table().len();
+    let listed = parts.committer.read_log().await.table().len();
     let (all, pause) = paused(parts, pool.reclaim(&|_| ())).await;
-    let dropped = listed - parts.committer.log.lock().await.table().len();
+    let dropped = listed - parts.committer.read_log().await.table().len();
     row(&format!("reclaim that drops {dropped} segments"), format!("{}, pause {}", ms(all), ms(pause)));
     assert!(dropped + 1 >= (segments / (SEGMENTS / DEAD)) as usize, "{dropped} segments were dropped");
     pool.close().await.unwrap();

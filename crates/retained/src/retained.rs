@@ -212,8 +212,8 @@ impl Flag {
         if let Some(place) = &self.slot.place
             && !retained.is_left.load(Ordering::Acquire)
         {
-            // SAFETY: as in `Slot::publish`. Dropping the slot then gives it back, or the memory is frozen and
-            // the slot is not used again.
+            // SAFETY: as in `Slot::publish`. Dropping the slot then gives it back, or the memory is frozen
+            // and the slot is not used again.
             unsafe { words::store_tag(place.record(), 0) };
         }
     }

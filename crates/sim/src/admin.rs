@@ -23,6 +23,9 @@ pub async fn admin_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     if ctx.plan.sessions > 0 && rng.percent(ctx.plan.sessions) {
         return crate::session::users(ctx, rng).await;
     }
+    if room && ctx.plan.imports > 0 && rng.percent(ctx.plan.imports) {
+        return import(ctx, rng).await;
+    }
     match rng.weighted(&[10, 14, 14, 10, 7, 7, 10, 8, 5, 5, 5, 5, 6]) {
         0 if room => create(ctx, rng).await,
         1 if room => snapshot(ctx, rng).await,

@@ -31,6 +31,8 @@ pub struct Plan {
     pub desktops: bool,
     /// Percentage of administrators' operations that are sessions of a desktop's users.
     pub sessions: u64,
+    /// Percentage of administrators' operations that are imports.
+    pub imports: u64,
     /// Weights of [`SyncMode`] `Flush`, `Always`, `Never`.
     pub sync: [u64; 3],
     /// The options of the pool.
@@ -86,6 +88,7 @@ impl Plan {
             scatter: 1,
             desktops: true,
             sessions: 0,
+            imports: 0,
             sync: *rng.pick(&[[1, 0, 0], [1, 1, 0], [2, 1, 1], [0, 1, 0]]),
             pool,
             crashes: *rng.pick(&[50, 80, 100]),

@@ -7,9 +7,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use forebay_engine::{Error, LogDamage, Pool, check, recover_log};
-use forebay_store::{Crash, FaultyStore, Image, Store};
+use forebay_engine::{Error, Host, LogDamage, Pool, check, recover_log};
+use forebay_store::{Crash, Fault, FaultyOp, FaultyStore, Image, Store, When};
 
 use crate::admin::admin_op;
 use crate::ctx::{Ctx, Tolerance};
@@ -45,6 +46,10 @@ pub struct Round {
     pub tolerance: Tolerance,
     /// Sets the faults of a life when the pool is open and has passed the verdict; they end with the life.
     pub faults: Option<Inject>,
+    /// Sets the faults of every second opening; they end with the opening.
+    pub opening_faults: Option<Inject>,
+    /// During each life there are outages in which no read succeeds, while appends do.
+    pub outages: bool,
     /// Check the pool before each opening: a crash causes no damage.
     pub check: bool,
     /// After the pool has latched, the process may end without the machine; until the next power loss the
@@ -60,6 +65,11 @@ pub struct Round {
 
 /// See [`Round::faults`].
 pub type Inject = fn(&FaultyStore, &mut Rng);
+
+/// Outages in a life.
+const OUTAGES: u32 = 6;
+/// Longer than any pause after which the engine repeats changes for which there was no room.
+const RETRIES: Duration = Duration::from_secs(5);
 
 /// How a life ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +95,8 @@ impl Round {
             wrap: None,
             tolerance: Tolerance::default(),
             faults: None,
+            opening_faults: None,
+            outages: false,
             check: false,
             restart_after_latch: false,
             damaged: false,
@@ -131,7 +143,7 @@ impl Round {
         }
     }
 
-    /// Opens the pool, sometimes after crashes during the opening.
+    /// Opens the pool, sometimes after crashes during the opening, or faults because of which it failed.
     pub fn open(&mut self) -> Arc<Pool> {
         loop {
             if self.check {
@@ -141,10 +153,22 @@ impl Round {
                 self.probe_log();
             }
             let steps = if self.rng.percent(15) { self.rng.range(1, 120) } else { 3_000_000 };
+            let inject = self.opening_faults.filter(|_| self.rng.percent(50));
+            if let Some(inject) = inject {
+                inject(self.medium.faults(), &mut self.rng);
+            }
             let (store, host, config) = (self.store(), self.exec.host(), self.plan.pool.clone());
             match self.exec.run(Pool::open(store, host, config), steps) {
-                Ran::Done(Ok(pool)) => return pool,
-                Ran::Done(Err(e)) => panic!("the pool does not open: {e}"),
+                Ran::Done(Ok(pool)) if inject.is_none() || self.outlasts_faults(&pool) => return pool,
+                Ran::Done(Ok(_)) => {
+                    note!("the pool latched when it was opened");
+                    self.crash();
+                }
+                Ran::Done(Err(e)) => {
+                    assert!(inject.is_some(), "the pool does not open: {e}");
+                    note!("the opening failed: {e}");
+                    self.crash();
+                }
                 Ran::OutOfSteps => {
                     assert!(steps < 1000, "the pool did not open in {steps} steps");
                     note!("crash while the pool opens");
@@ -152,6 +176,21 @@ impl Round {
                 }
             }
         }
+    }
+
+    /// Ends the faults of an opening that succeeded, and waits until the pool has made the changes for which
+    /// there was no room. Returns false if the pool has latched.
+    fn outlasts_faults(&mut self, pool: &Arc<Pool>) -> bool {
+        self.end_faults();
+        let (pool, host) = (pool.clone(), self.exec.host());
+        self.exec.finish(async move {
+            host.sleep(RETRIES).await;
+            match pool.flush().await {
+                Ok(()) => true,
+                Err(Error::Latched(_)) => false,
+                Err(e) => panic!("flush after the faults of an opening: {e}"),
+            }
+        })
     }
 
     /// Checks that only damage that a crash can cause is reported: a superblock copy.
@@ -311,6 +350,9 @@ impl Round {
         if let Some(inject) = self.faults {
             inject(self.medium.faults(), &mut self.rng);
         }
+        if self.outages {
+            self.start_outages();
+        }
         let ctx = Ctx::new(pool.clone(), self.exec.host(), self.model.clone(), self.plan.clone());
         let ctx = Rc::new(ctx);
         ctx.tolerance.set(self.tolerance);
@@ -341,6 +383,23 @@ impl Round {
                 self.close(pool);
             }
         }
+    }
+
+    /// Starts a task that causes outages: no read succeeds, as while a path to the store fails over or the
+    /// process has no descriptor left. They end with the process.
+    fn start_outages(&mut self) {
+        let (host, machine, mut rng) = (self.exec.host(), self.medium.machine(), self.rng.fork());
+        self.exec.spawn("outages", async move {
+            for _ in 0..OUTAGES {
+                host.sleep(Duration::from_millis(rng.below(1_000))).await;
+                let fault = *rng.pick(&[Fault::Io, Fault::NoFiles]);
+                note!("reads fail: {fault:?}");
+                machine.inject(FaultyOp::Read, fault, When::From(0));
+                host.sleep(Duration::from_millis(rng.range(100, 1_500))).await;
+                machine.clear_faults();
+                note!("reads succeed");
+            }
+        });
     }
 
     /// Closes the pool, or crashes while it closes. A close that succeeds makes all acknowledged changes

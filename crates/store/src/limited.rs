@@ -1,8 +1,8 @@
 //! A store with a limit on the space that it uses of another one.
 //!
 //! Space is accounted as in a directory: the expected length of an object is reserved when it is created, and
-//! returned when it is deleted or trimmed. Objects that existed before count with their length. The superblock does not
-//! count, because its space is always allocated.
+//! returned when it is deleted or trimmed. Objects that existed before count with their length. The
+//! superblock does not count, because its space is always allocated.
 
 use std::collections::HashMap;
 use std::future::ready;

@@ -73,7 +73,7 @@ impl Committer {
 
     /// Rewrites the older superblock copy, so that both copies reference the newest checkpoint.
     pub async fn renew_older_copy(&self) -> Result<()> {
-        let swapped = self.log.lock().await.swap_superblock(|_| {}).await;
+        let swapped = self.write_log().await?.swap_superblock(|_| {}).await;
         self.latching(swapped)
     }
 
@@ -94,7 +94,7 @@ impl Committer {
         let tables = self.store_tables(&taken.checkpoint, renew).await?;
         let blobs = self.write_root(&taken, &tables).await?;
         {
-            let mut log = self.log.lock().await;
+            let mut log = self.write_log().await?;
             let ahead = self.cx.config.mutation == Mutation::CheckpointAhead;
             let Head { seq, chain } = if ahead { log.head() } else { taken.head };
             let swapped = log.swap_superblock(|s| (s.seq, s.chain, s.blobs) = (seq, chain, blobs)).await;
@@ -114,9 +114,8 @@ impl Committer {
     }
 
     async fn take(&self) -> Result<Taken> {
-        let log = self.log.lock().await;
-        // A commit that latched the pool may have left a group in the log that was not applied to the maps.
-        self.cx.check_latch()?;
+        // Fails if a commit that latched the pool may have left a group in the log that the maps lack.
+        let log = self.write_log().await?;
         let (mut disks, mut trees): (Vec<TakenDisk>, _) = (Vec::new(), Vec::new());
         let next_disk = {
             let catalogue = self.applier.catalogue.read();
@@ -150,7 +149,7 @@ impl Committer {
         for nodes in nodes.chunks(NODES_AT_A_TIME) {
             let encoded: Vec<Vec<u8>> = nodes.iter().map(|n| n.encode().encode()).collect();
             let items: Vec<_> = encoded.iter().map(|content| Item::Node(content)).collect();
-            let mut log = self.log.lock().await;
+            let mut log = self.write_log().await?;
             let written = log.write_group(Stream::Map, &items, self.cx.host.workers()).await;
             let refs = self.latching(written)?;
             nodes.iter().zip(refs).for_each(|(node, at)| node.set_stored(at));
@@ -229,7 +228,7 @@ impl Committer {
         };
         let bytes = root.encode();
         // Room for header and entry of each batch.
-        let piece = self.log.lock().await.batch_limit() - 2 * BLOCK;
+        let piece = self.read_log().await.batch_limit() - 2 * BLOCK;
         let pieces: Vec<&[u8]> = bytes.chunks(piece).collect();
         if pieces.len() > MAX_BLOBS {
             tracing::error!(bytes = bytes.len(), "the root of the checkpoint is too large");
@@ -244,7 +243,7 @@ impl Committer {
             return Ok(Vec::new());
         }
         let items: Vec<_> = pieces.iter().map(|p| Item::Blob(p)).collect();
-        let mut log = self.log.lock().await;
+        let mut log = self.write_log().await?;
         let written = log.write_group(Stream::Map, &items, self.cx.host.workers()).await;
         let refs = self.latching(written)?;
         let refs = pieces.iter().zip(refs).map(|(piece, at)| BlobRef {

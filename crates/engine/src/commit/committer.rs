@@ -14,14 +14,20 @@
 //! 4. the group is applied to maps and catalogue, by the same code as in recovery ([`super::apply`]);
 //! 5. the frozen buffers are dropped, and waiting requests are completed.
 //!
+//! The freeze states in the retained memory which records the group covers, under the number that the group
+//! will have ([`crate::recovery`]). If no part of the group is written, whatever the reason, the statement is
+//! withdrawn before the log is unlocked: the next group has this number.
+//!
 //! A group for which the store has no room is given up: its buffers are put back below newer writes, and the
 //! next attempt freezes everything again. Its waiters fail only if no reclaim may help ([`crate::space`]). So
 //! changes to the catalogue that are requested in between, deletions in particular, still include every write
-//! that was acknowledged before them. Any other failure latches the pool while the log is still held. Damage
-//! of a block or of a map node is not such a failure ([`crate::read::damage`]).
+//! that was acknowledged before them. Any other failure latches the pool while the log is still held, and
+//! every writer checks that after it has locked the log ([`Committer::write_log`]). Damage of a block or of a
+//! map node is not such a failure ([`crate::read::damage`]).
 //!
 //! [`TURN_BYTES`]: crate::limits::TURN_BYTES
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +35,7 @@ use forebay_format::{BLOCK, BlockRef, DiskId, Stream};
 use forebay_retained::Cover;
 use forebay_store::{Store, StoreError};
 use hashbrown::HashMap;
+use tokio::sync::MutexGuard;
 
 use super::apply::{Applier, Change};
 use super::group::{Completed, Group};
@@ -63,7 +70,8 @@ pub(crate) struct Committer {
     pub applier: Applier,
     pub reducer: Reducer,
     pub scans: Arc<ScanQueue>,
-    pub log: tokio::sync::Mutex<Log>,
+    /// Locked by [`Committer::read_log`] and [`Committer::write_log`].
+    log: tokio::sync::Mutex<Log>,
     /// The tables of the checkpoint in effect.
     pub(super) tables: Mutex<StoredTables>,
     /// Bytes appended to the log; shared with it.
@@ -122,6 +130,24 @@ impl Committer {
             commits: Counter::default(),
             checkpoints: Counter::default(),
         }
+    }
+
+    /// Locks the log, to read its state.
+    pub async fn read_log(&self) -> impl Deref<Target = Log> {
+        self.log.lock().await
+    }
+
+    /// Locks the log, to write to it. Every writer of the log uses this.
+    ///
+    /// # Errors
+    /// Those of a pool that has latched: the failure because of which it has may have left a group in the log
+    /// that the maps lack, or the retained memory may have been frozen before it stated what the log has.
+    pub async fn write_log(&self) -> Result<MutexGuard<'_, Log>> {
+        let log = self.log.lock().await;
+        if self.cx.config.mutation != Mutation::TakeNumber {
+            self.cx.check_latch()?;
+        }
+        Ok(log)
     }
 
     /// Figures of the log, at most one commit old. Never waits for the store.
@@ -262,15 +288,21 @@ impl Committer {
     async fn commit_once(&self, group: &mut Group) -> Result<()> {
         let mut warm = Warm::new(&self.reader);
         warm.read_ahead(self.touched(), COMMIT_READS).await;
-        let mut log = self.log.lock().await;
-        // Then the memory is frozen, and cannot state what the log has.
-        self.cx.check_latch()?;
-        self.freeze(group, log.head().seq + 1);
+        let mut log = self.write_log().await?;
+        self.freeze(group, log.head().seq + 1)?;
         if group.frozen.is_empty() && group.ops.is_empty() {
+            self.withdraw_cover();
             self.finish(group, Vec::new());
             return Ok(());
         }
-        self.log_group(&mut log, group, Stream::Data, &mut warm).await?;
+        let logged = self.log_group(&mut log, group, Stream::Data, &mut warm).await;
+        if let Err(e) = &logged
+            && !matches!(e, Error::NoSpace)
+        {
+            // While the log is held, so that no other writer follows.
+            self.cx.latch(e);
+        }
+        logged?;
         *self.figures.lock() = LogFigures::of(&log);
         drop(log);
         self.after_commit().await;
@@ -279,7 +311,36 @@ impl Committer {
 
     /// Writes a group to the log, and applies it to maps and catalogue. `warm` holds the nodes and blocks
     /// that were read for it before the log was locked.
+    ///
+    /// # Errors
+    /// If no part of the group is in the log, its cover is withdrawn. Otherwise the pool has latched.
     pub async fn log_group(
+        &self,
+        log: &mut Log,
+        group: &mut Group,
+        stream: Stream,
+        warm: &mut Warm<'_>,
+    ) -> Result<()> {
+        let logged = self.try_log_group(log, group, stream, warm).await;
+        match &logged {
+            Err(_) if !group.is_written => self.withdraw_cover(),
+            // While the log is held, so that no checkpoint covers changes that the maps lack: see
+            // crate::read::damage.
+            Err(e) => self.cx.latch(e),
+            Ok(()) => {}
+        }
+        logged
+    }
+
+    /// Withdraws the cover of a group that is not in the log, before another group can have its number. If
+    /// another thread has latched the pool, the cover stays, and no other group is written.
+    fn withdraw_cover(&self) {
+        if !matches!(self.cx.config.mutation, Mutation::KeepCover | Mutation::TakeNumber) {
+            self.cx.retained.set_cover(NO_COVER);
+        }
+    }
+
+    async fn try_log_group(
         &self,
         log: &mut Log,
         group: &mut Group,
@@ -304,10 +365,7 @@ impl Committer {
         self.space.wrote(group.logged);
         let changes = match written {
             Err(StoreError::Full) => {
-                // Before another group can have the number of this one.
-                if self.cx.config.mutation != Mutation::KeepCover {
-                    self.cx.retained.set_cover(NO_COVER);
-                }
+                group.is_written = false;
                 return Err(Error::NoSpace);
             }
             other => other?,
@@ -320,23 +378,25 @@ impl Committer {
             Ok(()) => self.apply_ops(group).await,
             Err(e) => Err(e),
         };
-        let results = applied.inspect_err(|e| {
-            // While the log is held, so that no checkpoint covers changes that the maps lack: see
-            // crate::read::damage.
-            tracing::error!("cannot apply a group of the log to the maps: {e}");
-            self.cx.latch(e);
-        })?;
+        let cannot_apply = |e: &Error| tracing::error!("cannot apply a group of the log to the maps: {e}");
+        let results = applied.inspect_err(cannot_apply)?;
         self.finish(group, results);
         Ok(())
     }
 
     /// Freezes all dirty buffers, and takes the pending changes to the catalogue. `seq` is the number of the
     /// group's first batch.
-    fn freeze(&self, group: &mut Group, seq: u64) {
+    ///
+    /// # Errors
+    /// Another thread has latched the pool: the memory is frozen, and cannot state what the log would have.
+    fn freeze(&self, group: &mut Group, seq: u64) -> Result<()> {
         let _gate = self.intake.gate.write();
+        if !self.cx.retained.set_cover(Cover { seq, order: self.cx.retained.order() }) {
+            // Or the pool was dropped, and has left its memory.
+            self.cx.check_latch()?;
+        }
         self.intake.schedule.commit_begins();
         group.began = Some(self.cx.host.now());
-        self.cx.retained.set_cover(Cover { seq, order: self.cx.retained.order() });
         group.ops.append(&mut self.intake.ops.lock());
         self.applier.begin_copies(group.catalogue_ops());
         group.freeze = self.intake.freezes.fetch_add(1, Relaxed) + 1;
@@ -345,6 +405,7 @@ impl Committer {
             let frozen = disk.buffers.lock().freeze();
             group.frozen.extend(frozen.map(|f| (disk, f)));
         }
+        Ok(())
     }
 
     /// Completes partial blocks with their bases. A block whose base is damaged becomes lost: see

@@ -24,7 +24,7 @@ impl Committer {
     /// The task that rebuilds the index after the pool was opened; `warm` are the segments that had hits
     /// before.
     pub async fn rebuild_index(&self, warm: Vec<SegmentId>) {
-        let table = self.log.lock().await.table().clone();
+        let table = self.read_log().await.table().clone();
         let mut segments = segments_with_blocks(&table);
         drop(table);
         // Segments are taken from the end of the list, so the warm ones are appended in reverse.
@@ -68,10 +68,10 @@ impl Committer {
 
     /// Inserts the fingerprints of a segment into the index.
     async fn index_segment(&self, segment: SegmentId) -> Result<()> {
-        let found = self.log.lock().await.table().get(segment).copied();
+        let found = self.read_log().await.table().get(segment).copied();
         let Some(record) = found else { return Ok(()) };
         let entries = self.reader.source.read_directory(&record).await?;
-        let log = self.log.lock().await;
+        let log = self.read_log().await;
         let same = log.table().get(segment).is_some_and(|now| now.map == record.map);
         if same {
             let mut dedup = self.reducer.dedup.lock();

@@ -116,7 +116,7 @@ impl Desktops {
         let touched = by_leaf(desktop.buffers.lock().active().coldest_touched(OVERFLOW_BYTES / BLOCK));
         let mut warm = Warm::new(&self.committer.reader);
         warm.read_ahead(vec![(desktop.clone(), touched)], COLD_READS).await;
-        let mut log = self.committer.log.lock().await;
+        let mut log = self.committer.write_log().await?;
         self.cx.check_running()?;
         if !desktop.is_desktop() || desktop.is_reset_due() {
             return Ok(0);

@@ -35,7 +35,7 @@ impl Desktops {
             self.overflow_bytes()?;
         }
         {
-            let _log = self.committer.log.lock().await;
+            let _log = self.committer.read_log().await;
             let _gate = self.committer.intake.gate.write();
             let buffers = desktop.buffers.lock();
             let cached = desktop.leave_desktops();
@@ -57,7 +57,7 @@ impl Desktops {
 
     /// Reverts the switch to ordinary commits. Blocks that were committed since then count as overflowed.
     async fn revert_to_desktop(&self, disk: &Disk, write_cache: u64) {
-        let _log = self.committer.log.lock().await;
+        let _log = self.committer.read_log().await;
         let _gate = self.committer.intake.gate.write();
         let buffers = disk.buffers.lock();
         let cached = buffers.active().cost() as i64;

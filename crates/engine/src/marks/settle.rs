@@ -63,7 +63,7 @@ impl Marks {
 
     /// Determines the new marks. They are in effect in memory at once.
     async fn decide(&self, loss: &MemoryLoss) {
-        let log = self.committer.log.lock().await;
+        let log = self.committer.read_log().await;
         let (same_boot, is_shared) = (log.superblock().boot == self.boot(), log.store().is_shared());
         drop(log);
         let now_ms = self.cx.host.boot_ms();
@@ -98,7 +98,7 @@ impl Marks {
             self.intake.commit_ops(decisions).await?;
             self.decisions.lock().clear();
         }
-        let mut log = self.committer.log.lock().await;
+        let mut log = self.committer.write_log().await?;
         let (before, boot) = (log.superblock().clone(), self.boot());
         let memory = self.cx.retained.id();
         if (memory, boot) != (before.memory, before.boot) {

@@ -60,7 +60,7 @@ pub async fn recover_log(
     let parts = Parts::assemble(opened);
     {
         // Retained memory refers to batches by their numbers, which later batches have again.
-        let mut log = parts.committer.log.lock().await;
+        let mut log = parts.committer.write_log().await?;
         if log.superblock().memory != 0 {
             log.swap_superblock(|s| s.memory = parts.cx.retained.id()).await?;
         }

@@ -429,7 +429,7 @@ impl Pool {
         import.flush().await?;
         image.check_map(&import.name())?;
         // The cleaner packs images, but cannot move an open segment.
-        let ended = self.parts.committer.log.lock().await.end_segment(Stream::Data).await;
+        let ended = self.parts.committer.write_log().await?.end_segment(Stream::Data).await;
         self.parts.committer.latching(ended)?;
         let disk = DiskRecord { role: Role::Image, ..(*image.record()).clone() };
         self.parts.intake.commit_ops(vec![CatalogueOp::Update { disk }]).await?;

@@ -51,7 +51,9 @@ impl Pool {
         let clock = host.clone();
         let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
         let mut recovered = recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
-        let (warm, taken) = (std::mem::take(&mut recovered.warm), std::mem::take(&mut recovered.taken));
+        let warm = std::mem::take(&mut recovered.warm);
+        // Dropped after the memory is left if the opening fails: it stays as it was.
+        let mut taken = std::mem::take(&mut recovered.taken);
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
         let next_segment = recovered.log.next_segment();
         let (parts, tenants) = (Parts::assemble(recovered), Mutex::default());
@@ -60,7 +62,7 @@ impl Pool {
         pool.parts.committer.check_space().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
         pool.start(warm, next_segment);
-        if let Err(e) = pool.prepare(taken).await {
+        if let Err(e) = pool.prepare(&mut taken).await {
             pool.parts.cx.latch(&e);
             pool.stop().await;
             return Err(e);
@@ -69,13 +71,13 @@ impl Pool {
     }
 
     /// What is done after the background tasks were started, and before any client is served.
-    async fn prepare(self: &Arc<Pool>, taken: TakenOver) -> Result<()> {
+    async fn prepare(self: &Arc<Pool>, taken: &mut TakenOver) -> Result<()> {
         let Parts { cx, classes, profiles, desktops, marks, .. } = &self.parts;
         // Before desktops are reset.
-        marks.settle(&taken.loss, taken.damaged_pages).await?;
+        marks.settle(&taken.loss, std::mem::take(&mut taken.damaged_pages)).await?;
         cx.host.spawn("marks", Box::pin(marks.clone().mark_loop()));
         self.remove_imports().await?;
-        desktops.restore(taken.valid, taken.loss.reason().is_some()).await?;
+        desktops.restore(std::mem::take(&mut taken.valid), taken.loss.reason().is_some()).await?;
         cx.host.spawn("resets", Box::pin(desktops.clone().reset_loop()));
         profiles.prefetch_all_images();
         cx.host.spawn("classes", Box::pin(classes.clone().load()));
@@ -111,10 +113,10 @@ impl Pool {
         let Parts { committer, cx, .. } = &self.parts;
         cx.check_latch()?;
         // Writes the segment's directory, from which the next start reads its fingerprints.
-        let ended = committer.log.lock().await.end_segment(Stream::Data).await;
+        let ended = committer.write_log().await?.end_segment(Stream::Data).await;
         committer.latching(ended)?;
         committer.checkpoint().await?;
-        committer.log.lock().await.discard_prepared().await;
+        committer.write_log().await?.discard_prepared().await;
         Ok(())
     }
 

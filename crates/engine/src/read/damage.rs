@@ -4,10 +4,10 @@
 //! acknowledged, so it can neither refuse nor omit them. A failed read is therefore classified:
 //!
 //! - **Damage** is local and permanent: a wrong checksum, a format that no writer produces, a missing object,
-//!   and an error of the medium (EIO and similar) that persists for [`READ_PATIENCE`], and once more after
-//!   another location of the store could be read. An unreadable sector under one map node must not keep a pool with a thousand
-//!   disks from opening, so it affects only the blocks below that node. After a wrong checksum the bytes are
-//!   read a second time, since they may have been damaged in transfer.
+//!   and an error of the medium (EIO and similar) that persists for [`READ_PATIENCE`], and in a last read
+//!   after another location was read. An unreadable sector under one map node must not keep a pool with a
+//!   thousand disks from opening, so it affects only the blocks below that node. After a wrong checksum the
+//!   bytes are read a second time, since they may have been damaged in transfer.
 //! - **Any other error** (ENOMEM, EMFILE, a failed path, a store that does not answer at all) does not
 //!   concern the stored bytes. If it persists after the retries, it latches the pool or fails its opening,
 //!   and no disk is marked damaged.

@@ -139,8 +139,8 @@ impl Reader {
         }
     }
 
-    /// Records the requested blocks of a run after a failed read that may be repeated without success: if they
-    /// are written again with the same content, they are stored again.
+    /// Records the requested blocks of a run as damaged if the medium cannot read them: if they are written
+    /// again with the same content, they are stored again.
     fn record_unreadable(&self, run: &Run, why: &Error) {
         if matches!(why, Error::Store(why) if why.concerns_one_place()) {
             let requested = run.wanted.iter().filter(|wanted| wanted.gap.is_some());

@@ -205,7 +205,7 @@ impl Cleaner {
     async fn begin_container(&self, survivors: &[Survivor]) -> Result<()> {
         let bytes: usize = survivors.iter().map(|s| s.stored_len).sum();
         let wanted = (bytes + RelocationMap::encoded_len(survivors.len())) as u64;
-        let mut log = self.committer.log.lock().await;
+        let mut log = self.committer.write_log().await?;
         let segment_bytes = self.space.segment_bytes();
         let open = log.open_segment(Stream::Moved, segment_bytes);
         if open.is_some_and(|(_, room)| room < wanted && room <= segment_bytes / 4) {
@@ -278,7 +278,7 @@ impl Cleaner {
     async fn write_pieces(&self, pieces: &[Piece], map: &mut RelocationMap) -> Result<bool> {
         let items: Vec<Item> = pieces.iter().map(|p| Item::Blob(&p.bytes)).collect();
         let bytes: usize = pieces.iter().map(|p| p.bytes.len()).sum();
-        let written = self.write_group(&mut *self.committer.log.lock().await, &items).await?;
+        let written = self.write_group(&mut *self.committer.write_log().await?, &items).await?;
         let Some(placed) = written else { return Ok(false) };
         self.space.cleaner_wrote(bytes as u64);
         for (piece, at) in pieces.iter().zip(placed) {
@@ -307,7 +307,7 @@ impl Cleaner {
         dropped: &[DirectoryEntry],
     ) -> Result<MoveOutcome> {
         let bytes = map.encode();
-        let mut log = self.committer.log.lock().await;
+        let mut log = self.committer.write_log().await?;
         let room = log.open_segment(Stream::Moved, MAX_SEGMENT_BYTES.into());
         if room.is_none_or(|(id, room)| id != map.container || room < (bytes.len() + 2 * BLOCK) as u64) {
             return Ok(MoveOutcome::Kept);

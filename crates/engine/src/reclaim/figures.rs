@@ -47,7 +47,7 @@ impl Maps {
             let encoded: Vec<_> = some.iter().map(MapNode::encode).collect();
             let items: Vec<_> = encoded.iter().map(|node| Item::Node(node)).collect();
             let workers = self.pool.reclaimer().cx.host.workers();
-            let mut log = self.pool.reclaimer().committer.log.lock().await;
+            let mut log = self.pool.reclaimer().committer.write_log().await.unwrap();
             let refs = log.write_group(Stream::Map, &items, workers).await.unwrap();
             written.extend(refs.into_iter().map(MapValue::At));
         }

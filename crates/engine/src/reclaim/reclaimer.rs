@@ -118,10 +118,12 @@ impl Reclaimer {
         self.cx.check_running()?;
         // From here on the barrier records references made by commits; the checkpoint contains all earlier
         // ones.
-        self.committer.log.lock().await.barrier = Some(Default::default());
+        self.committer.write_log().await?.barrier = Some(Default::default());
         let under_way = self.space.begin_reclaim(self.cx.host.now());
         let done = self.run_locked(&mut counts, requested, report).await;
-        self.committer.log.lock().await.barrier = None;
+        if let Ok(mut log) = self.committer.write_log().await {
+            log.barrier = None;
+        }
         let checked = self.committer.check_space().await;
         under_way.end(self.cx.host.now(), done.as_ref().is_ok_and(|freed| freed.exhausted));
         checked.and(done)
@@ -170,7 +172,7 @@ impl Reclaimer {
         let exhausted = freed?;
         if requested {
             // The room preallocated for the open container becomes free as well.
-            let ended = self.committer.log.lock().await.end_segment(Stream::Moved).await;
+            let ended = self.committer.write_log().await?.end_segment(Stream::Moved).await;
             self.committer.latching(ended)?;
         }
         report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
@@ -217,7 +219,7 @@ impl Reclaimer {
     /// Ends open segments with guests' data of which more than a sixteenth is used: an open segment cannot be
     /// cleaned.
     async fn end_used_segments(&self) -> Result<()> {
-        let mut log = self.committer.log.lock().await;
+        let mut log = self.committer.write_log().await?;
         let bytes = self.space.segment_bytes();
         for stream in [Stream::Data, Stream::Short] {
             let room = log.open_segment(stream, bytes).map_or(bytes, |(_, room)| room);

@@ -73,7 +73,7 @@ impl<'a> Reclaim<'a> {
     /// Drops dead segments and cleans the objects that are worth it. Returns true if all of them were
     /// cleaned; false if it ended early, or only the sparsest had to be cleaned.
     pub async fn run(&mut self, marked: &MarkResult, objects: Objects) -> Result<bool> {
-        self.drop_dead(marked, &objects).await;
+        self.drop_dead(marked, &objects).await?;
         let (mut turns, mut empty) = (Turns::default(), Vec::new());
         for object in objects.iter() {
             turns.step().await;
@@ -120,7 +120,7 @@ impl<'a> Reclaim<'a> {
     async fn may_clean(&self, victim: &Object) -> Result<bool> {
         let (free, spare) =
             (self.headroom().await?.free, self.cleaner.space.segment_bytes() / CHECKPOINT_PART);
-        Ok(self.cleaner.committer.log.lock().await.may_move(victim.packed, free, spare))
+        Ok(self.cleaner.committer.read_log().await.may_move(victim.packed, free, spare))
     }
 
     /// Whether the emptied objects must be deleted before more are emptied.
@@ -148,8 +148,8 @@ impl<'a> Reclaim<'a> {
 
     /// Removes segments without live slots from the table, so that no new reference to them can be made. The
     /// log is locked for a few of them at a time. Counts the segments that are stored in each object.
-    async fn drop_dead(&mut self, marked: &MarkResult, objects: &Objects) {
-        let log = self.cleaner.committer.log.lock().await;
+    async fn drop_dead(&mut self, marked: &MarkResult, objects: &Objects) -> Result<()> {
+        let log = self.cleaner.committer.read_log().await;
         let (table, open) = (log.table().clone(), log.open_segments());
         drop(log);
         let (mut turns, mut dead) = (Turns::default(), Vec::new());
@@ -173,7 +173,7 @@ impl<'a> Reclaim<'a> {
             }
         }
         for some in dead.chunks(DROPS_AT_A_TIME) {
-            let mut log = self.cleaner.committer.log.lock().await;
+            let mut log = self.cleaner.committer.write_log().await?;
             for segment in some {
                 let Some(record) = log.table().get(*segment).copied() else { continue };
                 if self.cleaner.is_used(log.barrier.as_ref(), *segment, |_| false) {
@@ -187,6 +187,7 @@ impl<'a> Reclaim<'a> {
             drop(log);
             yield_now().await;
         }
+        Ok(())
     }
 
     /// Whether no segment is stored in an object. A container's own record does not count.
@@ -198,7 +199,7 @@ impl<'a> Reclaim<'a> {
     /// stay moved.
     async fn clean(&mut self, victim: &Object, marked: &MarkResult) -> Result<bool> {
         for segment in &victim.residents {
-            let record = self.cleaner.committer.log.lock().await.table().get(*segment).copied();
+            let record = self.cleaner.committer.read_log().await.table().get(*segment).copied();
             let Some(record) = record.filter(|_| marked.live().contains_key(segment)) else { continue };
             let live = marked.slots(*segment).await?;
             let before = self.cleaner.space.moved.get().bytes;
@@ -241,7 +242,7 @@ impl<'a> Reclaim<'a> {
         }
         for (id, bytes) in objects {
             self.cleaner.cx.fencing(self.cleaner.reader.source.store.delete(id).await)?;
-            let mut log = self.cleaner.committer.log.lock().await;
+            let mut log = self.cleaner.committer.write_log().await?;
             // The record of a moved segment stays in the table as long as one of its slots is live.
             if log.table().get(id).is_some_and(|r| r.stream == Stream::Moved) {
                 log.forget(id);

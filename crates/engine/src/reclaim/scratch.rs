@@ -33,7 +33,7 @@ impl Scratch {
     async fn write(&self, pieces: &[Vec<u8>]) -> Result<Vec<BlobRef>> {
         let items: Vec<Item> = pieces.iter().map(|piece| Item::Blob(piece)).collect();
         let placed = {
-            let mut log = self.committer.log.lock().await;
+            let mut log = self.committer.write_log().await?;
             let workers = self.committer.cx.host.workers();
             let written = log.write_group(Stream::Map, &items, workers).await;
             self.committer.latching(written)?

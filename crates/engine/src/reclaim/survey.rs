@@ -28,7 +28,7 @@ impl Reclaimer {
         let has_pages =
             |id: &SegmentId| with_pages.contains(id) && self.cx.config.mutation != Mutation::FreePages;
         let (table, blobs, open) = {
-            let log = self.committer.log.lock().await;
+            let log = self.committer.read_log().await;
             let blobs: Vec<_> = log.superblock().blobs.iter().map(|blob| blob.segment).collect();
             (log.table().clone(), blobs, log.open_segments())
         };

@@ -72,7 +72,7 @@ impl Reclaimer {
             Err(e) => return tracing::warn!("cannot list the objects of the store: {e}"),
         };
         // Later than the list, so that it contains the segments of all listed objects in use.
-        let table = self.committer.log.lock().await.table().clone();
+        let table = self.committer.read_log().await.table().clone();
         let is_orphan = |id: SegmentId| id.0 < next_segment && table.get(id).is_none_or(|r| r.map.is_some());
         if objects.iter().any(|object| is_orphan(object.id)) {
             self.space.reclaim_is_due();

@@ -9,8 +9,10 @@
 //! **What is in the log already.** Under the lock of the log, a commit freezes the buffers, states in the
 //! memory's *cover* that all records so far are in the log if its history reaches the group's first batch,
 //! and writes the group. A group is in history as a whole or not at all, and no other batch can have its
-//! number: a group that is given up removes the cover before the log is unlocked, and so does an opening
-//! before it writes its first batch. If history reaches the cover, its records are dropped:
+//! number: if no part of a group is written, for whatever reason, the commit withdraws the cover before it
+//! unlocks the log; after any other failure of a group, no writer of this process gets the log
+//! ([`crate::commit`]); and an opening withdraws the cover before it writes its first batch. If history
+//! reaches the cover, its records are dropped:
 //!
 //! - Of disks that are committed, all of them: the maps have them, or something newer from the same group,
 //!   such as a copy.

@@ -138,8 +138,8 @@ async fn writing_an_unreadable_block_again_stores_it_again() {
     pool.close().await.unwrap();
 }
 
-/// Any number of reads fails, and then the store answers again: also between the last attempt to read the base
-/// and the test of whether the rest of the store can be read.
+/// Any number of reads fails, and then the store answers again: also between the last attempt to read the
+/// base and the test of whether the rest of the store can be read.
 #[tokio::test(start_paused = true)]
 async fn an_outage_that_ends_is_not_taken_for_damage() {
     let (mut completed, mut latched) = (0, 0);

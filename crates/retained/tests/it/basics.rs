@@ -35,8 +35,8 @@ fn what_is_published_is_found_after_a_kill() {
     assert!(found.pages.is_empty() && found.ranges.is_empty() && found.flags.is_empty());
 }
 
-/// Whatever ends after a failure ends as if the process had been killed, apart from a flag that is not true
-/// any more.
+/// Dropping pages and flags after a failure leaves the memory as a kill of the process does. Only a flag that
+/// is not true any more can be removed.
 #[test]
 fn only_a_withdrawal_changes_a_frozen_memory() {
     let memory = heap();

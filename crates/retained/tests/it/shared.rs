@@ -289,7 +289,7 @@ fn come_and_go(dir: &Path, seed: u64) {
     let (path, other, mut random) = (dir.join("memory"), dir.join("other"), Random(seed));
     let file = Arc::new(open_soon(&path).unwrap());
     let mut retained = Retained::create(file, &IDENTITY, ID, LIMIT).unwrap();
-    let (mut pages, mut unretained) = (Published::new(), 0);
+    let mut pages = Published::new();
     for step in 0..200 {
         match random.below(16) {
             // As far as there is room.
@@ -302,11 +302,14 @@ fn come_and_go(dir: &Path, seed: u64) {
                     let (of, seed) = (random.below(2000) as u64, step << 16 | n);
                     pages.insert(of, (seed, put(&retained, None, block(1, of), seed)));
                 }
-                unretained += retained.stats().unretained;
             }
         }
     }
-    assert!(unretained > 0, "there was always room");
+    assert!(std::fs::write(&other, vec![1; 8 << 20]).is_err(), "the file system is larger than that");
+    for of in 2000..4000 {
+        pages.insert(of, (of, put(&retained, None, block(1, of), of)));
+    }
+    assert!(retained.stats().unretained > 0, "there was room for all");
     (retained, pages) = start_again(&path, retained, pages);
     std::fs::remove_file(&path).unwrap();
     for of in 0..2000 {
@@ -320,8 +323,8 @@ fn come_and_go(dir: &Path, seed: u64) {
     let _ = std::fs::remove_file(&other);
 }
 
-/// Another program takes and returns the room, and the process ends and starts, at random. In the end the file
-/// is removed under the process, which continues without it.
+/// Another program takes and returns the room, and the process ends and starts, at random. In the end the
+/// file is removed under the process, which continues without it.
 #[test]
 fn room_that_comes_and_goes_and_a_removed_file_harm_no_page() {
     on_small_tmpfs(8 << 20, |dir| {

@@ -8,6 +8,7 @@ mod live;
 mod memory;
 mod one_disk;
 mod rados;
+mod restarts;
 mod room;
 mod rounds;
 mod world;

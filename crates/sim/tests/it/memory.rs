@@ -1,10 +1,11 @@
 //! Retained memory and the log: what is in both is applied once, what is in one is never lost.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use forebay_engine::{Mutation, Pool, PoolConfig, SyncMode};
+use forebay_engine::{Error, Host, Mutation, Pool, PoolConfig, SyncMode};
 use forebay_sim::{MemoryFate, Ran, Round, attempt};
-use forebay_store::Crash;
+use forebay_store::{Crash, Fault, FaultyOp, When};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 128;
@@ -152,4 +153,43 @@ fn a_group_that_is_given_up_stays_in_memory() {
     // The group is written again while the checkpoint is made, but not at once.
     let lost = (1..=steps).find(|steps| !give_up_a_group(*steps, Mutation::KeepCover).1);
     assert!(lost.is_some(), "the cover of a group that was given up has no effect");
+}
+
+/// The reads of a commit fail while a checkpoint waits for the log. Returns whether the writes are there
+/// after a kill.
+fn fail_a_group(mutation: Mutation) -> bool {
+    let mut round = round(mutation);
+    round.plan.pool.read_cache = 0;
+    let (pool, host) = (round.open(), round.exec.host());
+    let working = pool.clone();
+    round.exec.finish(async move {
+        working.create_volume("v", (BLOCKS * BLOCK) as u64, SyncMode::Flush, 0).await.unwrap();
+        let disk = working.attach("v").unwrap();
+        disk.write(0, &blocks(1), false).await.unwrap();
+        disk.flush().await.unwrap();
+        disk.write(0, &[2; BLOCK], false).await.unwrap();
+        // Its base has to be read.
+        disk.write(BLOCK as u64, &[2; 512], false).await.unwrap();
+    });
+    round.medium.faults().inject(FaultyOp::Read, Fault::NoFiles, When::From(0));
+    let flushing = pool.clone();
+    round.exec.spawn("flush", async move {
+        assert!(matches!(flushing.flush().await, Err(Error::Latched(_))));
+    });
+    let working = pool.clone();
+    round.exec.finish(async move {
+        host.sleep(Duration::from_millis(200)).await;
+        let _ = working.checkpoint().await;
+    });
+    kill(&mut round, pool);
+    let found = contents(&mut round);
+    found[..BLOCK] == [2; BLOCK]
+        && found[BLOCK..BLOCK + 512] == [2; 512]
+        && found[BLOCK + 512..] == blocks(1)[BLOCK + 512..]
+}
+
+#[test]
+fn a_group_whose_reads_fail_stays_in_memory() {
+    assert!(fail_a_group(Mutation::None), "writes are lost");
+    assert!(!fail_a_group(Mutation::TakeNumber), "the next group took the number, and nothing was lost");
 }
