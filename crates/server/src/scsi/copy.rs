@@ -1,9 +1,9 @@
 //! Third-party copies: EXTENDED COPY, and copies by token.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use forebay_engine::Error;
+use forebay_engine::{DiskHandle, Error};
 use forebay_wire::scsi::{
     Access, BLOCK, BlockRange, CopyList, CopyOutcome, CopySegment, PopulateList, Sense, SenseKey,
     TokenOutcome, WriteList, codes, copy_status, token_information,
@@ -12,8 +12,9 @@ use forebay_wire::scsi::{
 use super::errors::sense_of;
 use super::nexus::Nexus;
 use super::response::Response;
-use super::tokens::Grant;
-use super::unit::LogicalUnit;
+use super::tokens::{Grant, TokenSource};
+use super::underway::Underway;
+use super::unit::{HAS_TOKENS, LogicalUnit};
 
 /// Service actions.
 const POPULATE_TOKEN: u8 = 0x10;
@@ -52,8 +53,8 @@ const fn aborted(code: forebay_wire::scsi::Code) -> Sense {
 
 /// A range to be copied, with its units.
 struct Step<'a> {
-    source: &'a LogicalUnit,
-    destination: &'a LogicalUnit,
+    source: &'a Nexus,
+    destination: &'a Nexus,
     segment: CopySegment,
     /// Number of segments joined into it: initiators split long copies, and each separate copy waits for a
     /// commit.
@@ -61,8 +62,20 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
+    fn units(&self) -> [&LogicalUnit; 2] {
+        [&self.source.unit, &self.destination.unit]
+    }
+
     fn is_within_a_unit(&self) -> bool {
-        std::ptr::eq(self.source, self.destination)
+        let [source, destination] = self.units();
+        std::ptr::eq(source, destination)
+    }
+
+    /// Checks whether the initiator can still read the source and write the destination.
+    fn check(&self) -> Result<(), Sense> {
+        let CopySegment { source_offset, offset, len, .. } = self.segment;
+        self.source.check_copy(source_offset, len, Access::Read)?;
+        self.destination.check_copy(offset, len, Access::Write)
     }
 
     /// Appends a step that starts where this one ends; false if it does not.
@@ -119,10 +132,9 @@ impl Nexus {
         let (mut steps, mut underway): (Vec<Step<'_>>, _) = (Vec::new(), Vec::new());
         for &segment in &list.segments {
             let (source, destination) = (find(segment.source)?, find(segment.destination)?);
-            underway.push(destination.member.gate.enter());
-            source.check_copy(segment.source_offset, segment.len, Access::Read)?;
-            destination.check_copy(segment.offset, segment.len, Access::Write)?;
-            let step = Step { source: &source.unit, destination: &destination.unit, segment, segments: 1 };
+            underway.extend([source, destination].map(|nexus| nexus.member.gate.enter()));
+            let step = Step { source, destination, segment, segments: 1 };
+            step.check()?;
             if step.is_within_a_unit() && segment.offset.abs_diff(segment.source_offset) < segment.len {
                 return Err(Sense::illegal(codes::INVALID_FIELD_IN_PARAMETER_LIST).into());
             }
@@ -130,11 +142,14 @@ impl Nexus {
                 steps.push(step);
             }
         }
-        for Step { source, destination, segment, segments } in &steps {
-            let CopySegment { source_offset, offset, len, .. } = *segment;
+        for step in &steps {
+            let CopySegment { source_offset, offset, len, .. } = step.segment;
+            let [source, destination] = step.units();
+            // Access or reservations can have changed during the steps before.
+            step.check()?;
             destination.note_change(offset, len);
             destination.disk().copy_from(offset, source.disk(), source_offset, len).await?;
-            outcome.segments += segments;
+            outcome.segments += step.segments;
             outcome.bytes += len;
         }
         Ok(())
@@ -147,7 +162,7 @@ impl Nexus {
         if !within {
             return Err(aborted(codes::NO_ADDITIONAL_SENSE));
         }
-        let refused = access == Access::Write && self.is_protected();
+        let refused = self.is_withdrawn() || (access == Access::Write && self.is_protected());
         if refused || self.unit.conflicts(&self.member, access) {
             return Err(aborted(codes::THIRD_PARTY_DEVICE_FAILURE));
         }
@@ -165,8 +180,12 @@ impl Nexus {
 
     /// POPULATE TOKEN.
     pub(super) fn populate_token(&self, list: u32, parameters: &[u8]) -> Response {
-        let made = PopulateList::decode(parameters, &self.rules())
-            .and_then(|parsed| self.unit.grant(parsed.ranges, Duration::from_secs(parsed.timeout.into())));
+        let made = PopulateList::decode(parameters, &self.rules()).and_then(|parsed| {
+            let (unit, own): (_, Weak<dyn TokenSource>) = (&self.unit, self.own.clone());
+            let timeout = Duration::from_secs(parsed.timeout.into());
+            let set_flag = || unit.set_flag(HAS_TOKENS, true);
+            unit.tokens.grant(&unit.all_tokens, (own, self.port().clone()), parsed.ranges, timeout, set_flag)
+        });
         let grant = match made {
             Ok(grant) => grant,
             Err(sense) => return self.check(&sense),
@@ -207,19 +226,22 @@ impl Nexus {
     /// The copy is durable on return, as each one by
     /// [`DiskHandle::copy_from`](forebay_engine::DiskHandle::copy_from).
     async fn copy_granted(&self, list: &WriteList, grant: &Grant, done: &mut u64) -> Result<(), Failure> {
-        let source = grant.unit.upgrade().ok_or(Sense::illegal(codes::TOKEN_UNKNOWN))?;
         let wanted: u64 = list.ranges.iter().map(|r| r.len).sum();
         if list.offset.checked_add(wanted).is_none_or(|end| end > grant.bytes()) {
             return Err(Sense::parameter(8).into());
         }
         for (from, to) in pair(&grant.ranges, list.offset, &list.ranges) {
             let revoked = Failure::Sense(Sense::illegal(codes::TOKEN_REVOKED));
+            let source = grant.source.upgrade().ok_or(Sense::illegal(codes::TOKEN_UNKNOWN))?;
+            let (disk, _reading) = source.begin_read(from, to.len)?;
+            // The copy must not prolong the life of the nexus: its RESERVE ends with its session.
+            drop(source);
             self.unit.note_change(to.offset, to.len);
             // The previous line revokes the token if this range overlaps the token's own ranges.
             if grant.is_revoked() {
                 return Err(revoked);
             }
-            self.disk().copy_from(to.offset, source.disk(), from, to.len).await?;
+            self.disk().copy_from(to.offset, &disk, from, to.len).await?;
             // A command that changed the source during the copy revoked the token first.
             if grant.is_revoked() {
                 return Err(revoked);
@@ -236,6 +258,18 @@ impl Nexus {
             Some(outcome) => Response::data(token_information(outcome), allocation),
             None => self.check(&Sense::cdb(2)),
         }
+    }
+}
+
+impl TokenSource for Nexus {
+    fn begin_read(&self, offset: u64, len: u64) -> Result<(Arc<DiskHandle>, Underway), Sense> {
+        // The entry precedes the checks: a withdrawal that comes later waits for it.
+        let reading = self.member.gate.enter();
+        if self.is_withdrawn() {
+            return Err(Sense::illegal(codes::TOKEN_REVOKED));
+        }
+        self.check_copy(offset, len, Access::Read)?;
+        Ok((self.disk().clone(), reading))
     }
 }
 

@@ -38,6 +38,8 @@ pub struct Nexus {
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) member: Arc<Member>,
     pub(super) owner: Weak<dyn NexusOwner>,
+    /// Itself, for the tokens that it makes.
+    pub(super) own: Weak<Nexus>,
     pub(super) settings: Settings,
     /// The mapping or the disk refuses changes.
     read_only: bool,
@@ -78,7 +80,17 @@ impl LogicalUnit {
         let member = self.add_member(port, settings, owner.clone());
         let read_only = settings.read_only || self.disk().read_only();
         let (withdrawn, outcomes) = (AtomicBool::new(false), Mutex::default());
-        Arc::new(Nexus { unit: self.clone(), member, owner, settings, read_only, withdrawn, outcomes })
+        let unit = self.clone();
+        Arc::new_cyclic(|own| Nexus {
+            unit,
+            member,
+            owner,
+            own: own.clone(),
+            settings,
+            read_only,
+            withdrawn,
+            outcomes,
+        })
     }
 }
 
@@ -204,9 +216,10 @@ impl Nexus {
         Ok(request)
     }
 
-    /// Ends the access: commands that were admitted and have not begun fail. Returns the gates of those that
-    /// change the unit and were admitted before; no command of the session is admitted concurrently, since
-    /// both are done by the session's thread.
+    /// Ends the access: commands that were admitted and have not begun fail, and so do tokens that were made
+    /// on it. Returns the gates of the commands that change the unit, or copy from it, and were admitted
+    /// before; no command of the session is admitted concurrently, since both are done by the session's
+    /// thread.
     pub fn withdraw(&self) -> Closed {
         self.withdrawn.store(true, Release);
         self.member.gate.close()

@@ -5,6 +5,15 @@
 //! before it begins (`Nexus::admit`); WRITE USING TOKEN checks for a revocation again after its read. The
 //! effect of a write that was already under way when the token was made is undefined. Changes through another
 //! front end to a disk that is also a unit are not detected.
+//!
+//! **A token ends with the access on which it was made.** It belongs to the nexus that made it: the token is
+//! unknown once that nexus has ended, and each range is copied only while the nexus may still read it
+//! ([`TokenSource::begin_read`]). So neither a revocation of the access nor a reservation is circumvented by a
+//! token that was made before.
+//!
+//! **Shares.** When a unit or the server has too many tokens, the newest one replaces the oldest token of the
+//! initiator that has most. Initiators are compared within the target that has most, since the names of
+//! initiators are no proof of their identity.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
@@ -15,21 +24,29 @@ use forebay_engine::DiskHandle;
 use forebay_wire::scsi::{BlockRange, Sense, SenseKey, Token, codes};
 use parking_lot::Mutex;
 
-/// Most tokens of a unit, and of a server.
+use super::port::Port;
+use super::underway::Underway;
+
+/// Maximum number of tokens of a unit, and of a server.
 const UNIT_MAX: usize = 64;
 const SERVER_MAX: usize = 4096;
 
-/// The unit that a token was made on. A strong reference keeps the unit open, so that its changes revoke the
-/// token.
+/// The nexus that a token was made on.
 pub(super) trait TokenSource: Send + Sync {
-    /// The disk that copies read from.
-    fn disk(&self) -> &Arc<DiskHandle>;
+    /// Begins to read a range for a copy: returns the disk, and the entry that a withdrawal of the access
+    /// waits for.
+    ///
+    /// # Errors
+    /// The access was withdrawn, or a reservation excludes it.
+    fn begin_read(&self, offset: u64, len: u64) -> Result<(Arc<DiskHandle>, Underway), Sense>;
 }
 
 /// A token and its ranges.
 pub(super) struct Grant {
     pub token: Token,
-    pub unit: Weak<dyn TokenSource>,
+    /// The nexus that made it. The reference is weak, so that a token does not prolong the access.
+    pub source: Weak<dyn TokenSource>,
+    port: Arc<Port>,
     pub ranges: Vec<BlockRange>,
     timeout: Duration,
     used: Mutex<Instant>,
@@ -48,7 +65,8 @@ impl Grant {
     }
 
     fn is_invalid(&self, now: Instant) -> bool {
-        self.is_revoked() || now.duration_since(*self.used.lock()) > self.timeout
+        let has_expired = || now.duration_since(*self.used.lock()) > self.timeout;
+        self.is_revoked() || self.source.strong_count() == 0 || has_expired()
     }
 
     fn overlaps(&self, offset: u64, len: u64) -> bool {
@@ -90,30 +108,35 @@ impl Tokens {
 }
 
 impl UnitTokens {
-    /// Makes a token of ranges of `unit`. Calls `set_flag`, with the tokens of the unit locked, once it
-    /// exists.
+    /// Makes a token of ranges of the unit, for the nexus `source` of `port`. Calls `set_flag`, with the
+    /// tokens of the unit locked, once it exists.
     ///
     /// # Errors
-    /// The unit or the server has too many tokens, or the system provides no random bytes.
+    /// The system provides no random bytes.
     pub fn grant(
         &self,
         server: &Tokens,
-        unit: Weak<dyn TokenSource>,
+        (source, port): (Weak<dyn TokenSource>, Arc<Port>),
         ranges: Vec<BlockRange>,
         timeout: Duration,
         set_flag: impl FnOnce(),
     ) -> Result<Arc<Grant>, Sense> {
         let now = Instant::now();
         let (used, revoked) = (Mutex::new(now), AtomicBool::new(false));
-        let grant = Arc::new(Grant { token: random_token()?, unit, ranges, timeout, used, revoked });
+        let grant = Arc::new(Grant { token: random_token()?, source, port, ranges, timeout, used, revoked });
         let mut of_unit = self.0.lock();
         of_unit.retain(|g| !g.is_invalid(now));
+        if of_unit.len() >= UNIT_MAX {
+            revoke_of_most(of_unit.iter());
+            of_unit.retain(|g| !g.is_revoked());
+        }
         let mut all = server.0.lock();
         if all.len() >= SERVER_MAX {
             all.retain(|_, g| !g.is_invalid(now));
         }
-        if of_unit.len() >= UNIT_MAX || all.len() >= SERVER_MAX {
-            return Err(Sense::new(SenseKey::AbortedCommand, codes::INSUFFICIENT_RESOURCES));
+        if all.len() >= SERVER_MAX {
+            revoke_of_most(all.values());
+            all.retain(|_, g| !g.is_revoked());
         }
         all.insert(grant.token.identifier, grant.clone());
         of_unit.push(grant.clone());
@@ -131,6 +154,22 @@ impl UnitTokens {
         if tokens.is_empty() {
             clear_flag();
         }
+    }
+}
+
+/// Revokes the token that was not used for the longest time, of the initiator that has most tokens at the
+/// target that has most.
+fn revoke_of_most<'a>(tokens: impl Iterator<Item = &'a Arc<Grant>> + Clone) {
+    let mut counts = HashMap::<&str, HashMap<&str, usize>>::new();
+    for port in tokens.clone().map(|g| &g.port) {
+        *counts.entry(&port.target).or_default().entry(&port.initiator).or_default() += 1;
+    }
+    let of_target = counts.into_iter().max_by_key(|(_, initiators)| initiators.values().sum::<usize>());
+    let Some((target, initiators)) = of_target else { return };
+    let Some((initiator, _)) = initiators.into_iter().max_by_key(|(_, count)| *count) else { return };
+    let is_meant = |g: &&Arc<Grant>| g.port.target == target && g.port.initiator == initiator;
+    if let Some(oldest) = tokens.filter(is_meant).min_by_key(|g| *g.used.lock()) {
+        oldest.revoked.store(true, Release);
     }
 }
 

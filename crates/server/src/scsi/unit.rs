@@ -3,17 +3,16 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use forebay_engine::{DiskHandle, Error, Result, Room};
-use forebay_wire::scsi::{Access, BLOCK, BlockRange, Identity, ModeState, Sense};
+use forebay_wire::scsi::{Access, BLOCK, Identity, ModeState};
 use parking_lot::Mutex;
 
 use super::attention::UnitAttention;
 use super::member::{AbortTasks, Member};
 use super::port::{Port, Settings};
 use super::reserve::Reservations;
-use super::tokens::{Grant, TokenSource, Tokens, UnitTokens};
+use super::tokens::{Tokens, UnitTokens};
 
 /// Bits of [`LogicalUnit::flags`]: reasons to check a command more closely.
 pub(super) const RESERVED: u32 = 1 << 0;
@@ -42,7 +41,7 @@ pub struct LogicalUnit {
     pub(super) kept: tokio::sync::Mutex<Option<Vec<u8>>>,
     /// The unit itself, as long as there are registrations: these outlive the sessions that made them.
     held: Mutex<Option<Arc<LogicalUnit>>>,
-    tokens: UnitTokens,
+    pub(super) tokens: UnitTokens,
     /// The tokens of all units of the server.
     pub(super) all_tokens: Arc<Tokens>,
 }
@@ -236,19 +235,6 @@ impl LogicalUnit {
         self.set_flag(PROTECTED, mode.write_protect);
     }
 
-    /// Makes a token of ranges of this unit.
-    ///
-    /// # Errors
-    /// Those of [`UnitTokens::grant`].
-    pub(super) fn grant(
-        self: &Arc<Self>,
-        ranges: Vec<BlockRange>,
-        timeout: Duration,
-    ) -> std::result::Result<Arc<Grant>, Sense> {
-        let unit: Weak<LogicalUnit> = Arc::downgrade(self);
-        self.tokens.grant(&self.all_tokens, unit, ranges, timeout, || self.set_flag(HAS_TOKENS, true))
-    }
-
     /// Revokes the tokens of a range that is about to change.
     pub(super) fn note_change(&self, offset: u64, len: u64) {
         if self.flags() & HAS_TOKENS != 0 {
@@ -349,11 +335,5 @@ impl LogicalUnit {
         self.set_mode(&ModeState::default());
         self.notify_others(None, UnitAttention::Reset);
         self.abort_others(by.id, |_| true).await;
-    }
-}
-
-impl TokenSource for LogicalUnit {
-    fn disk(&self) -> &Arc<DiskHandle> {
-        &self.disk
     }
 }

@@ -1,6 +1,6 @@
 //! EXTENDED COPY, and copies by token.
 
-use forebay_wire::scsi::{ROD_TYPE_ZERO, SenseKey, TOKEN, codes};
+use forebay_wire::scsi::{ROD_TYPE_ZERO, SenseKey, Status, TOKEN, codes};
 
 use super::support::*;
 
@@ -232,16 +232,73 @@ fn the_zero_token_writes_zeroes() {
 }
 
 #[test]
-fn tokens_of_a_unit_are_bounded() {
+fn a_token_ends_with_the_access_on_which_it_was_made() {
+    let world = World::new();
+    let (one, two) = (world.session(1), world.session(2));
+    one.on(0).write(0, &[7; 4096]);
+    let token = populate(&one.on(0), &[(0, 8)]);
+    let b = two.on(1);
+    let list = write_list(&token, 0, 0, &[(100, 8)]);
+    let write = token_cdb(0x11, 1, list.len());
+    b.good(&write, &list);
+    b.write(100, &[1; 4096]);
+    // As `target deny`, `lun unmap` and `target rm --force` do.
+    drop(one.on(0).nexus.withdraw());
+    b.fails(&write, &list, SenseKey::IllegalRequest, codes::TOKEN_REVOKED);
+    one.end();
+    b.fails(&write, &list, SenseKey::IllegalRequest, codes::TOKEN_UNKNOWN);
+    assert_eq!(b.read(100, 8), [1; 4096]);
+}
+
+#[test]
+fn a_token_copies_only_while_its_initiator_may_read() {
+    let world = World::new();
+    let (one, two) = (world.session(1), world.session(2));
+    one.on(0).write(0, &[7; 4096]);
+    let token = populate(&one.on(0), &[(0, 8)]);
+    let (other, b) = (two.on(0), one.on(1));
+    let list = write_list(&token, 0, 0, &[(100, 8)]);
+    let write = token_cdb(0x11, 1, list.len());
+    // RESERVE and RELEASE by another initiator.
+    other.good(&[0x16, 0, 0, 0, 0, 0], &[]);
+    b.fails(&write, &list, SenseKey::CopyAborted, codes::THIRD_PARTY_DEVICE_FAILURE);
+    assert_eq!(b.read(100, 8), [0; 4096]);
+    other.good(&[0x17, 0, 0, 0, 0, 0], &[]);
+    b.good(&write, &list);
+    assert_eq!(b.read(100, 8), [7; 4096]);
+}
+
+#[test]
+fn an_extended_copy_needs_access_to_both_units() {
     let world = World::new();
     let session = world.session(1);
-    let a = session.on(0);
-    let list = with_ranges(vec![0; 14], &[(0, 8)]);
-    let cdb = token_cdb(0x10, 1, list.len());
-    for _ in 0..64 {
+    let (a, b) = (session.on(0), session.on(1));
+    let targets = [target(&a), target(&b)];
+    for segment in [(0, 1, 8, 0, 0), (1, 0, 8, 0, 0)] {
+        let (cdb, list) = extended_copy(&targets, &[segment]);
         a.good(&cdb, &list);
     }
-    a.fails(&cdb, &list, SenseKey::AbortedCommand, codes::INSUFFICIENT_RESOURCES);
-    a.write(0, &[0; 512]);
-    a.good(&cdb, &list);
+    drop(b.nexus.withdraw());
+    for segment in [(0, 1, 8, 0, 0), (1, 0, 8, 0, 0)] {
+        let (cdb, list) = extended_copy(&targets, &[segment]);
+        a.fails(&cdb, &list, SenseKey::CopyAborted, codes::THIRD_PARTY_DEVICE_FAILURE);
+    }
+}
+
+#[test]
+fn too_many_tokens_replace_those_of_the_initiator_that_has_most() {
+    let world = World::new();
+    let (greedy, other) = (world.session(1), world.session_at(2, false, &["a"], "iqn.2026-11.example:other"));
+    let others = populate(&other.on(0), &[(0, 8)]);
+    let tokens: Vec<_> = (0..70).map(|_| populate(&greedy.on(0), &[(0, 8)])).collect();
+    let b = greedy.on(1);
+    let copy = |token: &[u8]| {
+        let list = write_list(token, 0, 0, &[(100, 8)]);
+        b.send(&token_cdb(0x11, 1, list.len()), &list).status
+    };
+    assert_eq!(copy(&others), Status::Good, "the token of another target");
+    let valid = tokens.iter().filter(|token| copy(token) == Status::Good).count();
+    assert_eq!(valid, 63, "a unit has 64 tokens");
+    assert_eq!(copy(&tokens[6]), Status::CheckCondition, "the oldest ones were replaced");
+    assert_eq!(copy(&tokens[69]), Status::Good);
 }
