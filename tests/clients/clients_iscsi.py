@@ -5,13 +5,14 @@ import queue
 import re
 import socket
 import struct
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 from datastore import TARGET, portal, refused, target, url
 from forebay import Failed
 from harness import MIB, check, equal, run, test, wait_for
-from initiator import BLOCK, GOOD, Closed, Initiator
+from initiator import BLOCK, GOOD, Closed, Initiator, Refused
 
 SECRET, OTHER_SECRET = "twelve bytes and more", "another one of the target"
 ABORT_TASK = 1
@@ -108,6 +109,33 @@ def initiators_must_authenticate(t):
     check(SECRET not in s.log_tail(500), "the secret is in the log")
     listed = run("iscsi-inq", f"iscsi://all%{SECRET}@{address[0]}:{address[1]}/{TARGET}/0").stdout
     check("FOREBAY" in listed, listed)
+
+
+@test
+def guesses_do_not_lock_a_host_out(t):
+    create = ["--open", "--chap-user", "all", "--chap-secret-file", secret_file(t, "s", SECRET)]
+    s, address = target(t, "disk", create=create)
+    done, tried = threading.Event(), threading.Semaphore(0)
+
+    def guess():
+        while not done.is_set():
+            try:
+                Initiator(address, TARGET, chap=("all", "guess after guess"), source="127.0.0.2")
+            except (Refused, OSError):
+                tried.release()
+
+    guessers = [threading.Thread(target=guess, daemon=True) for _ in range(16)]
+    for guesser in guessers:
+        guesser.start()
+    # From here on, guesses wait for each other.
+    for _ in range(4):
+        check(tried.acquire(timeout=60), "no guess was answered")
+    try:
+        for isid in range(3):
+            i = Initiator(address, TARGET, isid=isid, chap=("all", SECRET), timeout=60)
+            equal(i.ready().read_blocks(0, 1).status, GOOD, "a read beside guesses")
+    finally:
+        done.set()
 
 
 @test

@@ -67,8 +67,8 @@ class Initiator:
     """A session. `chap` is (user, secret), `mutual` the secret that the target must prove, `algorithm` one
     algorithm or a list with commas; the attribute `algorithm` is the one that the target selected."""
 
-    def __init__(self, address, target=None, name=NAME, isid=1, chap=None, mutual=None, algorithm=5, keys=(), timeout=20):
-        self.socket = socket.create_connection(address, timeout=timeout)
+    def __init__(self, address, target=None, name=NAME, isid=1, chap=None, mutual=None, algorithm=5, keys=(), timeout=20, source=None):
+        self.socket = socket.create_connection(address, timeout, source and (source, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
         self.isid = struct.pack(">BHBH", 0x80, 0, 0, isid)

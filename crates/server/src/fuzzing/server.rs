@@ -74,7 +74,13 @@ async fn start() -> Server {
     let limits = SessionLimits { all: 2048, per_initiator: 64, per_address: 512 };
     let listen = [ListenAddr::Tcp("127.0.0.1:0".into())];
     let groups = Arc::new(iscsi::PortGroups::new(1));
-    let settings = iscsi::Settings { limits, chap_algorithms: &Algorithm::ALL, groups, addresses: &listen };
+    let settings = iscsi::Settings {
+        limits,
+        chap_algorithms: &Algorithm::ALL,
+        groups,
+        known: Arc::default(),
+        addresses: &listen,
+    };
     let disks = iscsi::Disks::Own { pool: pool.clone(), units };
     let taken = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings).unwrap();
     let front: Arc<dyn FrontEnd> = Arc::new(Neighbour);

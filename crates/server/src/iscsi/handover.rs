@@ -10,6 +10,7 @@ use std::sync::Arc;
 use forebay_wire::iscsi::{Digests, Parameters};
 use serde::{Deserialize, Serialize};
 
+use super::attempts::Account;
 use super::context::{Context, Continued, KnownDisks, LoggedIn, StandbyStates};
 use super::registry::Key;
 use crate::plane::Received;
@@ -79,6 +80,9 @@ impl HandedOver {
         let key = Key { initiator: self.initiator.clone(), isid: self.isid, target: self.target };
         let registered = context.registry.resume(key, peer, self.tsih);
         let registered = registered.ok_or("its session exists already")?;
+        if self.proved.is_some() {
+            context.attempts.know(&Account::at(&target, &self.initiator), peer);
+        }
         Ok(LoggedIn {
             initiator: self.initiator,
             isid: self.isid,

@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::attempts::Attempts;
 use super::chap::Algorithm;
 use super::connection::Front;
 use super::context::{Context, Disks};
 use super::groups::PortGroups;
+use super::known::KnownHosts;
 use super::registry::Registry;
 use super::standby::Standby;
 use crate::config::SessionLimits;
@@ -22,6 +24,8 @@ pub struct Settings<'a> {
     pub chap_algorithms: &'a [Algorithm],
     /// The target port groups of the pool.
     pub groups: Arc<PortGroups>,
+    /// The addresses from which hosts have proved their credentials.
+    pub known: Arc<KnownHosts>,
     /// Addresses to listen on.
     pub addresses: &'a [ListenAddr],
 }
@@ -39,7 +43,7 @@ pub fn listen(
         targets,
         groups: settings.groups.clone(),
         registry: Registry::new(settings.limits),
-        attempts: Default::default(),
+        attempts: Attempts::new(settings.known.clone()),
         chap_algorithms: settings.chap_algorithms.to_vec(),
         portals: Default::default(),
     });

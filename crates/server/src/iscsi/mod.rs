@@ -1,7 +1,7 @@
 //! The iSCSI target (RFC 7143): sessions of initiators, served from the logical units of [`crate::scsi`].
 //!
 //! A `connection` logs in (`login`: `leading` handles the first request, `authentication` CHAP with `chap`
-//! and `attempts`), which starts a session (`registry`). A session has one connection, and error recovery
+//! `attempts` and `known`), which starts a session (`registry`). A session has one connection, and error recovery
 //! level 0. Then its PDUs are served (`session`): commands (`command`), whose data is gathered by `gather`
 //! and which run in a `task`, their `management`, and text requests (`text`, `discovery`). `link` numbers and
 //! sends PDUs. `lun_map` holds the units that the initiator sees; `watch` reports events that the initiator
@@ -24,6 +24,7 @@ mod errors;
 mod gather;
 mod groups;
 mod handover;
+mod known;
 mod leading;
 mod limits;
 mod link;
@@ -42,6 +43,7 @@ mod watch;
 pub use chap::Algorithm;
 pub use context::Disks;
 pub use groups::PortGroups;
+pub use known::{KnownHosts, remember};
 pub use listen::{Settings, follow, listen, listen_as_standby};
 pub use notice::{Notice, Record, portals_of};
 pub use standby::Standby;

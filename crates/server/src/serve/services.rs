@@ -60,6 +60,7 @@ pub(super) struct Prepared {
     targets: Arc<Targets>,
     limits: Arc<LimitTable>,
     units: Arc<Units>,
+    known_hosts: Arc<iscsi::KnownHosts>,
     certificates: nbd::Certificates,
     info: ServerInfo,
     control_listener: UnixListener,
@@ -122,6 +123,7 @@ impl Prepared {
         plane.keep_until_resumed(Arc::new(resumed_units));
         let nbd::Listening { addresses: nbd, certificates, clients } =
             nbd::listen(&mut plane, &pool, &config.nbd)?;
+        let known_hosts = iscsi::KnownHosts::load(&pool).await;
         let iscsi = iscsi::listen(
             &mut plane,
             iscsi::Disks::Own { pool: pool.clone(), units: units.clone() },
@@ -130,6 +132,7 @@ impl Prepared {
                 limits: config.iscsi_limits,
                 chap_algorithms: &config.chap_algorithms,
                 groups: groups.clone(),
+                known: known_hosts.clone(),
                 addresses: &config.iscsi,
             },
         )?;
@@ -159,6 +162,7 @@ impl Prepared {
             targets,
             limits: disk_limits,
             units,
+            known_hosts,
             certificates,
             info,
             control_listener,
@@ -205,6 +209,7 @@ impl Prepared {
         };
         let mut background = vec![
             tokio::spawn(pressure::watch(pool.clone(), configured)),
+            tokio::spawn(iscsi::remember(self.known_hosts, pool.clone(), targets.served().clone())),
             tokio::spawn(iscsi::follow(targets, units.clone())),
             tokio::spawn(reload::on_hangup(reloader, followers)?),
             tokio::spawn(flush_tokens(self.access.clone())),

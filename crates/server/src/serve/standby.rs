@@ -51,6 +51,7 @@ impl StandbyPortals {
             limits: config.iscsi_limits,
             chap_algorithms: &config.chap_algorithms,
             groups: groups.clone(),
+            known: Arc::default(),
             addresses: &config.iscsi,
         };
         let portals = specific(&iscsi::listen_as_standby(&mut plane, standby.clone(), &settings)?);

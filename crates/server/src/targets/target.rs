@@ -172,6 +172,11 @@ impl Target {
         }
     }
 
+    /// Whether an initiator has an entry in the access control list.
+    pub fn lists(&self, initiator: &IqnName) -> bool {
+        self.initiators.iter().any(|entry| entry.name == *initiator)
+    }
+
     /// True only if each initiator can use everything that it could use before in the same way.
     pub fn permits_all_of(&self, before: &Target) -> bool {
         // An entry can restrict an initiator of an open target.
