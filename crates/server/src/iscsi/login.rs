@@ -233,7 +233,7 @@ impl LoginPhase<'_> {
         if value(pairs, "InitiatorName").is_none() {
             return Err(LoginStatus::MissingParameter);
         }
-        let Some(portal) = standby.admit(self.local).await? else { return Ok(()) };
+        let Some(portal) = standby.admit(self.peer.ip(), self.local).await? else { return Ok(()) };
         // Without a portal group tag (RFC 7143, 13.8).
         text::push(out, "TargetAddress", &portal.to_string());
         Err(LoginStatus::TargetMoved)
