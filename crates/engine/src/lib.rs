@@ -82,7 +82,7 @@ pub use offline::{
     BatchView, CheckReport, LossReport, Problem, SegmentView, SuperblockView, check, inspect_batches,
     inspect_segments, inspect_superblocks, recover_log,
 };
-pub use pool::{CloneRequest, DiskInfo, DiskLimits, Pool, TenantInfo};
+pub use pool::{CloneRequest, DiskInfo, DiskLimits, Pool, TenantInfo, VolumePage};
 pub use profile::ProfileInfo;
 pub use quota::TenantUsage;
 pub use read::Prefetched;

@@ -15,6 +15,17 @@ use crate::limits::FULL_RETRY;
 use crate::text::shorten;
 use crate::{Client, Error, Result};
 
+/// A page of a search for volumes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumePage {
+    /// The names of the volumes that were meant.
+    pub volumes: Vec<String>,
+    /// The number of disks that were examined; 0 after the last one.
+    pub examined: usize,
+    /// The name of the last of them.
+    pub last: String,
+}
+
 /// A disk and its state.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskInfo {
@@ -130,15 +141,18 @@ impl Pool {
         page.into_iter().map(|(name, d)| DiskInfo { name, ..self.info(&d) }).collect()
     }
 
-    /// Some volumes, at most `most`, for whose names `is_meant` is true, without the numbers of their
-    /// snapshots and clones.
-    pub fn some_volumes(&self, most: usize, is_meant: impl Fn(&str) -> bool) -> Vec<DiskInfo> {
-        let found: Vec<_> = {
-            let catalogue = self.parts.catalogue.read();
-            let volumes = catalogue.visible().filter(|d| d.role() == Role::Volume);
-            volumes.filter(|d| is_meant(&d.record().name)).take(most).cloned().collect()
-        };
-        found.iter().map(|d| self.info(d)).collect()
+    /// Examines the disks whose names follow `name`, at most `most`, at a small cost for each. Returns the
+    /// volumes for whose names `is_meant` is true.
+    pub fn volumes_after(&self, name: &str, most: usize, is_meant: impl Fn(&str) -> bool) -> VolumePage {
+        let catalogue = self.parts.catalogue.read();
+        let (mut volumes, mut examined, mut last) = (Vec::new(), 0, "");
+        for (name, disk) in catalogue.after(name).take(most) {
+            if disk.role() == Role::Volume && is_meant(name) {
+                volumes.push(name.clone());
+            }
+            (examined, last) = (examined + 1, name.as_str());
+        }
+        VolumePage { volumes, examined, last: last.to_owned() }
     }
 
     /// UUID and size of a disk. Unlike [`Pool::disk`], its cost does not depend on the number of disks.

@@ -7,6 +7,6 @@ mod limits;
 mod pool;
 mod services;
 
-pub use admin::{CloneRequest, DiskInfo};
+pub use admin::{CloneRequest, DiskInfo, VolumePage};
 pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;

@@ -22,6 +22,8 @@ const LONG_OPTION: usize = 2 * OPTION_MAX as usize;
 /// they are sent.
 const LIST_PAGE: usize = 64;
 const LIST_CHUNK: usize = 16 << 10;
+/// Disks that are examined without a pause to find the default export, which costs less for each.
+const DEFAULT_PAGE: usize = 256;
 /// Options about exports that a client can send; and further ones for each export that was listed. Programs
 /// that show all exports send two or three for each on one connection.
 const OPTIONS: usize = 64;
@@ -207,7 +209,7 @@ impl<'a> Negotiation<'a> {
                 Ok(())
             }
             OptionRequest::Info(info) => {
-                self.resolve(&info.name).map(|disk| self.describe(option, &info, &disk))
+                self.resolve(&info.name).await?.map(|disk| self.describe(option, &info, &disk))
             }
             OptionRequest::Go(info) => match self.attach(&info.name).await? {
                 Ok((attached, about)) => {
@@ -223,7 +225,7 @@ impl<'a> Negotiation<'a> {
                 Ok(())
             }
             OptionRequest::ListMetaContext(meta) | OptionRequest::SetMetaContext(meta) => {
-                self.meta_context(option, meta)
+                self.meta_context(option, meta).await?
             }
         };
         match done {
@@ -274,6 +276,7 @@ impl<'a> Negotiation<'a> {
         self.structured = false;
         self.context_of = None;
         Ok(self)
+        drop(charge);
     }
 
     /// Counts options about exports.
@@ -289,8 +292,13 @@ impl<'a> Negotiation<'a> {
             let Some(end) = page.last() else { return Ok(()) };
             last.clone_from(&end.name);
             listed += page.len();
-            self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * listed);
-            self.count(page.len())?;
+    /// Counts a page of disks that were examined, the last of `examined`.
+    fn count_page(&mut self, page: usize, examined: usize) -> Result<(), End> {
+        self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * examined);
+        self.count(page)
+    }
+
+            self.count_page(page.len(), listed)?;
             for disk in &page {
                 if !self.grant.sees(&disk.name) {
                     continue;
@@ -305,15 +313,18 @@ impl<'a> Negotiation<'a> {
         }
     }
 
-    fn meta_context(&mut self, option: u32, meta: MetaRequest) -> Result<(), Denied> {
+    async fn meta_context(&mut self, option: u32, meta: MetaRequest) -> Result<Result<(), Denied>, End> {
         let set = option == OPT_SET_META_CONTEXT;
         if set {
             self.context_of = None;
         }
         if !self.structured {
-            return Err(Denied::new(REP_ERR_INVALID, "metadata contexts need structured replies"));
+            let text = "metadata contexts need structured replies";
+            return Ok(Err(Denied::new(REP_ERR_INVALID, text)));
         }
-        self.resolve(&meta.export)?;
+        if let Err(denied) = self.resolve(&meta.export).await? {
+            return Ok(Err(denied));
+        }
         let chosen = if set { meta.allocation } else { meta.allocation || meta.base || meta.empty };
         if chosen {
             let id = if set { BASE_ALLOCATION_ID } else { 0 };
@@ -322,40 +333,61 @@ impl<'a> Negotiation<'a> {
         if set && chosen {
             self.context_of = Some(meta.export);
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// The disk of an export name. The empty name selects the only volume that the client sees, if there is
     /// just one.
-    fn resolve(&self, name: &str) -> Result<DiskInfo, Denied> {
-        if !name.is_empty() {
-            if !self.grant.sees(name) {
-                return Err(Denied::no_export());
+    async fn resolve(&mut self, name: &str) -> Result<Result<DiskInfo, Denied>, End> {
+        let only = match name {
+            "" => match self.only_volume().await? {
+                Ok(only) => only,
+                Err(denied) => return Ok(Err(denied)),
+            },
+            name if self.grant.sees(name) => name.to_owned(),
+            _ => return Ok(Err(Denied::no_export())),
+        };
+        Ok(self.context.pool.disk_in_brief(&only).map_err(Denied::from))
+    }
+
+    /// The only volume that the client sees. The disks are examined in pages, and count as listed.
+    async fn only_volume(&mut self) -> Result<Result<String, Denied>, End> {
+        let unknown = |text: &str| Ok(Err(Denied::new(REP_ERR_UNKNOWN, text)));
+        let (mut only, mut examined, mut last) = (None, 0, String::new());
+        loop {
+            let page = self.context.pool.volumes_after(&last, DEFAULT_PAGE, |name| self.grant.sees(name));
+            if page.examined == 0 {
+                break;
             }
-            return Ok(self.context.pool.disk_in_brief(name)?);
+            for name in page.volumes {
+                if only.replace(name).is_some() {
+                    return unknown("there is more than one volume; name one (list the exports to see them)");
+                }
+            }
+            examined += page.examined;
+            last = page.last;
+            self.count_page(page.examined, examined)?;
+            tokio::task::yield_now().await;
         }
-        let mut volumes = self.context.pool.some_volumes(2, |name| self.grant.sees(name)).into_iter();
-        match (volumes.next(), volumes.next()) {
-            (Some(only), None) => Ok(only),
-            (None, _) => Err(Denied::new(REP_ERR_UNKNOWN, "no volume exists; create one or name an image")),
-            _ => Err(Denied::new(
-                REP_ERR_UNKNOWN,
-                "there is more than one volume; name one (list the exports to see them)",
-            )),
+        match only {
+            Some(only) => Ok(Ok(only)),
+            None => unknown("no volume exists; create one or name an image"),
         }
     }
 
     /// Opens a disk. A server that has lost the pool does not answer.
-    async fn attach(&self, name: &str) -> Result<Result<(Attached, DiskInfo), Denied>, Fenced> {
-        let done = self.try_attach(name).await;
-        if self.context.pool.is_fenced() { Err(Fenced) } else { Ok(done) }
+    async fn attach(&mut self, name: &str) -> Result<Result<(Attached, DiskInfo), Denied>, End> {
+        let done = match self.resolve(name).await? {
+            Ok(about) => self.try_attach(about).await,
+            Err(denied) => Err(denied),
+        };
+        if self.context.pool.is_fenced() { Err(Fenced.into()) } else { Ok(done) }
     }
 
     /// Opens a disk, after the earlier connections to it that are gone have ended. They end before the option
     /// is answered, and before the disk is opened: one of them may have disconnected in order, and then a
     /// desktop is reset first.
-    async fn try_attach(&self, name: &str) -> Result<(Attached, DiskInfo), Denied> {
-        let about = self.resolve(name)?;
+    async fn try_attach(&self, about: DiskInfo) -> Result<(Attached, DiskInfo), Denied> {
         let is_writable = about.role == Role::Volume && !self.context.access.read_only;
         if is_writable {
             self.context.attachments.end_gone(&about.name).await?;

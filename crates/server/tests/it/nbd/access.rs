@@ -215,3 +215,29 @@ fn stalled_handshakes_do_not_delay_other_clients() {
     drop((a, stalled));
     server.wait_until_alone();
 }
+
+#[test]
+fn the_search_for_the_default_export_counts_as_a_list() {
+    let server = TestServer::with_config(|dir| {
+        let listen = vec![ListenAddr::Unix(dir.join("nbd.sock"))];
+        let access = access(&["vol"], &[]);
+        let listeners = vec![ListenerConfig { listen, access, ..ListenerConfig::default() }];
+        nbd::Config { listeners, ..nbd::Config::default() }
+    });
+    server.block_on(async {
+        let import = server.pool.begin_import("golden", 1 << 20, 0).await.unwrap();
+        server.pool.finish_import(import).await.unwrap();
+        let clones = (0..300).map(|n| CloneRequest { name: format!("desk-{n}"), ..Default::default() });
+        server.pool.clone_disk("golden", &clones.collect::<Vec<_>>()).await.unwrap();
+    });
+    let mut client = Client::greeted(&server.socket());
+    // As often as clients may list.
+    for _ in 0..8 {
+        client.option(OPT_INFO, &info("", &[INFO_NAME]));
+        let kinds = [(); 3].map(|()| client.option_reply(OPT_INFO).kind);
+        assert_eq!(kinds, [REP_INFO, REP_INFO, REP_ACK]);
+    }
+    // Searches without end would cost the clients of all other disks their time.
+    client.option(OPT_INFO, &info("", &[]));
+    client.assert_closed();
+}
