@@ -1,6 +1,12 @@
 //! The sessions of all threads: at most one for each initiator port and target, within the configured limits.
+//!
+//! **Shares.** Any client can begin sessions at a target without CHAP. So when a limit is reached, a new session
+//! is not simply refused: it takes the place of a session of the target that has most, and there of the address
+//! that has most, unless it belongs to this target and address itself. The hosts of other targets, and other
+//! hosts of the same target, keep their sessions and can begin new ones.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,15 +34,54 @@ struct Live {
     tsih: u16,
     /// The address that counts.
     address: IpAddr,
-    end: watch::Sender<bool>,
+    /// Larger for a session that began later.
+    number: u64,
+    end: watch::Sender<Option<&'static str>>,
     /// Closed when the session has ended.
     gone: watch::Receiver<()>,
+}
+
+impl Live {
+    /// Ends the session. Returns the signal of its end.
+    fn make_place(&self, why: &'static str) -> watch::Receiver<()> {
+        self.end.send_replace(Some(why));
+        self.gone.clone()
+    }
 }
 
 #[derive(Default)]
 struct Inner {
     sessions: HashMap<Key, Live>,
     last_tsih: u16,
+    last_number: u64,
+}
+
+impl Inner {
+    /// The session whose place a new one takes, of those for which `is_meant` is true; `None` if the new one
+    /// belongs to the target and the address that have most of them. Of an address, the session that began
+    /// last is chosen.
+    fn displaced(&self, key: &Key, address: IpAddr, is_meant: impl Fn(&Key) -> bool) -> Option<&Live> {
+        let meant = || self.sessions.iter().filter(|(other, _)| is_meant(other));
+        let of_targets = count(meant().map(|(other, _)| &other.target));
+        let (most, sessions) = of_targets.iter().max_by_key(|(_, sessions)| **sessions)?;
+        let own = of_targets.get(&key.target).copied().unwrap_or(0);
+        let is_elsewhere = *sessions > own + 1;
+        let target = if is_elsewhere { *most } else { &key.target };
+        let at_target = || meant().filter(|(other, _)| other.target == *target).map(|(_, live)| live);
+        let of_addresses = count(at_target().map(|live| live.address));
+        let (most, sessions) = of_addresses.iter().max_by_key(|(_, sessions)| **sessions)?;
+        let own = of_addresses.get(&address).copied().unwrap_or(0);
+        if !is_elsewhere && *sessions <= own + 1 {
+            return None;
+        }
+        at_target().filter(|live| live.address == *most).max_by_key(|live| live.number)
+    }
+}
+
+fn count<T: Eq + Hash>(all: impl Iterator<Item = T>) -> HashMap<T, usize> {
+    let mut counts = HashMap::new();
+    all.for_each(|one| *counts.entry(one).or_default() += 1);
+    counts
 }
 
 /// All sessions.
@@ -51,8 +96,8 @@ pub(super) struct Registered {
     key: Key,
     /// Target session identifying handle.
     pub tsih: u16,
-    /// Becomes true when a new session is to replace this one.
-    pub end: watch::Receiver<bool>,
+    /// Set when a new session is to take the place of this one, with the reason.
+    pub end: watch::Receiver<Option<&'static str>>,
     _gone: watch::Sender<()>,
 }
 
@@ -70,7 +115,7 @@ impl Registry {
     /// reinstatement, RFC 7143, 6.3.5).
     ///
     /// # Errors
-    /// `OutOfResources` if a limit is reached, or the existing session does not end in time.
+    /// `OutOfResources` if a limit is reached, or the session whose place it takes does not end in time.
     pub async fn begin(self: &Arc<Self>, key: Key, peer: IpAddr) -> Result<Registered, LoginStatus> {
         let handover = async {
             loop {
@@ -96,13 +141,16 @@ impl Registry {
     }
 
     fn register(self: &Arc<Self>, inner: &mut Inner, key: Key, address: IpAddr, tsih: u16) -> Registered {
-        let (end, end_rx) = watch::channel(false);
+        let (end, end_rx) = watch::channel(None);
         let (gone, gone_rx) = watch::channel(());
-        inner.sessions.insert(key.clone(), Live { tsih, address, end, gone: gone_rx });
+        inner.last_number += 1;
+        let live = Live { tsih, address, number: inner.last_number, end, gone: gone_rx };
+        inner.sessions.insert(key.clone(), live);
         Registered { registry: self.clone(), key, tsih, end: end_rx, _gone: gone }
     }
 
-    /// Registers a session; or, if one with the same key exists, ends that and returns the signal of its end.
+    /// Registers a session; or, if the session with the same key or another one has to make place for it, ends
+    /// that and returns the signal of its end.
     #[allow(clippy::type_complexity)]
     fn enter(
         self: &Arc<Self>,
@@ -111,18 +159,22 @@ impl Registry {
     ) -> Result<Result<Registered, watch::Receiver<()>>, LoginStatus> {
         let mut inner = self.inner.lock();
         if let Some(live) = inner.sessions.get(key) {
-            live.end.send_replace(true);
-            return Ok(Err(live.gone.clone()));
+            return Ok(Err(live.make_place("a new session of the same initiator replaced it")));
         }
         let address = network(peer);
-        let of_initiator = |k: &&Key| (&k.initiator, &k.target) == (&key.initiator, &key.target);
-        let of_initiator = inner.sessions.keys().filter(of_initiator).count();
+        let is_of_initiator = |k: &Key| (&k.initiator, &k.target) == (&key.initiator, &key.target);
+        let of_initiator = inner.sessions.keys().filter(|k| is_of_initiator(k)).count();
         let of_address = inner.sessions.values().filter(|live| live.address == address).count();
-        if inner.sessions.len() >= self.limits.all
-            || of_initiator >= self.limits.per_initiator
-            || of_address >= self.limits.per_address
-        {
+        if of_address >= self.limits.per_address {
             return Err(LoginStatus::OutOfResources);
+        }
+        let is_full_for_initiator = of_initiator >= self.limits.per_initiator;
+        if is_full_for_initiator || inner.sessions.len() >= self.limits.all {
+            let is_meant = |other: &Key| !is_full_for_initiator || is_of_initiator(other);
+            let displaced = inner.displaced(key, address, is_meant).ok_or(LoginStatus::OutOfResources)?;
+            return Ok(
+                Err(displaced.make_place("its address has most sessions, and another host needs one")),
+            );
         }
         let tsih = loop {
             inner.last_tsih = inner.last_tsih.wrapping_add(1);
@@ -143,6 +195,8 @@ impl Drop for Registered {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
+
     use super::*;
 
     fn key(initiator: &str, isid: u8) -> Key {
@@ -163,7 +217,7 @@ mod tests {
         let registry = Registry::new(SessionLimits { all: 9, per_initiator: 9, per_address: 9 });
         let mut first = registry.begin(key("a", 1), host(1)).await.unwrap();
         let ended = tokio::spawn(async move {
-            first.end.wait_for(|end| *end).await.unwrap();
+            first.end.wait_for(Option::is_some).await.unwrap();
             first.tsih
         });
         let second = registry.begin(key("a", 1), host(1)).await.unwrap();
@@ -183,6 +237,55 @@ mod tests {
         let _other = registry.begin(at_target("a", 3, "u"), host(1)).await.unwrap();
         let _last = registry.begin(key("b", 1), host(1)).await.unwrap();
         assert!(registry.begin(key("c", 1), host(1)).await.is_err());
+    }
+
+    /// Sessions that end when they have to make place; the channel reports their initiators.
+    async fn hold(
+        registry: &Arc<Registry>,
+        sessions: &[(Key, IpAddr)],
+        ended: &mpsc::UnboundedSender<IqnName>,
+    ) {
+        for (key, peer) in sessions {
+            let mut one = registry.begin(key.clone(), *peer).await.unwrap();
+            let ended = ended.clone();
+            tokio::spawn(async move {
+                one.end.wait_for(Option::is_some).await.unwrap();
+                ended.send(one.key.initiator.clone()).unwrap();
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_new_session_takes_the_place_of_the_target_and_address_with_most() {
+        let registry = Registry::new(SessionLimits { all: 6, per_initiator: 9, per_address: 9 });
+        let (ended, mut reported) = mpsc::unbounded_channel();
+        let flood = [("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 2)].map(|(i, h)| (key(i, 1), host(h)));
+        hold(&registry, &flood, &ended).await;
+        hold(&registry, &[(at_target("f", 1, "u"), host(3))], &ended).await;
+        // A session at another target, and one of another host at the same target.
+        let _one = registry.begin(at_target("g", 1, "u"), host(3)).await.unwrap();
+        assert_eq!(reported.recv().await, Some(key("e", 1).initiator), "the last one of host 2");
+        hold(&registry, &[(key("h", 1), host(4))], &ended).await;
+        let displaced = reported.recv().await;
+        assert!(
+            [key("b", 1).initiator, key("d", 1).initiator].map(Some).contains(&displaced),
+            "{displaced:?}"
+        );
+        // Host 2 has as much as any, so it is refused.
+        assert!(registry.begin(key("i", 1), host(2)).await.is_err());
+        assert!(reported.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_claimed_name_does_not_exclude_the_initiator_from_its_target() {
+        let registry = Registry::new(SessionLimits { all: 99, per_initiator: 3, per_address: 9 });
+        let (ended, mut reported) = mpsc::unbounded_channel();
+        let claimed: Vec<_> = (1..=3).map(|isid| (key("a", isid), host(1))).collect();
+        hold(&registry, &claimed, &ended).await;
+        hold(&registry, &[(key("b", 1), host(1))], &ended).await;
+        let _real = registry.begin(key("a", 9), host(2)).await.unwrap();
+        assert_eq!(reported.recv().await, Some(key("a", 1).initiator));
+        assert!(registry.begin(key("a", 8), host(1)).await.is_err());
     }
 
     #[tokio::test]

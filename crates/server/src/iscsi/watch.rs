@@ -101,13 +101,13 @@ impl Drop for Watching {
     }
 }
 
-/// Watches a session. A discovery session ends after `discovery_idle` without a request. `end` becomes true
-/// when another session replaces this one; `disconnect` is the request of an administrator; `changed` is the
-/// subscription to the table of targets that precedes the first refresh of `luns`.
+/// Watches a session. A discovery session ends after `discovery_idle` without a request. `end` is set when
+/// another session takes the place of this one; `disconnect` is the request of an administrator; `changed` is the
+/// subscription to changes of the target that precedes the first refresh of `luns`.
 pub(super) fn watch(
     inbox: &Rc<Inbox>,
     luns: Option<Arc<LunMap>>,
-    mut end: Option<watch::Receiver<bool>>,
+    mut end: Option<watch::Receiver<Option<&'static str>>>,
     disconnect: EndRequest,
     mut changed: watch::Receiver<u64>,
     discovery_idle: Option<Duration>,
@@ -117,7 +117,7 @@ pub(super) fn watch(
         let replaced = async {
             match &mut end {
                 // The sender is dropped only together with the session.
-                Some(end) => drop(end.wait_for(|end| *end).await),
+                Some(end) => end.wait_for(Option::is_some).await.ok().and_then(|why| *why),
                 None => std::future::pending().await,
             }
         };
@@ -150,7 +150,7 @@ pub(super) fn watch(
         };
         tokio::select! {
             () = disconnected => inbox.end("an administrator ended it, and its commands did not end in time"),
-            () = replaced => inbox.end("a new session of the same initiator replaced it"),
+            why = replaced => inbox.end(why.unwrap_or("its registration ended")),
             () = follows => inbox.end(NOT_ADMITTED),
             () = aborts => {}
             () = idle(&inbox, discovery_idle) => inbox.end("the discovery session was idle"),
