@@ -4,6 +4,10 @@
 //! serve other clients. So the socket moves: it leaves the event loop of its thread, joins that of the
 //! handshake thread, and returns with the established TLS session. The number of handshakes is limited; a
 //! client that needs longer than [`HANDSHAKE_TIMEOUT`], including the time in the queue, is disconnected.
+//!
+//! Until the handshake is complete, the TLS library keeps what the client has sent of it, up to 64 KiB and more
+//! for one message. So a client can send no more than [`MAX_HANDSHAKE`], which its connection is charged for
+//! ([`super::negotiate`]).
 
 use std::io;
 use std::pin::Pin;
@@ -16,20 +20,24 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use crate::pem;
 use crate::plane::{RawSocket, Socket, contained};
 
-/// Most concurrent handshakes, about 40 KiB each: the default limit of negotiating clients, so that no client
+/// Most concurrent handshakes, each of at most [`MAX_HANDSHAKE`] and some 20 KiB: the default limit of negotiating clients, so that no client
 /// queues behind silent ones, which are evicted instead (`plane::connections`).
 const MAX_HANDSHAKES: usize = 1024;
 /// Time limit of a handshake, including the time in the queue.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of bytes that a client sends for a handshake: its greeting, of at most some KiB, and a chain
+/// of certificates.
+pub(super) const MAX_HANDSHAKE: usize = 32 << 10;
 /// Niceness of the thread, so that it yields to those of the data plane (nice(2)).
 const NICENESS: libc::c_int = 5;
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
-    #[error("TLS handshake failed: {0}")]
+    #[error("TLS handshake failed: {}", pem::in_words(.0))]
     Failed(#[from] io::Error),
     #[error("the TLS handshake took longer than {0:?}")]
     Timeout(Duration),
@@ -101,7 +109,7 @@ impl Handshakes {
         let job = Job { acceptor, socket: socket.into_raw()?, done, permit };
         self.jobs.send(job).map_err(|_| gone())?;
         let Detached { mut stream, socket } = result.await.map_err(|_| gone())??;
-        stream.get_mut().0.0 = Some(socket.into_tokio()?);
+        *stream.get_mut().0 = Seat { socket: Some(socket.into_tokio()?), left: None };
         Ok(stream)
     }
 }
@@ -109,9 +117,9 @@ impl Handshakes {
 /// Performs one handshake, on the handshake thread.
 async fn run(mut job: Job) {
     let handshake = async {
-        let seat = Seat(Some(job.socket.into_tokio()?));
+        let seat = Seat { socket: Some(job.socket.into_tokio()?), left: Some(MAX_HANDSHAKE) };
         let mut stream = Box::new(job.acceptor.accept(seat).await?);
-        let socket = stream.get_mut().0.0.take().ok_or(io::ErrorKind::NotConnected)?;
+        let socket = stream.get_mut().0.socket.take().ok_or(io::ErrorKind::NotConnected)?;
         Ok(Detached { stream, socket: socket.into_raw()? })
     };
     let result = tokio::select! {
@@ -126,20 +134,25 @@ async fn run(mut job: Job) {
     let _ = job.done.send(result);
 }
 
-/// The socket of a TLS session; empty only while it moves between threads.
-pub(super) struct Seat(Option<Socket>);
+/// The socket of a TLS session.
+pub(super) struct Seat {
+    /// Empty only while it moves between threads.
+    socket: Option<Socket>,
+    /// Bytes that may still be received; `None` for any number.
+    left: Option<usize>,
+}
 
 impl Seat {
     /// The socket, unless it moves between threads.
     pub fn socket(&self) -> Option<&Socket> {
-        self.0.as_ref()
+        self.socket.as_ref()
     }
 }
 
 /// Calls a method of the socket; an error if it is empty.
 macro_rules! seated {
     ($self:expr, $method:ident($($arg:expr),*)) => {
-        match &mut $self.get_mut().0 {
+        match &mut $self.get_mut().socket {
             Some(socket) => Pin::new(socket).$method($($arg),*),
             None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
@@ -147,8 +160,25 @@ macro_rules! seated {
 }
 
 impl AsyncRead for Seat {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        seated!(self, poll_read(cx, buf))
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Some(left) = self.left else { return seated!(self, poll_read(cx, buf)) };
+        if left == 0 {
+            return Poll::Ready(Err(io::Error::other("the client sent too much for a handshake")));
+        }
+        let unfilled = left.min(buf.remaining());
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(unfilled));
+        let done = match &mut self.socket {
+            Some(socket) => Pin::new(socket).poll_read(cx, &mut part),
+            None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        };
+        let received = part.filled().len();
+        self.left = Some(left - received);
+        buf.advance(received);
+        done
     }
 }
 
@@ -256,6 +286,25 @@ mod tests {
         pong(&mut stream).await;
         client.join().unwrap();
         assert_eq!(handshakes.permits.available_permits(), MAX_HANDSHAKES);
+    }
+
+    #[tokio::test]
+    async fn an_unfinished_greeting_is_bounded() {
+        let (acceptor, _, _) = both_sides();
+        let handshakes = Handshakes::with(1, Duration::from_secs(60)).unwrap();
+        let (socket, mut client) = pair();
+        // Records of a ClientHello of 64 KiB, which never ends.
+        let record = [&[22, 3, 1, 0x40, 0][..], &[0; 0x4000]].concat();
+        let mut greeting = [&record[..], &record, &record].concat();
+        greeting[5..9].copy_from_slice(&[1, 0, 0xff, 0xff]);
+        let sender = std::thread::spawn(move || {
+            // It is cut while it sends.
+            let _ = std::io::Write::write_all(&mut client, &greeting);
+            client
+        });
+        let error = handshakes.accept(acceptor, socket).await.err().unwrap();
+        assert!(error.to_string().contains("too much for a handshake"), "{error}");
+        sender.join().unwrap();
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@ use super::access::Grant;
 use super::certificate::CertificateNames;
 use super::context::{Attached, Context, Negotiated};
 use super::errors::{Denied, End, Fenced};
+use super::handshake::MAX_HANDSHAKE;
 use super::peer;
 use super::stream::Stream;
 use crate::clock::unix_ms;
@@ -18,12 +19,12 @@ use crate::plane::{Budget, Charge, Kind, MemoryAccount, Received};
 /// Bytes of options that are received without a charge, and the charge for longer ones.
 const SHORT_OPTION: usize = 8 << 10;
 const LONG_OPTION: usize = 2 * OPTION_MAX as usize;
-/// Disks that are listed without a pause for other connections, and bytes of a list that are collected before
-/// they are sent.
+/// Disks that are listed without a pause for other connections, and bytes of replies that are collected
+/// before they are sent.
 const LIST_PAGE: usize = 64;
-const LIST_CHUNK: usize = 16 << 10;
 /// Disks that are examined without a pause to find the default export, which costs less for each.
 const DEFAULT_PAGE: usize = 256;
+const LIST_CHUNK: usize = 16 << 10;
 /// Options about exports that a client can send; and further ones for each export that was listed. Programs
 /// that show all exports send two or three for each on one connection.
 const OPTIONS: usize = 64;
@@ -127,6 +128,10 @@ struct Negotiation<'a> {
 impl<'a> Negotiation<'a> {
     /// Sends pending replies, receives the next message, and handles it.
     async fn turn(&mut self) -> Result<Turn, End> {
+        // Many short options can be received at once, and their replies are not charged.
+        if self.out.len() >= LIST_CHUNK {
+            self.send().await?;
+        }
         let event = loop {
             let (used, event) = self.decoder.next(&self.input)?;
             self.input.drain(..used);
@@ -268,7 +273,10 @@ impl<'a> Negotiation<'a> {
         let Stream::Plain(socket) = self.stream else {
             return Ok(self);
         };
+        // Forced, since it is small and every client needs it; the number of handshakes is limited.
+        let charge = self.account.force(MAX_HANDSHAKE, Kind::Input);
         let stream = self.context.tls.accept(socket).await?;
+        drop(charge);
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         self.grant = self.context.access.grant(certificate.map(CertificateNames::of).as_ref());
         self.stream = Stream::Tls(stream);
@@ -276,13 +284,18 @@ impl<'a> Negotiation<'a> {
         self.structured = false;
         self.context_of = None;
         Ok(self)
-        drop(charge);
     }
 
     /// Counts options about exports.
     fn count(&mut self, options: usize) -> Result<(), End> {
         self.options += options;
         if self.options > self.permitted { Err(End::TooManyOptions) } else { Ok(()) }
+    }
+
+    /// Counts a page of disks that were examined, the last of `examined`.
+    fn count_page(&mut self, page: usize, examined: usize) -> Result<(), End> {
+        self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * examined);
+        self.count(page)
     }
 
     async fn list(&mut self) -> Result<(), End> {
@@ -292,12 +305,6 @@ impl<'a> Negotiation<'a> {
             let Some(end) = page.last() else { return Ok(()) };
             last.clone_from(&end.name);
             listed += page.len();
-    /// Counts a page of disks that were examined, the last of `examined`.
-    fn count_page(&mut self, page: usize, examined: usize) -> Result<(), End> {
-        self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * examined);
-        self.count(page)
-    }
-
             self.count_page(page.len(), listed)?;
             for disk in &page {
                 if !self.grant.sees(&disk.name) {

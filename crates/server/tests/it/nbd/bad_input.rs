@@ -190,3 +190,19 @@ fn a_disconnect_within_a_refused_write_releases_the_client() {
     drop(client);
     assert_well(&server);
 }
+
+#[test]
+fn replies_to_many_short_options_are_not_collected() {
+    let server = TestServer::start();
+    let mut client = Client::greeted(&server.socket());
+    // The long option makes room for many short ones in one read.
+    let mut options = option(99, &[0; 60 << 10]);
+    (0..2000).for_each(|_| options.extend(option(99, b"")));
+    options.extend(b"not an option at all");
+    client.send(&options);
+    for _ in 0..250 {
+        assert_eq!(client.option_reply(99).kind, REP_ERR_UNSUP);
+    }
+    drop(client);
+    assert_well(&server);
+}
