@@ -24,10 +24,9 @@ enum State {
 
 /// The credentials that a login is checked against.
 pub(super) struct Credentials {
-    /// Those that the initiator can use.
-    pub chaps: Vec<Chap>,
-    /// Those of the target, for mutual authentication.
-    pub mutual: Option<Chap>,
+    /// Those that the initiator can use, each with the credentials of the target for mutual authentication:
+    /// an initiator that proved the credentials of one target does not learn a response of another one.
+    pub chaps: Vec<(Chap, Option<Chap>)>,
     /// The account to which failed attempts are counted.
     pub account: Account,
 }
@@ -113,21 +112,28 @@ impl Authenticator {
         let response = text::binary(response, MAX_CHALLENGE).unwrap_or_default();
         // An unknown user is checked against a dummy secret, so that the time does not reveal which users
         // exist.
-        let chap = self.credentials.chaps.iter().find(|chap| chap.user == user);
-        let secret = chap.map_or(&b"no such user"[..], |chap| chap.secret.reveal());
-        if !challenge.is_met(&response, secret) || chap.is_none() {
+        let of_user = || self.credentials.chaps.iter().filter(|(chap, _)| chap.user == user);
+        let is_met = |secret| challenge.is_met(&response, secret);
+        if of_user().next().is_none() {
+            is_met(b"no such user");
+        }
+        // With the same credentials at several targets, one that can answer is chosen.
+        let proved = of_user()
+            .filter(|(chap, _)| is_met(chap.secret.reveal()))
+            .max_by_key(|(_, mutual)| mutual.is_some());
+        let Some((proved, mutual)) = proved else {
             turn.failed();
             return Err(failed("CHAP failed: wrong user or secret"));
-        }
+        };
         turn.succeeded();
-        self.proved = chap.cloned();
+        self.proved = Some(proved.clone());
         if let (Some(id), Some(theirs)) = (value(pairs, "CHAP_I"), value(pairs, "CHAP_C")) {
             let id = text::number(id).and_then(|id| u8::try_from(id).ok());
             let (Some(id), Some(theirs)) = (id, text::binary(theirs, MAX_CHALLENGE)) else {
                 return Err(LoginStatus::InitiatorError.into());
             };
             // Our own challenge is refused, against reflection of its response (RFC 7143, 9.2.1).
-            let mutual = self.credentials.mutual.as_ref().filter(|_| theirs != challenge.bytes);
+            let mutual = mutual.as_ref().filter(|_| theirs != challenge.bytes);
             let Some(mutual) = mutual else {
                 return Err(failed("the initiator requires mutual CHAP, for which the target has no secret"));
             };
@@ -147,4 +153,68 @@ fn failed(reason: &'static str) -> Refusal {
 /// The value of a key in a login request.
 pub(super) fn value<'a>(pairs: &[(&str, &'a str)], key: &str) -> Option<&'a str> {
     pairs.iter().find(|(k, _)| *k == key).map(|(_, value)| *value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::chap::Algorithm;
+    use super::super::context::Disks;
+    use super::super::leading::Leading;
+    use super::super::registry::Registry;
+    use super::super::standby::Standby;
+    use super::*;
+    use crate::config::{SessionLimits, WhileStandby};
+    use crate::targets::{Secret, ServedTargets, Target};
+
+    const SECRETS: [&str; 2] = ["secret of the first", "secret of the second"];
+
+    /// Two targets of different tenants, whose initiators have the same user name.
+    fn context() -> Context {
+        let chap = |secret: String| Chap { user: "user".into(), secret: Secret::new(secret) };
+        let target = |n: usize| Target {
+            name: format!("iqn.2026-01.org.example:{n}").parse().unwrap(),
+            number: n as u16 + 1,
+            open: true,
+            chap: Some(chap(SECRETS[n].into())),
+            mutual: Some(chap(format!("mutual {}", SECRETS[n]))),
+            luns: Default::default(),
+            initiators: Vec::new(),
+        };
+        let targets = [0, 1].map(target).map(|target| (target.name.clone(), Arc::new(target)));
+        Context {
+            disks: Disks::OfOther(Standby::new(WhileStandby::Alua)),
+            targets: Arc::new(ServedTargets::new(targets.into())),
+            groups: Arc::new(super::super::groups::PortGroups::new(1)),
+            registry: Registry::new(SessionLimits { all: 9, per_initiator: 9, per_address: 9 }),
+            attempts: Default::default(),
+            chap_algorithms: Algorithm::ALL.to_vec(),
+            announced: None,
+            portals: Default::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn discovery_answers_with_the_secret_of_the_target_whose_credentials_were_proved() {
+        let context = context();
+        for secret in SECRETS {
+            let keys = [("InitiatorName", "iqn.2026-01.org.example:host"), ("SessionType", "Discovery")];
+            let peer = [192, 0, 2, 1].into();
+            let mut login = Leading::new(&context, peer, [0; 6], &keys).ok().unwrap().authenticator;
+            let mut out = Vec::new();
+            let offer = [("AuthMethod", "CHAP"), ("CHAP_A", "7")];
+            login.negotiate(&context, &offer, &mut out).await.ok().unwrap();
+            let State::Challenged(challenge) = &login.state else { panic!("no challenge") };
+            let response = challenge.algorithm.response(challenge.id, secret.as_bytes(), &challenge.bytes);
+            let response = text::hex(&response);
+            let theirs = [("CHAP_N", "user"), ("CHAP_R", &response), ("CHAP_I", "5"), ("CHAP_C", "0x0102")];
+            let mut out = Vec::new();
+            login.negotiate(&context, &theirs, &mut out).await.ok().unwrap();
+            let pairs = text::parse(&out).unwrap();
+            let expected = Algorithm::Sha256.response(5, format!("mutual {secret}").as_bytes(), &[1, 2]);
+            assert_eq!(value(&pairs, "CHAP_R"), Some(&*text::hex(&expected)), "{secret}");
+            assert_eq!(login.proved.unwrap().secret.reveal(), secret.as_bytes());
+        }
+    }
 }

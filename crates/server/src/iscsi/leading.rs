@@ -9,7 +9,7 @@ use super::attempts::Account;
 use super::authentication::{Authenticator, Credentials, value};
 use super::context::Context;
 use super::errors::Refusal;
-use crate::targets::{IqnName, Target};
+use crate::targets::{Chap, IqnName, Target};
 
 /// The facts that the leading request settles.
 pub(super) struct Leading {
@@ -56,27 +56,23 @@ impl Leading {
 /// The credentials of an initiator for discovery: those of all targets that admit it.
 fn for_discovery(context: &Context, initiator: &IqnName) -> Credentials {
     let snapshot = context.targets.snapshot();
-    let admitting = || snapshot.values().filter(|t| t.admission(initiator).is_some());
-    let is_listed = snapshot.values().any(|t| lists(t, initiator));
+    let is_listed = snapshot.values().any(|t| t.lists(initiator));
     Credentials {
-        chaps: admitting().filter_map(|t| t.admission(initiator)?.chap.cloned()).collect(),
-        mutual: admitting().find_map(|t| t.mutual.clone()),
+        chaps: snapshot.values().filter_map(|target| credentials_at(target, initiator)).collect(),
         account: Account { target: None, initiator: is_listed.then(|| initiator.clone()) },
     }
 }
 
-/// The credentials of an initiator for a target; `None` if the target does not admit it.
-fn for_target(target: &Target, initiator: &IqnName) -> Option<Credentials> {
-    let admission = target.admission(initiator)?;
-    let listed = lists(target, initiator).then(|| initiator.clone());
-    Some(Credentials {
-        chaps: admission.chap.cloned().into_iter().collect(),
-        mutual: target.mutual.clone(),
-        account: Account { target: Some(target.name.clone()), initiator: listed },
-    })
+/// The credentials of an initiator at a target, and those of the target; `None` if it needs none.
+fn credentials_at(target: &Target, initiator: &IqnName) -> Option<(Chap, Option<Chap>)> {
+    Some((target.admission(initiator)?.chap?.clone(), target.mutual.clone()))
 }
 
-/// Whether an initiator has an entry in the target's access list.
-fn lists(target: &Target, initiator: &IqnName) -> bool {
-    target.initiators.iter().any(|i| i.name == *initiator)
+/// The credentials of an initiator for a target; `None` if the target does not admit it.
+fn for_target(target: &Target, initiator: &IqnName) -> Option<Credentials> {
+    target.admission(initiator)?;
+    Some(Credentials {
+        chaps: credentials_at(target, initiator).into_iter().collect(),
+        account: Account::at(target, initiator),
+    })
 }
