@@ -46,6 +46,12 @@ pub enum TlsError {
         /// Its permissions.
         mode: u32,
     },
+    /// A certificate of the server has X.509 version 1.
+    #[error("{}: {}", path.display(), pem::VERSION_1)]
+    Version1 {
+        /// The file.
+        path: PathBuf,
+    },
     /// The files do not match each other.
     #[error("the certificates in {} cannot be used: {error}", dir.display())]
     Unusable {
@@ -72,6 +78,7 @@ impl From<PemError> for TlsError {
         match e {
             PemError::File { path, error } => TlsError::File { path, error },
             PemError::OpenKey { path, mode } => TlsError::OpenKey { path, mode },
+            PemError::Version1 { path } => TlsError::Version1 { path },
         }
     }
 }
@@ -187,7 +194,7 @@ fn without_resumption(mut config: rustls::ServerConfig) -> rustls::ServerConfig 
 
 fn server_config(dir: &Path, clients: ClientCertificates) -> Result<rustls::ServerConfig, TlsError> {
     let unusable = |error| TlsError::Unusable { dir: dir.to_owned(), error };
-    let chain = pem::certificates(&dir.join("server-cert.pem"))?;
+    let chain = pem::chain(&dir.join("server-cert.pem"))?;
     let key = pem::private_key(&dir.join("server-key.pem"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ServerConfig::builder_with_provider(provider.clone())

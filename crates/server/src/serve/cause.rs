@@ -31,13 +31,15 @@ fn cause(source: &Source, error: &ServeError) -> Option<(&'static str, usize)> {
     match error {
         ServeError::Https(HttpsError::File { path, .. }) => of_path(&["http.certificate", "http.key"], path),
         ServeError::Https(HttpsError::OpenKey { path, .. }) => of_path(&["http.key"], path),
-        ServeError::Https(HttpsError::Unusable { path, .. }) => of_path(&["http.certificate"], path),
+        ServeError::Https(HttpsError::Unusable { path, .. } | HttpsError::Version1 { path }) => {
+            of_path(&["http.certificate"], path)
+        }
         ServeError::Nbd(BindError::Clear { listen, .. } | BindError::Listen(ListenError::NoHost(listen))) => {
             of_address(listen)
         }
         ServeError::Nbd(BindError::Tls(error)) => match error {
             TlsError::NoDirectory => source.line_of_text(MODES, &|text| text != "off"),
-            TlsError::File { path, .. } | TlsError::OpenKey { path, .. } => {
+            TlsError::File { path, .. } | TlsError::OpenKey { path, .. } | TlsError::Version1 { path } => {
                 of_path(CERTIFICATES, path.parent()?)
             }
             TlsError::Unusable { dir, .. } | TlsError::Authority { dir, .. } => of_path(CERTIFICATES, dir),

@@ -35,6 +35,12 @@ pub enum HttpsError {
         /// Its permissions.
         mode: u32,
     },
+    /// A certificate has X.509 version 1.
+    #[error("{}: {}", path.display(), pem::VERSION_1)]
+    Version1 {
+        /// The file.
+        path: PathBuf,
+    },
     /// The files do not match each other.
     #[error("the certificate {} and its key cannot be used: {error}", path.display())]
     Unusable {
@@ -104,7 +110,7 @@ fn stamps(files: &HttpsFiles) -> [Stamp; 2] {
 
 fn read(files: &HttpsFiles) -> Result<TlsAcceptor, HttpsError> {
     let HttpsFiles { certificate, key } = files;
-    let (chain, key) = (pem::certificates(certificate)?, pem::private_key(key)?);
+    let (chain, key) = (pem::chain(certificate)?, pem::private_key(key)?);
     let unusable = |error| HttpsError::Unusable { path: certificate.clone(), error };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
@@ -122,6 +128,7 @@ impl From<PemError> for HttpsError {
         match e {
             PemError::File { path, error } => HttpsError::File { path, error },
             PemError::OpenKey { path, mode } => HttpsError::OpenKey { path, mode },
+            PemError::Version1 { path } => HttpsError::Version1 { path },
         }
     }
 }
