@@ -81,7 +81,8 @@ pub(super) async fn session(
     }
     let since_ms = login.continued.as_ref().map_or_else(unix_ms, |continued| continued.since_ms);
     // The subscription precedes the first read of the table, so that no change in between is missed.
-    let changed = context.targets.changed();
+    let target = login.session.as_ref().map(|(target, _)| &target.name);
+    let changed = target.map(|target| context.targets.changed_at(target));
     let (mut luns, mut listed, mut end) = (None, None, None);
     let disconnect = EndRequest::default();
     if let Some((target, registered)) = &login.session {

@@ -109,7 +109,7 @@ pub(super) fn watch(
     luns: Option<Arc<LunMap>>,
     mut end: Option<watch::Receiver<Option<&'static str>>>,
     disconnect: EndRequest,
-    mut changed: watch::Receiver<u64>,
+    mut changed: Option<watch::Receiver<u64>>,
     discovery_idle: Option<Duration>,
 ) -> Watching {
     let (inbox, inbox_of_panic) = (inbox.clone(), inbox.clone());
@@ -122,7 +122,9 @@ pub(super) fn watch(
             }
         };
         let follows = async {
-            let Some(luns) = &luns else { return std::future::pending().await };
+            let (Some(luns), Some(changed)) = (&luns, &mut changed) else {
+                return std::future::pending().await;
+            };
             loop {
                 tokio::select! {
                     change = changed.changed() => match change {

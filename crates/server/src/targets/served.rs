@@ -18,6 +18,8 @@ const APPLY_TIME: Duration = Duration::from_secs(5);
 pub struct ServedTargets {
     targets: RwLock<Arc<TargetMap>>,
     changes: watch::Sender<u64>,
+    /// The last change of each target that has sessions.
+    changes_at: Mutex<BTreeMap<IqnName, watch::Sender<u64>>>,
     sessions: Sessions,
     /// The last change of a target that took something away from its initiators.
     revoked: Mutex<BTreeMap<IqnName, u64>>,
@@ -29,6 +31,7 @@ impl ServedTargets {
         ServedTargets {
             targets: RwLock::new(Arc::new(targets)),
             changes: watch::Sender::new(0),
+            changes_at: Mutex::default(),
             sessions: Sessions::default(),
             revoked: Mutex::default(),
         }
@@ -49,17 +52,46 @@ impl ServedTargets {
         self.changes.subscribe()
     }
 
+    /// A channel that reports each change of one target, so that the sessions of other targets are not woken.
+    /// It reports the number of the change.
+    pub fn changed_at(&self, target: &IqnName) -> watch::Receiver<u64> {
+        let mut changes = self.changes_at.lock();
+        changes.retain(|_, sender| sender.receiver_count() > 0);
+        changes.entry(target.clone()).or_default().subscribe()
+    }
+
     /// The number of the last change.
     pub fn last_change(&self) -> u64 {
         *self.changes.borrow()
     }
 
-    /// Replaces all targets. One change at a time.
+    /// Replaces all targets, and wakes the sessions of those that have changed. One change at a time.
     pub fn replace(&self, targets: TargetMap) {
+        self.install(targets, |before, now| match (before, now) {
+            (Some(before), Some(now)) => Arc::ptr_eq(before, now) || before == now,
+            (before, now) => before.is_none() && now.is_none(),
+        });
+    }
+
+    /// Replaces all targets, and wakes all sessions: their disks can have changed as well.
+    pub fn replace_with_disks(&self, targets: TargetMap) {
+        self.install(targets, |_, _| false);
+    }
+
+    fn install(
+        &self,
+        targets: TargetMap,
+        is_unchanged: impl Fn(Option<&Arc<Target>>, Option<&Arc<Target>>) -> bool,
+    ) {
         let targets = Arc::new(targets);
         let before = std::mem::replace(&mut *self.targets.write(), targets.clone());
         self.changes.send_modify(|count| *count += 1);
         let change = self.last_change();
+        for (name, changed) in &*self.changes_at.lock() {
+            if !is_unchanged(before.get(name), targets.get(name)) {
+                changed.send_replace(change);
+            }
+        }
         let takes_away = |(name, before): &(&IqnName, &Arc<Target>)| {
             !targets.get(*name).is_some_and(|now| Arc::ptr_eq(now, before) || now.permits_all_of(before))
         };

@@ -306,6 +306,26 @@ async fn a_revocation_waits_for_the_sessions_of_its_target() {
     t.served().revoked(|_| true).await;
 }
 
+#[tokio::test]
+async fn a_change_of_a_target_wakes_the_sessions_of_this_target_only() {
+    let fixture = Fixture::new().await;
+    let t = &fixture.targets;
+    for name in [A, B] {
+        t.create(target(name)).await.unwrap();
+    }
+    let (a, b) = (t.served().changed_at(&name(A)), t.served().changed_at(&name(B)));
+    t.map(&name(A), None, lun("v")).await.unwrap();
+    assert_eq!(*a.borrow(), t.served().last_change());
+    assert!(a.has_changed().unwrap() && !b.has_changed().unwrap());
+    t.remove(&name(B), true).await.unwrap();
+    assert!(b.has_changed().unwrap());
+    // Of a standby, disks can have changed as well.
+    let mut a = a;
+    a.mark_unchanged();
+    t.served().replace_with_disks((*t.snapshot()).clone());
+    assert!(a.has_changed().unwrap());
+}
+
 #[test]
 fn what_takes_access_away_is_known() {
     let before = Target {
