@@ -13,7 +13,7 @@ use crate::modes;
 use crate::plane::ListenAddr;
 use crate::targets::{Chap, Initiator, IqnName, Lun, Secret, Target, TargetError};
 
-/// Most portals of a server that others report to initiators.
+/// Maximum number of portals that initiators discover.
 const MAX_PORTALS: usize = 16;
 
 /// Parses a portal: `HOST:PORT`.
@@ -37,7 +37,8 @@ pub struct IscsiSection {
     /// Portals.
     #[serde(default, deserialize_with = "portals")]
     pub listen: Vec<ListenAddr>,
-    /// Portals that other servers report to initiators; default: those of `listen` that are no wildcards.
+    /// Portals that initiators discover, and to which other servers redirect them; default: those of `listen`,
+    /// for redirections without wildcards.
     pub portals: Option<Vec<SocketAddr>>,
     /// What portals do while another server has the pool.
     #[serde(default)]
@@ -128,7 +129,8 @@ pub enum WhileStandby {
 /// The paths of a server to its pool, among those of other servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IscsiPaths {
-    /// Portals that other servers report to initiators; those that are bound to specific addresses if `None`.
+    /// Portals that initiators discover, and to which other servers redirect them; if `None`, those that are
+    /// bound, for redirections to specific addresses.
     pub portals: Option<Vec<SocketAddr>>,
     /// What the portals do while another server has the pool.
     pub while_standby: WhileStandby,
@@ -173,7 +175,6 @@ impl IscsiSection {
         let bad = |option, value: String, why| Err(ConfigError::Value { option, value, why });
         for (option, is_given) in [
             ("iscsi.while_standby", self.while_standby != WhileStandby::Closed),
-            ("iscsi.portals", self.portals.is_some()),
             ("iscsi.port_group", self.port_group.is_some()),
         ] {
             if is_given && !matches!(location, PoolLocation::Rados(_)) {

@@ -382,7 +382,10 @@ fn iscsi_paths_are_validated() {
         let error = resolve(&format!("{in_ceph}{line}"), data()).unwrap_err().to_string();
         assert!(error.contains(why), "{line}: {error}");
     }
-    for line in ["while_standby = 'redirect'", "portals = ['10.0.0.1:3260']", "port_group = 2"] {
+    // Behind a router that translates addresses, also without Ceph.
+    let behind = resolve("[iscsi]\nportals = ['203.0.113.7:3260']", data()).unwrap().iscsi_paths;
+    assert_eq!(behind.portals.unwrap(), ["203.0.113.7:3260".parse().unwrap()]);
+    for line in ["while_standby = 'redirect'", "port_group = 2"] {
         let error = resolve(&format!("[iscsi]\n{line}"), data()).unwrap_err();
         assert!(matches!(error, ConfigError::NotInCeph(_)), "{line}: {error}");
     }

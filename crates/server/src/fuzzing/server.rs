@@ -80,6 +80,7 @@ async fn start() -> Server {
         groups,
         known: Arc::default(),
         addresses: &listen,
+        portals: None,
     };
     let disks = iscsi::Disks::Own { pool: pool.clone(), units };
     let taken = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings).unwrap();

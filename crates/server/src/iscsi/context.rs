@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use forebay_engine::Pool;
@@ -51,7 +52,9 @@ pub(super) struct Context {
     pub attempts: Attempts,
     /// Hash functions that CHAP may use.
     pub chap_algorithms: Vec<Algorithm>,
-    /// Addresses that initiators discover. Set before the first connection.
+    /// Addresses that initiators discover; `None` for those of `portals`.
+    pub announced: Option<Vec<SocketAddr>>,
+    /// Addresses that are listened on. Set before the first connection.
     pub portals: OnceLock<Vec<ListenAddr>>,
 }
 

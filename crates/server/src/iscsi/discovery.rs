@@ -41,9 +41,13 @@ pub(super) fn send_targets(
     }
 }
 
-/// The addresses that an initiator connected to `local` discovers: the listening addresses, with `local` in
-/// place of an unspecified address of its family.
+/// The addresses that an initiator connected to `local` discovers: those that are configured for initiators,
+/// such as the addresses of a router that translates addresses; otherwise the listening addresses, with `local`
+/// in place of an unspecified address of its family.
 fn portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
+    if let Some(announced) = &context.announced {
+        return announced.clone();
+    }
     let mut portals = Vec::new();
     for listen in context.portals.get().into_iter().flatten() {
         let ListenAddr::Tcp(address) = listen else { continue };
@@ -62,4 +66,40 @@ fn portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
         portals.push(local);
     }
     portals
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::context::Disks;
+    use super::super::groups::PortGroups;
+    use super::super::registry::Registry;
+    use super::super::standby::Standby;
+    use super::*;
+    use crate::config::{SessionLimits, WhileStandby};
+    use crate::targets::ServedTargets;
+
+    fn discovered(announced: Option<&[&str]>) -> Vec<SocketAddr> {
+        let parse = |text: &&str| text.parse().unwrap();
+        let context = Context {
+            disks: Disks::OfOther(Standby::new(WhileStandby::Closed)),
+            targets: Arc::new(ServedTargets::new(Default::default())),
+            groups: Arc::new(PortGroups::new(1)),
+            registry: Registry::new(SessionLimits { all: 9, per_initiator: 9, per_address: 9 }),
+            attempts: Default::default(),
+            chap_algorithms: Vec::new(),
+            announced: announced.map(|portals| portals.iter().map(parse).collect()),
+            portals: Default::default(),
+        };
+        context.portals.set(vec![ListenAddr::Tcp("0.0.0.0:3260".into())]).unwrap();
+        portals(&context, parse(&"172.17.0.2:3260"))
+    }
+
+    #[test]
+    fn initiators_discover_the_portals_that_are_configured_for_them() {
+        assert_eq!(discovered(None), ["172.17.0.2:3260".parse().unwrap()]);
+        let outside = ["203.0.113.7:13260", "[2001:db8::7]:3260"];
+        assert_eq!(discovered(Some(&outside)), outside.map(|text| text.parse().unwrap()));
+    }
 }

@@ -1,6 +1,7 @@
 //! Starting the iSCSI target.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::attempts::Attempts;
@@ -28,6 +29,8 @@ pub struct Settings<'a> {
     pub known: Arc<KnownHosts>,
     /// Addresses to listen on.
     pub addresses: &'a [ListenAddr],
+    /// Addresses that initiators discover; those that are listened on if `None`.
+    pub portals: Option<&'a [SocketAddr]>,
 }
 
 /// Binds the addresses and lets the data plane serve targets over iSCSI. Returns the addresses with the
@@ -45,6 +48,7 @@ pub fn listen(
         registry: Registry::new(settings.limits),
         attempts: Attempts::new(settings.known.clone()),
         chap_algorithms: settings.chap_algorithms.to_vec(),
+        announced: settings.portals.map(<[_]>::to_vec),
         portals: Default::default(),
     });
     let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));

@@ -134,6 +134,7 @@ impl Prepared {
                 groups: groups.clone(),
                 known: known_hosts.clone(),
                 addresses: &config.iscsi,
+                portals: config.iscsi_paths.portals.as_deref(),
             },
         )?;
         let publisher = store.rados().filter(|_| !iscsi.is_empty()).map(|store| {

@@ -53,6 +53,7 @@ impl StandbyPortals {
             groups: groups.clone(),
             known: Arc::default(),
             addresses: &config.iscsi,
+            portals: config.iscsi_paths.portals.as_deref(),
         };
         let portals = specific(&iscsi::listen_as_standby(&mut plane, standby.clone(), &settings)?);
         let follower = Follower {
