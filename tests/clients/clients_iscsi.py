@@ -121,7 +121,7 @@ def guesses_do_not_lock_a_host_out(t):
         while not done.is_set():
             try:
                 Initiator(address, TARGET, chap=("all", "guess after guess"), source="127.0.0.2")
-            except (Refused, OSError):
+            except (Refused, Closed, OSError):
                 tried.release()
 
     guessers = [threading.Thread(target=guess, daemon=True) for _ in range(16)]

@@ -47,8 +47,8 @@ pub(crate) fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
     Ok(chain)
 }
 
-/// The text of an error of a TLS connection. A certificate of version 1 is named: the text of the library does
-/// not explain it.
+/// The text of an error of a TLS connection. A certificate of version 1 is named: the text of the library
+/// does not explain it.
 pub(crate) fn in_words(error: &io::Error) -> String {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {

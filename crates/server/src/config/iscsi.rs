@@ -37,8 +37,8 @@ pub struct IscsiSection {
     /// Portals.
     #[serde(default, deserialize_with = "portals")]
     pub listen: Vec<ListenAddr>,
-    /// Portals that initiators discover, and to which other servers redirect them; default: those of `listen`,
-    /// for redirections without wildcards.
+    /// Portals that initiators discover, and to which other servers redirect them; default: those of
+    /// `listen`, for redirections without wildcards.
     pub portals: Option<Vec<SocketAddr>>,
     /// What portals do while another server has the pool.
     #[serde(default)]

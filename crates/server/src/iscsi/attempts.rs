@@ -9,10 +9,10 @@
 //! delay a host that reconnects ([`super::known`]).
 //!
 //! **Order.** In the lane of all other addresses, the address with the fewest recent failures is next, so a
-//! host waits for one guess, however many a guesser has begun: the guesser's address has failed. Each address
-//! has few places in the lane. When the lane is full, a newcomer takes the place of an attempt from the address
-//! with the most failures. A guesser with many addresses delays an unknown host by one attempt for each of
-//! them.
+//! host waits for one guess, however many a guesser has begun: the guesser's address has failed. Each
+//! address has few places in the lane. When the lane is full, a newcomer takes the place of an attempt from
+//! the address with the most failures. A guesser with many addresses delays an unknown host by one attempt
+//! for each of them.
 //!
 //! **Bounds.** Accounts are entries of access lists, which administrators create: unknown initiator names
 //! share one account. From [`MANY`] lanes on, those without failures are dropped.
@@ -26,9 +26,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::known::KnownHosts;
+use super::known::{Account, KnownHosts};
 use crate::plane::network;
-use crate::targets::{IqnName, Target};
 
 /// Delay of the next attempt for each failure, and its maximum.
 const DELAY: Duration = Duration::from_millis(500);
@@ -41,23 +40,6 @@ const MAX_WAITING: usize = 256;
 const MAX_WAITING_OF_ADDRESS: usize = 8;
 /// Number of lanes at which those without recent failures are dropped.
 const MANY: usize = 4096;
-
-/// The account that an attempt tries.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Account {
-    /// The target; `None` for discovery.
-    pub target: Option<IqnName>,
-    /// The initiator; `None` for one without an entry, which only an open target admits.
-    pub initiator: Option<IqnName>,
-}
-
-impl Account {
-    /// The account of an initiator at a target.
-    pub fn at(target: &Target, initiator: &IqnName) -> Account {
-        let listed = target.lists(initiator).then(|| initiator.clone());
-        Account { target: Some(target.name.clone()), initiator: listed }
-    }
-}
 
 #[derive(Debug, Default)]
 struct Failures {

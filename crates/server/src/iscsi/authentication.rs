@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use forebay_wire::iscsi::reply::LoginStatus;
 use forebay_wire::iscsi::text;
 
-use super::attempts::Account;
 use super::chap::{Algorithm, Challenge, MAX_CHALLENGE};
 use super::context::Context;
 use super::errors::Refusal;
+use super::known::Account;
 use crate::targets::Chap;
 
 /// Progress of the authentication.

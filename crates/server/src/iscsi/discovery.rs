@@ -42,8 +42,8 @@ pub(super) fn send_targets(
 }
 
 /// The addresses that an initiator connected to `local` discovers: those that are configured for initiators,
-/// such as the addresses of a router that translates addresses; otherwise the listening addresses, with `local`
-/// in place of an unspecified address of its family.
+/// such as the addresses of a router that translates addresses; otherwise the listening addresses, with
+/// `local` in place of an unspecified address of its family.
 fn portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
     if let Some(announced) = &context.announced {
         return announced.clone();

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use forebay_wire::iscsi::{Digests, Parameters};
 use serde::{Deserialize, Serialize};
 
-use super::attempts::Account;
 use super::context::{Context, Continued, KnownDisks, LoggedIn, StandbyStates};
+use super::known::Account;
 use super::registry::Key;
 use crate::plane::Received;
 use crate::targets::{Chap, IqnName};

@@ -1,10 +1,10 @@
 //! The addresses from which hosts have proved their credentials, by account.
 //!
 //! An attempt from such an address does not wait for attempts from other addresses ([`super::attempts`]). So
-//! that a host is known after a restart of the server, and to a server that takes the pool over, the table is a
-//! document of the pool. It changes only when a host succeeds from a new address, and is written some time
-//! later by [`remember`]. A crash loses at most the addresses of the last moments: their hosts wait like
-//! unknown ones.
+//! that a host is known after a restart of the server, and to a server that takes the pool over, the table
+//! is a document of the pool. It changes only when a host succeeds from a new address, and is written some
+//! time later by [`remember`]. A crash loses at most the addresses of the last moments: their hosts wait
+//! like unknown ones.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,8 +16,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use super::attempts::Account;
-use crate::targets::{IqnName, ServedTargets};
+use crate::targets::{IqnName, ServedTargets, Target};
 
 /// Name of the document.
 const NAME: &str = "iscsi-hosts";
@@ -26,6 +25,23 @@ const VERSION: u32 = 1;
 const ADDRESSES: usize = 8;
 /// Delay between a change and the writing of the document, so that many first logins cost one document.
 const WRITE_AFTER: Duration = Duration::from_secs(1);
+
+/// The account that an attempt tries.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Account {
+    /// The target; `None` for discovery.
+    pub target: Option<IqnName>,
+    /// The initiator; `None` for one without an entry, which only an open target admits.
+    pub initiator: Option<IqnName>,
+}
+
+impl Account {
+    /// The account of an initiator at a target.
+    pub fn at(target: &Target, initiator: &IqnName) -> Account {
+        let listed = target.lists(initiator).then(|| initiator.clone());
+        Account { target: Some(target.name.clone()), initiator: listed }
+    }
+}
 
 /// Known addresses, by account.
 #[derive(Debug, Default)]

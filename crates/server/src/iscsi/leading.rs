@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use forebay_wire::iscsi::reply::LoginStatus;
 
-use super::attempts::Account;
 use super::authentication::{Authenticator, Credentials, value};
 use super::context::Context;
 use super::errors::Refusal;
+use super::known::Account;
 use crate::targets::{Chap, IqnName, Target};
 
 /// The facts that the leading request settles.

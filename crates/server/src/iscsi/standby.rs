@@ -23,7 +23,7 @@ use crate::targets::ServedTargets;
 /// Longest time for which a login waits for an owner.
 const HOLD: Duration = Duration::from_secs(15);
 /// Maximum number of logins that wait. Beyond it, a login takes the place of one from the address with most
-/// waiting logins; it is refused if it comes from such an address itself.
+/// waiting logins; it is refused if its own address is such an address.
 const MAX_HELD: usize = 256;
 
 /// What is known of the owner of the pool.

@@ -102,8 +102,8 @@ impl Drop for Watching {
 }
 
 /// Watches a session. A discovery session ends after `discovery_idle` without a request. `end` is set when
-/// another session takes the place of this one; `disconnect` is the request of an administrator; `changed` is the
-/// subscription to changes of the target that precedes the first refresh of `luns`.
+/// another session takes the place of this one; `disconnect` is the request of an administrator; `changed`
+/// is the subscription to changes of the target that precedes the first refresh of `luns`.
 pub(super) fn watch(
     inbox: &Rc<Inbox>,
     luns: Option<Arc<LunMap>>,

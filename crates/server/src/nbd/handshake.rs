@@ -5,9 +5,9 @@
 //! handshake thread, and returns with the established TLS session. The number of handshakes is limited; a
 //! client that needs longer than [`HANDSHAKE_TIMEOUT`], including the time in the queue, is disconnected.
 //!
-//! Until the handshake is complete, the TLS library keeps what the client has sent of it, up to 64 KiB and more
-//! for one message. So a client can send no more than [`MAX_HANDSHAKE`], which its connection is charged for
-//! ([`super::negotiate`]).
+//! Until the handshake is complete, the TLS library keeps what the client has sent of it, up to 64 KiB and
+//! more for one message. So a client can send no more than [`MAX_HANDSHAKE`], which its connection is
+//! charged for ([`super::negotiate`]).
 
 use std::io;
 use std::pin::Pin;
@@ -23,13 +23,14 @@ use tokio_rustls::server::TlsStream;
 use crate::pem;
 use crate::plane::{RawSocket, Socket, contained};
 
-/// Most concurrent handshakes, each of at most [`MAX_HANDSHAKE`] and some 20 KiB: the default limit of negotiating clients, so that no client
-/// queues behind silent ones, which are evicted instead (`plane::connections`).
+/// Most concurrent handshakes, each of at most [`MAX_HANDSHAKE`] and some 20 KiB: the default limit of
+/// negotiating clients, so that no client queues behind silent ones, which are evicted instead
+/// (`plane::connections`).
 const MAX_HANDSHAKES: usize = 1024;
 /// Time limit of a handshake, including the time in the queue.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of bytes that a client sends for a handshake: its greeting, of at most some KiB, and a chain
-/// of certificates.
+/// Maximum number of bytes that a client sends for a handshake: its greeting, of at most some KiB, and a
+/// chain of certificates.
 pub(super) const MAX_HANDSHAKE: usize = 32 << 10;
 /// Niceness of the thread, so that it yields to those of the data plane (nice(2)).
 const NICENESS: libc::c_int = 5;

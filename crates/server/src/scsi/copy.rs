@@ -263,7 +263,7 @@ impl Nexus {
 
 impl TokenSource for Nexus {
     fn begin_read(&self, offset: u64, len: u64) -> Result<(Arc<DiskHandle>, Underway), Sense> {
-        // The entry precedes the checks: a withdrawal that comes later waits for it.
+        // The entry precedes the checks: a later withdrawal waits for it.
         let reading = self.member.gate.enter();
         if self.is_withdrawn() {
             return Err(Sense::illegal(codes::TOKEN_REVOKED));

@@ -8,8 +8,8 @@
 //!
 //! **A token ends with the access on which it was made.** It belongs to the nexus that made it: the token is
 //! unknown once that nexus has ended, and each range is copied only while the nexus may still read it
-//! ([`TokenSource::begin_read`]). So neither a revocation of the access nor a reservation is circumvented by a
-//! token that was made before.
+//! ([`TokenSource::begin_read`]). So neither a revocation of the access nor a reservation is circumvented by
+//! a token that was made before.
 //!
 //! **Shares.** When a unit or the server has too many tokens, the newest one replaces the oldest token of the
 //! initiator that has most. Initiators are compared within the target that has most, since the names of
