@@ -164,6 +164,16 @@ impl Catalogue {
     }
 }
 
+/// The snapshots of a volume, the oldest first. The catalogue is locked for a look-up.
+pub(crate) fn snapshots_of(catalogue: &RwLock<Catalogue>, volume: DiskId) -> Vec<Arc<Disk>> {
+    let catalogue = catalogue.read();
+    catalogue
+        .related(Some(volume), Relation::Snapshot)
+        .filter(|disk| disk.role() == Role::Snapshot)
+        .cloned()
+        .collect()
+}
+
 /// Checks a name for a new disk or snapshot.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let bad = |why| Err(Error::BadName { name: shorten(name), why });

@@ -55,8 +55,8 @@ pub(crate) struct Disk {
     pub streams: Streams,
     /// Limits on the requests of its clients.
     pub limiter: Limiter,
-    /// The blocks that it occupies, for the quota of its tenant.
-    pub occupied: Blocks,
+    /// The blocks that it occupies, or that only it keeps as a snapshot, for the quota of its tenant.
+    pub occupied: Arc<Blocks>,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
     pub guest: GuestCounters,
@@ -137,7 +137,10 @@ impl Disk {
             reads_ahead: Arc::new(Flow::new(record.id.0.into())),
             streams: Streams::default(),
             limiter: Limiter::default(),
-            occupied: Blocks::new(record.origin.is_some()),
+            occupied: Arc::new(match record.role {
+                Role::Snapshot => Blocks::of_snapshot(),
+                _ => Blocks::new(record.origin.is_some()),
+            }),
             id: record.id,
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BlockRef, CatalogueOp, DiskId, DiskRecord, FormatError, MapValue, Mark};
+use forebay_format::{BlockRef, CatalogueOp, DiskId, DiskRecord, FormatError, MapValue, Mark, Role};
 
 use crate::catalogue::Catalogue;
 use crate::context::Context;
@@ -86,8 +86,17 @@ impl Applier {
         self.catalogue.read().get(id).cloned()
     }
 
-    /// Marks the destinations of copies among `ops` as changing. Called while the freeze gate is closed.
-    pub fn begin_copies<'a>(&self, ops: impl Iterator<Item = &'a CatalogueOp>) {
+    /// Marks the destinations of copies among `ops` as changing, and notes which snapshots are made. Called
+    /// while the freeze gate is closed.
+    pub fn begin_copies<'a>(&self, ops: impl Iterator<Item = &'a CatalogueOp> + Clone) {
+        for op in ops.clone() {
+            if let CatalogueOp::Create { disk, from: Some(from) } = op
+                && disk.role == Role::Snapshot
+                && let Some(volume) = self.disk(*from)
+            {
+                volume.occupied.begin_snapshot();
+            }
+        }
         self.each_copy(ops, |disk, blocks| disk.buffers.lock().begin_copy(blocks));
     }
 
@@ -153,12 +162,17 @@ impl Applier {
                     Some(source) => source.tree.read().clone(),
                     None => Tree::new(blocks(record.size)),
                 };
-                let made = Arc::new(Disk::new(record.clone(), tree, self.reader.cx.retained.clone()));
+                let mut made = Disk::new(record.clone(), tree, self.reader.cx.retained.clone());
                 if let Some(source) = source {
+                    if record.role == Role::Snapshot
+                        && let Some(kept) = source.occupied.newest()
+                    {
+                        made.occupied = kept;
+                    }
                     made.inherit_map_damage(&source);
                     made.classes.inherit(&source.classes);
                 }
-                self.catalogue.write().insert(made);
+                self.catalogue.write().insert(Arc::new(made));
             }
             CatalogueOp::Delete { disk: id } => {
                 let removed = self.catalogue.write().remove(*id);

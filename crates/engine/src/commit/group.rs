@@ -42,7 +42,7 @@ impl Group {
     }
 
     /// Its changes to the catalogue.
-    pub fn catalogue_ops(&self) -> impl Iterator<Item = &CatalogueOp> {
+    pub fn catalogue_ops(&self) -> impl Iterator<Item = &CatalogueOp> + Clone {
         self.ops.iter().flat_map(|pending| &pending.ops)
     }
 }

@@ -8,6 +8,7 @@
 //! take the tokens for which a large one of the other kind waits. A request that is dropped leaves its
 //! queues. **Cost without limits**: one relaxed load for each request.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -150,13 +151,61 @@ pub(crate) struct Tenant {
     pub name: String,
     pub scope: Scope,
     pub usage: Usage,
+    weights: Mutex<Weights>,
+}
+
+/// The weights of the disks of a tenant.
+#[derive(Debug, Default)]
+struct Weights {
+    /// Number of disks with each weight.
+    disks: BTreeMap<u64, usize>,
+    /// The largest one when the weights were applied.
+    applied: u64,
+}
+
+impl Weights {
+    /// The weight of a disk that has the whole weight of the tenant.
+    fn whole(&self) -> u64 {
+        self.disks.keys().next_back().copied().unwrap_or_default().max(DEFAULT_WEIGHT)
+    }
 }
 
 impl Tenant {
     /// A tenant without limits.
     pub fn new(name: &str) -> Tenant {
-        Tenant { name: name.to_owned(), scope: Scope::default(), usage: Usage::default() }
+        Tenant {
+            name: name.to_owned(),
+            scope: Scope::default(),
+            usage: Usage::default(),
+            weights: Mutex::default(),
+        }
     }
+
+    /// Whether the largest weight of its disks has changed since the last call.
+    pub fn has_other_weights(&self) -> bool {
+        let mut weights = self.weights.lock();
+        let whole = weights.whole();
+        std::mem::replace(&mut weights.applied, whole).max(DEFAULT_WEIGHT) != whole
+    }
+
+    fn add_weight(&self, weight: u64) {
+        *self.weights.lock().disks.entry(weight).or_default() += 1;
+    }
+
+    fn remove_weight(&self, weight: u64) {
+        let disks = &mut self.weights.lock().disks;
+        if let Some(count) = disks.get_mut(&weight) {
+            *count -= 1;
+            if *count == 0 {
+                disks.remove(&weight);
+            }
+        }
+    }
+}
+
+/// The weight of these limits.
+fn weight(limits: Limits) -> u64 {
+    limits.weight.map_or(DEFAULT_WEIGHT, u64::from)
 }
 
 /// Limits the requests of one disk; see the module documentation.
@@ -176,11 +225,18 @@ impl Limiter {
         self.own.limits()
     }
 
-    /// The weight of the disk: its own, in proportion to that of its tenant.
+    /// The weight of the disk. A disk of a tenant has a part of the tenant's weight: in the proportion of its
+    /// weight to the largest weight of the tenant's disks, which counts as the default at least. So an
+    /// operator divides the weight of the tenant, and takes nothing from other tenants.
     pub fn weight(&self) -> u64 {
-        let weight = |limits: Limits| limits.weight.map_or(DEFAULT_WEIGHT, u64::from);
-        let tenant = self.tenant().map_or(DEFAULT_WEIGHT, |tenant| weight(tenant.scope.limits()));
-        weight(self.limits()) * tenant / DEFAULT_WEIGHT
+        let own = weight(self.limits());
+        match self.tenant() {
+            None => own,
+            Some(tenant) => {
+                let whole = tenant.weights.lock().whole();
+                (own * weight(tenant.scope.limits()) / whole).max(1)
+            }
+        }
     }
 
     pub fn tenant(&self) -> Option<Arc<Tenant>> {
@@ -189,9 +245,19 @@ impl Limiter {
 
     /// Replaces the limits of the disk, and its tenant.
     pub fn set(&self, limits: Limits, tenant: Option<Arc<Tenant>>, now: Duration) {
-        *self.tenant.write() = tenant;
+        tenant.iter().for_each(|tenant| tenant.add_weight(weight(limits)));
+        let before = std::mem::replace(&mut *self.tenant.write(), tenant);
+        before.iter().for_each(|tenant| tenant.remove_weight(weight(self.limits())));
         self.own.set(limits, now);
         self.update();
+    }
+
+    /// Leaves the tenant; returns it.
+    pub fn leave_tenant(&self) -> Option<Arc<Tenant>> {
+        let tenant = self.tenant.write().take()?;
+        tenant.remove_weight(weight(self.limits()));
+        self.update();
+        Some(tenant)
     }
 
     /// Called when the limits of its tenant were changed.
@@ -295,5 +361,32 @@ impl Limiter {
             }
         }
         delay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_disks_of_a_tenant_divide_its_weight() {
+        let tenant = Arc::new(Tenant::new("t"));
+        let [a, b, other] = std::array::from_fn(|_| Limiter::default());
+        let set = |disk: &Limiter, weight, tenant: Option<&Arc<Tenant>>| {
+            disk.set(Limits { weight, ..Limits::default() }, tenant.cloned(), Duration::ZERO);
+        };
+        set(&a, None, Some(&tenant));
+        set(&b, Some(50), Some(&tenant));
+        set(&other, None, None);
+        assert_eq!((a.weight(), b.weight(), other.weight()), (100, 50, 100));
+        assert!(!tenant.has_other_weights());
+        set(&a, Some(10_000), Some(&tenant));
+        assert_eq!((a.weight(), b.weight()), (100, 1), "no more than a disk of another tenant");
+        assert!(tenant.has_other_weights() && !tenant.has_other_weights());
+        tenant.scope.set(Limits { weight: Some(400), ..Limits::default() }, Duration::ZERO);
+        assert_eq!((a.weight(), b.weight()), (400, 2));
+        a.leave_tenant();
+        assert!(tenant.has_other_weights());
+        assert_eq!((a.weight(), b.weight()), (10_000, 200));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, Mark, Role, Stream, SyncMode};
 use serde::Serialize;
 
-use super::limits::{DiskLimits, limits_of};
+use super::limits::{DiskLimits, count_again, leave_tenant, limits_of};
 use super::pool::Pool;
 use crate::catalogue::{check_name, check_size, disk_by_id};
 use crate::disk::{Disk, Exclusive, check_persistent};
@@ -263,6 +263,7 @@ impl Pool {
         let parent = self.parts.editor.find_volume(volume)?;
         check_persistent(&parent, volume)?;
         parent.check_map(volume)?;
+        parent.occupied.check_snapshot()?;
         let full = format!("{volume}@{name}");
         self.parts.catalogue.read().check_free(&full)?;
         let disk = DiskRecord {
@@ -271,7 +272,12 @@ impl Pool {
             dedup_domain: parent.record().dedup_domain,
             ..self.parts.editor.new_record(name, parent.size(), Role::Snapshot)
         };
-        self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(parent.id()) }]).await?;
+        let made =
+            self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(parent.id()) }]).await;
+        if made.is_err() {
+            count_again(self, &parent);
+        }
+        made?;
         self.disk(&full)
     }
 
@@ -308,9 +314,7 @@ impl Pool {
         let unmark = CatalogueOp::Mark { disk: disk.id(), mark: Mark::None };
         let copy = CatalogueOp::Copy { disk: disk.id(), from: from.id() };
         self.parts.editor.copy_contents(vec![copy, unmark]).await?;
-        if disk.occupied.has_quota() {
-            self.parts.counter.request(disk);
-        }
+        count_again(self, &disk);
         Ok(())
     }
 
@@ -380,6 +384,10 @@ impl Pool {
         }
         self.parts.intake.commit_ops(self.parts.editor.deletion(disk)).await?;
         self.parts.space.reclaim_is_due();
+        if let Some(volume) = disk.record().parent.and_then(|id| disk_by_id(&self.parts.catalogue, id)) {
+            count_again(self, &volume);
+        }
+        leave_tenant(self, disk);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_format::{BLOCK, Role};
 
 use super::pool::Pool;
+use crate::catalogue::snapshots_of;
 use crate::disk::Disk;
 use crate::limit::{Limits, Tenant};
 use crate::{Result, TenantUsage};
@@ -23,8 +24,12 @@ pub struct DiskLimits {
 pub(super) fn set_limits(pool: &Pool, name: &str, new: &DiskLimits) -> Result<()> {
     let disk = pool.parts.catalogue.read().find(name)?;
     let tenant = new.tenant.as_deref().map(|name| tenant(pool, name));
+    let before = disk.limiter.tenant();
     disk.limiter.set(new.limits, tenant, pool.parts.cx.host.now());
     update_weight(&disk);
+    for tenant in before.into_iter().chain(disk.limiter.tenant()) {
+        update_weights(pool, &tenant);
+    }
     apply_quota(pool, &disk);
     Ok(())
 }
@@ -107,11 +112,42 @@ pub(super) fn limits_of(disk: &Disk) -> DiskLimits {
     DiskLimits { tenant, limits: disk.limiter.limits() }
 }
 
-/// Applies the quota of its tenant to a disk, if it is a volume.
+/// Applies the quota of its tenant to a volume and its snapshots.
 fn apply_quota(pool: &Pool, disk: &Arc<Disk>) {
+    if disk.role() != Role::Volume {
+        return;
+    }
     let tenant = disk.limiter.tenant().filter(|tenant| tenant.usage.has_quota());
-    if disk.occupied.assign(tenant.filter(|_| disk.role() == Role::Volume)) {
-        pool.parts.counter.request(disk.clone());
+    for snapshot in snapshots_of(&pool.parts.catalogue, disk.id()) {
+        snapshot.occupied.assign(tenant.clone());
+    }
+    if disk.occupied.assign(tenant) {
+        count_again(pool, disk);
+    }
+}
+
+/// Has a volume and its snapshots counted, if it has a quota: they were assigned to a tenant, or one of the
+/// snapshots was removed.
+pub(super) fn count_again(pool: &Pool, volume: &Arc<Disk>) {
+    if volume.occupied.has_quota() {
+        let newest = snapshots_of(&pool.parts.catalogue, volume.id()).pop();
+        volume.occupied.set_newest(newest.map(|snapshot| snapshot.occupied.clone()));
+        pool.parts.counter.request(volume.clone());
+    }
+}
+
+/// Applies the weights of the disks of a tenant, if the largest one has changed.
+fn update_weights(pool: &Pool, tenant: &Arc<Tenant>) {
+    if tenant.has_other_weights() {
+        let disks = disks_with_tenants(pool).into_iter();
+        disks.filter(|(_, of)| Arc::ptr_eq(of, tenant)).for_each(|(disk, _)| update_weight(&disk));
+    }
+}
+
+/// A removed disk no longer counts among those of its tenant.
+pub(super) fn leave_tenant(pool: &Pool, disk: &Disk) {
+    if let Some(tenant) = disk.limiter.leave_tenant() {
+        update_weights(pool, &tenant);
     }
 }
 

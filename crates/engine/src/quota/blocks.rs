@@ -1,4 +1,4 @@
-//! The blocks that a volume occupies, if its tenant has a quota.
+//! The blocks that a volume occupies, and those that only a snapshot keeps, if their tenant has a quota.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,15 +16,28 @@ use crate::{Error, Result, Room};
 
 /// Up to this length, the blocks of a range are looked up one by one.
 const LOOKED_UP: u64 = 1 << 12;
+/// What each snapshot counts, apart from the blocks that only it keeps: its record, its part of the map.
+const SNAPSHOT_BLOCKS: u64 = 16;
 
 #[derive(Debug, Default)]
 struct State {
     /// Its tenant, if that has a quota.
     tenant: Option<Arc<Tenant>>,
-    /// Empty without a tenant.
+    /// The blocks that count. Empty without a tenant.
     blocks: RoaringTreemap,
     /// The blocks that were occupied when the counting began are included.
     is_complete: bool,
+    /// The newest snapshot of a volume.
+    newest: Option<Newest>,
+}
+
+/// The newest snapshot of a volume.
+#[derive(Debug)]
+struct Newest {
+    /// What only the snapshots keep, and the volume had when this snapshot was made.
+    kept: Arc<Blocks>,
+    /// The blocks of the volume that were written since. The snapshot has all other occupied blocks, too.
+    written: RoaringTreemap,
 }
 
 impl State {
@@ -39,9 +52,43 @@ impl State {
         ranges.iter().map(of).sum()
     }
 
-    /// Number of blocks that become occupied, and that become free, if `data` and `zeroes` are written.
+    /// Number of blocks that become occupied or kept by the newest snapshot, and number of blocks that become
+    /// free, if `data` and `zeroes` are written.
     fn change(&self, data: &[Range<u64>], zeroes: &[Range<u64>]) -> (u64, u64) {
-        (len(data) - self.occupied(data), self.occupied(zeroes))
+        let superseded: u64 = data.iter().chain(zeroes).map(|range| self.superseded(range).len()).sum();
+        (len(data) - self.occupied(data) + superseded, self.occupied(zeroes))
+    }
+
+    /// The blocks of a range that only the newest snapshot keeps once they are replaced or freed.
+    fn superseded(&self, range: &Range<u64>) -> RoaringTreemap {
+        let Some(Newest { kept, written }) = &self.newest else { return RoaringTreemap::new() };
+        let kept = kept.state.lock();
+        // A snapshot without a tenant, or with another one, is being assigned to it, and counted afterwards.
+        if !matches!((&kept.tenant, &self.tenant), (Some(a), Some(b)) if Arc::ptr_eq(a, b)) {
+            return RoaringTreemap::new();
+        }
+        let is_superseded = |block: &u64| {
+            self.blocks.contains(*block) && !written.contains(*block) && !kept.blocks.contains(*block)
+        };
+        if range.end.saturating_sub(range.start) <= LOOKED_UP {
+            return range.clone().filter(is_superseded).collect();
+        }
+        let mut found = self.blocks.clone();
+        found.remove_range(..range.start);
+        found.remove_range(range.end..);
+        found -= written;
+        found -= &kept.blocks;
+        found
+    }
+
+    /// Gives what is superseded in a range to the newest snapshot; it was counted already. Returns its number
+    /// of blocks.
+    fn supersede(&mut self, range: &Range<u64>) -> u64 {
+        let superseded = self.superseded(range);
+        if let Some(newest) = &self.newest {
+            newest.kept.state.lock().blocks |= &superseded;
+        }
+        superseded.len()
     }
 }
 
@@ -50,6 +97,8 @@ impl State {
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     is_clone: bool,
+    /// Blocks that count in addition to those of the state.
+    fixed: u64,
     has_quota: AtomicBool,
     state: Mutex<State>,
 }
@@ -85,7 +134,14 @@ fn ranges_of(offset: u64, bytes: &[u8], is_clone: bool) -> (Vec<Range<u64>>, Vec
 impl Blocks {
     /// Without a quota.
     pub fn new(is_clone: bool) -> Blocks {
-        Blocks { is_clone, has_quota: AtomicBool::default(), state: Mutex::default() }
+        Blocks { is_clone, fixed: 0, has_quota: AtomicBool::default(), state: Mutex::default() }
+    }
+
+    /// The blocks of a snapshot, without a quota.
+    pub fn of_snapshot() -> Blocks {
+        let mut blocks = Blocks::new(false);
+        blocks.fixed = SNAPSHOT_BLOCKS;
+        blocks
     }
 
     /// Whether the quota of a tenant applies.
@@ -115,7 +171,7 @@ impl Blocks {
         {
             return false;
         }
-        let count = state.blocks.len();
+        let count = state.blocks.len() + self.fixed;
         if let Some(before) = state.tenant.take() {
             before.usage.give_back(count);
         }
@@ -172,7 +228,13 @@ impl Blocks {
             return Err(refused(tenant));
         }
         tenant.usage.give_back(freed.saturating_sub(grown));
+        for range in data.iter().chain(zeroes) {
+            state.supersede(range);
+        }
         for range in data {
+            if let Some(newest) = &mut state.newest {
+                newest.written.insert_range(range.clone());
+            }
             state.blocks.insert_range(range.clone());
         }
         for range in zeroes {
@@ -185,8 +247,61 @@ impl Blocks {
     pub fn free(&self, range: Range<u64>) {
         if self.has_quota() && !range.is_empty() {
             let state = &mut *self.state.lock();
+            let kept = state.supersede(&range);
             let freed = state.blocks.remove_range(range);
-            state.tenant.iter().for_each(|tenant| tenant.usage.give_back(freed));
+            state.tenant.iter().for_each(|tenant| tenant.usage.give_back(freed - kept));
+        }
+    }
+
+    /// Whether a snapshot of the volume is within the quota.
+    ///
+    /// # Errors
+    /// [`Error::OverQuota`].
+    pub fn check_snapshot(&self) -> Result<()> {
+        match &self.state.lock().tenant {
+            Some(tenant) if !tenant.usage.fits(SNAPSHOT_BLOCKS) => Err(refused(tenant)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records that a snapshot of the present contents is being made. Called while no write passes.
+    pub fn begin_snapshot(&self) {
+        let state = &mut *self.state.lock();
+        if let Some(tenant) = &state.tenant {
+            let kept = Arc::new(Blocks::of_snapshot());
+            kept.assign(Some(tenant.clone()));
+            state.newest = Some(Newest { kept, written: RoaringTreemap::new() });
+        }
+    }
+
+    /// The blocks of the newest snapshot.
+    pub fn newest(&self) -> Option<Arc<Blocks>> {
+        self.state.lock().newest.as_ref().map(|newest| newest.kept.clone())
+    }
+
+    /// Sets the newest snapshot of a volume with a quota. To be followed by a count.
+    pub fn set_newest(&self, kept: Option<Arc<Blocks>>) {
+        let state = &mut *self.state.lock();
+        let is_same = match (&state.newest, &kept) {
+            (Some(newest), Some(kept)) => Arc::ptr_eq(&newest.kept, kept),
+            (newest, kept) => newest.is_none() && kept.is_none(),
+        };
+        if state.tenant.is_some() && !is_same {
+            state.newest = kept.map(|kept| Newest { kept, written: RoaringTreemap::new() });
+        }
+    }
+
+    /// Corrects which blocks of a range were written since a snapshot was made, if it is still the newest.
+    pub(super) fn correct_written(
+        &self,
+        kept: &Arc<Blocks>,
+        range: Range<u64>,
+        written: impl Iterator<Item = u64>,
+    ) {
+        let state = &mut *self.state.lock();
+        if let Some(newest) = state.newest.as_mut().filter(|newest| Arc::ptr_eq(&newest.kept, kept)) {
+            newest.written.remove_range(range);
+            newest.written.extend(written);
         }
     }
 

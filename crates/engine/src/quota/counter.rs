@@ -6,6 +6,9 @@
 //! that were counted, whatever clients do at the same time. Nodes that are not in memory are read between the
 //! steps.
 //!
+//! Then its snapshots are counted: each with the blocks that neither the next snapshot nor the volume has.
+//! For the newest snapshot, the steps also determine which blocks of the volume were written since.
+//!
 //! A part of a map that cannot be read counts as not occupied.
 
 use std::collections::VecDeque;
@@ -18,7 +21,8 @@ use hashbrown::HashSet;
 use tokio::task::yield_now;
 
 use crate::Error;
-use crate::catalogue::{Catalogue, disk_by_id};
+use crate::buffer::Buffers;
+use crate::catalogue::{Catalogue, disk_by_id, snapshots_of};
 use crate::disk::Disk;
 use crate::limits::READ_RETRIES;
 use crate::map::{NeedNode, Tree};
@@ -62,7 +66,7 @@ impl Counter {
         }
     }
 
-    async fn count_all(&self) {
+    async fn count_all(self: &Arc<Counter>) {
         loop {
             let next = {
                 let mut queue = self.queue.lock();
@@ -77,21 +81,54 @@ impl Counter {
         }
     }
 
-    /// Counts a volume, until its tenant has no quota any more or the pool stops.
-    async fn count(&self, disk: &Disk) {
+    /// Counts a volume and its snapshots, until its tenant has no quota any more or the pool stops.
+    async fn count(self: &Arc<Counter>, disk: &Arc<Disk>) {
         let origin = disk.record().origin.and_then(|origin| disk_by_id(&self.catalogue, origin));
+        // A clone of the origin's map: only one tree is locked at a time.
+        let base = || origin.as_ref().map(|origin| origin.tree.read().clone());
         add_buffered(disk);
+        if !self.each_leaf(disk, |block| self.step(disk, base().as_ref(), block)).await {
+            return;
+        }
+        let snapshots = snapshots_of(&self.catalogue, disk.id());
+        for pair in snapshots.windows(2) {
+            let [older, newer] = pair else { continue };
+            let kept =
+                |block| self.kept_step(older, &newer.tree.read().clone(), None, base().as_ref(), block);
+            if !self.each_leaf(disk, kept).await {
+                return;
+            }
+        }
+        if let Some(newest) = snapshots.last() {
+            let is_newest =
+                || disk.occupied.newest().is_some_and(|kept| Arc::ptr_eq(&kept, &newest.occupied));
+            let step = |block| match is_newest() {
+                true => self.newest_step(disk, newest, base().as_ref(), block),
+                false => Ok(u64::MAX),
+            };
+            if !self.each_leaf(disk, step).await {
+                return;
+            }
+            if !is_newest() {
+                // Another snapshot was made.
+                return self.request(disk.clone());
+            }
+        }
+        if !self.queue.lock().ids.contains(&disk.id()) {
+            disk.occupied.complete();
+        }
+    }
+
+    /// Calls `step` with each block at which it has to begin, and loads the nodes that it needs. Returns
+    /// false if the volume need not be counted any more.
+    async fn each_leaf(&self, disk: &Disk, step: impl Fn(u64) -> Result<u64, NeedNode>) -> bool {
         let (mut block, mut steps, mut tries) = (0, 0u64, 0);
         while disk.occupied.has_quota() && block < disk.tree.read().blocks() {
-            // A clone of the origin's map: only one tree is locked at a time.
-            let base = origin.as_ref().map(|origin| origin.tree.read().clone());
-            let step = self.step(disk, base.as_ref(), block);
-            drop(base);
-            block = match step {
+            block = match step(block) {
                 Ok(next) => next,
                 Err(need) => match self.reader.nodes.load(need).await {
                     Ok(_) => block,
-                    Err(Error::Latched(_) | Error::Closed | Error::Fenced) => return,
+                    Err(Error::Latched(_) | Error::Closed | Error::Fenced) => return false,
                     // The segment was freed after the look-up: the node was moved or replaced.
                     Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => {
                         tries += 1;
@@ -107,13 +144,11 @@ impl Counter {
             if steps.is_multiple_of(TURN) {
                 yield_now().await;
                 if self.reader.cx.check_running().is_err() {
-                    return;
+                    return false;
                 }
             }
         }
-        if !self.queue.lock().ids.contains(&disk.id()) {
-            disk.occupied.complete();
-        }
+        true
     }
 
     /// Counts the blocks from `block` on, up to the end of its leaf, or skips a subtree. Returns the block
@@ -142,6 +177,94 @@ impl Counter {
             (0..len).filter(|i| buffers.has_data(block + *i as u64).unwrap_or_else(|| is_stored(*i)));
         disk.occupied.correct(block..end, occupied.map(|i| block + i as u64));
         Ok(end)
+    }
+
+    /// Determines which blocks, from `block` on up to the end of its leaf, only a snapshot keeps: those that
+    /// the next snapshot does not have, or the volume, whose buffers are given then. Or skips a subtree.
+    /// Returns the block after them.
+    fn kept_step(
+        &self,
+        snapshot: &Disk,
+        newer: &Tree,
+        buffers: Option<&Buffers>,
+        base: Option<&Tree>,
+        block: u64,
+    ) -> Result<u64, NeedNode> {
+        let nodes = &self.reader.nodes.cache;
+        let older = snapshot.tree.read().clone();
+        if block >= older.blocks() {
+            return Ok(u64::MAX);
+        }
+        let leaf = block / FANOUT as u64 * FANOUT as u64;
+        let shared = older.shared_until(nodes, Some(newer), block)?;
+        // Not beyond the first leaf with a block in the buffers.
+        let buffered =
+            |range| buffers.and_then(|b| b.runs(range).into_iter().map(|(run, _)| run.start).min());
+        let end = buffered(block..shared).map_or(shared, |first| first / FANOUT as u64 * FANOUT as u64);
+        if end > block {
+            snapshot.occupied.correct(block..end, std::iter::empty());
+            return Ok(end);
+        }
+        let end = leaf + FANOUT as u64;
+        let own = self.values(&older, block..end)?;
+        let (next, inherited) = (self.values(newer, block..end)?, self.values_of(base, block..end)?);
+        let is_buffered = |b| buffers.is_some_and(|buffers| buffers.has_data(b).is_some());
+        let is_kept = |(i, b): (usize, u64)| {
+            matches!(own[i], MapValue::At(_))
+                && own[i] != inherited[i]
+                && (own[i] != next[i] || is_buffered(b))
+        };
+        let kept = (block..end).enumerate().filter(|at| is_kept(*at)).map(|(_, b)| b);
+        snapshot.occupied.correct(block..end, kept);
+        Ok(end)
+    }
+
+    /// As [`Counter::kept_step`] for the newest snapshot of a volume; also determines which blocks of the
+    /// volume were written since.
+    fn newest_step(
+        &self,
+        disk: &Disk,
+        newest: &Disk,
+        base: Option<&Tree>,
+        block: u64,
+    ) -> Result<u64, NeedNode> {
+        let nodes = &self.reader.nodes.cache;
+        let buffers = disk.buffers.lock();
+        let tree = disk.tree.read().clone();
+        let older = newest.tree.read().clone();
+        let end = self.kept_step(newest, &tree, Some(&buffers), base, block)?;
+        let shared = tree.shared_until(nodes, Some(&older), block)?;
+        let buffered = buffers.runs(block..shared).into_iter().map(|(run, _)| run.start).min();
+        let same = buffered.map_or(shared, |first| first / FANOUT as u64 * FANOUT as u64).min(end);
+        if same > block {
+            disk.occupied.correct_written(&newest.occupied, block..same, std::iter::empty());
+            return Ok(same);
+        }
+        let end = (block / FANOUT as u64 + 1) * FANOUT as u64;
+        let (now, then) = (self.values(&tree, block..end)?, self.values(&older, block..end)?);
+        let written = (block..end).enumerate().filter(|(i, b)| match buffers.has_data(*b) {
+            Some(has_data) => has_data,
+            None => matches!(now[*i], MapValue::At(_)) && now[*i] != then[*i],
+        });
+        disk.occupied.correct_written(&newest.occupied, block..end, written.map(|(_, b)| b));
+        Ok(end)
+    }
+
+    /// What a map has for blocks of one leaf.
+    fn values(&self, tree: &Tree, blocks: Range<u64>) -> Result<[MapValue; FANOUT], NeedNode> {
+        self.values_of(Some(tree), blocks)
+    }
+
+    fn values_of(&self, tree: Option<&Tree>, blocks: Range<u64>) -> Result<[MapValue; FANOUT], NeedNode> {
+        let mut values = [MapValue::Hole; FANOUT];
+        let len = (blocks.end - blocks.start) as usize;
+        if let Some(tree) = tree
+            && let (_, Some(need)) =
+                tree.get_range(&self.reader.nodes.cache, blocks.start, &mut values[..len])
+        {
+            return Err(need);
+        }
+        Ok(values)
     }
 }
 

@@ -1,11 +1,18 @@
-//! Quotas: the bytes that the volumes of a tenant may occupy.
+//! Quotas: the bytes that the volumes of a tenant may occupy, with their snapshots.
 //!
 //! **What is counted.** A volume *occupies* the blocks with data that it does not share with the snapshot or
 //! image from which it was cloned; a volume without such an origin occupies all its blocks with data. So a
 //! clone occupies nothing until it is written, and blocks of zeroes and discarded blocks occupy nothing.
 //! Deduplication and compression do not matter: whether another tenant has stored the same content must not
-//! decide whether a write succeeds. Snapshots and images are not counted: otherwise a snapshot, which only an
-//! administrator can make, would turn the next overwrite of each block into growth.
+//! decide whether a write succeeds. Images are not counted: only administrators make them.
+//!
+//! **Snapshots.** A snapshot counts the blocks that it *keeps*: those that its volume occupied when the
+//! snapshot was made, and that neither the next snapshot nor the volume has any more. So the first overwrite
+//! of a block after a snapshot is growth, and a discard of such a block frees nothing. A snapshot also counts
+//! a fixed number of blocks. For this, a volume has the set of its blocks that were written since its newest
+//! snapshot: when another block is replaced or freed, the newest snapshot keeps it from then on. This
+//! begins when the group with the snapshot is frozen, so it includes exactly the writes before the snapshot.
+//! When a snapshot is removed, the next older one may keep more than before: the volume is counted again.
 //!
 //! **Invariant.** [`Blocks`] of a volume of a tenant with a quota holds the blocks that it occupies, and
 //! [`Usage::used`] of the tenant is the sum of their numbers. The set is changed under the lock of the

@@ -20,7 +20,7 @@ const SLACK_PART: u64 = 100;
 /// The use of a quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct TenantUsage {
-    /// Bytes that its volumes occupy, as far as they were counted.
+    /// Bytes that its volumes occupy and their snapshots keep, as far as they were counted.
     pub used_bytes: u64,
     /// Number of volumes that are still being counted.
     pub counting: usize,

@@ -12,6 +12,8 @@ use forebay_store::MemoryStore;
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
+/// What a snapshot counts, apart from the blocks that only it keeps.
+const SNAPSHOT: u64 = 16 * BLOCK;
 
 fn quota(bytes: u64) -> Limits {
     Limits { quota: Some(bytes), ..Limits::default() }
@@ -143,35 +145,127 @@ async fn a_clone_counts_what_it_does_not_share_with_its_origin() {
         write(&c, block, 50 + block).await.unwrap();
     }
     assert!(is_refused(write(&c, 9, 60).await), "an overwrite of a shared block is growth");
-    // A snapshot does not turn overwrites into growth, and is not counted.
+    // A snapshot counts, and so does what only it keeps.
+    assert!(is_refused(pool.create_snapshot("c", "s").await.map(drop)));
+    pool.set_tenant_limits("t", quota(14 * BLOCK + SNAPSHOT));
     pool.create_snapshot("c", "s").await.unwrap();
-    for block in 0..8 {
-        write(&c, block, 70 + block).await.unwrap();
+    assert_eq!(used(&pool, "t").await, 8 * BLOCK + SNAPSHOT);
+    for number in [70, 80] {
+        for block in 0..6 {
+            write(&c, block, number + block).await.unwrap();
+        }
+        assert_eq!(used(&pool, "t").await, 14 * BLOCK + SNAPSHOT, "the first overwrite of each block counts");
     }
-    assert_eq!(used(&pool, "t").await, 8 * BLOCK);
+    assert!(is_refused(write(&c, 7, 90).await));
     for checkpoint in [false, true] {
         if checkpoint {
             pool.checkpoint().await.unwrap();
         }
-        assert_eq!(recounted(&pool, "t").await, 8 * BLOCK);
+        assert_eq!(recounted(&pool, "t").await, 14 * BLOCK + SNAPSHOT);
     }
-    // A rollback counts again, a reset frees everything.
+    c.discard(6 * BLOCK, 2 * BLOCK, false).await.unwrap();
+    assert_eq!(used(&pool, "t").await, 14 * BLOCK + SNAPSHOT, "the snapshot keeps what is discarded");
     c.discard(0, 3 * BLOCK, false).await.unwrap();
-    assert_eq!(used(&pool, "t").await, 5 * BLOCK);
+    assert_eq!(used(&pool, "t").await, 11 * BLOCK + SNAPSHOT);
+    // A rollback counts again.
     drop(c);
     pool.rollback("c", "s").await.unwrap();
-    assert_eq!(used(&pool, "t").await, 8 * BLOCK);
+    assert_eq!(used(&pool, "t").await, 8 * BLOCK + SNAPSHOT);
     pool.reset("c").await.unwrap();
-    assert_eq!(used(&pool, "t").await, 0);
+    assert_eq!(used(&pool, "t").await, 8 * BLOCK + SNAPSHOT);
     // A clone of the snapshot begins with nothing, one of the volume with all that it maps.
     pool.clone_disk("c@s", &[clone("d")]).await.unwrap();
     join(&pool, "d", "t");
-    assert_eq!(used(&pool, "t").await, 0);
+    assert_eq!(used(&pool, "t").await, 8 * BLOCK + SNAPSHOT);
     join(&pool, "golden", "t");
-    assert_eq!(used(&pool, "t").await, 2 * MIB);
+    assert_eq!(used(&pool, "t").await, 2 * MIB + 8 * BLOCK + SNAPSHOT);
     join(&pool, "golden", "vendor");
-    assert_eq!(used(&pool, "t").await, 0);
+    assert_eq!(used(&pool, "t").await, 8 * BLOCK + SNAPSHOT);
     pool.delete("d").await.unwrap();
+    pool.delete("c@s").await.unwrap();
+    assert_eq!(used(&pool, "t").await, 0, "the reset volume occupies nothing");
+}
+
+/// Overwrites and snapshots by turns, as an operator of the tenant may make them, end at the quota.
+#[tokio::test]
+async fn snapshots_do_not_fill_the_store_beyond_the_quota() {
+    let pool = open(&Arc::new(MemoryStore::new())).await;
+    let disk = volume(&pool, "v", "t").await;
+    pool.set_tenant_limits("t", quota(4 * MIB));
+    let mut rounds = 0;
+    let refused = loop {
+        assert!(rounds < 100, "{} bytes are used", used(&pool, "t").await);
+        let written = disk.write(0, &noise(rounds, MIB as usize / 2), true).await;
+        let made = match written {
+            Ok(()) => pool.create_snapshot("v", &format!("s{rounds}")).await.map(drop),
+            Err(e) => Err(e),
+        };
+        if let Err(e) = made {
+            break e;
+        }
+        rounds += 1;
+    };
+    assert!(matches!(refused, Error::OverQuota { .. }), "{refused}");
+    assert!((6..8).contains(&rounds), "refused in round {rounds}");
+    let full = used(&pool, "t").await;
+    assert_eq!(recounted(&pool, "t").await, full);
+    // Without any data, too.
+    while pool.create_snapshot("v", &format!("s{rounds}")).await.is_ok() {
+        rounds += 1;
+        assert!(rounds < 100);
+    }
+    for round in 0..rounds {
+        pool.delete(&format!("v@s{round}")).await.unwrap();
+    }
+    assert_eq!(used(&pool, "t").await, MIB / 2);
+    disk.write(MIB, &noise(7, MIB as usize), true).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_count_of_snapshots_equals_the_maps_after_any_history() {
+    for seed in 0..8 {
+        let store = Arc::new(MemoryStore::new());
+        let pool = open(&store).await;
+        let disk = volume(&pool, "v", "t").await;
+        pool.set_tenant_limits("t", quota(1 << 40));
+        let mut random: u64 = seed * 977 + 1;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let mut snapshots = Vec::new();
+        for step in 0..300 {
+            let (block, most) = (next(2000), if next(4) == 0 { 300 } else { 8 });
+            let (offset, len) = (block * BLOCK, (1 + next(most)).min(2048 - block) * BLOCK);
+            match next(12) {
+                0..5 => disk.write(offset, &noise(1000 * seed + step, len as usize), false).await.unwrap(),
+                5 | 6 => disk.discard(offset, len, false).await.unwrap(),
+                7 => disk.write_zeroes(offset, len, true, false).await.unwrap(),
+                8 => pool.flush().await.unwrap(),
+                9 => pool.checkpoint().await.unwrap(),
+                10 => {
+                    pool.create_snapshot("v", &format!("s{step}")).await.unwrap();
+                    snapshots.push(step);
+                }
+                _ if snapshots.len() > 2 => {
+                    let gone = snapshots.remove(next(snapshots.len() as u64) as usize);
+                    pool.delete(&format!("v@s{gone}")).await.unwrap();
+                }
+                _ => {}
+            }
+            if step % 50 == 49 {
+                let before = used(&pool, "t").await;
+                assert_eq!(recounted(&pool, "t").await, before, "seed {seed}, step {step}");
+            }
+        }
+        let before = used(&pool, "t").await;
+        drop(disk);
+        pool.close().await.unwrap();
+        let pool = open(&store).await;
+        join(&pool, "v", "t");
+        pool.set_tenant_limits("t", quota(1 << 40));
+        assert_eq!(used(&pool, "t").await, before, "seed {seed}, after a restart");
+    }
 }
 
 /// Whatever happens, the count is what a new count from the maps finds, and all acknowledged writes are kept.

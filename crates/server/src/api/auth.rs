@@ -17,6 +17,7 @@ use super::route::is_of_access;
 use super::{Api, Origin, PREFIX};
 use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, may};
 use crate::control::{Action, ControlError, Reply, Topic, retain};
+use crate::limits::DEFAULT_WEIGHT;
 use crate::plane::network;
 
 /// Name of the cookie of a session. Browsers accept the prefix `__Host-` over TLS only, and then refuse a
@@ -44,8 +45,8 @@ pub(super) fn sessions_of(headers: &HeaderMap, tls: bool) -> impl Iterator<Item 
     values.filter(move |(name, _)| name.trim() == cookie_name(tls)).map(|(_, value)| value.trim())
 }
 
-/// The secret of the session that a request names. With several cookies there is none: another server on a
-/// port of this host may have set one of them, so that the page acts with its session.
+/// The secret of the session that a request names; `None` with several cookies: another server on a port of
+/// this host may have set one of them, so that the page acts with its session.
 fn session_of(headers: &HeaderMap, tls: bool) -> Option<&str> {
     let mut sessions = sessions_of(headers, tls);
     sessions.next().filter(|_| sessions.next().is_none())
@@ -282,6 +283,20 @@ impl Caller {
             {
                 let detail = "only an administrator can change the tenant of a volume; send the present one";
                 Err(ApiError::refused(Refusal::Forbidden, detail))
+            }
+            // A volume that is hidden is answered as one that does not exist.
+            Action::SetLimits { volume, new }
+                if self.principal.scope.is_some() && new.tenant.is_none() && self.sees(volume) =>
+            {
+                let present = self.api.control.weight_of(volume);
+                match new.limits.weight.is_some_and(|weight| weight > DEFAULT_WEIGHT.max(present)) {
+                    true => {
+                        let detail = "only an administrator can raise the weight of a volume without a tenant \
+                                      above 100";
+                        Err(ApiError::refused(Refusal::Forbidden, detail))
+                    }
+                    false => Ok(()),
+                }
             }
             _ => Ok(()),
         }

@@ -37,7 +37,7 @@ pub struct TenantView {
 /// The use of the quota of a tenant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UsageView {
-    /// Bytes that its volumes occupy, as far as they were counted.
+    /// Bytes that its volumes occupy and their snapshots keep, as far as they were counted.
     pub used_bytes: u64,
     /// Number of volumes that are still being counted.
     pub counting: usize,

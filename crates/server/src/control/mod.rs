@@ -58,7 +58,7 @@ pub use upgrade::{Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
 pub use view::*;
 
 use crate::import::FetchPolicy;
-use crate::limits::LimitTable;
+use crate::limits::{DEFAULT_WEIGHT, LimitTable};
 use crate::metrics::{Observed, VolumeSeries};
 use crate::plane::Gate;
 use crate::scsi::Units;
@@ -216,6 +216,12 @@ impl Control {
     pub fn tenant_of(&self, disk: &str) -> Option<String> {
         let volume = disk.split_once('@').map_or(disk, |(volume, _)| volume);
         self.pool().limits(volume).ok()?.tenant
+    }
+
+    /// The weight of a disk itself.
+    pub fn weight_of(&self, disk: &str) -> u16 {
+        let weight = self.pool().limits(disk).ok().and_then(|found| found.limits.weight);
+        weight.unwrap_or(DEFAULT_WEIGHT)
     }
 
     /// Returns information about the server.

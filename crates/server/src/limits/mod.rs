@@ -19,6 +19,9 @@ use utoipa::ToSchema;
 
 use crate::text::{is_active, is_relative_path};
 
+/// The weight of a volume or tenant for which none is set.
+pub const DEFAULT_WEIGHT: u16 = 100;
+
 /// Most bytes of a tenant's name.
 const MAX_TENANT_NAME: usize = 64;
 
@@ -54,7 +57,7 @@ pub struct LimitSet {
     /// Weight from 1 to 10000 where volumes compete; if absent, 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
-    /// Of a tenant only: bytes that its volumes may occupy.
+    /// Of a tenant only: bytes that its volumes may occupy, and their snapshots keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<u64>,
 }

@@ -197,6 +197,17 @@ async fn an_operator_acts_within_its_scope_and_sees_nothing_else() {
         let moved = answer(&api, Method::PUT, "/volumes/web-1/limits", Some(&by_name), body).await;
         assert_eq!((moved.0, &*moved.1), (403, "forbidden"));
     }
+    // Within a tenant, weights divide what the tenant has; without one, they would take from all others.
+    let weigh = async |volume: &str, tenant: Value, weight: u64| {
+        let (path, body) =
+            (format!("/volumes/{volume}/limits"), json!({"tenant": tenant, "limits": {"weight": weight}}));
+        let secret = if tenant.is_null() { &by_name } else { &by_tenant };
+        answer(&api, Method::PUT, &path, Some(secret), body).await.0
+    };
+    assert_eq!([weigh("web-2", json!(null), 50).await, weigh("web-2", json!(null), 100).await], [200, 200]);
+    assert_eq!(weigh("web-2", json!(null), 10_000).await, 403);
+    assert_eq!(weigh("mail", json!(null), 10_000).await, 404);
+    assert_eq!(weigh("web-1", json!("acme"), 10_000).await, 200);
     // A session has the rights of its token.
     assert_eq!(answer(&api, Method::GET, "/stats", Some(&by_name), Value::Null).await.1, "forbidden");
 }
