@@ -132,13 +132,12 @@ impl Committer {
         let (head, next_segment, segments) = (log.head(), log.next_segment(), log.table().clone());
         drop(log);
         let map_damage = disks.iter().map(|(.., damage)| *damage).collect();
-        let record = |(record, size, damage): TakenDisk| DiskRecord {
-            size,
-            map_damaged: damage > 0,
-            ..(*record).clone()
-        };
-        let disks = disks.into_iter().map(record).collect();
-        let checkpoint = Contents { next_disk, next_segment, disks, segments, warm, sampling };
+        let (mut records, mut turns) = (Vec::with_capacity(disks.len()), Turns::default());
+        for (record, size, damage) in disks {
+            turns.step().await;
+            records.push(DiskRecord { size, map_damaged: damage > 0, ..(*record).clone() });
+        }
+        let checkpoint = Contents { next_disk, next_segment, disks: records, segments, warm, sampling };
         Ok(Taken { head, checkpoint, trees, map_damage })
     }
 
@@ -161,7 +160,7 @@ impl Committer {
     /// `renew` more.
     async fn store_tables(&self, contents: &Contents, renew: usize) -> Result<StoredTables> {
         let mut tables = self.tables.lock().clone();
-        let pages = tables.replace(contents, renew);
+        let pages = tables.replace(contents, renew).await;
         let mut paged = tables.tables.clone();
         self.store_pages(&mut paged, &pages, |page| tables.encode(page)).await?;
         self.store_directories(&mut paged).await?;

@@ -79,7 +79,7 @@ async fn read_tables(source: &StoreReader, root: CheckpointRoot) -> Result<(Cont
     })
     .await?;
     contents.disks = found.into_values().collect();
-    let tables = StoredTables::read([segments, disks], &contents);
+    let tables = StoredTables::read([segments, disks], &contents).await;
     Ok((contents, tables))
 }
 

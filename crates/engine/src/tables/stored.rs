@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use forebay_format::{BlobRef, DiskRecord, PageEncoder, PageLevel, SegmentId, Table};
+use tokio::task::yield_now;
 
 use super::paged::PagedTable;
 use crate::log::SegmentTable;
@@ -52,8 +53,8 @@ impl Default for StoredTables {
     }
 }
 
-/// Encodes the pages of the catalogue; disks are ordered by id.
-fn encode_disks(disks: &[DiskRecord]) -> BTreeMap<u32, Arc<Vec<u8>>> {
+/// Encodes the pages of the catalogue; disks are ordered by id. Other tasks run between the pages.
+async fn encode_disks(disks: &[DiskRecord]) -> BTreeMap<u32, Arc<Vec<u8>>> {
     let page_of = |disk: &DiskRecord| Table::DISKS.page_of(disk.id.0);
     let encode = |disks: &[DiskRecord]| {
         let number = page_of(disks.first()?);
@@ -61,7 +62,12 @@ fn encode_disks(disks: &[DiskRecord]) -> BTreeMap<u32, Arc<Vec<u8>>> {
         disks.iter().for_each(|disk| page.add(disk.id.0, |out| disk.encode(out)));
         Some((number, Arc::new(page.finish()?)))
     };
-    disks.chunk_by(|a, b| page_of(a) == page_of(b)).filter_map(encode).collect()
+    let mut pages = BTreeMap::new();
+    for of_page in disks.chunk_by(|a, b| page_of(a) == page_of(b)) {
+        pages.extend(encode(of_page));
+        yield_now().await;
+    }
+    pages
 }
 
 /// The numbers of pages in either of two lists that differ.
@@ -74,15 +80,15 @@ fn differing<T: PartialEq>(old: &BTreeMap<u32, Arc<T>>, new: &BTreeMap<u32, Arc<
 
 impl StoredTables {
     /// The tables as they were read from the store: segments and disks, with their contents.
-    pub fn read(tables: [PagedTable; 2], contents: &Contents) -> StoredTables {
-        let disk_pages = encode_disks(&contents.disks);
+    pub async fn read(tables: [PagedTable; 2], contents: &Contents) -> StoredTables {
+        let disk_pages = encode_disks(&contents.disks).await;
         StoredTables { tables, segments: contents.segments.clone(), disk_pages }
     }
 
     /// Takes the contents of a new checkpoint. Returns the pages that must be stored for it, among them up to
     /// `renew` of the oldest ones, which have not changed.
-    pub fn replace(&mut self, contents: &Contents, renew: usize) -> Vec<PageId> {
-        let disk_pages = encode_disks(&contents.disks);
+    pub async fn replace(&mut self, contents: &Contents, renew: usize) -> Vec<PageId> {
+        let disk_pages = encode_disks(&contents.disks).await;
         let segments = differing(self.segments.pages(), contents.segments.pages());
         let disks = differing(&self.disk_pages, &disk_pages);
         self.segments = contents.segments.clone();
@@ -166,33 +172,33 @@ mod tests {
         }
     }
 
-    #[test]
-    fn only_changed_pages_are_stored() {
+    #[tokio::test]
+    async fn only_changed_pages_are_stored() {
         let (mut tables, mut contents) = (StoredTables::default(), contents());
         let all = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)];
-        assert_eq!(tables.replace(&contents, 0), all);
+        assert_eq!(tables.replace(&contents, 0).await, all);
         store(&mut tables, &all, 1);
-        assert_eq!(tables.replace(&contents, 0), []);
+        assert_eq!(tables.replace(&contents, 0).await, []);
         contents.segments.insert(segment(Table::SEGMENTS.span, 8192));
         contents.disks[0].size = 8192;
-        assert_eq!(tables.replace(&contents, 0), [(0, 1), (1, 0)]);
+        assert_eq!(tables.replace(&contents, 0).await, [(0, 1), (1, 0)]);
         // A page without records is removed.
         contents.disks.truncate(Table::DISKS.span as usize - 1);
-        assert_eq!(tables.replace(&contents, 0), [(1, 1)]);
+        assert_eq!(tables.replace(&contents, 0).await, [(1, 1)]);
         assert_eq!(tables.encode((1, 1)), None);
         store(&mut tables, &[(1, 1)], 10);
         assert!(!tables.tables[1].pages().contains_key(&1));
         assert!(tables.objects().all(|object| object != SegmentId(5)), "the object of the removed page");
     }
 
-    #[test]
-    fn the_oldest_pages_are_stored_again() {
+    #[tokio::test]
+    async fn the_oldest_pages_are_stored_again() {
         let (mut tables, mut contents) = (StoredTables::default(), contents());
-        tables.replace(&contents, 0);
+        tables.replace(&contents, 0).await;
         store(&mut tables, &[(1, 0), (0, 2), (0, 0), (1, 1), (0, 1)], 1);
         contents.segments.insert(segment(1, 8192));
-        assert_eq!(tables.replace(&contents, 2), [(0, 0), (0, 2), (1, 0)]);
-        assert_eq!(tables.replace(&contents, 9), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]);
+        assert_eq!(tables.replace(&contents, 2).await, [(0, 0), (0, 2), (1, 0)]);
+        assert_eq!(tables.replace(&contents, 9).await, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]);
     }
 
     #[test]
