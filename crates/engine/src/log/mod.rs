@@ -52,8 +52,9 @@
 //! abandoned, since recovery could still find it. Then the log fails permanently. So no room is reserved for
 //! the rest of the segment then.
 //!
-//! A group of the cleaner is not written again, because the slots that it moves must be in the object of
-//! earlier ones: its segment stays where it is. The group may take effect as well. Copies to which nothing
+//! A group of the cleaner is given up as often as an append is overdue, since commits wait for the log. It is
+//! not written again, because the slots that it moves must be in the object of earlier ones: its segment
+//! stays where it is. The group may take effect as well. Copies to which nothing
 //! refers do no harm; and the publication of a segment ([`crate::reclaim`]) is valid until a later group
 //! refers to a slot that it leaves out, and then that group has its numbers and a higher epoch.
 //!
@@ -173,9 +174,8 @@ pub(crate) struct Log {
     /// A group found no room, and no segment was preallocated since.
     is_short: bool,
     /// How often the present group was given up because an append was overdue, which may still take effect.
-    left_data: u32,
-    /// The same of groups of the cleaner, in a row.
-    left_moved: u32,
+    /// Groups of the cleaner do not count.
+    left_behind: u32,
     /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
     /// one that is not durable would be lost although it was acknowledged.
     failed: Option<StoreError>,
@@ -207,8 +207,7 @@ impl Log {
             unsynced: Vec::new(),
             raise_epoch: false,
             is_short: false,
-            left_data: 0,
-            left_moved: 0,
+            left_behind: 0,
             failed: None,
             barrier: None,
             spares: Vec::new(),
@@ -372,7 +371,8 @@ impl Log {
             before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
             first_new: SegmentId(self.next_segment()),
             under_way: Appends::default(),
-            may_move_on: *self.left_behind(stream) < MOST_LEFT_BEHIND,
+            // The cleaner does not write its group again, and commits would wait for it.
+            may_move_on: stream == Stream::Moved || self.left_behind < MOST_LEFT_BEHIND,
             is_ended: false,
             synced: None,
             placed: Vec::new(),
@@ -415,7 +415,9 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let settled = self.settle(&mut group).await;
         self.check_append(&mut group, settled).await?;
-        *self.left_behind(group.stream) = 0;
+        if group.stream != Stream::Moved {
+            self.left_behind = 0;
+        }
         let found_room = !frees_room(group.stream) && self.next_segment() > group.first_new.0;
         self.is_short &= !found_room;
         self.unsynced.retain(|id| group.synced != Some(*id));
@@ -464,7 +466,7 @@ impl Log {
     /// would find it complete, so it must not be reported as abandoned. Likewise if an earlier attempt may
     /// still become complete.
     async fn give_up(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
-        if self.left_data > 0 {
+        if self.left_behind > 0 {
             return Err(for_good(StoreError::Full, "writing a group again"));
         }
         self.abandon(group);
@@ -498,13 +500,10 @@ impl Log {
     fn move_on(&mut self, group: &Writing<'_>) {
         tracing::warn!(stream = ?group.stream, "an append is overdue; continuing in another segment");
         self.abandon(group);
-        *self.left_behind(group.stream) += 1;
+        if group.stream != Stream::Moved {
+            self.left_behind += 1;
+        }
         self.next.prepare_elsewhere();
-    }
-
-    /// How often groups were given up in a row because an append was overdue.
-    fn left_behind(&mut self, stream: Stream) -> &mut u32 {
-        if stream == Stream::Moved { &mut self.left_moved } else { &mut self.left_data }
     }
 
     /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated
@@ -525,7 +524,7 @@ impl Log {
             None => {
                 let id = self.next.take().await?;
                 // What frees room has to fit into the last of it, and so has what cannot be abandoned.
-                let is_needed = self.left_data > 0 || (self.is_short && frees_room(group.stream));
+                let is_needed = self.left_behind > 0 || (self.is_short && frees_room(group.stream));
                 (id, 0, !is_needed)
             }
         };
