@@ -392,7 +392,9 @@ impl DiskHandle {
     pub async fn write_zeroes_part(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
         self.check_write(offset, len)?;
         self.begin(Kind::Write, 0).await;
-        let mut room = self.intake.admit(&self.disk, 0).await?.room;
+        // Zeroes that stay allocated are entries of the map, also where it had none: on a full store, such
+        // requests could use up the room that discards and deletions need.
+        let mut room = self.intake.admit(&self.disk, u64::from(allocated)).await?.room;
         self.zero(offset, len, allocated, &mut room).await?;
         self.disk.guest.discard.add(len);
         Ok(())

@@ -143,6 +143,20 @@ fn a_deletion_and_a_stop_succeed_when_the_quota_is_used_up() {
     world.check();
 }
 
+/// Zeroes that stay allocated would be entries of the map: they are refused as data is.
+#[test]
+fn a_full_store_refuses_zeroes_that_stay_allocated_and_accepts_discards() {
+    let mut world = World::full();
+    let pool = world.pool.clone();
+    world.exec.finish(async move {
+        let large = pool.attach("large").unwrap();
+        let refused = large.write_zeroes(12 << 20, 1 << 20, true, true).await;
+        assert!(matches!(refused, Err(Error::NoSpace)), "{refused:?}");
+        large.discard(0, 1 << 20, true).await.expect("a discard makes room");
+    });
+    world.check();
+}
+
 /// A quota of which administrators take a part while the pool is full: the reserve is not whole for long.
 #[test]
 fn a_deletion_succeeds_when_the_quota_was_reduced_below_the_use() {
