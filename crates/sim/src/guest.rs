@@ -106,6 +106,7 @@ async fn read_range(
     let begin = ctx.model.borrow_mut().tick();
     note!("{begin} read {name} {offset}+{len}");
     let mut bytes = vec![0xee; len as usize];
+    let was_durable = disk.is_durable(false);
     let quick = rng.percent(40) && {
         let quick = ctx.judge("try_read", disk.try_read(offset, &mut bytes));
         let Some(quick) = quick else { return false };
@@ -115,7 +116,8 @@ async fn read_range(
     if !quick && ctx.judge("read", disk.read_part(request, offset, &mut bytes).await).is_none() {
         return false;
     }
-    let checked = ctx.model.borrow_mut().check_read(name, offset, &bytes, begin);
+    let is_durable = was_durable && disk.is_durable(false);
+    let checked = ctx.model.borrow_mut().check_read(name, offset, &bytes, begin, is_durable);
     ctx.insist(checked);
     true
 }
@@ -314,11 +316,13 @@ async fn settle_block(ctx: &Rc<Ctx>, name: &str, disk: &DiskHandle, block: u64) 
     let valid = ctx.model.borrow().disk(name).map_or(0, |d| d.valid(block));
     let begin = ctx.model.borrow_mut().tick();
     let mut bytes = vec![0xee; valid];
+    let was_durable = disk.is_durable(false);
     let read = disk.read(block * B, &mut bytes).await;
     if ctx.judge("read to settle", read).is_none() {
         return false;
     }
-    let settled = ctx.model.borrow_mut().settle(name, block, &bytes, begin);
+    let is_durable = was_durable && disk.is_durable(false);
+    let settled = ctx.model.borrow_mut().settle(name, block, &bytes, begin, is_durable);
     ctx.insist(settled);
     true
 }

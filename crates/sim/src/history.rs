@@ -130,7 +130,8 @@ pub struct Version<T> {
     pub seen: Stamp,
     /// A read that began at this moment saw an older one.
     pub after: Stamp,
-    /// It is durable independently of its operation: a snapshot contains it.
+    /// It is durable independently of its operation: a snapshot contains it, or a read showed it to a client
+    /// whose writes are durable when they are answered.
     pub durable: bool,
     /// No operation made it: a read observed a state left by other versions. No flush makes a promise about
     /// it.

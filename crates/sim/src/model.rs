@@ -336,8 +336,16 @@ impl Model {
         }
     }
 
-    /// Checks the bytes of a read of `name` at `offset`, which took from `begin` until now.
-    pub fn check_read(&mut self, name: &str, offset: u64, bytes: &[u8], begin: Stamp) -> Result<(), String> {
+    /// Checks the bytes of a read of `name` at `offset`, which took from `begin` until now; `is_durable` if
+    /// what it shows must survive a crash.
+    pub fn check_read(
+        &mut self,
+        name: &str,
+        offset: u64,
+        bytes: &[u8],
+        begin: Stamp,
+        is_durable: bool,
+    ) -> Result<(), String> {
         let end = self.tick();
         let span = TimeSet::span(begin, end);
         let ops = std::mem::take(&mut self.ops);
@@ -346,7 +354,7 @@ impl Model {
         for (block, part) in pieces(offset, bytes.len() as u64) {
             let at = (block * BLOCK as u64 + part.start as u64 - offset) as usize;
             let found = &bytes[at..at + part.len()];
-            if let Err(why) = check_block(&ops, disk, block, part, found, &span) {
+            if let Err(why) = check_block(&ops, disk, (block, part), found, &span, is_durable) {
                 wrong = Some(format!("read of '{name}' at {offset}, {} bytes: {why}", bytes.len()));
                 break;
             }
@@ -355,8 +363,16 @@ impl Model {
         wrong.map_or(Ok(()), Err)
     }
 
-    /// Records that a read from `begin` until now determined the content of `block` of `name`.
-    pub fn settle(&mut self, name: &str, block: u64, bytes: &[u8], begin: Stamp) -> Result<(), String> {
+    /// Records that a read from `begin` until now determined the content of `block` of `name`; `is_durable`
+    /// as for [`Model::check_read`].
+    pub fn settle(
+        &mut self,
+        name: &str,
+        block: u64,
+        bytes: &[u8],
+        begin: Stamp,
+        is_durable: bool,
+    ) -> Result<(), String> {
         let now = TimeSet::span(begin, self.now());
         let end = self.tick();
         let Some(cell) = self.disk(name).and_then(|d| d.blocks.get(&block)) else { return Ok(()) };
@@ -365,7 +381,7 @@ impl Model {
             return Err(format!("block {block} of '{name}' holds {}", describe(block * BLOCK as u64, bytes)));
         };
         let content = cell.versions[i].value.clone();
-        self.ops.push(Op { begin, end: End::Acknowledged { at: end, durable: false } });
+        self.ops.push(Op { begin, end: End::Acknowledged { at: end, durable: is_durable } });
         let op = OpId(self.ops.len() - 1);
         let cell = self.disk_mut(name).blocks.get_mut(&block).expect("found above");
         cell.push_observed(op, content);
@@ -482,10 +498,10 @@ fn explain_cell(ops: &Ops, cell: &Cell<Content>) -> String {
 fn check_block(
     ops: &Ops,
     disk: &mut DiskState,
-    block: u64,
-    part: Range<usize>,
+    (block, part): (u64, Range<usize>),
     found: &[u8],
     span: &TimeSet,
+    is_durable: bool,
 ) -> Result<(), String> {
     let wrong = |history: String| {
         let found = describe(block * BLOCK as u64 + part.start as u64, found);
@@ -502,6 +518,7 @@ fn check_block(
         &[only] => {
             if let (Some(begin), Some(end)) = (span.first(), span.last()) {
                 cell.saw(ops, only, begin, end);
+                cell.versions[only].durable |= is_durable;
             }
             Ok(())
         }

@@ -2,6 +2,13 @@
 //!
 //! Offsets and lengths are in bytes and may be unaligned. Front ends check ranges once (`offset + len` within
 //! [`DiskHandle::size`]); if the disk shrinks after that check, the request fails with [`Error::OutOfRange`].
+//!
+//! **Reads of uncommitted data.** A write is in the buffers, and visible to reads, before it is durable. A
+//! crash, or a takeover by another server, undoes a write that was neither durable nor answered. A client
+//! whose writes are durable when they are answered must not see such a write and miss it later, also if
+//! another client made it. So a read of this client that found data in the buffers is answered after the
+//! commit of this data. If the commit fails, the read returns the contents as of the last commit: a full
+//! store can still be read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +24,7 @@ use crate::limit::Kind;
 use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
 use crate::map::RunKind;
 use crate::marks::Marks;
-use crate::read::{Origin, ReadMode, Reader};
+use crate::read::{Gathered, Origin, ReadMode, Reader};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::{Client, Coalesce, Error, GuestStats, Mutation, PoolConfig, RemoteAnswers, Result, Room};
 
@@ -232,9 +239,10 @@ impl DiskHandle {
     /// is undefined.
     pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
         self.check_read(offset, out.len() as u64)?;
-        let mut gaps = Vec::new();
-        let found = self.reader.gather(&mut 0, &self.disk, offset, out, &mut gaps, ReadMode::CachedOnly);
-        if found.is_err() || !gaps.is_empty() {
+        let mut found = Gathered::default();
+        let read = self.reader.gather(&mut 0, &self.disk, offset, out, &mut found, ReadMode::CachedOnly);
+        let waits_for_commit = found.is_uncommitted && self.is_durable(false);
+        if read.is_err() || !found.gaps.is_empty() || waits_for_commit {
             return Ok(Fast::Wait);
         }
         self.intake.cx.check_fenced()?;
@@ -261,11 +269,23 @@ impl DiskHandle {
         let read = self.reader.begin_sequential(&self.disk, (offset, len), &request);
         let has_room = self.disk.is_desktop() && self.reader.cache.has_room();
         let together = read.together(if has_room { READAHEAD_DESKTOP } else { READAHEAD_MIN });
-        let origin = self.reader.read(&self.disk, offset, out, together).await?;
+        let origin = self.read_lasting(offset, out, together).await?;
         self.intake.cx.check_fenced()?;
         self.reader.end_sequential(&self.disk, &read, origin, together);
         self.count_read(offset, out.len(), origin == Origin::Ram);
         Ok(if origin == Origin::Ram { ReadFrom::Ram } else { ReadFrom::Store })
+    }
+
+    /// Reads what no crash or takeover undoes, for a client whose writes are durable when they are answered;
+    /// see the module documentation. What was read is returned after the wait, so a stream of writes to the
+    /// same blocks does not delay the read for ever.
+    async fn read_lasting(&self, offset: u64, out: &mut [u8], ahead: u64) -> Result<Origin> {
+        let read = self.reader.read_as(&self.disk, offset, out, ahead, ReadMode::Wait).await?;
+        let waits_for_commit = read.is_uncommitted && self.is_durable(false);
+        if !waits_for_commit || self.intake.flush_disk(&self.disk).await.is_ok() {
+            return Ok(read.origin);
+        }
+        self.reader.read_as(&self.disk, offset, out, 0, ReadMode::Committed).await.map(|read| read.origin)
     }
 
     fn count_read(&self, offset: u64, len: usize, hit: bool) {

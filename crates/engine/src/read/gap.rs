@@ -1,4 +1,4 @@
-//! The parts of a read: its mode, and the blocks that have to be read from the store.
+//! The parts of a read: its mode, what was found in RAM, and the blocks that have to be read from the store.
 
 use std::ops::Range;
 
@@ -16,6 +16,8 @@ pub(crate) enum ReadMode {
     /// As `Wait`, for reads by the pool itself: they have no effect on the read cache, the counters and the
     /// recordings of boots.
     Internal,
+    /// As `Wait`, without the write buffers: the contents as of the last commit.
+    Committed,
 }
 
 /// Where the blocks of a read came from.
@@ -27,6 +29,23 @@ pub(crate) enum Origin {
     OtherReads,
     /// Some were read from the store.
     Store,
+}
+
+/// What a read has found so far.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    /// The blocks that are not in RAM.
+    pub gaps: Vec<Gap>,
+    /// Some bytes are from the write buffers, so their commit has not ended.
+    pub is_uncommitted: bool,
+}
+
+/// A complete read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outcome {
+    pub origin: Origin,
+    /// As [`Gathered::is_uncommitted`].
+    pub is_uncommitted: bool,
 }
 
 /// A part of a read that has to be read from the store.

@@ -23,7 +23,7 @@ mod store;
 mod tests;
 mod turns;
 
-pub(crate) use gap::{Gap, Origin, ReadMode, blocks_of, pieces};
+pub(crate) use gap::{Gap, Gathered, Origin, ReadMode, blocks_of, pieces};
 pub(crate) use nodes::{NodeReader, with_nodes};
 pub use prefetch::Prefetched;
 pub(crate) use reader::Reader;

@@ -15,7 +15,7 @@ use forebay_format::{BLOCK, BlockRef, MapValue};
 use forebay_guest::{CachePriority, Class};
 use forebay_store::StoreError;
 
-use super::gap::{Gap, Origin, ReadMode, pieces};
+use super::gap::{Gap, Gathered, Origin, Outcome, ReadMode, pieces};
 use super::nodes::{NodeReader, with_nodes};
 use super::run::Fetched;
 use super::store::StoreReader;
@@ -88,23 +88,22 @@ impl Reader {
     }
 
     /// Fills `out` from RAM, starting at its byte `done`, and advances `done` to the byte at which it
-    /// stopped. Adds the blocks that are not in RAM to `gaps`; with [`ReadMode::CachedOnly`] it stops after
-    /// the first chunk that has any.
+    /// stopped. With [`ReadMode::CachedOnly`] it stops after the first chunk that is not entirely in RAM.
     pub fn gather(
         &self,
         done: &mut usize,
         disk: &Disk,
         offset: u64,
         out: &mut [u8],
-        gaps: &mut Vec<Gap>,
+        found: &mut Gathered,
         mode: ReadMode,
     ) -> std::result::Result<(), Stop> {
         while *done < out.len() {
             let first = (offset + *done as u64) / BLOCK as u64;
             let chunk_end = ((first + CHUNK_BLOCKS as u64) * BLOCK as u64 - offset) as usize;
             let chunk = *done..chunk_end.min(out.len());
-            self.gather_chunk(disk, offset, chunk.clone(), out, gaps, mode)?;
-            if mode == ReadMode::CachedOnly && !gaps.is_empty() {
+            self.gather_chunk(disk, offset, chunk.clone(), out, found, mode)?;
+            if mode == ReadMode::CachedOnly && !found.gaps.is_empty() {
                 return Ok(());
             }
             *done = chunk.end;
@@ -119,19 +118,20 @@ impl Reader {
         offset: u64,
         chunk: Range<usize>,
         out: &mut [u8],
-        gaps: &mut Vec<Gap>,
+        found: &mut Gathered,
         mode: ReadMode,
     ) -> std::result::Result<(), Stop> {
         let from = offset + chunk.start as u64;
         let mut have = [0; CHUNK_BLOCKS];
         // If the buffers hold a part of a block only: the number of copies that had begun.
         let mut copies = None;
-        {
+        if mode != ReadMode::Committed {
             let buffers = disk.buffers.lock();
             if !buffers.is_clean() {
                 let mut at = chunk.start;
                 for ((block, within), have) in pieces(from, chunk.len()).zip(&mut have) {
                     *have = buffers.overlay(block, &within, &mut out[at..at + within.len()]);
+                    found.is_uncommitted |= *have & sectors(&within) != 0;
                     if *have != 0 && *have & sectors(&within) != sectors(&within) {
                         copies = Some(buffers.copies_begun());
                     }
@@ -165,7 +165,7 @@ impl Reader {
                     MapValue::At(target) if is_lost(&target) => return Err(Stop::Lost(target)),
                     MapValue::At(target) => {
                         if !self.read_cached(disk, target, &within, have, part, mode) {
-                            gaps.push(Gap { block, at, within: within.clone(), have, target });
+                            found.gaps.push(Gap { block, at, within: within.clone(), have, target });
                         }
                     }
                 }
@@ -188,7 +188,7 @@ impl Reader {
         let get = |offset, out: &mut [u8]| match mode {
             // After a miss the caller reads again, and waits.
             ReadMode::CachedOnly => self.cache.probe(target.addr, offset, out, reader),
-            ReadMode::Wait => self.cache.get(target.addr, offset, out, reader),
+            ReadMode::Wait | ReadMode::Committed => self.cache.get(target.addr, offset, out, reader),
             ReadMode::Internal => self.cache.peek(target.addr, offset, out),
         };
         if have == 0 {
@@ -205,7 +205,7 @@ impl Reader {
     /// Reads `out.len()` bytes at `offset`, waiting for the store if necessary. Up to `ahead` further bytes
     /// may be fetched into the cache.
     pub async fn read(&self, disk: &Disk, offset: u64, out: &mut [u8], ahead: u64) -> Result<Origin> {
-        self.read_as(disk, offset, out, ahead, ReadMode::Wait).await
+        self.read_as(disk, offset, out, ahead, ReadMode::Wait).await.map(|read| read.origin)
     }
 
     /// As [`Reader::read`], in another mode.
@@ -216,11 +216,11 @@ impl Reader {
         out: &mut [u8],
         ahead: u64,
         mode: ReadMode,
-    ) -> Result<Origin> {
+    ) -> Result<Outcome> {
         let mut tries = 0;
         loop {
             match self.read_once(disk, offset, out, ahead, mode).await {
-                Ok(origin) => return Ok(origin),
+                Ok(read) => return Ok(read),
                 // The segment was freed after the look-up: its blocks were moved or are no longer referenced.
                 Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => tries += 1,
                 Err(e) => return Err(self.source.not_found_is_corruption(e)),
@@ -238,16 +238,17 @@ impl Reader {
         out: &mut [u8],
         ahead: u64,
         mode: ReadMode,
-    ) -> Result<Origin> {
-        let (mut gaps, mut done) = (Vec::new(), 0);
-        let gather = || self.gather(&mut done, disk, offset, out, &mut gaps, mode);
+    ) -> Result<Outcome> {
+        let (mut found, mut done) = (Gathered::default(), 0);
+        let gather = || self.gather(&mut done, disk, offset, out, &mut found, mode);
         with_nodes(gather, |stop| Box::pin(self.resolve(disk, stop))).await?;
+        let Gathered { mut gaps, is_uncommitted } = found;
         if gaps.is_empty() {
-            return Ok(Origin::Ram);
+            return Ok(Outcome { origin: Origin::Ram, is_uncommitted });
         }
         let mut has_read = false;
         while !gaps.is_empty() {
-            let takes_turns = mode == ReadMode::Wait;
+            let takes_turns = mode != ReadMode::Internal;
             let most = if takes_turns { self.turns.most(&disk.reads) / BLOCK as u64 } else { u64::MAX };
             let rest = gaps.split_off(usize::try_from(most).unwrap_or(usize::MAX).min(gaps.len()));
             let ahead = if rest.is_empty() { ahead } else { 0 };
@@ -259,7 +260,8 @@ impl Reader {
             let piece = std::mem::replace(&mut gaps, rest);
             has_read |= self.fill_gaps(disk, piece, out, ahead, mode).await?;
         }
-        Ok(if has_read { Origin::Store } else { Origin::OtherReads })
+        let origin = if has_read { Origin::Store } else { Origin::OtherReads };
+        Ok(Outcome { origin, is_uncommitted })
     }
 
     /// Removes the cause for which [`Reader::gather`] stopped, or returns it as an error.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, BlockRef, CatalogueOp, DiskId, Fingerprint, Form, Stream, crc32c};
 
-use super::{Origin, ReadMode};
+use super::{Gathered, Origin, ReadMode};
 use crate::Error;
 use crate::cache::Rank;
 use crate::commit::Change;
@@ -53,11 +53,16 @@ async fn a_read_gathers_buffers_stored_blocks_and_holes() {
     assert_eq!(parts.reader.read(&disk, 0, &mut out, 0).await.unwrap(), Origin::Store);
     assert_eq!(blocks(&out), [1, 9, 3, 0]);
     // They are in the read cache now.
-    let mut gaps = Vec::new();
+    let mut found = Gathered::default();
     out.fill(0xee);
-    parts.reader.gather(&mut 0, &disk, 0, &mut out, &mut gaps, ReadMode::CachedOnly).unwrap();
-    assert!(gaps.is_empty());
+    parts.reader.gather(&mut 0, &disk, 0, &mut out, &mut found, ReadMode::CachedOnly).unwrap();
+    assert!(found.gaps.is_empty() && found.is_uncommitted);
     assert_eq!(blocks(&out), [1, 9, 3, 0]);
+    // Without the buffers.
+    out.fill(0xee);
+    let read = parts.reader.read_as(&disk, 0, &mut out, 0, ReadMode::Committed).await.unwrap();
+    assert!(!read.is_uncommitted);
+    assert_eq!(blocks(&out), [1, 2, 3, 0]);
 }
 
 #[tokio::test]

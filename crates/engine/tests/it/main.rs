@@ -32,5 +32,6 @@ mod quota;
 mod reduction;
 mod retained;
 mod schedule;
+mod uncommitted;
 mod update;
 mod upgrade;

@@ -1,0 +1,135 @@
+//! Clients whose writes are durable when they are answered do not read what a crash could undo.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::{BoxFuture, Client, DiskHandle, Error, Fast, Pool, SyncMode};
+use forebay_format::{BLOCK, SegmentId, Superblock};
+use forebay_store::{
+    Capacity, Fault, FaultyOp, FaultyStore, IoBuf, MemoryStore, ObjectStat, Result, Store, When,
+};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::common::{config, noise, open_with, read};
+
+/// Long enough for a read from RAM.
+const SHORT: Duration = Duration::from_millis(50);
+/// Only a read that hangs takes longer.
+const HANG: Duration = Duration::from_secs(60);
+/// A block that no test changes after its first write.
+const OTHER: u64 = 64 << 10;
+
+/// A store whose appends wait while it is closed.
+struct Gated {
+    store: MemoryStore,
+    is_open: watch::Sender<bool>,
+}
+
+impl Store for Gated {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        let mut is_open = self.is_open.subscribe();
+        Box::pin(async move {
+            is_open.wait_for(|is_open| *is_open).await.expect("the store exists");
+            self.store.append(id, offset, data, expected).await
+        })
+    }
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        self.store.prepare(id, expected)
+    }
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.store.sync(id)
+    }
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        self.store.read(id, offset, len)
+    }
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.store.delete(id)
+    }
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.store.list()
+    }
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        self.store.read_superblock()
+    }
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        self.store.swap_superblock(new)
+    }
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        self.store.capacity()
+    }
+}
+
+/// A volume with two blocks of noise 1 that are durable; a client of it on this host, and one over the
+/// network.
+async fn with_clients(pool: &Arc<Pool>) -> (Arc<DiskHandle>, Arc<DiskHandle>) {
+    pool.create_volume("v", 4 << 20, SyncMode::Flush, 0).await.unwrap();
+    let (local, remote) = (pool.attach("v").unwrap(), pool.attach_as("v", Client::Remote).unwrap());
+    for at in [0, OTHER] {
+        remote.write(at, &noise(1, BLOCK), false).await.unwrap();
+    }
+    (local, remote)
+}
+
+/// Waits until a block in the buffers has this content.
+async fn until_visible(local: &DiskHandle, number: u64) {
+    let seen = async {
+        while read(local, 0, BLOCK).await != noise(number, BLOCK) {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(HANG, seen).await.expect("clients on this host see it at once");
+}
+
+#[tokio::test]
+async fn a_read_waits_for_the_commit_of_what_it_shows() {
+    let store = Arc::new(Gated { store: MemoryStore::new(), is_open: watch::Sender::new(true) });
+    let pool = open_with(&store, config()).await;
+    let (local, remote) = with_clients(&pool).await;
+    store.is_open.send_replace(false);
+    let writer = pool.attach_as("v", Client::Remote).unwrap();
+    let write = tokio::spawn(async move { writer.write(0, &noise(2, BLOCK), false).await });
+    until_visible(&local, 2).await;
+
+    let mut quick = [0; BLOCK];
+    assert_eq!(remote.try_read(0, &mut quick).unwrap(), Fast::Wait);
+    let reading = tokio::spawn({
+        let remote = remote.clone();
+        async move { read(&remote, 0, 2 * BLOCK).await }
+    });
+    tokio::pin!(reading);
+    assert!(timeout(SHORT, reading.as_mut()).await.is_err(), "it showed a write that a crash undoes");
+    // A block that is not in the buffers is read at once, by the same client.
+    assert_eq!(remote.try_read(OTHER, &mut quick).unwrap(), Fast::Done);
+    assert!(quick[..] == noise(1, BLOCK));
+
+    store.is_open.send_replace(true);
+    write.await.unwrap().unwrap();
+    let shown = timeout(HANG, reading).await.expect("the commit has ended").unwrap();
+    assert!(shown[..BLOCK] == noise(2, BLOCK));
+    assert_eq!(remote.try_read(0, &mut quick).unwrap(), Fast::Done);
+}
+
+/// The contents as of the last commit, while the store is full, and when the pool has latched.
+#[tokio::test]
+async fn a_read_shows_the_last_commit_if_the_next_one_fails() {
+    for fault in [Fault::Full, Fault::Io] {
+        let store = FaultyStore::new(1);
+        let pool = open_with(&store, config()).await;
+        let (local, remote) = with_clients(&pool).await;
+        store.inject(FaultyOp::Append, fault, When::From(0));
+        let failed = remote.write(0, &noise(2, BLOCK), false).await;
+        match fault {
+            Fault::Full => assert!(matches!(failed, Err(Error::NoSpace)), "{failed:?}"),
+            _ => assert!(matches!(failed, Err(Error::Latched(_) | Error::Store(_))), "{failed:?}"),
+        }
+        assert!(read(&local, 0, BLOCK).await == noise(2, BLOCK), "it is in the buffers");
+        let shown = timeout(HANG, read(&remote, 0, BLOCK)).await.expect("it does not wait for ever");
+        assert!(shown == noise(1, BLOCK), "{fault:?}");
+        if fault == Fault::Full {
+            store.clear_faults();
+            remote.flush().await.unwrap();
+            assert!(read(&remote, 0, BLOCK).await == noise(2, BLOCK));
+        }
+    }
+}
