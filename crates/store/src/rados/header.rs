@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_format::SegmentId;
+use forebay_format::{FormatError, SegmentId, Superblock};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -133,6 +133,19 @@ impl Header {
             open: contents.keys.iter().filter_map(|key| id_after(OPEN, key)).collect(),
             gone: contents.keys.iter().filter_map(|key| id_after(GONE, key)).collect(),
         })
+    }
+
+    /// Whether this server can read the format of the pool. A server that took another pool would fence its
+    /// owner and then fail to open it.
+    ///
+    /// # Errors
+    /// `EPROTONOSUPPORT` if a newer release wrote it.
+    pub fn check_version(&self) -> Answer<()> {
+        match Superblock::choose(self.copies.each_ref().map(Option::as_deref)) {
+            Err(FormatError::Newer { .. }) => Err(Errno(libc::EPROTONOSUPPORT)),
+            // Damage is reported, and repaired, by a server that has the pool.
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 }
 

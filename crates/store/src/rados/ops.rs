@@ -50,11 +50,12 @@ impl Shared {
         error
     }
 
-    /// As [`Shared::failed`] for the object of a segment. If it is missing, another owner may have removed
-    /// it: then the pool is lost, and the segment is not. A store that owns nothing cannot know.
+    /// As [`Shared::failed`] for the object of a segment. If it is missing, or exists although this owner has
+    /// not created it, another owner may have removed or created it: then the pool is lost, and the segment
+    /// is sound. A store that owns nothing cannot know.
     async fn segment_failed(&self, what: &str, id: SegmentId, e: Errno) -> StoreError {
         let mut e = e;
-        if e == Errno(libc::ENOENT) && !self.term.is_empty() {
+        if matches!(e, Errno(libc::ENOENT | libc::EEXIST)) && !self.term.is_empty() {
             let header = Header::read(&*self.cluster).await;
             let is_superseded = match &header {
                 Ok(header) => digits(header.term) != self.term,
@@ -240,9 +241,10 @@ impl Store for RadosStore {
         }
         let shared = self.shared.clone();
         run(&self.shared, async move {
-            let created = shared.create(id, expected).await;
-            created.map_err(|e| shared.failed("create", Some(id), e))?;
-            shared.growing.prepare(id);
+            match shared.create(id, expected).await {
+                Ok(()) => shared.growing.prepare(id),
+                Err(e) => return Err(shared.segment_failed("create", id, e).await),
+            }
             Ok(())
         })
     }
@@ -329,8 +331,10 @@ impl Store for RadosStore {
         }
         let shared = self.shared.clone();
         run(&self.shared, async move {
-            let failed = |e| shared.failed("delete", Some(id), e);
-            shared.delete(id).await.map_err(failed)
+            match shared.delete(id).await {
+                Ok(()) => Ok(()),
+                Err(e) => Err(shared.segment_failed("delete", id, e).await),
+            }
         })
     }
 

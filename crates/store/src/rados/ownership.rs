@@ -19,7 +19,7 @@
 //! **Time** decides only when a server takes a pool over that another one owns, or that is reserved for
 //! another one, never whether a write takes effect. An owner changes its heartbeat each second, from the
 //! moment at which it took the pool. A server that sees no change for [`DEAD_AFTER`], in reads that all
-//! succeeded, takes the pool over.
+//! succeeded, takes the pool over ([`super::watch`] states what counts).
 //!
 //! **Handing over.** An owner releases its pool with the name of an heir. From then on the pool has no owner,
 //! and until its next owner nothing in the header changes but keys. The heir takes it at once; every other
@@ -93,6 +93,9 @@ pub(super) async fn take(
 pub(super) fn taking_failed(e: Errno) -> StoreError {
     let reason = match e {
         Errno(libc::EUCLEAN) => "the object \"pool\" of this namespace is not the header of a Forebay pool",
+        Errno(libc::EPROTONOSUPPORT) => {
+            "a newer version of Forebay has written it; install that version on this server"
+        }
         Errno(libc::EOPNOTSUPP) => "the Ceph pool is erasure-coded and has no omap; use a replicated pool",
         e => return store_error("taking over the pool", e),
     };
@@ -110,19 +113,22 @@ async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<Taken> {
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| taken)
 }
 
-/// Requires all that was seen: an owner that is alive again keeps the pool, and so does an heir.
+/// Requires all that was seen: an owner that is alive again keeps the pool, and so does an heir. The number
+/// of superblock writes is required too, so that the format of the pool is still the one that was checked.
 pub(super) async fn swap_owner(
     cluster: &dyn Cluster,
     seen: &Header,
     owner: &Owner,
     obsolete_keys: Vec<String>,
 ) -> Answer<Taken> {
+    seen.check_version()?;
     let term = seen.term.checked_add(1).ok_or(Errno(libc::EOVERFLOW))?;
     let steps = vec![
         Step::Require(TERM, digits(seen.term)),
         Step::Require(BEAT, seen.beat.clone()),
         Step::Require(OWNER, seen.owner.clone()),
         Step::Require(HEIR, seen.heir.clone()),
+        Step::Require(SWAPS, digits(seen.swaps)),
         Step::Set(TERM, digits(term)),
         Step::Set(OWNER, owner.text()),
         Step::Set(HEIR, String::new()),
@@ -161,6 +167,12 @@ async fn observe(
     let (mut watch, mut has_begun) = (Watch::new(seen), false);
     let mut as_heir = Duration::ZERO;
     loop {
+        // Also while another server has it: a standby that could not read the pool must not be chosen as
+        // heir.
+        if let Err(e) = watch.seen.check_version() {
+            announcement.withdraw(cluster);
+            return Err(taking_failed(e));
+        }
         if is_free(&watch.seen, here, claim) || watch.is_silent() {
             return Ok(Some(watch.seen));
         }
@@ -184,7 +196,7 @@ async fn observe(
                     (waiting.began)(&name(&watch.seen.owner));
                 }
                 if claim == Claim::Wait {
-                    announcement.renew(cluster, here, &watch.seen, interval).await;
+                    announcement.renew(cluster, here, &watch.seen, watch.passed).await;
                 }
             }
             Err(Errno(libc::ENOENT)) => return Ok(None),
@@ -251,7 +263,7 @@ pub(super) async fn look(cluster: &dyn Cluster, here: &Owner) -> Result<Ownershi
     let is_unsure = |seen: &Header| alive == Some(true) && seen.term == term && seen.beat == beat;
     while (is_unsure(&watch.seen) && !watch.is_silent()) || !survey.is_complete() {
         watch.look(cluster, LOOK_EVERY).await.map_err(failed)?;
-        survey.note(&watch.seen, LOOK_EVERY);
+        survey.note(&watch.seen, watch.passed);
     }
     if is_unsure(&watch.seen) {
         alive = Some(false);

@@ -189,7 +189,7 @@ pub(super) async fn find_heir(cluster: &dyn Cluster, to: Option<&str>) -> Answer
             break;
         }
         watch.look(cluster, LOOK_EVERY).await?;
-        survey.note(&watch.seen, LOOK_EVERY);
+        survey.note(&watch.seen, watch.passed);
     }
     if !survey.unknown.is_empty() {
         let steps = vec![Step::AssertExists, Step::RemoveKeys(survey.unknown)];

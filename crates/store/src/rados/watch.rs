@@ -1,7 +1,10 @@
 //! Watching the header of a pool: what changes, and for how long nothing has.
 //!
-//! A duration is the sum of the intervals between reads that succeeded, so a server that is paused, or whose
-//! reads fail, measures less than has passed, and never takes a living owner for dead on that account.
+//! A duration is the sum of the times between the answers to reads that succeeded. These times include the
+//! latencies of the reads, so a busy cluster does not lengthen it. At most [`MAX_STEP`] of each read
+//! counts, and a state counts as unchanged only after [`MIN_READS`]. So a server that is paused, or whose
+//! reads hang or fail, measures less than has passed, and never takes a living owner for dead on that
+//! account.
 
 use std::time::Duration;
 
@@ -9,6 +12,11 @@ use super::cluster::{Answer, Cluster, Errno};
 use super::header::Header;
 use super::ownership::DEAD_AFTER;
 
+/// The longest time that one read adds.
+const MAX_STEP: Duration = Duration::from_secs(1);
+/// Reads of the same state before a server is taken for dead: on a cluster that answers late, a heartbeat is
+/// as late as two or three reads.
+const MIN_READS: u32 = 4;
 /// Interval of the reports of an error that persists: at first, and at most.
 const FIRST_REPORT: Duration = Duration::from_secs(10);
 const LAST_REPORT: Duration = Duration::from_secs(3600);
@@ -16,8 +24,14 @@ const LAST_REPORT: Duration = Duration::from_secs(3600);
 /// A header that is read again and again.
 pub(super) struct Watch {
     pub seen: Header,
+    /// The time that the last successful read has added.
+    pub passed: Duration,
+    /// When the last read was answered, unless it failed.
+    answered: Option<Duration>,
     /// For how long neither the ownership nor the heartbeat has changed.
     unchanged: Duration,
+    /// The reads in that time.
+    reads: u32,
     errors: Errors,
 }
 
@@ -25,7 +39,10 @@ impl Watch {
     pub fn new(seen: Header) -> Watch {
         Watch {
             seen,
+            passed: Duration::ZERO,
+            answered: None,
             unchanged: Duration::ZERO,
+            reads: 0,
             errors: Errors::new("the header of the pool cannot be read"),
         }
     }
@@ -35,23 +52,37 @@ impl Watch {
     /// # Errors
     /// That of the read, which is no sign of the owner's state. It is logged unless the header is missing.
     pub async fn look(&mut self, cluster: &dyn Cluster, interval: Duration) -> Answer<bool> {
+        let since = self.answered.take().unwrap_or_else(|| cluster.now());
         cluster.sleep(interval).await;
         match Header::read(cluster).await {
-            Ok(now) => {
+            Ok(header) => {
                 self.errors.end();
-                let has_changed = state(&now) != state(&self.seen);
-                self.unchanged = if has_changed { Duration::ZERO } else { self.unchanged + interval };
-                self.seen = now;
+                let has_changed = state(&header) != state(&self.seen);
+                let now = cluster.now();
+                self.passed = now.saturating_sub(since).min(MAX_STEP);
+                self.answered = Some(now);
+                match has_changed {
+                    true => self.restart(),
+                    false => {
+                        self.unchanged += self.passed;
+                        self.reads += 1;
+                    }
+                }
+                self.seen = header;
                 Ok(has_changed)
             }
             Err(e) => {
-                self.unchanged = Duration::ZERO;
+                self.restart();
                 if e != Errno(libc::ENOENT) {
                     self.errors.report(cluster.now(), e);
                 }
                 Err(e)
             }
         }
+    }
+
+    fn restart(&mut self) {
+        (self.unchanged, self.reads) = (Duration::ZERO, 0);
     }
 
     /// Whether nothing has changed for so long that the owner is regarded as dead, or the heir of a pool that
@@ -62,7 +93,7 @@ impl Watch {
 
     /// Whether nothing has changed for this long.
     pub fn is_silent_for(&self, time: Duration) -> bool {
-        self.unchanged >= time
+        self.unchanged >= time && self.reads >= MIN_READS
     }
 }
 

@@ -352,6 +352,99 @@ fn a_notice_is_that_of_the_present_owner() {
     });
 }
 
+/// The successor has created a segment with the number that the former owner is about to use.
+#[test]
+fn a_segment_of_the_next_owner_is_no_damage() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        append(&first, 1, 0, 1).await.unwrap();
+        let second = take_by_force(&site, site.rados.client()).await;
+        append(&second, 2, 0, 2).await.unwrap();
+        let lost = first.lost();
+        assert_eq!(append(&first, 2, 0, 3).await, Err(StoreError::Fenced));
+        assert_eq!(first.prepare(id(2), 1 << 20).await, Err(StoreError::Fenced));
+        tokio::time::timeout(LATE, lost).await.expect("it has noticed");
+        // An owner that finds its own segment reports it.
+        let own = second.prepare(id(2), 1 << 20).await;
+        assert!(matches!(own, Err(StoreError::Io { errno: libc::EEXIST, .. })), "{own:?}");
+    });
+}
+
+/// A superblock copy of a format that this release does not know.
+fn newer_superblock(generation: u64) -> IoBuf {
+    let mut bytes = superblock(generation).encode();
+    bytes[8..12].copy_from_slice(&(forebay_format::VERSION + 1).to_le_bytes());
+    let check = forebay_format::check64(&bytes[..4088]);
+    bytes[4088..].copy_from_slice(&check.to_le_bytes());
+    IoBuf::from(&bytes[..])
+}
+
+#[test]
+fn a_standby_does_not_take_a_pool_that_it_cannot_read() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        first.swap_superblock(&superblock(1)).await.unwrap();
+        let waiting = tokio::spawn(RadosStore::open_simulated(site.rados.client(), "second", Claim::Wait));
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!((site.rados.standbys(), waiting.is_finished()), (1, false));
+        let steps = vec![Step::Write(0, Arc::new(newer_superblock(2)))];
+        site.rados.client().operate("pool", steps, WhenFull::Proceed).await.unwrap();
+
+        let too_new = |opened: Result<Arc<RadosStore>, StoreError>| match opened {
+            Err(StoreError::Io { reason, .. }) => assert!(reason.contains("newer version"), "{reason}"),
+            other => panic!("{:?}", other.map(drop)),
+        };
+        let waited = tokio::time::timeout(LATE, waiting).await.expect("it does not wait any more");
+        too_new(waited.unwrap());
+        // Its announcement is removed without a wait.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(site.rados.standbys(), 0, "it must not be chosen as heir");
+        let term = site.rados.term();
+        drop(first);
+        for claim in [Claim::IfFree, Claim::Wait] {
+            too_new(site.open("third", claim).await);
+        }
+        assert_eq!((site.rados.term(), first_owner(&site)), (term, true), "the pool is as it was");
+    });
+}
+
+fn first_owner(site: &Site) -> bool {
+    site.rados.owner_and_heir().0.starts_with("first ")
+}
+
+/// A request and its answer take as long as the cluster is slow.
+#[test]
+fn a_slow_cluster_lengthens_the_detection_little() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        site.delay_all([Duration::from_millis(200)].repeat(10_000));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        site.rados.pause(1);
+        let begun = tokio::time::Instant::now();
+        let second = site.open("second", Claim::Wait).await.unwrap();
+        // The swap and the fence are slow, too.
+        let took = begun.elapsed();
+        assert!(took > Duration::from_secs(4) && took < Duration::from_secs(8), "{took:?}");
+        assert!(!first.ownership()());
+        drop(second);
+    });
+}
+
+#[test]
+fn a_living_owner_keeps_its_pool_in_a_cluster_that_answers_after_seconds() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        for one_way in [250, 500, 1_000, 1_500] {
+            site.delay_all([Duration::from_millis(one_way)].repeat(1_000));
+            let waiting = site.open("second", Claim::Wait);
+            let waited = tokio::time::timeout(Duration::from_secs(100), waiting).await;
+            assert!(waited.is_err(), "{one_way} ms each way");
+            site.delay_all([]);
+        }
+        append(&first, 1, 0, 1).await.unwrap();
+    });
+}
+
 /// A listing would take time in proportion to all objects of the Ceph pool.
 #[test]
 fn the_newest_segments_are_found_without_listing_objects() {
