@@ -101,8 +101,14 @@ pub trait Cluster: Send + Sync + 'static {
         128 << 20
     }
 
-    /// Time since an arbitrary moment, including the time for which the machine was suspended.
+    /// Time since an arbitrary moment, including the time for which the machine was suspended. In a virtual
+    /// machine, the time for which the hypervisor paused it may be missing.
     fn now(&self) -> Duration;
+
+    /// A counter of the processor that goes on while a hypervisor has paused this machine, if it has one.
+    fn ticks(&self) -> Option<u64> {
+        None
+    }
 
     /// Waits.
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()>;

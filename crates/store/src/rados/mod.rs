@@ -2,8 +2,9 @@
 //!
 //! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
 //! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
-//! of an earlier owner has an effect; [`watch`], [`standby`] and [`handover`] decide when a server takes a
-//! pool; [`ops`] implements the contract; [`notice`] is what owners publish.
+//! of an earlier owner has an effect; [`lease`] determines how long an owner may answer; [`watch`],
+//! [`standby`] and [`handover`] decide when a server takes a pool; [`ops`] implements the contract;
+//! [`notice`] is what owners publish.
 
 mod cluster;
 mod connection;
@@ -11,6 +12,7 @@ mod fullness;
 mod growing;
 mod handover;
 mod header;
+mod lease;
 pub mod librados;
 mod notice;
 mod ops;
@@ -25,7 +27,7 @@ mod watch;
 use std::future::Future;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -38,6 +40,7 @@ pub use self::connection::{HandedOver, Heir, PoolConnection};
 use self::fullness::Fullness;
 use self::growing::Growing;
 use self::header::{HeaderKeys, digits};
+use self::lease::{Lease, Moment};
 use self::librados::LibradosCluster;
 pub use self::notice::{MAX_GROUPS, MAX_NOTICE, NoticeBoard, PoolView};
 use self::owner::Owner;
@@ -50,9 +53,6 @@ pub use self::simulated::{Broken, GROUPS, SimulatedClient, SimulatedRados, World
 pub use self::standby::StandbyWatch;
 use crate::{BoxFuture, Result, StoreError};
 
-/// For this long after it sent a heartbeat that was acknowledged, no other server has taken the pool
-/// over: less than the time after which an owner is regarded as dead.
-const LEASE: Duration = Duration::from_secs(3);
 /// Longest wait of a server that gives its pool back.
 const RELEASE_TIME: Duration = Duration::from_secs(3);
 
@@ -162,21 +162,6 @@ struct Lost(channel::Sender<bool>);
 impl Lost {
     fn set(&self) {
         self.0.send_replace(true);
-    }
-}
-
-/// Until when no other server can have taken the pool over.
-#[derive(Debug, Default)]
-struct Lease(AtomicU64);
-
-impl Lease {
-    /// A time of [`Cluster::now`].
-    fn until(&self) -> Duration {
-        Duration::from_micros(self.0.load(Relaxed))
-    }
-
-    fn extend(&self, until: Duration) {
-        self.0.fetch_max(until.as_micros() as u64, Relaxed);
     }
 }
 
@@ -346,7 +331,7 @@ impl RadosStore {
     pub fn lease_left(&self) -> Arc<dyn Fn() -> Duration + Send + Sync> {
         let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
         Arc::new(move || {
-            let left = |cluster: Arc<dyn Cluster>| lease.until().saturating_sub(cluster.now());
+            let left = |cluster: Arc<dyn Cluster>| lease.left(Moment::of(&*cluster));
             cluster.upgrade().map_or(Duration::ZERO, left)
         })
     }
@@ -397,9 +382,16 @@ impl Drop for RadosStore {
 async fn keep(store: Weak<Shared>) {
     for count in 1.. {
         let Some(shared) = store.upgrade().filter(|shared| !shared.is_closed.load(Relaxed)) else { return };
-        let sent = shared.cluster.now();
+        let sent = Moment::of(&*shared.cluster);
         match beat(&*shared.cluster, &shared.term, count).await {
-            Ok(()) => shared.lease.extend(sent + LEASE),
+            Ok(()) => {
+                if let Some(missed) = shared.lease.extend(sent) {
+                    tracing::warn!(
+                        ?missed,
+                        "the clock stood still, as while a hypervisor pauses this machine"
+                    );
+                }
+            }
             Err(Errno(libc::ECANCELED | libc::ENOENT | libc::ESHUTDOWN)) => return shared.lost.set(),
             Err(Errno(e)) => tracing::warn!("a heartbeat failed (error {e})"),
         }

@@ -24,6 +24,7 @@ mod operations;
 mod queue;
 mod read_op;
 mod runtime;
+mod ticks;
 mod write_op;
 
 use std::ffi::c_char;
@@ -148,6 +149,10 @@ impl Cluster for LibradosCluster {
         // SAFETY: `now` can be written. The call cannot fail: Linux has this clock.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
         Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+    }
+
+    fn ticks(&self) -> Option<u64> {
+        ticks::ticks()
     }
 
     fn spawn(&self, task: BoxFuture<'static, ()>) {

@@ -1,0 +1,191 @@
+//! The lease of an owner: until when no other server can have taken the pool over.
+//!
+//! The time since the last heartbeat is measured by two clocks, and the lease ends when the first of them
+//! says so. The clock of the kernel also counts the time for which the machine was suspended. But in a
+//! virtual machine this clock can stand still while the hypervisor has paused the machine (QEMU's `stop` with
+//! a guest on kvm-clock). The cluster goes on meanwhile, and another server takes the pool over. In many of
+//! these pauses the *counter* of the processor goes on. Its rate is measured with the heartbeats.
+//!
+//! **What remains.** A pause that neither clock shows, such as one in which the hypervisor sets the counter
+//! back, leaves the lease open for what was left of it: at most [`LEASE`] by the clock of this server. Only
+//! reads can be stale then. Writes do not depend on the lease ([`super::ownership`]).
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::cluster::Cluster;
+
+/// For this long after it sent a heartbeat that was acknowledged, no other server has taken the pool
+/// over: less than the time after which an owner is regarded as dead.
+const LEASE: Duration = Duration::from_secs(3);
+/// Rates of the counter that are kept, and that are needed. The median of them counts, so that neither a
+/// pause nor a suspension, in which the counter may stop, falsifies it.
+const MAX_RATES: usize = 5;
+const MIN_RATES: usize = 3;
+/// The lease is longer by this part if the counter measures it: its rate is not exact.
+const MARGIN: u64 = 10;
+/// A shorter time between two heartbeats does not determine the rate.
+const MIN_INTERVAL: Duration = Duration::from_millis(500);
+/// A shorter pause is not reported.
+const MIN_PAUSE: Duration = Duration::from_millis(500);
+
+/// A moment on both clocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Moment {
+    /// As [`Cluster::now`].
+    pub now: Duration,
+    /// As [`Cluster::ticks`].
+    pub ticks: Option<u64>,
+}
+
+impl Moment {
+    pub fn of(cluster: &dyn Cluster) -> Moment {
+        Moment { now: cluster.now(), ticks: cluster.ticks() }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Lease {
+    /// Its end in microseconds of the clock.
+    until: AtomicU64,
+    /// Its end on the counter; the largest number while the rate is not known.
+    ticks_until: AtomicU64,
+    rate: Mutex<Rate>,
+}
+
+/// The rate of the counter.
+#[derive(Debug, Default)]
+struct Rate {
+    /// The last heartbeat.
+    last: Option<Moment>,
+    /// Ticks in a millisecond, between heartbeats; the oldest one first.
+    rates: Vec<u64>,
+}
+
+impl Default for Lease {
+    fn default() -> Lease {
+        let (until, ticks_until) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        Lease { until, ticks_until, rate: Mutex::default() }
+    }
+}
+
+impl Lease {
+    /// How long it is certain that no other server has taken the pool over.
+    pub fn left(&self, at: Moment) -> Duration {
+        if at.ticks.is_some_and(|ticks| ticks >= self.ticks_until.load(Relaxed)) {
+            return Duration::ZERO;
+        }
+        Duration::from_micros(self.until.load(Relaxed)).saturating_sub(at.now)
+    }
+
+    /// A heartbeat that was sent at this moment was acknowledged. Returns the time since the one before that
+    /// the clock has not counted, if it is long.
+    pub fn extend(&self, sent: Moment) -> Option<Duration> {
+        let mut rate = self.rate.lock();
+        let known = rate.median();
+        let missed = rate.add(sent, known);
+        let lasts = rate.median().map(|ticks| ticks * millis(LEASE) / MARGIN * (MARGIN + 1));
+        let end = sent.ticks.zip(lasts).map_or(u64::MAX, |(ticks, lasts)| ticks.saturating_add(lasts));
+        self.ticks_until.store(end, Relaxed);
+        self.until.fetch_max((sent.now + LEASE).as_micros() as u64, Relaxed);
+        missed
+    }
+}
+
+impl Rate {
+    /// Ticks in a millisecond.
+    fn median(&self) -> Option<u64> {
+        let mut sorted = self.rates.clone();
+        sorted.sort_unstable();
+        (sorted.len() >= MIN_RATES).then(|| sorted[sorted.len() / 2])
+    }
+
+    /// Adds the rate since the last heartbeat. As [`Lease::extend`]; `known` is the rate before.
+    fn add(&mut self, at: Moment, known: Option<u64>) -> Option<Duration> {
+        if self.last.is_some_and(|last| at.now.saturating_sub(last.now) < MIN_INTERVAL) {
+            return None;
+        }
+        let last = self.last.replace(at)?;
+        let Some(ticks) = at.ticks.zip(last.ticks).and_then(|(at, last)| at.checked_sub(last)) else {
+            // The counter has begun again.
+            self.rates.clear();
+            return None;
+        };
+        let interval = at.now.saturating_sub(last.now);
+        if self.rates.len() == MAX_RATES {
+            self.rates.remove(0);
+        }
+        self.rates.push(ticks / millis(interval));
+        let counted = Duration::from_millis(ticks.checked_div(known?)?);
+        Some(counted.saturating_sub(interval)).filter(|missed| *missed >= MIN_PAUSE)
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Duration = Duration::from_secs(1);
+    /// Ticks in a second.
+    const HZ: u64 = 2_800_000_000;
+
+    fn moment(seconds: f64, ticks: u64) -> Moment {
+        Moment { now: Duration::from_secs_f64(seconds), ticks: Some(ticks) }
+    }
+
+    /// After so many heartbeats, one each second from the first second on.
+    fn after_heartbeats(count: u64) -> Lease {
+        let lease = Lease::default();
+        for n in 1..=count {
+            assert_eq!(lease.extend(moment(n as f64, n * HZ)), None);
+        }
+        lease
+    }
+
+    #[test]
+    fn a_lease_ends_on_the_clock() {
+        for ticks in [None, Some(7)] {
+            let lease = Lease::default();
+            assert_eq!(lease.left(Moment { now: Duration::ZERO, ticks }), Duration::ZERO);
+            lease.extend(Moment { now: 5 * S, ticks });
+            assert_eq!(lease.left(Moment { now: 6 * S, ticks }), 2 * S);
+            assert_eq!(lease.left(Moment { now: 8 * S, ticks }), Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn a_pause_that_only_the_counter_shows_ends_the_lease() {
+        let lease = after_heartbeats(6);
+        assert!(lease.left(moment(7.5, 7 * HZ + HZ / 2)) > S);
+        // The hypervisor paused the machine for a minute.
+        assert_eq!(lease.left(moment(7.6, 67 * HZ)), Duration::ZERO);
+        let missed = lease.extend(moment(7.7, 68 * HZ)).expect("it is reported");
+        assert!(missed > 59 * S && missed < 61 * S, "{missed:?}");
+        assert!(lease.left(moment(8.2, 68 * HZ + HZ / 2)) > 2 * S, "the next heartbeat opens the gate again");
+        assert_eq!(lease.left(moment(8.3, 90 * HZ)), Duration::ZERO, "one pause does not hide the next one");
+    }
+
+    #[test]
+    fn a_counter_that_stops_or_begins_again_does_not_end_the_lease() {
+        let lease = after_heartbeats(6);
+        // Suspended for a minute: the clock shows it, and the counter stands still.
+        assert_eq!(lease.extend(moment(66.0, 7 * HZ)), None);
+        assert!(lease.left(moment(67.5, 8 * HZ + HZ / 2)) > S);
+        // Migrated to a machine whose counter is behind.
+        assert_eq!(lease.extend(moment(68.0, HZ)), None);
+        assert!(lease.left(moment(70.0, 3 * HZ)) >= S);
+    }
+
+    #[test]
+    fn a_counter_that_is_not_exact_does_not_end_the_lease() {
+        let lease = after_heartbeats(6);
+        assert!(lease.left(moment(8.9, 9 * HZ)) > Duration::ZERO);
+    }
+}
