@@ -26,6 +26,15 @@
 //! after the call is connected: a host answers data for a closed socket with RST (RFC 1122, 4.2.2.13). Then
 //! later bursts do not count. The rest of the wait stays, for clients behind a proxy, whose host acknowledges
 //! what they do not receive any more.
+//!
+//! **Late packets.** The end of a TCP connection is not visible if the network dropped the last packets of a
+//! client. The client's kernel sends them again, for minutes, also after the client has closed its socket and
+//! has written newer data over its next connection. So from a newer attachment on, the earlier TCP
+//! connections of the disk are in *doubt*. A change that arrives over a connection in doubt is executed only
+//! after the peer proved that it is connected: it acknowledged bytes that were sent since the newer
+//! attachment, or the end of the stream did not arrive within [`LATE_END`] after the request. The last packet
+//! of a closed socket carries the end of the stream with the data, or is followed by it. A connection that
+//! ends in this time is gone: the change is dropped.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -61,6 +70,8 @@ const BURST: u64 = 16 << 10;
 /// Time after a burst in which the host of the peer continues to send, once it learns that the window opened:
 /// at the latest by a timer of 200 ms, and a busy one is late. Then a peer counts as connected.
 const AFTER_BURST: Duration = Duration::from_millis(500);
+/// Time within which the end of a stream follows its last data.
+const LATE_END: Duration = Duration::from_millis(200);
 
 /// Requests of an earlier connection do not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +96,10 @@ pub(crate) struct Shared {
     is_tcp: AtomicBool,
     /// The last input that was read from a TCP connection.
     burst: Mutex<Burst>,
+    /// A newer connection to the disk was attached, and the peer has not proved since that it is connected.
+    is_in_doubt: AtomicBool,
+    /// The output that was written when the doubt began; `None` if the kernel does not tell.
+    written_before: Mutex<Option<u64>>,
 }
 
 /// Input that followed other input closely.
@@ -216,6 +231,40 @@ impl Shared {
         state.socket.filter(|peer| peer.is_tcp).and_then(|peer| Output::of(peer.fd))
     }
 
+    /// A newer connection is about to be attached.
+    fn doubt(&self) {
+        if self.is_tcp.load(Relaxed) {
+            let mut before = self.written_before.lock();
+            *before = self.output().map(|output| output.written);
+            self.is_in_doubt.store(true, Relaxed);
+        }
+    }
+
+    /// Ends the doubt if the peer has proved that it is connected, or if the time for that `is_over`.
+    fn end_doubt(&self, is_over: bool) -> bool {
+        let before = self.written_before.lock();
+        let received = self.output().map(|output| output.received);
+        let ends = is_over || before.zip(received).is_some_and(|(before, received)| received > before);
+        if ends {
+            self.is_in_doubt.store(false, Relaxed);
+        }
+        ends
+    }
+
+    /// Waits while the connection is in doubt. Returns false if the peer is gone.
+    async fn is_connected(&self) -> bool {
+        let deadline = Instant::now() + LATE_END;
+        while self.is_in_doubt.load(Relaxed) {
+            if self.supersede_if_gone() {
+                return false;
+            }
+            if !self.end_doubt(Instant::now() >= deadline) {
+                sleep(CATCH_UP_STEP).await;
+            }
+        }
+        true
+    }
+
     /// Waits while input, sent before the call, may hide the end of the stream.
     async fn catch_up(&self, deadline: Instant) -> Result<(), StillUnderWay> {
         let before = self.served.load(Relaxed);
@@ -249,7 +298,8 @@ impl Shared {
 }
 
 impl Attachments {
-    /// Ends the connections of a disk that are gone; see the module documentation.
+    /// Ends the connections of a disk that are gone, and puts the remaining ones in doubt; see the module
+    /// documentation.
     ///
     /// # Errors
     /// [`StillUnderWay`] if one of them does not end, or cannot be examined, in time.
@@ -259,7 +309,9 @@ impl Attachments {
         try_join_all(others.iter().map(|other| other.catch_up(begin + CATCH_UP))).await?;
         let begin = Instant::now();
         // All are stopped before the first is waited for.
-        let gone: Vec<_> = others.into_iter().filter(|other| other.supersede_if_gone()).collect();
+        let (gone, connected): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|other| other.supersede_if_gone());
+        connected.iter().for_each(|other| other.doubt());
         for other in gone {
             other.end(begin).await?;
         }
@@ -364,6 +416,11 @@ impl Attachment {
         }
     }
 
+    /// Whether a change has to be executed by [`Begun::run_change`], which may wait.
+    pub fn is_in_doubt(&self) -> bool {
+        self.0.is_in_doubt.load(Relaxed)
+    }
+
     /// Begins a request in a task.
     pub fn begin(&self) -> Begun {
         self.0.state.lock().requests += 1;
@@ -400,6 +457,12 @@ impl Begun {
             () = self.0.until(|state| state.cancelled) => None,
             done = request => Some(done),
         }
+    }
+
+    /// As [`Begun::run`], for a request that changes the disk.
+    pub async fn run_change<T>(&self, request: impl Future<Output = T>) -> Option<T> {
+        let run = async { if self.0.is_connected().await { Some(request.await) } else { None } };
+        self.run(run).await.flatten()
     }
 }
 

@@ -81,7 +81,7 @@ impl Job {
     pub fn spawn_write(self, message: Vec<u8>, start: usize, offset: u64, fua: bool) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
-            let done = self.begun.run(self.disk.write(offset, &message[start..], fua)).await;
+            let done = self.begun.run_change(self.disk.write(offset, &message[start..], fua)).await;
             drop(message);
             if let Some(done) = done {
                 self.changed(fua, done);
@@ -103,7 +103,13 @@ impl Job {
     pub fn spawn_other(self, command: Command) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
-            let Some(Some(done)) = self.begun.run(self.execute(command)).await else { return };
+            let executed = match command {
+                Command::Trim { .. } | Command::WriteZeroes { .. } => {
+                    self.begun.run_change(self.execute(command)).await
+                }
+                _ => self.begun.run(self.execute(command)).await,
+            };
+            let Some(Some(done)) = executed else { return };
             match command {
                 Command::Flush => self.changed(true, done),
                 Command::Trim { fua, .. } | Command::WriteZeroes { fua, .. } => self.changed(fua, done),

@@ -271,6 +271,8 @@ impl Transmission {
         let is_durable = !data.is_empty() && self.disk.is_durable(fua);
         let now = if data.is_empty() {
             Ok(Fast::Done)
+        } else if self.attachment.is_in_doubt() {
+            Ok(Fast::Wait)
         } else if is_durable {
             self.disk.try_write_durably(offset, data)
         } else {

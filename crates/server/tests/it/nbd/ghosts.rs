@@ -279,3 +279,58 @@ fn a_disconnect_in_unread_input_resets_a_desktop() {
         server.wait_until_alone();
     }
 }
+
+/// A client over TCP in the transmission phase, and its socket.
+fn over_tcp(server: &TestServer) -> (Client, TcpStream) {
+    let socket = TcpStream::connect(server.tcp()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut client = Client::over(socket.try_clone().unwrap());
+    client.greet();
+    client.set_up();
+    client.go("vol").unwrap();
+    (client, socket)
+}
+
+/// The network has dropped the last packets of a client, whose kernel sends them again after the client has
+/// continued over another connection: the server receives a request and the end of the stream late.
+#[test]
+fn a_write_that_arrives_with_the_end_of_its_connection_does_not_land_after_newer_ones() {
+    let (server, _store) = server();
+    for last in [None, Some(CMD_DISC)] {
+        for kind in [CMD_WRITE, CMD_WRITE_ZEROES, CMD_TRIM] {
+            let (mut old, socket) = over_tcp(&server);
+            assert_eq!(old.put(0, 0, &[1; PIECE as usize]).error, 0);
+            let (mut new, _socket) = over_tcp(&server);
+            assert_eq!(new.put(0, 0, &[2; PIECE as usize]).error, 0);
+            let mut late = request(0, kind, 7, 0, PIECE as u32);
+            late.resize(late.len() + if kind == CMD_WRITE { PIECE as usize } else { 0 }, 1);
+            late.extend(last.into_iter().flat_map(|kind| request(0, kind, 8, 0, 0)));
+            old.send(&late);
+            drop((old, socket));
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while server.pool.disks().iter().any(|disk| disk.clients > 1) {
+                assert!(Instant::now() < deadline, "the connection has not ended");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            assert_version(&mut new, 2, 1);
+        }
+    }
+}
+
+/// They are in doubt until they acknowledge a reply or their requests do not end the connection.
+#[test]
+fn earlier_connections_that_are_open_go_on() {
+    let (server, _store) = server();
+    let (mut clients, _sockets): (Vec<_>, Vec<_>) = (0..4).map(|_| over_tcp(&server)).unzip();
+    for round in 0..2 {
+        for (n, client) in clients.iter_mut().enumerate() {
+            let version = 4 * round + n as u8 + 1;
+            if n % 2 == 1 {
+                assert_version(client, version - 1, 1);
+            }
+            assert_eq!(client.put(0, 0, &[version; PIECE as usize]).error, 0);
+            assert_eq!(client.ask(0, CMD_FLUSH, 0, 0).error, 0);
+        }
+    }
+    assert_version(&mut clients[0], 8, 1);
+}
