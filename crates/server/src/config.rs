@@ -436,6 +436,8 @@ pub struct ServeConfig {
     pub location: PoolLocation,
     /// Whether the addresses are bound only when no other server holds the pool.
     pub standby: bool,
+    /// Network interfaces of the clients: when none of them has a link, the pool is handed over to a standby.
+    pub client_interfaces: Vec<String>,
     /// The control socket.
     pub socket: PathBuf,
     /// Directory of the retained memory.
@@ -525,12 +527,14 @@ impl ServeConfig {
         }
         let (store_limit, store_slow) = (file.store.limit()?, file.store.slow());
         let (location, standby) = file.store.location(&data, flags.store)?;
+        let client_interfaces = file.store.client_interfaces(&location)?;
         let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
         let (chap_algorithms, iscsi_paths) = (file.iscsi.chap_algorithms()?, file.iscsi.paths(&location)?);
         Ok(ServeConfig {
             data,
             location,
             standby,
+            client_interfaces,
             socket,
             memory_dir: flags.memory_dir.or(file.memory.directory).unwrap_or(DEFAULT_MEMORY_DIR.into()),
             nbd: file.nbd.config(flags.nbd)?,

@@ -85,6 +85,8 @@ pub fn settings(c: &ServeConfig) -> Vec<Setting> {
         add("store.ceph_conf", rados.options.conf.as_ref().map(|path| quoted(path.display())), Upgrade);
         add("store.ceph_user", rados.options.user.as_ref().map(quoted), Upgrade);
         add("store.standby", Some(c.standby.to_string()), Restart);
+        let interfaces = &c.client_interfaces;
+        add("store.client_interfaces", (!interfaces.is_empty()).then(|| format!("{interfaces:?}")), Upgrade);
     }
     add("store.slow", c.store_slow.map(lower), Upgrade);
     add("log.segment", Some(size(pool.segment_bytes.into())), Upgrade);

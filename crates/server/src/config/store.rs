@@ -12,6 +12,8 @@ use crate::size::Size;
 
 /// Minimum size limit of a pool.
 const MIN_STORE: u64 = 64 << 20;
+/// Longest name of a network interface (`IFNAMSIZ`).
+const MAX_INTERFACE: usize = 15;
 
 /// `[store]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -27,6 +29,9 @@ pub struct StoreSection {
     /// Whether the addresses are bound only when no other server holds the pool.
     #[serde(default)]
     pub standby: bool,
+    /// Network interfaces of the clients: when none of them has a link, the pool is handed over to a standby.
+    #[serde(default)]
+    pub client_interfaces: Vec<String>,
     /// Maximum size of the pool; without it, the whole file system.
     pub limit: Option<Size>,
     /// Hard disks whose speed the store emulates.
@@ -99,6 +104,25 @@ impl StoreSection {
         };
         let standby = flags.standby;
         Ok((PoolLocation::new(data, flags)?, standby))
+    }
+
+    /// The network interfaces of the clients.
+    pub(super) fn client_interfaces(&self, location: &PoolLocation) -> Result<Vec<String>, ConfigError> {
+        let option = "store.client_interfaces";
+        let names = &self.client_interfaces;
+        if matches!(location, PoolLocation::Directory(_)) && !names.is_empty() {
+            return Err(ConfigError::NotInCeph(option));
+        }
+        let is_name = |name: &&String| {
+            (1..=MAX_INTERFACE).contains(&name.len()) && !name.contains(['/', ' ']) && !name.starts_with('.')
+        };
+        match names.iter().find(|name| !is_name(name)) {
+            Some(wrong) => {
+                let why = "use names of interfaces, as 'ip link' prints them";
+                Err(ConfigError::Value { option, value: wrong.clone(), why })
+            }
+            None => Ok(names.clone()),
+        }
     }
 
     pub(super) fn limit(&self) -> Result<Option<u64>, ConfigError> {

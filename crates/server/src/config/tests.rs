@@ -501,10 +501,12 @@ fn a_pool_is_in_the_data_directory_or_in_ceph() {
         ceph_conf = "/etc/ceph/other.conf"
         ceph_user = "forebay"
         standby = true
+        client_interfaces = ["eth1", "bond0.17"]
         limit = "100G"
     "#;
     let c = resolve(text, data()).unwrap();
     assert_eq!((c.location.to_string(), c.standby), ("rados:vms/desktops".into(), true));
+    assert_eq!(c.client_interfaces, ["eth1", "bond0.17"]);
     assert_eq!((c.data.as_path(), c.store_limit), (Path::new("/d"), Some(100 << 30)));
     let PoolLocation::Rados(pool) = c.location else { panic!("{}", c.location) };
     assert_eq!(pool.options.conf.as_deref(), Some(Path::new("/etc/ceph/other.conf")));
@@ -532,13 +534,17 @@ fn wrong_settings_of_ceph_are_refused() {
         let found = resolve(&format!("[store]\npool = '{wrong}'"), data());
         assert!(matches!(found, Err(ConfigError::Syntax { line: 2, .. })), "{wrong}: {found:?}");
     }
-    for alone in ["standby = true", "ceph_conf = '/c'", "ceph_user = 'u'"] {
+    for alone in ["standby = true", "ceph_conf = '/c'", "ceph_user = 'u'", "client_interfaces = ['eth1']"] {
         let found = resolve(&format!("[store]\n{alone}"), data());
         assert!(matches!(found, Err(ConfigError::NotInCeph(_))), "{alone}: {found:?}");
     }
     for user in ["", "client.admin", "a b"] {
         let found = resolve(&format!("[store]\nceph_user = '{user}'"), in_ceph());
         assert!(matches!(found, Err(ConfigError::Value { .. })), "{user}: {found:?}");
+    }
+    for interface in ["", "../../etc", "eth0 eth1", "a-name-that-is-too-long"] {
+        let found = resolve(&format!("[store]\nclient_interfaces = ['{interface}']"), in_ceph());
+        assert!(matches!(found, Err(ConfigError::Value { .. })), "{interface}: {found:?}");
     }
     let none = Overrides { data: None, ..in_ceph() };
     assert_eq!(resolve("", none).unwrap_err(), ConfigError::NoData, "the sockets are in it");

@@ -26,6 +26,7 @@ mod capped;
 mod cause;
 mod claim;
 mod classes;
+mod client_network;
 mod descriptors;
 mod ended;
 mod error;

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use super::ServeError;
 use super::capped::Capped;
 use super::classes;
+use super::client_network;
 use super::descriptors::Descriptors;
 use super::health;
 use super::heirs;
@@ -78,6 +79,8 @@ pub(super) struct Prepared {
     publisher: Option<Publisher>,
     /// Those servers.
     standbys: Option<StandbyWatch>,
+    /// The network interfaces of the clients, if the pool is in Ceph.
+    client_interfaces: Vec<String>,
     /// What metrics report in addition to the pool.
     observed: Observed,
     /// Number of connections that continue.
@@ -177,6 +180,7 @@ impl Prepared {
             cache: state.cache,
             publisher,
             standbys: store.rados().map(|store| store.standbys()),
+            client_interfaces: config.client_interfaces.clone(),
             observed: Observed { nbd: clients, ..observed(config, store) },
             resumed,
         })
@@ -221,6 +225,10 @@ impl Prepared {
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
         background
             .extend(self.standbys.map(|standbys| tokio::spawn(heirs::watch(standbys, control.clone()))));
+        if !self.client_interfaces.is_empty() {
+            let watch = client_network::watch(self.client_interfaces, control.clone());
+            background.push(tokio::spawn(watch));
+        }
         let serve = Api { control: control.clone(), access: self.access.clone(), requests: self.requests };
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
         let mut listeners =
