@@ -436,7 +436,7 @@ pub struct ServeConfig {
     pub location: PoolLocation,
     /// Whether the addresses are bound only when no other server holds the pool.
     pub standby: bool,
-    /// Network interfaces of the clients: when none of them has a link, the pool is handed over to a standby.
+    /// Network interfaces of the clients: when all of them lack a link, the pool is handed over to a standby.
     pub client_interfaces: Vec<String>,
     /// The control socket.
     pub socket: PathBuf,

@@ -29,7 +29,7 @@ pub struct StoreSection {
     /// Whether the addresses are bound only when no other server holds the pool.
     #[serde(default)]
     pub standby: bool,
-    /// Network interfaces of the clients: when none of them has a link, the pool is handed over to a standby.
+    /// Network interfaces of the clients: when all of them lack a link, the pool is handed over to a standby.
     #[serde(default)]
     pub client_interfaces: Vec<String>,
     /// Maximum size of the pool; without it, the whole file system.

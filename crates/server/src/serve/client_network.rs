@@ -53,7 +53,7 @@ impl Seen {
 }
 
 /// Whether an interface can carry packets (`operstate` of Linux, RFC 2863). Drivers without a link state,
-/// such as those of tunnels, report `unknown`.
+/// such as drivers of tunnels, report `unknown`.
 fn is_up(interfaces: &Path, name: &str) -> bool {
     let state = std::fs::read_to_string(interfaces.join(name).join("operstate"));
     state.is_ok_and(|state| matches!(state.trim_end(), "up" | "unknown"))

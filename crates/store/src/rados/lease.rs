@@ -140,7 +140,7 @@ mod tests {
         Moment { now: Duration::from_secs_f64(seconds), ticks: Some(ticks) }
     }
 
-    /// After so many heartbeats, one each second from the first second on.
+    /// A lease after this number of heartbeats, one in each second.
     fn after_heartbeats(count: u64) -> Lease {
         let lease = Lease::default();
         for n in 1..=count {
