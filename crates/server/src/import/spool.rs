@@ -19,7 +19,7 @@ use crate::size::Size;
 const DECODED: usize = 4096;
 
 /// A part of the capacity that is kept free, as a function of the file system's total bytes.
-pub(super) type KeepFree = Box<dyn Fn(u64) -> u64 + Send>;
+pub(super) type KeepFree = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
 /// The file.
 pub(super) struct Spool {

@@ -130,12 +130,14 @@ impl Queue {
     }
 }
 
+/// The lanes of each account: one for each known address, and `None` for all other addresses.
+type Lanes = HashMap<(Account, Option<IpAddr>), Arc<Lane>>;
+
 /// The attempts on all accounts.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
     known: Arc<KnownHosts>,
-    /// The lanes of each account: of a known address, or of all others.
-    lanes: Mutex<HashMap<(Account, Option<IpAddr>), Arc<Lane>>>,
+    lanes: Mutex<Lanes>,
 }
 
 /// Too many attempts on the account are waiting.

@@ -39,7 +39,7 @@ use crate::iscsi::{self, PortGroups};
 use crate::limits::LimitTable;
 use crate::metrics::Observed;
 use crate::nbd;
-use crate::plane::{self, ConnectionLimits, Gate, ListenAddr, Plane};
+use crate::plane::{self, ConnectionLimits, Gate, ListenAddr, Parked, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
 
@@ -144,13 +144,7 @@ impl Prepared {
             let (paths, bound) = (&config.iscsi_paths, specific(&iscsi));
             Publisher::new(Arc::downgrade(&store), &pool, targets.served(), groups, paths, bound)
         });
-        let mut resumed = 0;
-        for parked in state.connections {
-            match plane.resume(parked) {
-                Ok(()) => resumed += 1,
-                Err(reason) => tracing::warn!(reason, "a connection cannot continue and is closed"),
-            }
-        }
+        let resumed = resume(&mut plane, state.connections);
         let (control_listener, http) = {
             // The reactor of the thread of requests watches these listeners.
             let _context = requests.enter();
@@ -284,6 +278,13 @@ fn server_info(
         imports: config.imports,
         started: Instant::now(),
     }
+}
+
+/// Resumes the connections that a predecessor has handed over. Returns how many can continue.
+fn resume(plane: &mut Plane, connections: Vec<Parked>) -> usize {
+    let resumed = connections.into_iter().map(|parked| plane.resume(parked));
+    let failed = |reason: &String| tracing::warn!(reason, "a connection cannot continue and is closed");
+    resumed.filter(|resumed| resumed.as_ref().inspect_err(|e| failed(e)).is_ok()).count()
 }
 
 /// What metrics report in addition to the pool, before the data plane runs.

@@ -131,6 +131,11 @@ async fn loopback_clients_need_a_token_once_one_was_created() {
     let _rig = rig;
 }
 
+/// The names in a list of the API.
+fn names(list: &Value) -> Vec<&str> {
+    list.as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect()
+}
+
 #[tokio::test]
 async fn an_operator_acts_within_its_scope_and_sees_nothing_else() {
     let (rig, local) = Caller::new(Origin::Socket).await;
@@ -145,10 +150,6 @@ async fn an_operator_acts_within_its_scope_and_sees_nothing_else() {
     let entry = forebay_server::api::Entry::new(Origin::Remote, &[]);
     let api = Caller(router(rig.control.clone(), rig.access.clone(), entry));
 
-    let names = |list: &Value| {
-        let names = list.as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap().to_owned());
-        names.collect::<Vec<_>>()
-    };
     let listed = answer(&api, Method::GET, "/volumes", Some(&by_name), Value::Null).await.2;
     assert_eq!(names(&listed), ["web-1", "web-2", "web-3"]);
     let listed = answer(&api, Method::GET, "/volumes", Some(&by_tenant), Value::Null).await.2;

@@ -78,7 +78,7 @@ fn every_session_of_the_corpus_passes() {
 
 #[test]
 fn damaged_images_cause_no_panic() {
-    images::damage(|data| fuzzing::image_file(data));
+    images::damage(fuzzing::image_file);
 }
 
 #[test]

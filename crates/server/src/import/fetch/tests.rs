@@ -127,12 +127,12 @@ async fn a_file_above_the_size_limit_is_refused() {
 async fn a_stalled_download_is_resumed() {
     let body: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
     let there = body.clone();
-    let mut stalled = None;
+    let mut stalled = Vec::new();
     let (port, server) = server("127.0.0.1:0", move |mut stream, n| {
         if n == 0 {
             // Sends a part and keeps the connection open.
             answer(&mut stream, &there, 0, 4_000);
-            stalled = Some(stream);
+            stalled.push(stream);
             return true;
         }
         answer(&mut stream, &there, 4_000, 6_000);
