@@ -18,7 +18,7 @@ const AFTER_KILL: Duration = Duration::from_secs(2);
 /// Most groups that exist at a time.
 const MAX_GROUPS: usize = 256;
 
-/// The groups that exist, for the signal handler; 0 where there is none.
+/// The groups that exist, for the signal handler; 0 marks an unused place.
 static GROUPS: [AtomicI32; MAX_GROUPS] = [const { AtomicI32::new(0) }; MAX_GROUPS];
 
 /// How a command ended.
@@ -26,7 +26,7 @@ static GROUPS: [AtomicI32; MAX_GROUPS] = [const { AtomicI32::new(0) }; MAX_GROUP
 pub struct Ended {
     /// `None` if it was killed at its limit.
     pub status: Option<ExitStatus>,
-    /// Standard output, as far as it came.
+    /// Standard output, as far as it was received.
     pub output: String,
     /// Standard error, likewise.
     pub errors: String,

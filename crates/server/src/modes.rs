@@ -1,4 +1,4 @@
-//! Files that hold keys and secrets: who may read them, and how they are read.
+//! Files that hold keys and secrets: the users that can read them, and how they are read.
 //!
 //! A file is accepted if only its owner can access it. A file of root is also accepted if a group can read
 //! it that no other user is in: orchestrators provide secrets in this way. Kubernetes mounts a Secret as

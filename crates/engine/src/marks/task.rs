@@ -121,7 +121,7 @@ impl Marks {
         catalogue.iter().filter(is_meant).cloned().collect()
     }
 
-    /// Removes the marks of disks that are clean and have not changed for a while, in one commit. Returns
+    /// Removes the marks of disks that are clean and have not changed for some time, in one commit. Returns
     /// whether there were marks that this can remove, now or later.
     async fn remove_idle(&self, activity: &mut Activity) -> bool {
         let now = self.cx.host.now();

@@ -20,7 +20,7 @@ pub(crate) enum ReadMode {
     Committed,
 }
 
-/// Where the blocks of a read came from.
+/// Where the blocks of a read are from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// All were in RAM.

@@ -27,7 +27,7 @@
 //! left in the memory is not a prefix then, and all of it is lost. Before anything is removed from it, the
 //! superblock disowns it, since history may reach the floor when the next opening looks.
 //!
-//! **Desktops** keep their contents if the memory was kept and says that they are valid: they are from the
+//! **Desktops** keep their contents if the memory was kept and states that they are valid: they are from the
 //! first client on, until a reset is due. All others are reset ([`crate::desktop`]).
 
 use std::collections::BTreeSet;

@@ -9,7 +9,7 @@ use crate::plane::{BOUNDS_NS, Front, Served};
 /// Times from the receipt of a request until its reply was ready, since the server was started.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct LatencyView {
-    /// Upper bounds of the buckets in microseconds. There is one more bucket, without a bound.
+    /// Upper bounds of the buckets in microseconds. One further bucket has no bound.
     pub bounds_us: Vec<u64>,
     /// The requests of each front end and path.
     pub paths: Vec<PathLatencyView>,

@@ -225,7 +225,7 @@ impl Commands {
             None => {}
             Some(Ok((false, _))) => self.solicit(&task, output),
             Some(Ok((true, true))) => self.run_gathered(task),
-            // All of its data came unsolicited, before there was memory to run.
+            // All of its data arrived unsolicited, before there was memory to run.
             Some(Ok((true, false))) => self.solicit_more(output),
             Some(Err(OutOfOrder)) => {
                 self.tasks.stop_gathering(&task);

@@ -58,7 +58,7 @@ const LEAVE_TIME: Duration = Duration::from_secs(5);
 /// Time limit for the search for `NBD_CMD_DISC`.
 const SEARCH_TIME: Duration = Duration::from_secs(5);
 /// Bytes that the socket buffers of both ends of a TCP connection can hold: several times the largest sizes
-/// that Linux sets by itself (`tcp_wmem`, `tcp_rmem`).
+/// that Linux sets automatically (`tcp_wmem`, `tcp_rmem`).
 const IN_FLIGHT: u64 = 32 << 20;
 /// Time limit, and interval, of the wait for the unread input of other TCP connections.
 const CATCH_UP: Duration = Duration::from_secs(10);
@@ -98,7 +98,7 @@ pub(crate) struct Shared {
     burst: Mutex<Burst>,
     /// A newer connection to the disk was attached, and the peer has not proved since that it is connected.
     is_in_doubt: AtomicBool,
-    /// The output that was written when the doubt began; `None` if the kernel does not tell.
+    /// The output that was written when the doubt began; `None` if the kernel does not report it.
     written_before: Mutex<Option<u64>>,
 }
 

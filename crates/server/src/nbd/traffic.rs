@@ -1,4 +1,4 @@
-//! What the kernel knows of the bytes that a socket received and sent.
+//! The figures of the kernel about the bytes that a socket received and sent.
 
 #[cfg(test)]
 use std::net::{TcpListener, TcpStream};
@@ -30,7 +30,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// `None` if the kernel does not tell.
+    /// `None` if the kernel does not report it.
     pub fn of(fd: RawFd) -> Option<Output> {
         let mut pending: libc::c_int = 0;
         // SAFETY: TIOCOUTQ (SIOCOUTQ of sockets, tcp(7)) writes one int to the given address.

@@ -14,7 +14,7 @@ use super::ownership::DEAD_AFTER;
 
 /// The longest time that one read adds.
 const MAX_STEP: Duration = Duration::from_secs(1);
-/// Reads of the same state before a server is taken for dead: on a cluster that answers late, a heartbeat is
+/// Reads of the same state before a server counts as dead: on a cluster that answers late, a heartbeat is
 /// as late as two or three reads.
 const MIN_READS: u32 = 4;
 /// Interval of the reports of an error that persists: at first, and at most.
