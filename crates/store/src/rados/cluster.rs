@@ -105,7 +105,8 @@ pub trait Cluster: Send + Sync + 'static {
     /// machine, the time for which the hypervisor paused it may be missing.
     fn now(&self) -> Duration;
 
-    /// A counter of the processor that continues to count while a hypervisor has paused this machine, if it has one.
+    /// A counter of the processor that continues to count while a hypervisor has paused this machine, if the
+    /// processor has one.
     fn ticks(&self) -> Option<u64> {
         None
     }

@@ -1,9 +1,9 @@
 //! The lease of an owner: until when no other server can have taken the pool over.
 //!
-//! The time since the last heartbeat is measured by two clocks, and the lease ends when the first of them
-//! shows this. The clock of the kernel also counts the time for which the machine was suspended. But in a
-//! virtual machine this clock can stand still while the hypervisor has paused the machine (QEMU's `stop` with
-//! a guest on kvm-clock). The cluster continues until another server takes the pool over. In many of
+//! The time since the last heartbeat is measured by two clocks, and the lease ends as soon as one of them has
+//! counted that much time. The clock of the kernel also counts the time for which the machine was suspended.
+//! But in a virtual machine this clock can stand still while the hypervisor has paused the machine (QEMU's
+//! `stop` with a guest on kvm-clock), and another server can take the pool over during this pause. In many of
 //! these pauses the *counter* of the processor continues to count. Its rate is measured with the heartbeats.
 //!
 //! **What remains.** A pause that neither clock shows, such as one in which the hypervisor sets the counter
