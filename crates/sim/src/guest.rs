@@ -94,6 +94,11 @@ async fn read(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) 
     }
 }
 
+/// Whether no crash undoes what a read shows. On a full store, reads show writes that were refused.
+fn shows_durable(ctx: &Ctx, disk: &DiskHandle) -> bool {
+    disk.is_durable(false) && !ctx.tolerance().full
+}
+
 /// Reads a range, alone or as a part of a request; returns whether it could be read.
 async fn read_range(
     ctx: &Rc<Ctx>,
@@ -106,7 +111,7 @@ async fn read_range(
     let begin = ctx.model.borrow_mut().tick();
     note!("{begin} read {name} {offset}+{len}");
     let mut bytes = vec![0xee; len as usize];
-    let was_durable = disk.is_durable(false);
+    let was_durable = shows_durable(ctx, disk);
     let quick = rng.percent(40) && {
         let quick = ctx.judge("try_read", disk.try_read(offset, &mut bytes));
         let Some(quick) = quick else { return false };
@@ -116,7 +121,7 @@ async fn read_range(
     if !quick && ctx.judge("read", disk.read_part(request, offset, &mut bytes).await).is_none() {
         return false;
     }
-    let is_durable = was_durable && disk.is_durable(false);
+    let is_durable = was_durable && shows_durable(ctx, disk);
     let checked = ctx.model.borrow_mut().check_read(name, offset, &bytes, begin, is_durable);
     ctx.insist(checked);
     true
@@ -316,13 +321,11 @@ async fn settle_block(ctx: &Rc<Ctx>, name: &str, disk: &DiskHandle, block: u64) 
     let valid = ctx.model.borrow().disk(name).map_or(0, |d| d.valid(block));
     let begin = ctx.model.borrow_mut().tick();
     let mut bytes = vec![0xee; valid];
-    let was_durable = disk.is_durable(false);
     let read = disk.read(block * B, &mut bytes).await;
     if ctx.judge("read to settle", read).is_none() {
         return false;
     }
-    let is_durable = was_durable && disk.is_durable(false);
-    let settled = ctx.model.borrow_mut().settle(name, block, &bytes, begin, is_durable);
+    let settled = ctx.model.borrow_mut().settle(name, block, &bytes, begin);
     ctx.insist(settled);
     true
 }

@@ -363,16 +363,9 @@ impl Model {
         wrong.map_or(Ok(()), Err)
     }
 
-    /// Records that a read from `begin` until now determined the content of `block` of `name`; `is_durable`
-    /// as for [`Model::check_read`].
-    pub fn settle(
-        &mut self,
-        name: &str,
-        block: u64,
-        bytes: &[u8],
-        begin: Stamp,
-        is_durable: bool,
-    ) -> Result<(), String> {
+    /// Records that a read from `begin` until now determined the content of `block` of `name`. A crash may
+    /// undo it with writes to other blocks, which other clients made and no client flushed.
+    pub fn settle(&mut self, name: &str, block: u64, bytes: &[u8], begin: Stamp) -> Result<(), String> {
         let now = TimeSet::span(begin, self.now());
         let end = self.tick();
         let Some(cell) = self.disk(name).and_then(|d| d.blocks.get(&block)) else { return Ok(()) };
@@ -381,7 +374,7 @@ impl Model {
             return Err(format!("block {block} of '{name}' holds {}", describe(block * BLOCK as u64, bytes)));
         };
         let content = cell.versions[i].value.clone();
-        self.ops.push(Op { begin, end: End::Acknowledged { at: end, durable: is_durable } });
+        self.ops.push(Op { begin, end: End::Acknowledged { at: end, durable: false } });
         let op = OpId(self.ops.len() - 1);
         let cell = self.disk_mut(name).blocks.get_mut(&block).expect("found above");
         cell.push_observed(op, content);

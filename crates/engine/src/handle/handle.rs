@@ -7,8 +7,9 @@
 //! crash, or a takeover by another server, undoes a write that was neither durable nor answered. A client
 //! whose writes are durable when they are answered must not see such a write and miss it later, also if
 //! another client made it. So a read of this client that found data in the buffers is answered after the
-//! commit of this data. If the commit fails, the read returns the contents as of the last commit: a full
-//! store can still be read.
+//! commit of this data. If the pool has stopped, the read fails. While the store is full, the read returns the
+//! data in the buffers: they keep a write that was refused for want of room, and commit it when there is room.
+//! A read that showed the older contents would let the refused write take effect after this read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -277,15 +278,18 @@ impl DiskHandle {
     }
 
     /// Reads what no crash or takeover undoes, for a client whose writes are durable when they are answered;
-    /// see the module documentation. What was read is returned after the wait, so a stream of writes to the
-    /// same blocks does not delay the read for ever.
+    /// see the module documentation. The contents from before the wait are returned after the wait, so a
+    /// stream of writes to the same blocks does not delay the read for ever.
     async fn read_lasting(&self, offset: u64, out: &mut [u8], ahead: u64) -> Result<Origin> {
         let read = self.reader.read_as(&self.disk, offset, out, ahead, ReadMode::Wait).await?;
         let waits_for_commit = read.is_uncommitted && self.is_durable(false);
-        if !waits_for_commit || self.intake.flush_disk(&self.disk).await.is_ok() {
-            return Ok(read.origin);
+        if waits_for_commit {
+            match self.intake.flush_disk(&self.disk).await {
+                Ok(()) | Err(Error::NoSpace) => {}
+                Err(e) => return Err(e),
+            }
         }
-        self.reader.read_as(&self.disk, offset, out, 0, ReadMode::Committed).await.map(|read| read.origin)
+        Ok(read.origin)
     }
 
     fn count_read(&self, offset: u64, len: usize, hit: bool) {

@@ -16,8 +16,6 @@ pub(crate) enum ReadMode {
     /// As `Wait`, for reads by the pool itself: they have no effect on the read cache, the counters and the
     /// recordings of boots.
     Internal,
-    /// As `Wait`, without the write buffers: the contents as of the last commit.
-    Committed,
 }
 
 /// Where the blocks of a read are from.

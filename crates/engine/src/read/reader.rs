@@ -125,7 +125,7 @@ impl Reader {
         let mut have = [0; CHUNK_BLOCKS];
         // If the buffers hold a part of a block only: the number of copies that had begun.
         let mut copies = None;
-        if mode != ReadMode::Committed {
+        {
             let buffers = disk.buffers.lock();
             if !buffers.is_clean() {
                 let mut at = chunk.start;
@@ -188,7 +188,7 @@ impl Reader {
         let get = |offset, out: &mut [u8]| match mode {
             // After a miss the caller reads again, and waits.
             ReadMode::CachedOnly => self.cache.probe(target.addr, offset, out, reader),
-            ReadMode::Wait | ReadMode::Committed => self.cache.get(target.addr, offset, out, reader),
+            ReadMode::Wait => self.cache.get(target.addr, offset, out, reader),
             ReadMode::Internal => self.cache.peek(target.addr, offset, out),
         };
         if have == 0 {
@@ -248,7 +248,7 @@ impl Reader {
         }
         let mut has_read = false;
         while !gaps.is_empty() {
-            let takes_turns = mode != ReadMode::Internal;
+            let takes_turns = mode == ReadMode::Wait;
             let most = if takes_turns { self.turns.most(&disk.reads) / BLOCK as u64 } else { u64::MAX };
             let rest = gaps.split_off(usize::try_from(most).unwrap_or(usize::MAX).min(gaps.len()));
             let ahead = if rest.is_empty() { ahead } else { 0 };

@@ -58,11 +58,6 @@ async fn a_read_gathers_buffers_stored_blocks_and_holes() {
     parts.reader.gather(&mut 0, &disk, 0, &mut out, &mut found, ReadMode::CachedOnly).unwrap();
     assert!(found.gaps.is_empty() && found.is_uncommitted);
     assert_eq!(blocks(&out), [1, 9, 3, 0]);
-    // Without the buffers.
-    out.fill(0xee);
-    let read = parts.reader.read_as(&disk, 0, &mut out, 0, ReadMode::Committed).await.unwrap();
-    assert!(!read.is_uncommitted);
-    assert_eq!(blocks(&out), [1, 2, 3, 0]);
 }
 
 #[tokio::test]

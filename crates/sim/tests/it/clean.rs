@@ -9,6 +9,8 @@ use forebay_engine::{
 use forebay_sim::{Ran, Rng, Round, Tolerance, attempt, rounds};
 use forebay_store::{Crash, Fault, FaultyOp, Store, When};
 
+use crate::detects;
+
 /// Default number of rounds.
 const ROUNDS: u64 = 200;
 
@@ -48,13 +50,7 @@ fn a_check_after_a_crash_reports_no_damage() {
 }
 
 fn broken(mutation: Mutation, within: u64) {
-    let caught = (0..within).find(|seed| {
-        let mut round = cleaning(*seed, None);
-        round.plan.pool.mutation = mutation;
-        attempt(*seed, || round.run()).is_err()
-    });
-    println!("{mutation:?} was detected by seed {caught:?}");
-    assert!(caught.is_some(), "{mutation:?}: {within} rounds, and no data was lost");
+    detects(mutation, within, cleaning);
 }
 
 #[test]

@@ -13,3 +13,17 @@ mod restarts;
 mod room;
 mod rounds;
 mod world;
+
+use forebay_engine::Mutation;
+use forebay_sim::{Round, attempt};
+
+/// Asserts that a world with this defect of the engine fails for one of the first `within` seeds.
+fn detects(mutation: Mutation, within: u64, world: fn(u64, Option<u64>) -> Round) {
+    let caught = (0..within).find(|seed| {
+        let mut round = world(*seed, None);
+        round.plan.pool.mutation = mutation;
+        attempt(*seed, || round.run()).is_err()
+    });
+    println!("{mutation:?} was detected by seed {caught:?}");
+    assert!(caught.is_some(), "{mutation:?}: {within} rounds, and no data was lost");
+}

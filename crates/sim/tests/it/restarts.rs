@@ -1,8 +1,11 @@
 //! A failure, then another process on the same machine, with the retained memory and the store that the
 //! failure left. Reads fail for a second during work, and operations of any kind fail while a pool is opened.
 
+use forebay_engine::Mutation;
 use forebay_sim::{Rng, Round, Tolerance, rounds};
 use forebay_store::{Fault, FaultyOp, FaultyStore, When};
+
+use crate::detects;
 
 /// Default number of rounds.
 const ROUNDS: u64 = 100;
@@ -19,15 +22,17 @@ fn restarting(seed: u64, ops: Option<u64>) -> Round {
 fn with_outages(seed: u64, ops: Option<u64>) -> Round {
     let mut round = restarting(seed, ops);
     round.outages = true;
-    // Outages and commits must meet, and other writers of the log wait for these commits.
-    round.plan.lives = 3;
-    round.plan.steps = round.plan.steps.max(2_000);
-    round.plan.reclaim_every.get_or_insert(20);
+    let plan = &mut round.plan;
+    // Commits meet outages, and other writers of the log wait for these commits.
+    (plan.lives, plan.crashes, plan.steps) = (3, 80, 12_000);
+    (plan.ops, plan.reclaim_every) = (ops.unwrap_or(1_000), Some(20));
+    // Commits have to read.
+    (plan.pool.read_cache, plan.pool.map_cache) = (plan.pool.read_cache.min(16 << 10), 0);
     round
 }
 
 fn fault_of_an_opening(store: &FaultyStore, rng: &mut Rng) {
-    let after = rng.below(8) as u32;
+    let after = rng.below(3) as u32;
     let when = if rng.percent(50) { When::After(after) } else { When::From(after) };
     match rng.below(4) {
         0 => store.set_capacity(rng.range(1, 20) * (64 << 10)),
@@ -43,9 +48,10 @@ fn fault_of_an_opening(store: &FaultyStore, rng: &mut Rng) {
 fn with_failing_openings(seed: u64, ops: Option<u64>) -> Round {
     let mut round = restarting(seed, ops);
     round.opening_faults = Some(fault_of_an_opening);
-    round.plan.lives = 3;
-    (round.plan.admin, round.plan.imports, round.plan.sessions) = (40, 30, 10);
-    round.plan.disks = round.plan.disks.max(6);
+    let plan = &mut round.plan;
+    (plan.lives, plan.crashes, plan.steps) = (4, 100, 6_000);
+    (plan.ops, plan.disks) = (ops.unwrap_or(300), 16);
+    (plan.admin, plan.imports) = (40, 25);
     round
 }
 
@@ -66,9 +72,14 @@ fn openings_that_fail_lose_nothing() {
 #[test]
 fn outages_and_failing_openings_lose_nothing() {
     rounds("outages_and_failing_openings", 0, ROUNDS, |seed, ops| {
-        let mut round = with_failing_openings(seed, ops);
-        (round.outages, round.plan.sessions) = (true, 0);
-        round.plan.reclaim_every.get_or_insert(20);
+        let mut round = with_outages(seed, ops);
+        round.opening_faults = Some(fault_of_an_opening);
+        round.plan.imports = 25;
         round.run();
     });
+}
+
+#[test]
+fn a_number_that_is_taken_by_another_group_is_detected() {
+    detects(Mutation::TakeNumber, 60, with_outages);
 }

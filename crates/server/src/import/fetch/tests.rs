@@ -38,6 +38,11 @@ fn server(
     (port, thread)
 }
 
+/// Waits for the end of a server, while the tasks of its clients run: one of them closes the connection.
+async fn ended(server: JoinHandle<()>) {
+    tokio::task::spawn_blocking(move || server.join().unwrap()).await.unwrap();
+}
+
 /// A download with the defaults and these changes.
 async fn fetched_with(url: &str, change: impl FnOnce(&mut Download)) -> Result<(ImageFile, Vec<u64>)> {
     let directory = tempfile::tempdir().unwrap();
@@ -219,13 +224,13 @@ async fn slow_and_endless_downloads_are_ended() {
     let e =
         fetched(&url, |download| download.least = (1 << 20, Duration::from_millis(200))).await.err().unwrap();
     assert!(e.to_string().contains("sends less than 1 MiB"), "{e}");
-    slow.join().unwrap();
+    ended(slow).await;
     let (port, endless) = trickle(Duration::from_millis(5));
     let url = format!("http://127.0.0.1:{port}/disk.img");
     let change = |download: &mut Download| download.policy.timeout = Duration::from_millis(300);
     let e = fetched(&url, change).await.err().unwrap().to_string();
     assert!(e.contains("[import] timeout_s"), "{e}");
-    endless.join().unwrap();
+    ended(endless).await;
 }
 
 /// A download stops while the file system has the room that is kept free for writes.

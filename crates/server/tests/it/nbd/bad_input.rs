@@ -60,22 +60,22 @@ fn negotiation_byte_by_byte_works() {
 #[test]
 fn options_about_exports_are_bounded() {
     let server = TestServer::start();
-    let info_of_default = |client: &mut Client| {
-        client.option(OPT_INFO, b"\0\0\0\0\0\0");
+    let info = |client: &mut Client| {
+        client.option(OPT_INFO, b"\0\0\0\x03vol\0\0");
         assert_eq!(client.option_reply(OPT_INFO).kind, REP_INFO);
         assert_eq!(client.option_reply(OPT_INFO).kind, REP_ACK);
     };
     let mut client = Client::greeted(&server.socket());
-    (0..64).for_each(|_| info_of_default(&mut client));
-    client.option(OPT_INFO, b"\0\0\0\0\0\0");
+    (0..64).for_each(|_| info(&mut client));
+    client.option(OPT_INFO, b"\0\0\0\x03vol\0\0");
     client.assert_closed();
     // A list permits more for each export, and counts once for each.
     let mut client = Client::greeted(&server.socket());
     client.option(OPT_LIST, b"");
     assert_eq!(client.option_reply(OPT_LIST).kind, REP_SERVER);
     assert_eq!(client.option_reply(OPT_LIST).kind, REP_ACK);
-    (0..64 + 8 - 2).for_each(|_| info_of_default(&mut client));
-    client.option(OPT_INFO, b"\0\0\0\0\0\0");
+    (0..64 + 8 - 2).for_each(|_| info(&mut client));
+    client.option(OPT_INFO, b"\0\0\0\x03vol\0\0");
     client.assert_closed();
     drop(client);
     assert_well(&server);
