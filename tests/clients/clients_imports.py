@@ -124,7 +124,7 @@ def a_server_that_answers_late_is_awaited(t):
     argv = [s.bin, "--socket", s.control, "image", "import", "late", url]
     job = spawn(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     waiting = lambda: any(j["progress"]["phase"] == "download" for j in s.json("job", "list"))
-    wait_for(waiting, 60, "a job that waits for the first byte")
+    wait_for(waiting, "a job that waits for the first byte")
     go.set()
     equal(job.wait(60), 0, "the import")
     equal(s.json("image", "list")[0]["size_bytes"], MIB, "the size")

@@ -7,7 +7,6 @@ mod buf;
 mod contract;
 mod limited;
 mod metered;
-mod reserve;
 mod slow;
 mod superblock;
 

@@ -186,14 +186,6 @@ impl Committer {
         }
     }
 
-    /// Has the store own a part of the reserve, and checks the free room.
-    pub async fn reserve_room(&self) -> Result<()> {
-        let store = &self.reader.source.store;
-        let total = self.cx.fencing(store.capacity().await)?.total;
-        store.reserve(self.space.owned(total)).await;
-        self.check_space().await
-    }
-
     /// Checks the free room, on which the admission of writes depends.
     pub async fn check_space(&self) -> Result<()> {
         let capacity = self.cx.fencing(self.reader.source.store.capacity().await)?;

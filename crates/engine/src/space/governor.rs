@@ -370,13 +370,6 @@ impl SpaceGovernor {
         self.reserve(total) + total / LOW_PART
     }
 
-    /// The part of the reserve that the store is to own, so that it is there whatever the store reports as
-    /// free. The rest is at least a segment: a store that reports what is true is full by the numbers before
-    /// a segment finds no room.
-    pub fn owned(&self, total: u64) -> u64 {
-        self.reserve(total) / 2
-    }
-
     /// Whether enough was written since the capacity was observed to matter: a request costs as much
     /// as a small commit.
     pub fn wants_capacity(&self, now: Duration) -> bool {
@@ -394,7 +387,7 @@ impl SpaceGovernor {
     /// Records the capacity of the store, and logs changes of its state. `idle` states that no write waits to
     /// be committed. Returns whether the store has become full, or has room again.
     pub fn observe(&self, capacity: Capacity, idle: bool, now: Duration) -> bool {
-        let Capacity { free, total, is_short } = capacity;
+        let Capacity { free, total } = capacity;
         let reserve = self.reserve(total);
         self.free.store(free, Relaxed);
         self.total.store(total, Relaxed);
@@ -407,7 +400,7 @@ impl SpaceGovernor {
             // No commit is retrying, so the next write may be tried.
             self.refused_at.store(0, Relaxed);
         }
-        let full = is_short || free < reserve.max(self.refused_at.load(Relaxed));
+        let full = free < reserve.max(self.refused_at.load(Relaxed));
         let was_low = self.low.load(Relaxed);
         // Hysteresis, so that a store at the threshold does not log a warning at every commit.
         let slack = if was_low { total / (LOW_PART * SLACK_PART) } else { 0 };

@@ -4,7 +4,6 @@
 
 mod clean;
 mod faults;
-mod hidden_quota;
 mod live;
 mod memory;
 mod one_disk;
