@@ -7,9 +7,10 @@
 //! crash, or a takeover by another server, undoes a write that was neither durable nor answered. A client
 //! whose writes are durable when they are answered must not see such a write and miss it later, also if
 //! another client made it. So a read of this client that found data in the buffers is answered after the
-//! commit of this data. If the pool has stopped, the read fails. While the store is full, the read returns the
-//! data in the buffers: they keep a write that was refused for want of room, and commit it when there is room.
-//! A read that showed the older contents would let the refused write take effect after this read.
+//! commit of this data. If the pool has stopped, the read fails. While the store is full, the read returns
+//! the data in the buffers: the buffers keep a write that was refused because the store is full, and commit
+//! it when there is room. A read that showed the older contents would let the refused write take effect
+//! after this read.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -110,8 +110,8 @@ async fn a_read_waits_for_the_commit_of_what_it_shows() {
     assert_eq!(remote.try_read(0, &mut quick).unwrap(), Fast::Done);
 }
 
-/// While the store is full, reads show the refused write: it is committed when there is room. When the pool has
-/// latched, it is not known what a restart finds.
+/// While the store is full, reads show the refused write: it is committed when there is room. When the pool
+/// has latched, it is not known what a restart finds.
 #[tokio::test]
 async fn a_read_whose_commit_fails_shows_nothing_that_changes_later() {
     for fault in [Fault::Full, Fault::Io] {
