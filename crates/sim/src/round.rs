@@ -231,7 +231,8 @@ impl Round {
                 let segment = object.id.to_string();
                 assert!(
                     damage.places.iter().any(|p| p.segment == segment),
-                    "byte {at} of {segment}: {damage}"
+                    "byte {at} of {segment}: {damage}; {:?}",
+                    damage.places
                 );
                 self.reported.fetch_add(1, Relaxed);
             }
