@@ -511,7 +511,8 @@ fn check_block(
         &[only] => {
             if let (Some(begin), Some(end)) = (span.first(), span.last()) {
                 cell.saw(ops, only, begin, end);
-                cell.versions[only].durable |= is_durable;
+                // An observed state has no operation whose place in history the read could determine.
+                cell.versions[only].durable |= is_durable && !cell.versions[only].observed;
             }
             Ok(())
         }
