@@ -137,9 +137,11 @@ xray-fio: setup ## the load generator next to fio: rates and percentiles
 fmt: ## format all code
 	$(CARGO) fmt --all
 
+# The server is checked as users build it, too: without the features that tests need.
 lint: ## formatting, clippy, tidy, licences of dependencies
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) check --locked -p forebay-server
 	$(CARGO) run -q --locked -p xtask -- tidy
 	$(PYTHON) scripts/check-links.py
 	@$(MAKE) --no-print-directory deny

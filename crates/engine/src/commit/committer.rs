@@ -335,7 +335,8 @@ impl Committer {
     /// Withdraws the cover of a group that is not in the log, before another group can have its number. If
     /// another thread has latched the pool, the cover stays, and no other group is written.
     fn withdraw_cover(&self) {
-        if !matches!(self.cx.config.mutation, Mutation::KeepCover | Mutation::TakeNumber) {
+        let mutation = self.cx.config.mutation;
+        if mutation != Mutation::KeepCover && mutation != Mutation::TakeNumber {
             self.cx.retained.set_cover(NO_COVER);
         }
     }
