@@ -84,10 +84,19 @@ impl Context {
 
     /// Waits until another server has opened the pool.
     pub async fn fenced(&self) {
+        self.latched().await;
+        if !self.is_fenced() {
+            // Only the first reason is kept.
+            std::future::pending().await
+        }
+    }
+
+    /// Waits until the pool has latched.
+    pub async fn latched(&self) {
         loop {
             // It receives notifications from its creation on.
             let has_latched = self.has_latched.notified();
-            if self.is_fenced() {
+            if self.latched.get().is_some() {
                 return;
             }
             has_latched.await;

@@ -262,7 +262,6 @@ impl Committer {
             if !matches!(e, Error::NoSpace) {
                 tracing::error!("the pool stops: {e}");
                 self.cx.latch(&e);
-                self.intake.request_commit();
             }
             e
         })

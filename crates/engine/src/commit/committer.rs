@@ -209,7 +209,12 @@ impl Committer {
                 if closing {
                     break;
                 }
-                self.intake.schedule.wake.notified().await;
+                tokio::select! {
+                    biased;
+                    // Another task has latched the pool: whatever waits for this one has to end.
+                    () = self.cx.latched() => {}
+                    () = self.intake.schedule.wake.notified() => {}
+                }
                 continue;
             } else {
                 let (cost, dirty) = (|| self.commit_cost(), || self.space.dirty());

@@ -142,7 +142,6 @@ impl Desktops {
             Err(e) => {
                 tracing::error!("the pool stops: {e}");
                 self.cx.latch(&e);
-                self.committer.intake.request_commit();
                 return Err(e);
             }
         }
