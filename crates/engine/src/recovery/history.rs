@@ -75,7 +75,8 @@ pub(crate) struct LostHistory {
     pub end: u64,
     /// The intact batches after `end`, by ascending number.
     pub behind: Vec<Scanned>,
-    /// Gaps that may have held the first missing batch.
+    /// Gaps that may have held the first missing batch, or one of a group whose numbers an abandoned group has
+    /// as well.
     pub gaps: Vec<Gap>,
     /// Segments whose header is damaged.
     pub headers: Vec<SegmentId>,
@@ -116,14 +117,16 @@ pub(crate) fn history(scans: Vec<SegmentScan>, head: Head) -> History {
         }
     }
     let first = at.seq.saturating_add(1);
-    let unreadable = gaps.iter().any(|gap| gap.unreadable && gap.may_hold(first));
-    let proven = unreadable
-        || found.proves_damage(end.seq.saturating_add(1), end_epoch)
-        || found.follows_another(end, end_epoch);
+    let (next, another) = (end.seq.saturating_add(1), found.follows_another(end, end_epoch));
+    // The damaged group may have the numbers of an abandoned one: one that took effect late, or one of whose
+    // batches only the first are found.
+    let from = applied.last().filter(|_| another).map_or(next, |batch| batch.header.group);
+    let unreadable = gaps.iter().any(|gap| gap.unreadable && gap.may_hold(from, first));
+    let proven = unreadable || another || found.proves_damage(next, end_epoch);
     let lost = proven.then(|| LostHistory {
         first,
         end: end.seq,
-        gaps: gaps.into_iter().filter(|gap| gap.may_hold(first)).collect(),
+        gaps: gaps.into_iter().filter(|gap| gap.may_hold(from, first)).collect(),
         headers,
         behind: found.behind(group, end.seq, end_epoch),
     });
@@ -131,9 +134,10 @@ pub(crate) fn history(scans: Vec<SegmentScan>, head: Head) -> History {
 }
 
 impl Gap {
-    /// Whether batch `seq` may have been in the gap, judging by the numbers of the neighbours.
-    fn may_hold(&self, seq: u64) -> bool {
-        let fits = self.after.is_none_or(|n| n.seq < seq) && self.before.is_none_or(|n| n.seq > seq);
+    /// Whether one of the batches `from` to `to` may have been in the gap, judging by the numbers of the
+    /// neighbours.
+    fn may_hold(&self, from: u64, to: u64) -> bool {
+        let fits = self.after.is_none_or(|n| n.seq < to) && self.before.is_none_or(|n| n.seq > from);
         // Only zeroes follow the last batch.
         fits && !(self.blank && self.before.is_none())
     }
@@ -320,6 +324,13 @@ mod tests {
             |again: &[Option<B>], missing: &[B]| found(&[(DATA, &[Some(late)]), (DATA, again)], missing);
         assert_eq!(found(&[Some(durable), Some(next)], &[]), (2, None));
         assert_eq!(found(&[None, Some(next)], &[durable]), (1, Some(2)));
+        // The damaged segment is named, not only one without any intact batch.
+        for abandoned in [late, (1, 5, 1, false)] {
+            let segments: [(Stream, &[Option<B>]); 2] =
+                [(DATA, &[Some(abandoned)]), (DATA, &[None, Some(next)])];
+            let damaged = history(scans(&segments, &[durable]), Head { seq: 0, chain: 0 }).lost.unwrap();
+            assert_eq!(damaged.gaps.iter().map(|gap| gap.segment.0).collect::<Vec<_>>(), [2]);
+        }
         // Nothing was durable after the abandoned group.
         assert_eq!(found(&[None], &[durable]), (1, None));
     }
