@@ -142,12 +142,22 @@ struct Last {
     /// Host time at its end; before the first reclaim, the time at which the pool was opened.
     ended: Duration,
     took: Duration,
+    /// The bytes that had been freed and written when the first of the reclaims began that have not gained
+    /// enough since. A reclaim may free no more than what the one before it wrote: if each was judged alone,
+    /// every second one would seem to gain, and writers would wait for ever.
+    since: Option<(u64, u64)>,
 }
 
 impl Default for Last {
     fn default() -> Last {
         // The amount of garbage is not known yet, so writers wait for the first reclaim.
-        Last { outcome: Outcome::default(), patience: PATIENCE, ended: Duration::ZERO, took: Duration::ZERO }
+        Last {
+            outcome: Outcome::default(),
+            patience: PATIENCE,
+            ended: Duration::ZERO,
+            took: Duration::ZERO,
+            since: None,
+        }
     }
 }
 
@@ -370,6 +380,13 @@ impl SpaceGovernor {
         self.reserve(total) + total / LOW_PART
     }
 
+    /// The part of the reserve that the store is to own, so that it is there whatever the store reports as
+    /// free. The rest is at least a segment: a store that reports what is true is full by the numbers before
+    /// a segment finds no room.
+    pub fn owned(&self, total: u64) -> u64 {
+        self.reserve(total) / 2
+    }
+
     /// Whether enough was written since the capacity was observed to matter: a request costs as much
     /// as a small commit.
     pub fn wants_capacity(&self, now: Duration) -> bool {
@@ -501,6 +518,7 @@ impl SpaceGovernor {
     fn allow_another_reclaim(&self) {
         let mut last = self.last.lock();
         last.patience = last.patience.max(1);
+        last.since = None;
     }
 
     /// The current inputs of all decisions.
@@ -594,6 +612,7 @@ impl SpaceGovernor {
         let (freed, own) = (self.freed.get().bytes, self.own_bytes());
         self.rate.lock().begin(now, freed, own);
         self.cleaning.store(true, Relaxed);
+        self.last.lock().since.get_or_insert((freed, own));
         ReclaimGuard { governor: self, began: now, freed, own }
     }
 
@@ -618,18 +637,20 @@ impl ReclaimGuard<'_> {
     pub fn end(self, now: Duration, exhausted: bool) {
         let governor = self.governor;
         governor.sample_freed(now);
-        let (freed, own) = (governor.freed.get().bytes - self.freed, governor.own_bytes() - self.own);
-        let outcome = Outcome { gained: freed.saturating_sub(own), exhausted };
+        let (freed, own) = (governor.freed.get().bytes, governor.own_bytes());
         let short = governor.situation().level() >= Level::Short;
         let mut last = governor.last.lock();
-        last.outcome = outcome;
+        // There is none if garbage became known while this reclaim was under way.
+        let since = last.since.unwrap_or((self.freed, self.own));
+        let gained = freed.saturating_sub(since.0).saturating_sub(own.saturating_sub(since.1));
+        last.outcome = Outcome { gained, exhausted };
         last.ended = now;
         last.took = now.saturating_sub(self.began);
-        last.patience = if !short || outcome.gained >= min_reclaim_bytes(governor.segment_bytes) {
-            PATIENCE
+        if !short || gained >= min_reclaim_bytes(governor.segment_bytes) {
+            (last.patience, last.since) = (PATIENCE, None);
         } else {
-            last.patience.saturating_sub(1)
-        };
+            last.patience = last.patience.saturating_sub(1);
+        }
     }
 }
 

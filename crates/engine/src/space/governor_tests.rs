@@ -209,6 +209,28 @@ fn writers_of_a_full_store_wait_while_a_reclaim_may_help_and_then_fail() {
     assert!(!governor.may_buffer(flow, MIB).unwrap());
 }
 
+/// Each reclaim frees the segment with the last but one checkpoint: of every two, one seems to gain.
+#[test]
+fn reclaims_that_free_only_what_checkpoints_wrote_do_not_hold_writers() {
+    let appended = Arc::new(AtomicU64::new(0));
+    let config = PoolConfig { write_buffer: 8 * MIB, ..PoolConfig::default() };
+    let governor = SpaceGovernor::new(&config, SEGMENT, appended.clone(), Arc::default());
+    observe(&governor, 1000);
+    observe(&governor, 10);
+    let mut reclaim = |number: u64, freed| {
+        let under_way = governor.begin_reclaim(Duration::from_secs(number));
+        appended.fetch_add(2 * MIB, Relaxed);
+        governor.freed.add(freed);
+        under_way.end(Duration::from_secs(number + 1), false);
+        governor.reclaim_may_help()
+    };
+    let held = (0..100).take_while(|number| reclaim(*number, number % 2 * 4 * MIB)).count();
+    assert_eq!(held, PATIENCE as usize - 1);
+    // What was written in vain before is not held against a reclaim that has something to free.
+    governor.reclaim_is_due();
+    assert!(reclaim(100, 4 * MIB));
+}
+
 /// A zeroed range frees room, so on a full store it must not wait for others that wait for room.
 #[test]
 fn a_discard_on_a_full_store_does_not_wait_for_its_share() {
