@@ -116,7 +116,15 @@ impl Pool {
         let ended = committer.write_log().await?.end_segment(Stream::Data).await;
         committer.latching(ended)?;
         committer.checkpoint().await?;
-        committer.write_log().await?.discard_prepared().await;
+        let mut log = committer.write_log().await?;
+        log.discard_prepared().await;
+        let memory = log.superblock().memory;
+        // A superblock with another id names memory whose loss is not recorded yet.
+        if !self.retains() && memory == cx.retained.id() {
+            // The caller may remove the memory, which is no loss then.
+            let disowned = log.swap_superblock(|superblock| superblock.memory = 0).await;
+            committer.latching(disowned)?;
+        }
         Ok(())
     }
 
@@ -135,7 +143,8 @@ impl Pool {
         reclaimer.stop().await;
     }
 
-    /// Whether the retained memory holds something that the next opening needs.
+    /// Whether the retained memory holds something that the next opening needs. If it does not after
+    /// [`Pool::close`], the memory may be removed.
     pub fn retains(&self) -> bool {
         !self.parts.cx.retained.is_empty()
     }

@@ -321,6 +321,52 @@ async fn a_local_client_that_started_after_the_loss_is_admitted() {
     drop(machine.open(&store).await.attach_as("v", started(7001)).unwrap());
 }
 
+/// The server removes memory that is empty when it stops. The next opening does not take that for a loss.
+#[tokio::test(start_paused = true)]
+async fn a_clean_restart_after_a_loss_admits_the_clients_that_were_admitted_before_it() {
+    let machine = Machine::new();
+    let (store, _pool, _disk) = with_write(&machine, OLD).await;
+    machine.boot_ms.store(5000, Relaxed);
+    let (machine, store) = machine.lose(&store).await;
+    let pool = machine.open(&store).await;
+    let newer = Client::Local { started_ms: Some(5001) };
+    let disk = pool.attach_as("v", newer).unwrap();
+    write(&disk).await;
+    drop(disk);
+    pool.close().await.unwrap();
+    assert!(!pool.retains());
+    machine.boot_ms.store(7000, Relaxed);
+    let (machine, store) = machine.lose(&store).await;
+    let pool = machine.open(&store).await;
+    drop(pool.attach_as("v", newer).unwrap());
+    refused(pool.attach_as("v", OLD), "resume v");
+}
+
+/// The loss itself is not recorded where the store has no room: the next opening has to find it again.
+#[tokio::test(start_paused = true)]
+async fn a_clean_stop_does_not_forget_a_loss_that_is_not_recorded() {
+    let machine = Machine::new();
+    let store = FaultyStore::new(1);
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    write(&pool.attach_as("v", UNKNOWN).unwrap()).await;
+    store.crash(forebay_store::Crash::Kill);
+    let (store, mut machine) = (store.reopen(), machine);
+    machine.memory = Arc::new(forebay_retained::HeapMemory::new(256));
+    machine.seed += 1;
+    store.set_capacity(0);
+    let pool = machine.open(&store).await;
+    refused(pool.attach("v"), "resume v");
+    // Whether a stop without room succeeds does not matter here.
+    let _ = pool.close().await;
+    store.crash(forebay_store::Crash::Kill);
+    let store = store.reopen();
+    store.set_capacity(1 << 40);
+    machine.memory = Arc::new(forebay_retained::HeapMemory::new(256));
+    machine.seed += 1;
+    refused(machine.open(&store).await.attach("v"), "resume v");
+}
+
 #[tokio::test(start_paused = true)]
 async fn resume_rollback_and_removal_end_a_loss() {
     let (machine, store) = (remote_in_memory(), Arc::new(MemoryStore::new()));
