@@ -8,7 +8,8 @@ import threading
 import time
 
 from forebay import Failed
-from harness import BLOCK, MIB, STOP_S, check, connect, equal, need_root, refused_by_server, run, test, wait_for
+from harness import BLOCK, MIB, STOP_S, Skipped, check, connect, equal, need_root, refused_by_server, run, test
+from harness import wait_for
 
 
 def one_line(server, what):
@@ -171,6 +172,69 @@ def a_full_store_fails_writes_and_serves_reads(t):
     h = connect(s, "next")
     h.pwrite(t.random.randbytes(8 * MIB), 0)
     h.flush()
+
+
+def mount_below_quota(t, size, quota):
+    """A btrfs subvolume with a quota that statfs does not show."""
+    need_root("mounting a small file system")
+    with open("/proc/filesystems") as f:
+        if not shutil.which("mkfs.btrfs") or "btrfs" not in f.read().split():
+            raise Skipped("needs btrfs-progs, and btrfs in the kernel")
+    file, where = t.path("btrfs.img"), t.path("btrfs")
+    with open(file, "wb") as f:
+        f.truncate(size)
+    os.mkdir(where)
+    run("mkfs.btrfs", "-q", file)
+    run("mount", "-o", "loop", file, where)
+    t.defer(run, "umount", "-l", where)
+    below = os.path.join(where, "below")
+    run("btrfs", "subvolume", "create", below)
+    run("btrfs", "quota", "enable", where)
+    run("btrfs", "qgroup", "limit", str(quota), below)
+    return below
+
+
+@test
+def a_hidden_quota_keeps_neither_deletions_nor_a_stop_from_working(t):
+    where = mount_below_quota(t, 900 * MIB, 200 * MIB)
+    s = t.server("--cache", "16M", data=os.path.join(where, "data"))
+    for name in ("kept", "large"):
+        s.cli("volume", "create", name, "--size", "1G")
+    kept = connect(s, "kept")
+    data = t.random.randbytes(24 * MIB)
+    kept.pwrite(data, 0)
+    kept.flush()
+    large = connect(s, "large")
+    written = fill_until_refused(t, large)
+    check(written > 10, f"only {written} MiB could be written")
+    equal(s.json("stats")["room"], "full", "room, as stats say")
+    # A restart, with nothing freed.
+    large.shutdown()
+    kept.shutdown()
+    s.stop()
+    s.start()
+    refused_by_server("ENOSPC", fill_more, t, connect(s, "large"), written)
+    s.wait_unused("large")
+    s.cli("volume", "rm", "large")
+    s.cli("gc")
+    kept = connect(s, "kept")
+    wait_for(lambda: is_written(kept, data, 32 * MIB), "a write into the room that a deletion freed")
+    equal(bytes(kept.pread(24 * MIB, 0)) == data, True, "what was written before")
+    kept.shutdown()
+    s.stop()
+
+
+def is_written(h, data, offset):
+    """Whether there is room for a write."""
+    import nbd
+
+    try:
+        h.pwrite(data, offset)
+        h.flush()
+        return True
+    except nbd.Error as e:
+        equal(e.errno, "ENOSPC", "error while there is no room yet")
+        return False
 
 
 def tag(i):

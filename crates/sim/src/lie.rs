@@ -38,6 +38,9 @@ impl Store for Liar {
     fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
         self.0.swap_superblock(new)
     }
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        self.0.reserve(bytes)
+    }
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.0.capacity()
     }

@@ -286,6 +286,7 @@ impl Round {
     fn end_faults(&mut self) {
         self.medium.faults().clear_faults();
         self.medium.faults().set_capacity(1 << 40);
+        self.medium.faults().set_quota(None);
     }
 
     /// Compares the contents of the pool with the permitted ones.

@@ -109,8 +109,11 @@ pub type Selection = Box<dyn Fn(SegmentId) -> bool + Send + Sync>;
 pub struct Capacity {
     /// Total space.
     pub total: u64,
-    /// Free space.
+    /// Free space, with the room that the store owns.
     pub free: u64,
+    /// The store was refused room, and has not been able to hold again all the room that it owns. Then the
+    /// free space is the rest of what it owns: it is for operations that make room.
+    pub is_short: bool,
 }
 
 /// A store. All offsets and lengths of appends and reads are multiples of [`IoBuf::ALIGN`].
@@ -211,6 +214,16 @@ pub trait Store: Send + Sync + 'static {
     /// The length that no object may exceed.
     fn max_object_bytes(&self) -> u64 {
         u64::MAX
+    }
+
+    /// Requests that the store own `bytes` of room, so that an append, a superblock or a deletion that finds
+    /// no room can take place nevertheless: the free space that a store reports may not be there, because of
+    /// quotas and other writers. The store gives up the room when it has to, reports itself as short
+    /// ([`Capacity::is_short`]), and tries to hold the room again whenever its capacity is queried. Best
+    /// effort: a store may own less, or nothing.
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        let _ = bytes;
+        Box::pin(std::future::ready(()))
     }
 
     /// Returns the total and the free space. Cheap enough to be asked after each commit.

@@ -7,6 +7,7 @@ mod buf;
 mod contract;
 mod limited;
 mod metered;
+mod reserve;
 mod slow;
 mod superblock;
 

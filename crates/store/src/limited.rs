@@ -185,12 +185,16 @@ impl Store for Limited {
         self.inner.max_object_bytes()
     }
 
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        self.inner.reserve(bytes)
+    }
+
     /// The smaller of the limit and the capacity of the inner store.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         Box::pin(async move {
             let inner = self.inner.capacity().await?;
             let left = self.limit.saturating_sub(self.taken.lock().bytes);
-            Ok(Capacity { total: inner.total.min(self.limit), free: inner.free.min(left) })
+            Ok(Capacity { total: inner.total.min(self.limit), free: inner.free.min(left), ..inner })
         })
     }
 }
@@ -214,7 +218,11 @@ mod tests {
         let store = limited(&Arc::new(MemoryStore::new()), 32 << 10).await;
         append(&store, 1, 0, 4096, 16 << 10).await.unwrap();
         let free = store.capacity().await.unwrap();
-        assert_eq!(free, Capacity { total: 32 << 10, free: 16 << 10 }, "the expected length is reserved");
+        assert_eq!(
+            free,
+            Capacity { total: 32 << 10, free: 16 << 10, is_short: false },
+            "the expected length is reserved"
+        );
         append(&store, 1, 4096, 8192, 0).await.unwrap();
         append(&store, 1, 12288, 8192, 0).await.unwrap();
         assert_eq!(
@@ -263,7 +271,7 @@ mod tests {
         let inner = Arc::new(MemoryStore::with_capacity(8192));
         let store = limited(&inner, 1 << 20).await;
         assert_eq!(append(&store, 1, 0, 4096, 16 << 10).await, Err(StoreError::Full));
-        assert_eq!(store.capacity().await.unwrap(), Capacity { total: 8192, free: 8192 });
+        assert_eq!(store.capacity().await.unwrap(), Capacity { total: 8192, free: 8192, is_short: false });
         append(&store, 1, 0, 4096, 4096).await.unwrap();
     }
 }

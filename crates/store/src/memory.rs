@@ -178,7 +178,11 @@ impl Store for MemoryStore {
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         let state = self.state.lock();
-        done(Ok(Capacity { total: state.capacity, free: state.capacity.saturating_sub(state.used) }))
+        done(Ok(Capacity {
+            total: state.capacity,
+            free: state.capacity.saturating_sub(state.used),
+            is_short: false,
+        }))
     }
 }
 

@@ -231,6 +231,10 @@ impl Store for Metered {
         self.inner.max_object_bytes()
     }
 
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        self.inner.reserve(bytes)
+    }
+
     /// Not counted, because it causes no I/O.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.inner.capacity()

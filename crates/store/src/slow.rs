@@ -175,6 +175,10 @@ impl Store for Slow {
         self.inner.max_object_bytes()
     }
 
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        self.inner.reserve(bytes)
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.inner.capacity()
     }

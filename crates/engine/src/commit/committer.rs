@@ -186,6 +186,14 @@ impl Committer {
         }
     }
 
+    /// Has the store own a part of the reserve, and checks the free room.
+    pub async fn reserve_room(&self) -> Result<()> {
+        let store = &self.reader.source.store;
+        let total = self.cx.fencing(store.capacity().await)?.total;
+        store.reserve(self.space.owned(total)).await;
+        self.check_space().await
+    }
+
     /// Checks the free room, on which the admission of writes depends.
     pub async fn check_space(&self) -> Result<()> {
         let capacity = self.cx.fencing(self.reader.source.store.capacity().await)?;
@@ -203,7 +211,9 @@ impl Committer {
             // Read before the check for work, which then includes everything that passed the gate before the
             // pool began to close.
             let closing = self.cx.is_closing();
-            if stuck {
+            if self.cx.check_latch().is_err() {
+                break;
+            } else if stuck {
                 self.cx.host.sleep(FULL_RETRY).await;
             } else if !self.intake.has_work() {
                 if closing {

@@ -59,7 +59,7 @@ impl Pool {
         let (parts, tenants) = (Parts::assemble(recovered), Mutex::default());
         let pool = Arc::new(Pool { parts, tenants, recovered_batches, recovery_ms });
         // Before the upkeep task starts, for which unknown room would look like a full store.
-        pool.parts.committer.check_space().await?;
+        pool.parts.committer.reserve_room().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
         pool.start(warm, next_segment);
         if let Err(e) = pool.prepare(&mut taken).await {

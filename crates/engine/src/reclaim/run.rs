@@ -34,6 +34,8 @@ struct Headroom {
     /// The free room that the cleaner maintains.
     target: u64,
     total: u64,
+    /// The store refused data, and what is free is the rest of what it owns.
+    is_short: bool,
 }
 
 /// A reclaim under way, after its mark.
@@ -118,9 +120,12 @@ impl<'a> Reclaim<'a> {
     /// Whether there is room for the live slots of an object. Without this check, a move that does not fit
     /// could use up the room that the next checkpoint needs.
     async fn may_clean(&self, victim: &Object) -> Result<bool> {
-        let (free, spare) =
-            (self.headroom().await?.free, self.cleaner.space.segment_bytes() / CHECKPOINT_PART);
-        Ok(self.cleaner.committer.read_log().await.may_move(victim.packed, free, spare))
+        let (room, spare) = (self.headroom().await?, self.cleaner.space.segment_bytes() / CHECKPOINT_PART);
+        if room.is_short {
+            // Half of what the store still owns remains for deletions.
+            return Ok(victim.packed.saturating_add(spare) <= room.free / 2);
+        }
+        Ok(self.cleaner.committer.read_log().await.may_move(victim.packed, room.free, spare))
     }
 
     /// Whether the emptied objects must be deleted before more are emptied.
@@ -259,7 +264,8 @@ impl<'a> Reclaim<'a> {
     /// The free room of the store, and the free room that the cleaner maintains.
     async fn headroom(&self) -> Result<Headroom> {
         let capacity = self.cleaner.reader.source.store.capacity().await;
-        let Capacity { free, total } = self.cleaner.cx.fencing(capacity)?;
-        Ok(Headroom { free, target: self.cleaner.space.reserve(total) + total / ROOM_SHARE, total })
+        let Capacity { free, total, is_short } = self.cleaner.cx.fencing(capacity)?;
+        let target = self.cleaner.space.reserve(total) + total / ROOM_SHARE;
+        Ok(Headroom { free, target, total, is_short })
     }
 }

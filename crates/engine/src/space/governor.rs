@@ -404,7 +404,7 @@ impl SpaceGovernor {
     /// Records the capacity of the store, and logs changes of its state. `idle` states that no write waits to
     /// be committed. Returns whether the store has become full, or has room again.
     pub fn observe(&self, capacity: Capacity, idle: bool, now: Duration) -> bool {
-        let Capacity { free, total } = capacity;
+        let Capacity { free, total, is_short } = capacity;
         let reserve = self.reserve(total);
         self.free.store(free, Relaxed);
         self.total.store(total, Relaxed);
@@ -417,7 +417,7 @@ impl SpaceGovernor {
             // No commit is retrying, so the next write may be tried.
             self.refused_at.store(0, Relaxed);
         }
-        let full = free < reserve.max(self.refused_at.load(Relaxed));
+        let full = is_short || free < reserve.max(self.refused_at.load(Relaxed));
         let was_low = self.low.load(Relaxed);
         // Hysteresis, so that a store at the threshold does not log a warning at every commit.
         let slack = if was_low { total / (LOW_PART * SLACK_PART) } else { 0 };

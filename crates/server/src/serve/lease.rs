@@ -167,6 +167,15 @@ impl Store for Lease {
         self.store().map_or(u64::MAX, |store| store.max_object_bytes())
     }
 
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        let store = self.store();
+        Box::pin(async move {
+            if let Ok(store) = store {
+                store.reserve(bytes).await;
+            }
+        })
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         let store = self.store();
         begin(async move { store?.capacity().await })

@@ -89,6 +89,21 @@ fn a_full_store_rejects_writes_and_keeps_its_data() {
     });
 }
 
+fn hidden_quota(store: &FaultyStore, rng: &mut Rng) {
+    store.set_quota(Some(rng.range(1, 40) * (128 << 10)));
+}
+
+/// The same for a store whose capacity does not show its bound.
+#[test]
+fn a_store_with_a_hidden_quota_rejects_writes_and_keeps_its_data() {
+    rounds("a_hidden_quota", 0, ROUNDS, |seed, ops| {
+        let mut round = Round::new(seed, ops);
+        round.tolerance = Tolerance { full: true, ..Tolerance::default() };
+        round.faults = Some(hidden_quota);
+        round.run();
+    });
+}
+
 /// A flipped bit anywhere in segments, batches, nodes, blocks, checkpoints.
 #[test]
 fn bit_rot_is_reported_and_never_returned_as_data() {

@@ -4,6 +4,7 @@
 
 mod clean;
 mod faults;
+mod hidden_quota;
 mod live;
 mod memory;
 mod one_disk;

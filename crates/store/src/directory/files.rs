@@ -104,6 +104,18 @@ fn file_system(file: &File) -> io::Result<i64> {
     Ok(stat.f_type as i64)
 }
 
+/// Allocates a range of a file, and extends the file to the end of the range.
+pub(super) fn fallocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let too_large = |_| io::Error::from_raw_os_error(libc::EFBIG);
+    let offset = libc::off_t::try_from(offset).map_err(too_large)?;
+    let len = libc::off_t::try_from(len).map_err(too_large)?;
+    retry_shortage(|| {
+        // SAFETY: the descriptor is open; the call accesses no memory.
+        let answer = unsafe { libc::fallocate(file.as_raw_fd(), 0, offset, len) };
+        if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })
+}
+
 /// Whether a file system writes preallocated blocks in place. One that copies on write (btrfs, ZFS) needs new
 /// space for the second write to a block, and some accept a preallocation and reserve nothing. A network or
 /// FUSE file system may leave the sync of a synced write to its server, which may ignore it.
@@ -221,7 +233,7 @@ impl Files {
             if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         })?;
         let unit = stat.f_frsize;
-        Ok(crate::Capacity { total: stat.f_blocks * unit, free: stat.f_bavail * unit })
+        Ok(crate::Capacity { total: stat.f_blocks * unit, free: stat.f_bavail * unit, is_short: false })
     }
 
     fn open_flags(&self, id: SegmentId, flags: libc::c_int) -> io::Result<File> {
@@ -278,6 +290,11 @@ impl Files {
         self.usage.synced_writes && self.in_place && !self.no_fallocate.load(Ordering::Relaxed)
     }
 
+    /// Whether the file system is in memory: its room cannot be reserved without using memory.
+    pub(super) fn is_in_memory(&self) -> bool {
+        !self.in_journal
+    }
+
     /// Whether the first synced write to preallocated space waits for the journal, and a later one does not:
     /// see [`super::growing`].
     pub(super) fn waits_for_journal(&self) -> bool {
@@ -288,13 +305,7 @@ impl Files {
         if len == 0 || self.no_fallocate.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-        let preallocated = retry_shortage(|| {
-            // SAFETY: the descriptor is open; the call accesses no memory.
-            let answer = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) };
-            if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-        });
-        match preallocated {
+        match fallocate(file, 0, len) {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
                 if !self.no_fallocate.swap(true, Ordering::Relaxed) {
                     tracing::warn!(

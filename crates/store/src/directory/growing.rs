@@ -44,6 +44,8 @@ struct Growing {
     end: u64,
     /// Its file was created ahead of the first append.
     prepared: bool,
+    /// There was no room to preallocate its file.
+    without_room: bool,
     appending: bool,
     /// An append or sync failed: bytes after the last successful sync can never be relied on.
     failed: bool,
@@ -55,7 +57,15 @@ struct Growing {
 
 impl Growing {
     fn new(end: u64) -> Growing {
-        Growing { end, prepared: false, appending: false, failed: false, small: 0, zeroed: 0 }
+        Growing {
+            end,
+            prepared: false,
+            without_room: false,
+            appending: false,
+            failed: false,
+            small: 0,
+            zeroed: 0,
+        }
     }
 }
 
@@ -107,6 +117,16 @@ impl GrowingObjects {
         // If the append fails, the object fails.
         object.zeroed = (end + ZEROES_AHEAD).min(most).max(end);
         object.zeroed
+    }
+
+    /// Records that an object is created without preallocated space.
+    pub(super) fn grows_without_room(&self, id: SegmentId) {
+        self.objects.lock().entry(id).or_insert(Growing::new(0)).without_room = true;
+    }
+
+    /// Whether space was preallocated for an object of this opening.
+    pub(super) fn has_room(&self, id: SegmentId) -> bool {
+        self.objects.lock().get(&id).is_none_or(|object| !object.without_room)
     }
 
     /// Ends an append: at `end`, or with an error.

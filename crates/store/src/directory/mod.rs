@@ -4,6 +4,7 @@
 //! DIR/lock                     flock, held as long as the store is open; names the holder's process
 //! DIR/superblock               two copies of 4096 bytes
 //! DIR/segments/0000002a.seg    object 42
+//! DIR/reserve                  room that the pool owns
 //! ```
 //!
 //! The guarantees of the contract are implemented as follows:
@@ -13,6 +14,8 @@
 //! - **Sync** is `fdatasync`, which also makes the metadata durable that the file system needs to find the
 //!   data. After a failed append or sync an object accepts no more appends and syncs, because the kernel may
 //!   drop dirty pages when it reports an error and report success for the next sync.
+//! - **A full file system.** What makes room (deletions, and the commits and checkpoints before them) uses
+//!   room that the pool owns: see [`reserve`].
 //! - **Superblock.** The newest copy is read back from the disk and compared before the other one is
 //!   overwritten, under the lock: a write by a tool that ignores the lock is detected at the next swap.
 //!
@@ -26,6 +29,7 @@ mod growing;
 mod io;
 mod open;
 mod ops;
+mod reserve;
 mod retry;
 mod trim;
 
@@ -42,6 +46,7 @@ use self::files::{Files, Usage};
 use self::growing::GrowingObjects;
 use self::io::{Io, Op};
 use self::open::Lock;
+use self::reserve::Reserve;
 use crate::contract::receive;
 use crate::{BoxFuture, Result};
 
@@ -76,6 +81,7 @@ struct Shared {
     files: Files,
     superblock: Mutex<SuperblockFile>,
     growing: GrowingObjects,
+    reserve: Reserve,
     writable: bool,
     direct: bool,
     _lock: Option<Lock>,
@@ -124,6 +130,7 @@ impl DirectoryStore {
             files,
             superblock: Mutex::new(SuperblockFile { file: opened.superblock, failed: false }),
             growing: GrowingObjects::default(),
+            reserve: if writable { Reserve::open(path).map_err(error)? } else { Reserve::none() },
             writable,
             direct: opened.direct,
             _lock: opened.lock,

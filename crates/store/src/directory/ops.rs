@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use forebay_format::{SegmentId, Superblock};
 use tokio::sync::oneshot;
 
-use super::errors::{directory_deleted, store_error};
+use super::errors::{directory_deleted, is_full, store_error};
 use super::io::{Io, Op};
 use super::open::read_copies;
 use super::retry::retry_shortage;
 use super::trim::trim_tail;
 use super::{DirectoryStore, Shared, SuperblockFile};
 use crate::contract::{append_then_sync, assert_aligned, describe, failed_before, receive, refuse};
+use crate::reserve::Purpose;
 use crate::superblock::{COPY_BYTES, check_swap, copy_of, written_copies};
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError, for_good};
 
@@ -63,8 +64,15 @@ impl Shared {
     fn write(self: &Arc<Self>, file: Arc<File>, append: Append) -> Op {
         let shared = self.clone();
         let Append { id, offset, len, last, synced, data, io, answer } = append;
-        let same_file = last.then(|| (file.clone(), io));
-        let finish = move |data, written: std::io::Result<usize>| {
+        let same_file = (file.clone(), io);
+        let finish = move |data: IoBuf, written: std::io::Result<usize>| {
+            let (same_file, io) = same_file;
+            if !synced && written.as_ref().is_err_and(is_full) {
+                // A failed append may be repeated here: it writes the same bytes, and no sync has failed.
+                let again = io.clone();
+                let append = Append { id, offset, len, last, synced, data, io, answer };
+                return again.pool.run(move || shared.write_on_loan(same_file, append));
+            }
             let end = written.is_ok().then_some(offset + len);
             let report = move || {
                 shared.growing.end(id, end);
@@ -73,10 +81,10 @@ impl Shared {
                 let result = if synced { result.map_err(|e| for_good(e, "append and sync")) } else { result };
                 let _ = answer.send(result);
             };
-            match (same_file, end) {
+            match (last, end) {
                 // The file system may wait for its journal, which would delay all operations of this thread.
-                (Some((file, io)), Some(end)) => io.pool.run(move || {
-                    return_space(&file, end, id);
+                (true, Some(end)) => io.pool.run(move || {
+                    return_space(&same_file, end, id);
                     report();
                 }),
                 _ => report(),
@@ -86,6 +94,23 @@ impl Shared {
             true => Op::write_synced(file, offset, data, Box::new(finish)),
             false => Op::write(file, offset, data, Box::new(finish)),
         }
+    }
+
+    /// Repeats an append for which there was no room, in the room that the pool owns. May block.
+    fn write_on_loan(self: Arc<Self>, file: Arc<File>, append: Append) {
+        let Append { id, offset, last, synced, .. } = append;
+        let len = append.data.len() as u64;
+        let written = self
+            .reserve
+            .lend(len, Purpose::Data, || retry_shortage(|| file.write_all_at(&append.data, offset)));
+        debug_assert!(!synced);
+        if last && written.is_ok() {
+            return_space(&file, offset + append.len, id);
+        }
+        self.growing.end(id, written.is_ok().then_some(offset + append.len));
+        let result = written.map_err(|e| store_error(describe("append to", id), &e));
+        // The caller may have dropped the future.
+        let _ = append.answer.send(result.map(|()| append.data));
     }
 
     fn fdatasync(self: &Arc<Self>, file: Arc<File>, id: SegmentId, answer: Answer<()>) -> Op {
@@ -105,9 +130,26 @@ impl Shared {
         Op::sync(file, Box::new(finish))
     }
 
-    /// Creates the object, for its first append or ahead of it.
+    /// Creates the object for its first append. If there is no room for the whole object, allocates only
+    /// `least` bytes, from the room that the pool owns.
+    fn create_or_lend(&self, id: SegmentId, room: u64, least: u64) -> Result<Arc<File>> {
+        match self.files.create(id, room) {
+            Err(e) if is_full(&e) => {
+                self.growing.grows_without_room(id);
+                let created = self.reserve.lend(least, Purpose::Data, || self.files.create(id, least));
+                self.created(id, created)
+            }
+            created => self.created(id, created),
+        }
+    }
+
+    /// Creates the object ahead of its first append.
     fn create(&self, id: SegmentId, room: u64) -> Result<Arc<File>> {
-        self.files.create(id, room).map_err(|e| {
+        self.created(id, self.files.create(id, room))
+    }
+
+    fn created(&self, id: SegmentId, created: std::io::Result<Arc<File>>) -> Result<Arc<File>> {
+        created.map_err(|e| {
             self.growing.forget(id);
             match e.raw_os_error() {
                 Some(libc::ENOENT) => directory_deleted(describe("create", id)),
@@ -129,6 +171,11 @@ impl Shared {
         })
     }
 
+    /// Whether a synced write to preallocated space of this object cannot find the file system full.
+    fn has_room_for_overwrites(&self, id: SegmentId) -> bool {
+        self.files.preallocates_for_overwrites() && self.growing.has_room(id)
+    }
+
     fn swap_superblock(&self, new: &Superblock) -> Result<()> {
         let what = || "writing the superblock".to_owned();
         let io = |e: std::io::Error| store_error(what, &e);
@@ -145,7 +192,10 @@ impl Shared {
         let at = (copy_of(new) * COPY_BYTES) as u64;
         // Before the sync, the write may be repeated, since it writes the same bytes to the same offset; the
         // sync may not.
-        let written = retry_shortage(|| superblock.file.write_all_at(&block, at))
+        let write = || retry_shortage(|| superblock.file.write_all_at(&block, at));
+        let written = self
+            .reserve
+            .lend(block.len() as u64, Purpose::Freeing, write)
             .and_then(|()| superblock.file.sync_data());
         superblock.failed = written.is_err();
         written.map_err(io)
@@ -233,7 +283,8 @@ impl DirectoryStore {
         } else {
             let io = self.io.clone();
             self.io.pool.run(move || {
-                let created = shared.create(id, expected.max(append.data.len() as u64));
+                let least = append.data.len() as u64;
+                let created = shared.create_or_lend(id, expected.max(least), least);
                 if let Some(op) = shared.write_or_fail(created, append) {
                     io.start_here(op);
                 }
@@ -275,7 +326,7 @@ impl Store for DirectoryStore {
         expected: u64,
     ) -> BoxFuture<'_, Result<IoBuf>> {
         let end = offset + data.len() as u64;
-        if offset > 0 && end < expected && self.shared.files.preallocates_for_overwrites() {
+        if offset > 0 && end < expected && self.shared.has_room_for_overwrites(id) {
             return self.begin_append(id, offset, data, expected, true);
         }
         // A lack of room must be distinguished from a failed sync where it can occur: at the creation, beyond
@@ -321,7 +372,8 @@ impl Store for DirectoryStore {
             return refuse(StoreError::ReadOnly);
         }
         self.blocking(move |shared| {
-            shared.files.delete(id).map_err(|e| store_error(describe("delete", id), &e))?;
+            let deleted = shared.reserve.lend(0, Purpose::Freeing, || shared.files.delete(id));
+            deleted.map_err(|e| store_error(describe("delete", id), &e))?;
             shared.growing.forget(id);
             Ok(())
         })
@@ -365,9 +417,27 @@ impl Store for DirectoryStore {
         self.blocking(move |shared| shared.swap_superblock(&new))
     }
 
+    /// Not in memory, whose size has no hidden bound, and of which room could be held only by using it.
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        if !self.shared.writable || self.shared.files.is_in_memory() {
+            return Box::pin(std::future::ready(()));
+        }
+        let held = self.blocking(move |shared| {
+            shared.reserve.hold(bytes);
+            Ok(())
+        });
+        // The thread that does it ends only with the store.
+        Box::pin(async move { drop(held.await) })
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.blocking(|shared| {
-            shared.files.capacity().map_err(|e| store_error(|| "querying free space".into(), &e))
+            let (held, is_whole) = shared.reserve.replenish();
+            let found = shared.files.capacity();
+            let Capacity { total, free, .. } =
+                found.map_err(|e| store_error(|| "querying free space".into(), &e))?;
+            let free = if is_whole { free + held } else { held };
+            Ok(Capacity { total, free, is_short: !is_whole })
         })
     }
 }

@@ -14,6 +14,7 @@ use super::faults::{Fault, Faults, FaultyOp};
 use super::medium::{Object, SuperblockCopy};
 use super::random::Random;
 use crate::memory::slice_at;
+use crate::reserve::{OwnedRoom, Purpose};
 use crate::superblock::{check_swap, copy_of};
 use crate::{Capacity, IoBuf, ObjectStat, Result, StoreError};
 
@@ -70,6 +71,12 @@ pub(super) struct Machine {
     /// A swap failed.
     superblock_lost: bool,
     pub(super) capacity: u64,
+    /// A bound on the space in use, with the owned room, that the reported capacity does not show.
+    pub(super) quota: Option<u64>,
+    /// The room that the store owns: only with a quota, and part of the space in use.
+    pub(super) owned: OwnedRoom,
+    /// The room that it was requested to own.
+    wanted: u64,
     /// Most polls that an operation takes beyond the first.
     pub(super) max_delay: u32,
     /// Operations begun since the machine was created.
@@ -106,6 +113,9 @@ impl Machine {
             superblock: Default::default(),
             superblock_lost: false,
             capacity: 1 << 40,
+            quota: None,
+            owned: OwnedRoom::default(),
+            wanted: 0,
             max_delay: 0,
             ops: 0,
             crash_at: None,
@@ -123,12 +133,10 @@ impl Machine {
         match &mut effect {
             Effect::Prepare { id, expected } => {
                 assert!(!self.objects.contains_key(id), "object {id} is created twice");
-                if self.used() + *expected > self.capacity {
-                    return Err(StoreError::Full);
-                }
+                self.check_room(*expected)?;
             }
             Effect::Append { id, offset, data, expected } => {
-                self.check_append(*id, *offset, data.len() as u64, *expected)?;
+                self.check_append(*id, *offset, data.len() as u64, expected)?;
             }
             Effect::Sync { id, end } => *end = self.object(*id)?.view.len(),
             _ => {}
@@ -152,7 +160,7 @@ impl Machine {
         self.objects.get_mut(&id).ok_or(StoreError::NotFound(id))
     }
 
-    fn check_append(&mut self, id: SegmentId, offset: u64, len: u64, expected: u64) -> Result<()> {
+    fn check_append(&mut self, id: SegmentId, offset: u64, len: u64, expected: &mut u64) -> Result<()> {
         let other = |op: &InFlight| matches!(&op.effect, Effect::Append { id: other, .. } if *other == id);
         assert!(!self.in_flight.values().any(other), "concurrent appends to object {id}");
         let before = match self.objects.get(&id) {
@@ -173,8 +181,49 @@ impl Machine {
                 object.len()
             }
         };
-        let after = before.max(offset + len).max(if offset == 0 { expected } else { 0 });
-        if self.used() + (after - before) > self.capacity { Err(StoreError::Full) } else { Ok(()) }
+        let after = before.max(offset + len).max(if offset == 0 { *expected } else { 0 });
+        if self.check_room(after - before).is_ok() {
+            return Ok(());
+        }
+        // As in a directory: no more than the data itself uses the owned room.
+        let more = before.max(offset + len) - before;
+        while self.check_room(more).is_err() {
+            let left = self.owned.without(more, Purpose::Data, IoBuf::ALIGN as u64);
+            self.owned.held = left.ok_or(StoreError::Full)?;
+        }
+        *expected = (*expected).min(offset + len);
+        Ok(())
+    }
+
+    /// Whether `more` bytes can be used.
+    fn check_room(&self, more: u64) -> Result<()> {
+        let limit = self.capacity.min(self.quota.unwrap_or(u64::MAX));
+        if self.used() + more > limit { Err(StoreError::Full) } else { Ok(()) }
+    }
+
+    /// Has the store own `bytes`, as long as it has a quota.
+    pub(super) fn reserve(&mut self, bytes: u64) {
+        self.wanted = bytes;
+        self.set_quota(self.quota);
+    }
+
+    pub(super) fn set_quota(&mut self, quota: Option<u64>) {
+        self.quota = quota;
+        match quota {
+            None => self.owned = OwnedRoom::default(),
+            Some(_) if self.owned.is_whole() => {
+                self.owned.goal = self.wanted;
+                self.replenish();
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn replenish(&mut self) {
+        let missing = self.owned.goal.saturating_sub(self.owned.held);
+        if self.check_room(missing).is_ok() {
+            self.owned.held = self.owned.goal;
+        }
     }
 
     /// Space in use, including the space that appends in flight will take.
@@ -191,7 +240,7 @@ impl Machine {
             }
             _ => 0,
         });
-        self.objects.values().map(Object::len).sum::<u64>() + pending.sum::<u64>()
+        self.objects.values().map(Object::len).sum::<u64>() + pending.sum::<u64>() + self.owned.held
     }
 
     /// Completes an operation. `None` if a crash interrupted it.
@@ -215,8 +264,11 @@ impl Machine {
             }
             Effect::Swap { new } => self.swap(&new, fault),
             Effect::Capacity => {
-                let free = self.capacity.saturating_sub(self.used());
-                Ok(Answer::Capacity(Capacity { total: self.capacity, free }))
+                self.replenish();
+                let is_short = !self.owned.is_whole();
+                let unused = if is_short { 0 } else { self.capacity.saturating_sub(self.used()) };
+                let free = unused + self.owned.held;
+                Ok(Answer::Capacity(Capacity { total: self.capacity, free, is_short }))
             }
         })
     }

@@ -120,6 +120,12 @@ impl FaultyStore {
         self.machine.lock().capacity = bytes;
     }
 
+    /// Bounds the space in use as a quota does that the capacity does not show; none initially. Only with a
+    /// quota, the store owns room if it is requested to.
+    pub fn set_quota(&self, bytes: Option<u64>) {
+        self.machine.lock().set_quota(bytes);
+    }
+
     /// Simulates a write-back by the kernel: the current contents of all objects survive later power losses.
     pub fn write_back(&self) {
         self.machine.lock().objects.values_mut().for_each(medium::Object::write_back);
@@ -249,6 +255,11 @@ impl Store for FaultyStore {
 
     fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
         self.start(Effect::Swap { new: Box::new(new.clone()) }, done)
+    }
+
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        self.machine.lock().reserve(bytes);
+        Box::pin(std::future::ready(()))
     }
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {

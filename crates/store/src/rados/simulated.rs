@@ -481,7 +481,11 @@ impl Cluster for SimulatedClient {
 
     fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>> {
         self.request("", |state| {
-            Ok(Capacity { total: state.capacity, free: state.capacity.saturating_sub(state.used()) })
+            Ok(Capacity {
+                total: state.capacity,
+                free: state.capacity.saturating_sub(state.used()),
+                is_short: false,
+            })
         })
     }
 

@@ -75,6 +75,9 @@ impl Store for OneDisk {
     fn swap_superblock(&self, new: &forebay_format::Superblock) -> BoxFuture<'_, Result<()>> {
         self.inner.swap_superblock(new)
     }
+    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+        self.inner.reserve(bytes)
+    }
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.inner.capacity()
     }

@@ -122,6 +122,7 @@ fn query(connection: &Connection, pool: &str) -> Answer<Capacity> {
         0.. => Ok(Capacity {
             total: stat.kb.saturating_mul(1024) / USUAL_COPIES,
             free: stat.kb_avail.saturating_mul(1024) / USUAL_COPIES,
+            is_short: false,
         }),
         _ => Err(Errno(result.saturating_neg())),
     }
@@ -172,7 +173,7 @@ fn parse(text: &[u8], pool: &str) -> Option<Capacity> {
     let (stored, available) = (figure("stored")?, figure("max_avail")?);
     let quota = figure("quota_bytes").filter(|q| *q > 0).unwrap_or(u64::MAX);
     let free = available.min(quota.saturating_sub(stored));
-    Some(Capacity { total: stored.saturating_add(free), free })
+    Some(Capacity { total: stored.saturating_add(free), free, is_short: false })
 }
 
 #[cfg(test)]
@@ -191,10 +192,9 @@ mod tests {
 
     #[test]
     fn free_space_is_bounded_by_the_quota() {
-        assert_eq!(parsed(0), Some(Capacity { total: 1300, free: 1000 }));
-        assert_eq!(parsed(5000), Some(Capacity { total: 1300, free: 1000 }));
-        assert_eq!(parsed(500), Some(Capacity { total: 500, free: 200 }));
-        assert_eq!(parsed(200), Some(Capacity { total: 300, free: 0 }));
+        let space = |total, free| Some(Capacity { total, free, is_short: false });
+        assert_eq!([parsed(0), parsed(5000)], [space(1300, 1000), space(1300, 1000)]);
+        assert_eq!([parsed(500), parsed(200)], [space(500, 200), space(300, 0)]);
     }
 
     #[test]
