@@ -310,14 +310,7 @@ impl Committer {
             self.finish(group, Vec::new());
             return Ok(());
         }
-        let logged = self.log_group(&mut log, group, Stream::Data, &mut warm).await;
-        if let Err(e) = &logged
-            && !matches!(e, Error::NoSpace)
-        {
-            // While the log is held, so that no other writer follows.
-            self.cx.latch(e);
-        }
-        logged?;
+        self.log_group(&mut log, group, Stream::Data, &mut warm).await?;
         *self.figures.lock() = LogFigures::of(&log);
         drop(log);
         self.after_commit().await;

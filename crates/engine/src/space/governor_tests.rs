@@ -225,7 +225,7 @@ fn reclaims_that_free_only_what_checkpoints_wrote_do_not_hold_writers() {
     let governor = SpaceGovernor::new(&config, SEGMENT, appended.clone(), Arc::default());
     observe(&governor, 1000);
     observe(&governor, 10);
-    let mut reclaim = |number: u64, freed| {
+    let reclaim = |number: u64, freed| {
         let under_way = governor.begin_reclaim(Duration::from_secs(number));
         appended.fetch_add(2 * MIB, Relaxed);
         governor.freed.add(freed);
