@@ -10,7 +10,7 @@ pub(crate) enum Purpose {
 }
 
 /// One part in this number is given up for [`Purpose::Freeing`] only.
-const FREEING_PART: u64 = 4;
+const FREEING_PART: u64 = 16;
 
 /// The room that a store owns, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -43,9 +43,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_quarter_is_kept_for_what_frees_room() {
-        let mut room = OwnedRoom { goal: 40, held: 40 };
+    fn the_last_part_is_kept_for_what_frees_room() {
+        let mut room = OwnedRoom { goal: 160, held: 160 };
         assert!(room.is_whole());
+        room.held = 40;
         let mut give_up = |bytes, purpose| {
             let held = room.without(bytes, purpose, 4)?;
             room.held = held;

@@ -75,8 +75,8 @@ pub(crate) struct LostHistory {
     pub end: u64,
     /// The intact batches after `end`, by ascending number.
     pub behind: Vec<Scanned>,
-    /// Gaps that may have held the first missing batch, or one of a group whose numbers an abandoned group has
-    /// as well.
+    /// Gaps that may have held the first missing batch, or one of a group whose numbers an abandoned group
+    /// has as well.
     pub gaps: Vec<Gap>,
     /// Segments whose header is damaged.
     pub headers: Vec<SegmentId>,

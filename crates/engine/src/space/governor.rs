@@ -387,6 +387,12 @@ impl SpaceGovernor {
         self.reserve(total) / 2
     }
 
+    /// Bytes that the write buffers may hold in a store of this size, at most: when the store refuses room,
+    /// they are written into two thirds of what it owns. The rest is for deletions and their checkpoints.
+    fn bufferable(&self, total: u64) -> u64 {
+        self.write_buffer.min((self.owned(total) / 3 * 2).max(min_reclaim_bytes(self.segment_bytes)))
+    }
+
     /// Whether enough was written since the capacity was observed to matter: a request costs as much
     /// as a small commit.
     pub fn wants_capacity(&self, now: Duration) -> bool {
@@ -427,7 +433,7 @@ impl SpaceGovernor {
         self.low.store(low, Relaxed);
         let was_full = self.full.swap(full, Relaxed);
         let situation = self.situation();
-        self.buffer_budget.store(situation.buffer_budget(self.write_buffer), Relaxed);
+        self.buffer_budget.store(situation.buffer_budget(self.bufferable(total)), Relaxed);
         let rate = situation.write_rate(self.rate.lock().per_second());
         self.write_rate.store(rate.unwrap_or(u64::MAX), Relaxed);
         match (was_full, full) {

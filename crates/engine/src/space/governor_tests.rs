@@ -234,7 +234,7 @@ fn reclaims_that_free_only_what_checkpoints_wrote_do_not_hold_writers() {
     };
     let held = (0..100).take_while(|number| reclaim(*number, number % 2 * 4 * MIB)).count();
     assert_eq!(held, PATIENCE as usize - 1);
-    // What was written in vain before is not held against a reclaim that has something to free.
+    // What was written before is not held against a reclaim that has something to free.
     governor.reclaim_is_due();
     assert!(reclaim(100, 4 * MIB));
 }

@@ -4,7 +4,7 @@
 //! DIR/lock                     flock, held as long as the store is open; names the holder's process
 //! DIR/superblock               two copies of 4096 bytes
 //! DIR/segments/0000002a.seg    object 42
-//! DIR/reserve                  room that the pool owns
+//! DIR/reserve/7                a piece of the room that the pool owns
 //! ```
 //!
 //! The guarantees of the contract are implemented as follows:

@@ -134,7 +134,7 @@ impl Shared {
     /// `least` bytes, from the room that the pool owns.
     fn create_or_lend(&self, id: SegmentId, room: u64, least: u64) -> Result<Arc<File>> {
         match self.files.create(id, room) {
-            Err(e) if is_full(&e) => {
+            Err(e) if is_full(&e) && self.reserve.owns_room() => {
                 self.growing.grows_without_room(id);
                 let created = self.reserve.lend(least, Purpose::Data, || self.files.create(id, least));
                 self.created(id, created)

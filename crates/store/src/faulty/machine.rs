@@ -182,8 +182,9 @@ impl Machine {
             }
         };
         let after = before.max(offset + len).max(if offset == 0 { *expected } else { 0 });
-        if self.check_room(after - before).is_ok() {
-            return Ok(());
+        let preallocated = self.check_room(after - before);
+        if preallocated.is_ok() || self.owned.goal == 0 {
+            return preallocated;
         }
         // As in a directory: no more than the data itself uses the owned room.
         let more = before.max(offset + len) - before;
@@ -211,19 +212,18 @@ impl Machine {
         self.quota = quota;
         match quota {
             None => self.owned = OwnedRoom::default(),
-            Some(_) if self.owned.is_whole() => {
+            Some(_) => {
                 self.owned.goal = self.wanted;
                 self.replenish();
             }
-            Some(_) => {}
         }
     }
 
+    /// Holds as much of the owned room as there is room for.
     fn replenish(&mut self) {
+        let limit = self.capacity.min(self.quota.unwrap_or(u64::MAX));
         let missing = self.owned.goal.saturating_sub(self.owned.held);
-        if self.check_room(missing).is_ok() {
-            self.owned.held = self.owned.goal;
-        }
+        self.owned.held += missing.min(limit.saturating_sub(self.used()));
     }
 
     /// Space in use, including the space that appends in flight will take.
