@@ -215,11 +215,50 @@ def a_hidden_quota_keeps_neither_deletions_nor_a_stop_from_working(t):
     s.start()
     refused_by_server("ENOSPC", fill_more, t, connect(s, "large"), written)
     s.wait_unused("large")
+    # A start needs room for its sockets, which are in the data directory unless configured otherwise.
+    short = os.path.join(s.sockets, "data")
+    os.symlink(s.data, short)
+    s.control, elsewhere = os.path.join(short, "control"), s.control
+    for _ in range(4):
+        s.kill()
+        s.start()
+    s.kill()
+    s.control = elsewhere
+    s.start()
     s.cli("volume", "rm", "large")
     s.cli("gc")
     kept = connect(s, "kept")
     wait_for(lambda: is_written(kept, data, 32 * MIB), "a write into the room that a deletion freed")
     equal(bytes(kept.pread(24 * MIB, 0)) == data, True, "what was written before")
+    kept.shutdown()
+    s.stop()
+
+
+@test
+def a_pool_that_cannot_hold_its_reserve_is_full_from_the_start(t):
+    """Such as one of an earlier release, which is opened close to a quota that statfs does not show."""
+    where = mount_below_quota(t, 900 * MIB, 300 * MIB)
+    s = t.server("--cache", "16M", data=os.path.join(where, "data"))
+    for name in ("kept", "large"):
+        s.cli("volume", "create", name, "--size", "1G")
+        h = connect(s, name)
+        for at in (0, 20 * MIB):
+            h.pwrite(t.random.randbytes(20 * MIB), at)
+        h.flush()
+        h.shutdown()
+    s.stop()
+    shutil.rmtree(os.path.join(s.data, "reserve"))
+    other = os.path.join(where, "other")
+    run("sync", "-f", where)
+    run("fallocate", "-l", str(150 * MIB), other)
+    s.start()
+    equal(s.json("stats")["room"], "full", "room, as stats say")
+    kept = connect(s, "kept")
+    refused_by_server("ENOSPC", fill_more, t, kept, 40)
+    s.cli("volume", "rm", "large")
+    s.cli("gc")
+    os.remove(other)
+    wait_for(lambda: is_written(kept, t.random.randbytes(MIB), 64 * MIB), "a write when there is room again")
     kept.shutdown()
     s.stop()
 
