@@ -175,7 +175,10 @@ pub(crate) fn snapshots_of(catalogue: &RwLock<Catalogue>, volume: DiskId) -> Vec
 }
 
 /// Checks a name for a new disk or snapshot.
-pub(crate) fn check_name(name: &str) -> Result<()> {
+///
+/// # Errors
+/// [`Error::BadName`], with the reason and a part of the name.
+pub fn check_name(name: &str) -> Result<()> {
     let bad = |why| Err(Error::BadName { name: shorten(name), why });
     if name.is_empty() {
         bad("it is empty")

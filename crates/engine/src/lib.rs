@@ -60,6 +60,7 @@ mod workers;
 mod zero;
 
 pub use cache::CachedBlock;
+pub use catalogue::check_name;
 pub use classes::{ClassStats, ClassesInfo, Peek};
 pub use client::Client;
 pub use commit::{commit_here, may_commit_here};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Role};
+use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Role, check_name};
 
 use super::{
     CloneVolumes, Control, ControlError, DiskSpaceView, DiskStatsView, DiskView, ErrorKind, LimitedView,
@@ -181,7 +181,10 @@ fn clone_names(name: &str, count: u32, after: LastNumber) -> Result<Vec<String>>
         )));
     };
     let width = if after.width == 0 { count.to_string().len() } else { after.width }.max(3);
-    Ok((after.number + 1..=last).map(|i| format!("{name}-{i:0width$}")).collect())
+    let numbered = |i: u32| format!("{name}-{i:0width$}");
+    // The last name is the longest one. A name of the length of a request must not be repeated for each clone.
+    check_name(&numbered(last))?;
+    Ok((after.number + 1..=last).map(numbered).collect())
 }
 
 /// States the remedy if numbered clones exist already.
@@ -206,6 +209,16 @@ mod tests {
         assert_eq!((many[0].as_str(), many[999].as_str()), ("w-0001", "w-1000"));
         assert!(clone_names("w", 0, first).is_err());
         assert!(clone_names("w", MAX_CLONES + 1, first).is_err());
+    }
+
+    #[test]
+    fn names_are_checked_with_their_digits_before_all_are_made() {
+        let (fits, long) = ("w".repeat(251), "w".repeat(252));
+        assert_eq!(clone_names(&fits, 1, LastNumber::default()).unwrap()[0].len(), 255);
+        for (name, count) in [(&long, 1), (&fits, 1000), (&"w".repeat(900_000), MAX_CLONES)] {
+            let e = clone_names(name, count, LastNumber::default()).unwrap_err();
+            assert!(e.kind == ErrorKind::BadName && e.message.len() < 512, "{e}");
+        }
     }
 
     #[test]
