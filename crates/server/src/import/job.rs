@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError};
+use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError, check_name};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
@@ -23,6 +23,9 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// Of a larger file system, downloads keep only as much free as of this size: a tenth of a large disk is more
 /// than writes need while a download stops.
 const KEPT_FREE_OF: u64 = 64 << 30;
+/// Maximum length of the path or URL of a file, and of a redirect; errors repeat them. Signed URLs have a few
+/// KiB.
+pub(super) const MAX_SOURCE: usize = 16 << 10;
 /// Capacity of the event channel; progress events beyond it are dropped.
 const EVENT_CAPACITY: usize = 8;
 
@@ -115,11 +118,17 @@ pub(crate) struct Imported {
 
 /// Starts an import. It is rolled back when the receiver is dropped or its job is cancelled. `owner` is the
 /// name of the client.
+///
+/// # Errors
+/// Those of the name and of the length of the source, and of a server that stops. Later ones are events.
 pub async fn start(
     control: &Control,
     request: Request,
     owner: &str,
 ) -> crate::control::Result<(JobView, mpsc::Receiver<EventResult>)> {
+    // The job, its events and the log repeat them.
+    check_name(&request.name)?;
+    check_source(&request.source)?;
     let permit = control.job_permit().await?;
     if *control.stopping().borrow() {
         return Err(control.ended());
@@ -149,6 +158,19 @@ pub async fn start(
         let _ = events.send(done).await;
     });
     Ok((view, receiver))
+}
+
+/// Checks the length of a URL or path.
+fn check_source(source: &Source) -> crate::control::Result<()> {
+    let len = match source {
+        Source::File(path) => path.as_os_str().len(),
+        Source::Url(url) => url.len(),
+    };
+    if len > MAX_SOURCE {
+        let why = format!("the source has {len} bytes; a path or URL has at most {MAX_SOURCE}");
+        return Err(ControlError::bad_request(why));
+    }
+    Ok(())
 }
 
 async fn run(

@@ -72,7 +72,8 @@ impl Rig {
         format: Format,
     ) -> Result<(), (String, String)> {
         let request = Request { name: name.into(), source, format, max_bytes: None, dedup_domain: 0 };
-        let mut events = import::start(&self.control, request, "a test").await.unwrap().1;
+        let started = import::start(&self.control, request, "a test").await;
+        let mut events = started.map_err(|e| (e.kind.code().to_owned(), e.message))?.1;
         while let Some(event) = events.recv().await {
             match event {
                 Ok(Event::Progress { .. }) => (),

@@ -26,6 +26,11 @@ async fn invalid_names_are_refused() {
         let e = rig.import(name, &rig.path("f"), Format::Auto).await.unwrap_err();
         assert_eq!(e.0, "bad_name", "{name}: {e:?}");
     }
+    let long = Source::Url(format!("http://images.invalid/{}", "a".repeat(1 << 20)));
+    let e = rig.import_from("x", long, Format::Auto).await.unwrap_err();
+    assert!(e.0 == "bad_request" && e.1.len() < 512, "{e:?}");
+    // Neither a job nor an event has them.
+    assert!(rig.control.jobs().list().is_empty());
     assert!(rig.names().is_empty());
 }
 
