@@ -46,7 +46,8 @@ pub(super) struct AddressRefused {
 #[derive(Debug)]
 pub(super) struct AddressFilter {
     allow_private: bool,
-    /// Addresses of the URL's host; `None` before the first resolution.
+    /// Addresses of the URL's host; `None` before the first hop. Empty if a proxy made it, which resolves the
+    /// name itself.
     url_host: Option<Vec<IpAddr>>,
 }
 
@@ -67,6 +68,12 @@ impl AddressFilter {
                 (!is_public(addr)).then_some("a private address, to which the download was redirected")
             }
         }
+    }
+
+    /// Records a hop through a proxy, which connects, and decides. If it is the first one, the host of the
+    /// URL has no known address, and the rules of redirects apply to each direct connection.
+    pub fn passed_to_proxy(&mut self) {
+        self.url_host.get_or_insert_default();
     }
 
     /// Returns the allowed addresses of a host, at least one.
@@ -220,5 +227,22 @@ mod tests {
         assert!(redirected("10.0.0.5") && redirected("1.1.1.1"));
         assert!(!redirected("10.0.0.6") && !redirected("127.0.0.1") && !redirected("fe80::1"));
         assert!(AddressFilter { allow_private: true, ..filter }.refusal("any", addr("127.0.0.1")).is_none());
+    }
+
+    #[test]
+    fn after_a_proxy_a_direct_connection_is_a_redirect() {
+        let mut filter = AddressFilter::new(false);
+        filter.passed_to_proxy();
+        for (host, text) in [("127.0.0.1", "127.0.0.1:80"), ("images.lan", "10.0.0.5:80")] {
+            filter.allowed(host, vec![text.parse().unwrap()]).unwrap_err();
+        }
+        filter.allowed("example.org", vec!["1.1.1.1:80".parse().unwrap()]).unwrap();
+        // A later host does not become that of the URL.
+        filter.allowed("images.lan", vec!["10.0.0.5:80".parse().unwrap()]).unwrap_err();
+
+        let mut filter = AddressFilter::new(false);
+        filter.allowed("images.lan", vec!["10.0.0.5:80".parse().unwrap()]).unwrap();
+        filter.passed_to_proxy();
+        filter.allowed("images.lan", vec!["10.0.0.5:80".parse().unwrap()]).unwrap();
     }
 }

@@ -142,6 +142,9 @@ impl Requester {
                 "the environment names the proxy '{value}'; use http://HOST:PORT"
             ))
         })?;
+        if proxy.is_some() {
+            filter.passed_to_proxy();
+        }
         let mut headers = headers.clone();
         headers.extend(authorization(header::AUTHORIZATION, url)?);
         let (stream, target) = match (&proxy, url.scheme) {

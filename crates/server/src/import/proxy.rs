@@ -27,6 +27,12 @@ impl Proxies {
         Proxies { http: Some(proxy.to_owned()), ..Proxies::default() }
     }
 
+    /// The same proxies, except for a host.
+    #[cfg(test)]
+    pub fn without(self, host: &str) -> Proxies {
+        Proxies { direct: vec![host.to_owned()], ..self }
+    }
+
     /// A proxy for https URLs.
     #[cfg(test)]
     pub fn with_https(proxy: &str) -> Proxies {

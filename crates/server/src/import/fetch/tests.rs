@@ -308,6 +308,35 @@ async fn proxies_get_the_absolute_form_and_servers_the_credentials() {
     server.join().unwrap();
 }
 
+/// A server behind a proxy redirects to a host that is reached directly: it is no host that the administrator
+/// has named.
+#[tokio::test]
+async fn a_redirect_past_the_proxy_is_checked() {
+    for allow_private in [false, true] {
+        let (port, server) = server("127.0.0.1:0", move |mut stream, n| {
+            if n == 1 {
+                answer(&mut stream, &[7; 1000], 0, 1000);
+                return false;
+            }
+            request(&stream);
+            let to = format!("http://{}/internal", stream.local_addr().unwrap());
+            let head = format!("HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
+            stream.write_all(head.as_bytes()).unwrap();
+            allow_private
+        });
+        let proxies = Proxies::with_http(&format!("http://127.0.0.1:{port}")).without("127.0.0.1");
+        let change = |download: &mut Download| {
+            download.requester.proxies = proxies;
+            download.requester.allow_private = allow_private;
+        };
+        match fetched("http://images.invalid/disk.img", change).await {
+            Ok(len) => assert!(allow_private && len == 1000),
+            Err(e) => assert!(!allow_private && e.to_string().contains("--import-allow-private"), "{e}"),
+        }
+        server.join().unwrap();
+    }
+}
+
 /// A tunnel of a proxy carries TLS, so the proxy sees only the name of the server.
 #[tokio::test]
 async fn https_goes_through_a_tunnel() {
