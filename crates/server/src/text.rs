@@ -5,7 +5,7 @@
 //! in the log writer ([`LogWriter`]) and in the output of the command line.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
 /// Whether a name is a segment of a path that browsers and other clients resolve, also if it is encoded
@@ -60,6 +60,41 @@ pub(crate) fn json(text: &str) -> Cow<'_, str> {
     })
 }
 
+/// The length of the longest beginning of a text that has at most `max` bytes.
+fn end_within(text: &str, max: usize) -> usize {
+    let max = max.min(text.len());
+    (0..=max).rev().find(|&end| text.is_char_boundary(end)).unwrap_or_default()
+}
+
+/// The first `max` bytes of a text, and an ellipsis if it is longer.
+pub(crate) fn shorten(text: &str, max: usize) -> Cow<'_, str> {
+    match end_within(text, max) {
+        end if end == text.len() => Cow::Borrowed(text),
+        end => Cow::Owned(format!("{}…", &text[..end])),
+    }
+}
+
+/// Like [`shorten`] for a value, of which no more than `max` bytes are formatted.
+pub(crate) fn shortened(value: fmt::Arguments<'_>, max: usize) -> String {
+    struct Head {
+        text: String,
+        left: usize,
+    }
+    impl fmt::Write for Head {
+        fn write_str(&mut self, part: &str) -> fmt::Result {
+            let end = end_within(part, self.left);
+            self.text.push_str(&part[..end]);
+            self.left -= end;
+            if end == part.len() { Ok(()) } else { Err(fmt::Error) }
+        }
+    }
+    let mut head = Head { text: String::new(), left: max };
+    if head.write_fmt(value).is_err() {
+        head.text.push('…');
+    }
+    head.text
+}
+
 /// Standard error for the log: each call of `write` is one event including its line end, and becomes one
 /// line.
 #[derive(Debug, Clone, Copy)]
@@ -107,6 +142,23 @@ mod tests {
             assert_eq!(one_line(text), shown);
         }
         assert_eq!(lines("a\nb\x1bc"), "a\nb\\u{1b}c");
+    }
+
+    #[test]
+    fn a_long_text_ends_at_a_character_with_an_ellipsis() {
+        for (text, max, short) in [
+            ("", 0, ""),
+            ("abc", 3, "abc"),
+            ("abcd", 3, "abc…"),
+            ("aéb", 2, "a…"),
+            ("aéb", 3, "aé…"),
+            ("日本", 2, "…"),
+        ] {
+            assert_eq!(shorten(text, max), short);
+            assert_eq!(shortened(format_args!("{text}"), max), short);
+        }
+        let names = vec!["n".repeat(1000); 800];
+        assert_eq!(shortened(format_args!("{names:?}"), 1024).len(), 1024 + "…".len());
     }
 
     #[test]

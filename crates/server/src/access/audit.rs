@@ -4,6 +4,7 @@
 //! The file is only appended to, one `write` for each event; it is opened again on SIGHUP, so that it can be
 //! rotated. Events have no secrets: paths and names only.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -15,6 +16,10 @@ use serde::Serialize;
 
 use super::principal::{Principal, Role, Via};
 use crate::clock::unix_ms;
+use crate::text::shorten;
+
+/// Longest path in an event, and in the log, in bytes; a request may have one of many KiB.
+pub(crate) const MAX_PATH: usize = 256;
 
 /// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -28,7 +33,7 @@ pub struct AuditRecord<'a> {
     /// Address of the client, over TCP.
     from: Option<IpAddr>,
     method: &'a str,
-    path: &'a str,
+    path: Cow<'a, str>,
     /// HTTP status of the result.
     status: u16,
     /// Code of the error, if the request failed.
@@ -36,7 +41,7 @@ pub struct AuditRecord<'a> {
 }
 
 impl<'a> AuditRecord<'a> {
-    /// The event of a request.
+    /// The event of a request. A long path is shortened.
     pub fn new(
         principal: Option<&'a Principal>,
         from: Option<IpAddr>,
@@ -50,7 +55,7 @@ impl<'a> AuditRecord<'a> {
             via: principal.map(|p| p.via),
             from,
             method,
-            path,
+            path: shorten(path, MAX_PATH),
             status,
             code,
         }
@@ -91,7 +96,8 @@ impl Audit {
 
     /// Writes an event. A failure is logged: the request was done already.
     pub fn write(&self, record: &AuditRecord<'_>) {
-        let AuditRecord { who, from, method, path, status, code, .. } = record;
+        let AuditRecord { who, from, method, status, code, .. } = record;
+        let path = &*record.path;
         tracing::info!(target: "audit", who, role = ?record.role, via = ?record.via, ?from, method, path, status, code);
         let Some(output) = &self.0 else { return };
         let Ok(line) = serde_json::to_string(record) else { return };
@@ -110,6 +116,14 @@ fn append(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_path_is_shortened() {
+        let long = format!("/api/v1/volumes/{}", "v".repeat(45_000));
+        let record = AuditRecord::new(None, None, ("DELETE", &long), (404, None));
+        assert_eq!(record.path, format!("{}…", &long[..MAX_PATH]));
+        assert!(serde_json::to_string(&record).unwrap().len() < 2 * MAX_PATH);
+    }
 
     #[test]
     fn events_are_lines_of_json_and_the_file_can_be_rotated() {

@@ -22,6 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use attempts::Failures;
+pub(crate) use audit::MAX_PATH;
 pub use audit::{Audit, AuditRecord};
 use hash::hash;
 pub use principal::{DiskRef, Principal, Right, Role, Scope, Via, may};

@@ -12,6 +12,9 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument;
 
+use crate::access::MAX_PATH;
+use crate::text::shorten;
+
 /// The header.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id of a client.
@@ -34,7 +37,9 @@ fn new_id() -> String {
 pub(super) async fn identify(request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).and_then(|id| id.to_str().ok());
     let id = given.filter(|id| is_plain(id)).map_or_else(new_id, str::to_owned);
-    let span = tracing::info_span!("request", id, method = %request.method(), path = request.uri().path());
+    let path = shorten(request.uri().path(), MAX_PATH);
+    let span = tracing::info_span!("request", id, method = %request.method(), path = &*path);
+    drop(path);
     let mut response = async {
         let response = next.run(request).await;
         tracing::debug!(status = response.status().as_u16(), "request served");

@@ -63,9 +63,12 @@ use crate::metrics::{Observed, VolumeSeries};
 use crate::plane::Gate;
 use crate::scsi::Units;
 use crate::targets::Targets;
+use crate::text::shortened;
 
 /// Most jobs that run at the same time; further ones wait.
 const MAX_RUNNING: u32 = 64;
+/// Longest form of an action, and of its error, in the log, in bytes.
+const MAX_LOGGED: usize = 1024;
 /// Most events of one action.
 const MAX_DISK_EVENTS: usize = 1000;
 /// How long an action that requires exclusive use of a disk or target is retried while connections use it:
@@ -292,9 +295,14 @@ impl Control {
             }
             this.publish(&action, &owner, before, &result);
             if !action.is_query() {
+                // An action may name many disks, and an error repeats a name that was not found.
+                let action = shortened(format_args!("{action:?}"), MAX_LOGGED);
                 match &result {
-                    Ok(_) => tracing::info!(?action, "action completed"),
-                    Err(e) => tracing::info!(?action, error = %e, "action failed"),
+                    Ok(_) => tracing::info!(action, "action completed"),
+                    Err(e) => {
+                        let error = shortened(format_args!("{e}"), MAX_LOGGED);
+                        tracing::info!(action, error, "action failed");
+                    }
                 }
             }
             // Without the permit, since the commands may be slow, and an upgrade waits for permits.

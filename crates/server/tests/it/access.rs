@@ -4,6 +4,7 @@ use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
 use forebay_server::access::{CreateToken, Right, Role, Scope};
 use forebay_server::api::{HEADER, Origin, PREFIX, Peer, router, routes};
+use forebay_server::control::Delivery;
 use serde_json::{Value, json};
 
 use crate::api::Caller;
@@ -489,6 +490,23 @@ async fn changes_are_audited_with_their_results() {
             (&json!("robot"), &path, &json!(409), &json!("exists"))
         ]
     );
+}
+
+#[tokio::test]
+async fn a_long_path_is_shortened_in_the_audit_log_and_in_events() {
+    let (rig, api) = Caller::new(Origin::Remote).await;
+    let secret = token(&rig, "reader", Role::Reader, None);
+    let mut events = rig.control.events().subscribe(None);
+    let path = format!("/volumes/{}", "v".repeat(45_000));
+    let (status, code, _) = answer(&api, Method::DELETE, &path, Some(&secret), Value::Null).await;
+    assert_eq!((status, &*code), (403, "forbidden"));
+    let Some(Delivery::Event(event)) = events.try_next() else { panic!("no event") };
+    let audited: Value = serde_json::from_str(&rig.audit()).unwrap();
+    for record in [&event.data, &audited] {
+        let shown = record["path"].as_str().unwrap();
+        assert!(shown.starts_with("/api/v1/volumes/vvv") && shown.ends_with('…'), "{shown}");
+        assert!(shown.len() < 300, "{}", shown.len());
+    }
 }
 
 #[tokio::test]
