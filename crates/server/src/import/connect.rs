@@ -21,6 +21,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
+use super::MAX_SOURCE;
 use super::address_filter::AddressFilter;
 use super::proxy::Proxies;
 use super::url::{Scheme, Url};
@@ -120,6 +121,13 @@ impl Requester {
             };
             if location.is_empty() {
                 return Ok(answer);
+            }
+            if location.len() > MAX_SOURCE {
+                // The whole of it would be in the error, the job and its events.
+                let len = location.len();
+                let why =
+                    format!("{url} redirects to a URL of {len} bytes; at most {MAX_SOURCE} are permitted");
+                return Err(RequestError::Permanent(why));
             }
             url = url.join(location).ok_or_else(|| {
                 let to = super::url::masked(location);

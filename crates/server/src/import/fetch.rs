@@ -21,6 +21,7 @@ use super::spool::{KeepFree, Spool, SpoolError};
 use super::url::{Url, masked};
 use super::{ImportError, Result};
 use crate::size::Size;
+use crate::text::shorten;
 
 /// Most successive retries that receive no data.
 const RETRIES: u32 = 5;
@@ -35,6 +36,9 @@ const STALL: Duration = Duration::from_secs(60);
 const REPORT: Duration = Duration::from_secs(1);
 /// A server has to send this many bytes in this time, or the download fails.
 const LEAST: (u64, Duration) = (64 << 10, Duration::from_secs(120));
+
+/// Longest name of a content coding in an error, in bytes.
+const MAX_CODING: usize = 64;
 
 /// Receives the bytes done and the total, if known.
 type Reports = mpsc::Sender<(u64, Option<u64>)>;
@@ -183,6 +187,7 @@ impl Download {
     fn begin(&mut self, answer: &Answer) -> Attempt<()> {
         let coding = answer.header(header::CONTENT_ENCODING);
         if !self.spool.restart(coding).map_err(|e| self.not_stored(SpoolError::Storage(e)))? {
+            let coding = shorten(coding, MAX_CODING);
             let why = format!("the server sent it in the content coding '{coding}', which was not requested");
             return Err(AttemptError::Permanent(self.failed(why)));
         }

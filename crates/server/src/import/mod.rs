@@ -42,6 +42,7 @@ pub(crate) use address_filter::names_local_address;
 pub use detect::Format;
 pub use error::{ImportError, Remedy, Result};
 pub(crate) use job::Imported;
+use job::MAX_SOURCE;
 pub use job::{Event, EventResult, Phase, Request, Source, start};
 
 /// A run of bytes of the disk that are all data or all zero.

@@ -107,6 +107,14 @@ async fn redirects_to_private_addresses_are_refused() {
 }
 
 #[tokio::test]
+async fn a_long_redirect_is_refused_and_not_repeated() {
+    let (url, server) = redirecting(format!("/{}", "x".repeat(20_000)).leak());
+    let refused = fetched(&url, |_| ()).await.err().unwrap().to_string();
+    assert!(refused.contains("20001 bytes") && refused.len() < 512, "{refused}");
+    server.join().unwrap();
+}
+
+#[tokio::test]
 async fn a_file_above_the_size_limit_is_refused() {
     for (max_bytes, with_length, ok) in [(1000, true, true), (999, true, false), (999, false, false)] {
         let (port, server) = server("127.0.0.1:0", move |mut stream, _| {
