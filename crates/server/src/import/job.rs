@@ -188,7 +188,8 @@ async fn run(
     let limit = request.max_bytes;
     let opened = open_source(request.source, limit, control, &mut reporter);
     let file = or_cancelled(control, events, job, opened).await?;
-    let (format, image) = blocking(move || detect::open(file, request.format)).await?;
+    let detected = blocking(move || detect::open(file, request.format));
+    let (format, image) = or_cancelled(control, events, job, detected).await?;
     if image.size() == 0 {
         return Err(ImportError::Empty(request.name));
     }

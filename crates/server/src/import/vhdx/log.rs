@@ -156,7 +156,9 @@ impl Log<'_> {
                 continue;
             };
             let is_valid = sequence.iter().any(|entry| entry.at == newest.tail);
-            let next = if is_valid { newest.at + newest.len } else { tail + SECTOR };
+            // The entries after its first one, alone, are no valid sequence either: they have the same last
+            // entry. So none is searched again, or the time would be quadratic in the length of the log.
+            let next = newest.at + newest.len;
             if is_valid && active.last().is_none_or(|last| newest.sequence > last.sequence) {
                 active = sequence;
             }
@@ -278,7 +280,55 @@ fn descriptors_ok(bytes: &[u8], count: usize, sequence: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    /// Sequence and tail of the entry in each sector; 0 for no entry.
+    fn active(sectors: &[(u64, u64)]) -> Vec<u64> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let len = sectors.len() as u64 * SECTOR;
+        file.as_file().set_len(len).unwrap();
+        for (n, (sequence, tail)) in sectors.iter().enumerate().filter(|(_, (sequence, _))| *sequence != 0) {
+            let mut entry = [0; SECTOR as usize];
+            entry[..4].copy_from_slice(b"loge");
+            entry[8..12].copy_from_slice(&(SECTOR as u32).to_le_bytes());
+            entry[12..16].copy_from_slice(&((tail * SECTOR) as u32).to_le_bytes());
+            entry[16..24].copy_from_slice(&sequence.to_le_bytes());
+            entry[32] = 1;
+            let sum = forebay_format::crc32c(&entry);
+            entry[4..8].copy_from_slice(&sum.to_le_bytes());
+            file.as_file().write_all_at(&entry, n as u64 * SECTOR).unwrap();
+        }
+        let file = ImageFile::open(file.path()).unwrap();
+        let mut id = [0; 16];
+        id[0] = 1;
+        let mut log = Log { file: &file, at: 0, len, id, effort: EFFORT * len, entries: HashMap::new() };
+        log.active_sequence().unwrap().iter().map(|entry| entry.sequence).collect()
+    }
+
+    #[test]
+    fn the_active_sequence_is_the_valid_one_with_the_highest_numbers() {
+        // The start of the ring is the end of a sequence that begins at its end.
+        assert_eq!(active(&[(5, 6), (6, 6), (0, 0), (1, 3), (0, 0), (0, 0), (3, 6), (4, 6)]), [3, 4, 5, 6]);
+        // The newest entries lack their first one.
+        assert_eq!(active(&[(1, 0), (2, 0), (0, 0), (7, 2), (8, 2), (4, 5), (0, 0)]), [4]);
+        assert_eq!(active(&[(7, 2), (8, 2), (0, 0)]), [0; 0]);
+        // An invalid sequence passes the end of the ring.
+        assert_eq!(active(&[(6, 3), (1, 1), (0, 0), (0, 0), (4, 3), (5, 3)]), [1]);
+    }
+
+    /// Each entry of an invalid sequence began another search, which took 17 seconds.
+    #[test]
+    fn a_long_invalid_sequence_is_searched_once() {
+        let last = MAX_LOG / SECTOR - 1;
+        let mut sectors: Vec<(u64, u64)> = (1..=last).map(|sequence| (sequence, last)).collect();
+        sectors.push((0, 0));
+        let begun = Instant::now();
+        assert_eq!(active(&sectors), [0; 0]);
+        assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    }
 
     #[test]
     fn later_ranges_replace_earlier_ones() {
