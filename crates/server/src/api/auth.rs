@@ -16,7 +16,7 @@ use super::problem::{ApiError, Code, Refusal, Result};
 use super::route::is_of_access;
 use super::{Api, Origin, PREFIX};
 use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, may};
-use crate::control::{Action, ControlError, Reply, Topic, retain};
+use crate::control::{Action, ControlError, NameOwner, Reply, Topic, retain};
 use crate::limits::DEFAULT_WEIGHT;
 use crate::plane::network;
 
@@ -213,9 +213,10 @@ impl Caller {
         self.check_created(&action)?;
         self.check_tenants(&action)?;
         let done = self.api.control.run(action, &self.principal.name).await;
-        let may_learn = |disk: Option<&str>| match disk {
-            Some(disk) => self.sees(disk),
-            None => may(&self.principal, Right::ReadServer, None),
+        let may_learn = |owner: &NameOwner| match owner {
+            NameOwner::Disk(disk) => self.sees(disk),
+            NameOwner::Tenant(tenant) => self.principal.sees_tenant(tenant),
+            NameOwner::Target => may(&self.principal, Right::ReadServer, None),
         };
         let mut reply = done.map_err(|e| e.for_client(may_learn))?;
         if self.principal.scope.is_some() {

@@ -26,10 +26,21 @@ pub struct ControlError {
 /// A name in an error that the request did not contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignName {
-    /// The disk that has the name; `None` for a target.
-    pub disk: Option<String>,
+    /// What has the name.
+    pub owner: NameOwner,
     /// The message without the name.
     pub message: String,
+}
+
+/// What has a name that not every client may learn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameOwner {
+    /// This disk.
+    Disk(String),
+    /// This tenant.
+    Tenant(String),
+    /// A target.
+    Target,
 }
 
 /// The kinds of errors, for programs.
@@ -171,10 +182,10 @@ impl ControlError {
         ControlError { kind, message: message.into(), foreign: None }
     }
 
-    /// The error for a client that `sees` some disks only: `None` stands for a target.
-    pub fn for_client(self, sees: impl FnOnce(Option<&str>) -> bool) -> ControlError {
+    /// The error for a client that `sees` some disks and tenants only.
+    pub fn for_client(self, sees: impl FnOnce(&NameOwner) -> bool) -> ControlError {
         match self.foreign {
-            Some(foreign) if !sees(foreign.disk.as_deref()) => ControlError::new(self.kind, foreign.message),
+            Some(foreign) if !sees(&foreign.owner) => ControlError::new(self.kind, foreign.message),
             _ => self,
         }
     }
@@ -248,8 +259,14 @@ impl From<EngineError> for ControlError {
         };
         let foreign = match &e {
             E::HasClones { name, clones, example } => Some(ForeignName {
-                disk: Some(example.clone()),
+                owner: NameOwner::Disk(example.clone()),
                 message: format!("'{name}' has {clones} clone(s); they have to be removed first"),
+            }),
+            E::OverQuota { tenant, .. } => Some(ForeignName {
+                owner: NameOwner::Tenant(tenant.clone()),
+                message:
+                    "the quota of the tenant of the volume is used up; discard or remove data of its volumes"
+                        .to_owned(),
             }),
             _ => None,
         };
@@ -285,7 +302,7 @@ impl From<TargetError> for ControlError {
         };
         let foreign = match &e {
             E::Mapped { disk, .. } => Some(ForeignName {
-                disk: None,
+                owner: NameOwner::Target,
                 message: format!(
                     "'{disk}' is mapped to an iSCSI target; an administrator has to unmap it first"
                 ),
@@ -293,5 +310,21 @@ impl From<TargetError> for ControlError {
             _ => None,
         };
         ControlError { foreign: foreign.map(Box::new), ..ControlError::new(kind, e.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quota_names_its_tenant_only_to_clients_that_see_it() {
+        let over = || ControlError::from(EngineError::OverQuota { tenant: "T9".to_owned(), bytes: 1 << 20 });
+        let owner = NameOwner::Tenant("T9".to_owned());
+        let shown = over().for_client(|name| *name == owner);
+        assert!(shown.message.contains("'T9' (1048576 bytes)"), "{shown}");
+        let hidden = over().for_client(|name| *name != owner);
+        assert!(!hidden.message.contains("T9") && !hidden.message.contains("1048576"), "{hidden}");
+        assert_eq!((hidden.kind, hidden.foreign), (ErrorKind::NoSpace, None));
     }
 }

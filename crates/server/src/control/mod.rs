@@ -44,7 +44,7 @@ pub use clients::*;
 pub use desktops::*;
 pub use disks::MAX_CLONES;
 use disks::disk_reply;
-pub use error::{ControlError, ErrorDetail, ErrorKind, ForeignName, Result};
+pub use error::{ControlError, ErrorDetail, ErrorKind, ForeignName, NameOwner, Result};
 pub use events::{Delivery, Event, EventDisk, Events, Subscription, Topic};
 pub use jobs::{Job, JobKind, JobState, JobView, Jobs, NewJob, ProgressView};
 pub use limits::*;
