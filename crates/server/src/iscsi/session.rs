@@ -30,6 +30,7 @@ use crate::clock::unix_ms;
 use crate::peer::cookie_of;
 use crate::plane::{Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output, Protocol, Stop, Worker};
 use crate::targets::{EndRequest, IqnName, SessionInfo};
+use crate::throttle::Throttle;
 
 /// PDUs that are put aside even if there is no memory: a session must not end because of the commands that
 /// usually arrive.
@@ -105,7 +106,7 @@ pub(super) async fn session(
             return Err(End::Ended(NOT_ADMITTED));
         }
         if login.continued.is_none() {
-            tracing::info!(%initiator, %peer, target = %target.name, "logged in");
+            log_login(&initiator, peer, &target.name);
         }
         map.settle().await;
         backlog.account().join(&format!("target {}", target.name));
@@ -140,6 +141,14 @@ pub(super) async fn session(
     luns.iter().for_each(|luns| luns.leave());
     drop((listed, login.session));
     done
+}
+
+/// Logs a login, which is rate-limited: an initiator that logs in again and again would fill the log.
+fn log_login(initiator: &IqnName, peer: SocketAddr, target: &IqnName) {
+    static LOGGED_IN: Throttle = Throttle::new();
+    if let Some(left_out) = LOGGED_IN.permit() {
+        tracing::info!(%initiator, %peer, %target, left_out, "logged in");
+    }
 }
 
 /// The part of a session's state that does not change; `None` for a discovery session.
@@ -364,7 +373,10 @@ impl Session {
 
     /// Rejects a PDU whose data segment has a wrong digest, and fails its command (7.8).
     fn damaged(&mut self, pdu: &Pdu<'_>, request: &Request<'_>, output: &mut Output) -> Result<(), End> {
-        tracing::warn!(initiator = %self.initiator, "wrong digest of a data segment");
+        static WRONG_DIGEST: Throttle = Throttle::new();
+        if let Some(left_out) = WRONG_DIGEST.permit() {
+            tracing::warn!(initiator = %self.initiator, left_out, "wrong digest of a data segment");
+        }
         self.reject(pdu, Reason::DataDigest, output);
         match request {
             Request::DataOut(data) => self.commands.damaged_data(data.tag, output),
@@ -396,5 +408,47 @@ impl Session {
         self.logout = Some(tag);
         self.inbox.log_out();
         self.commands.tasks.abort(|_| true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn repeated_logins_do_not_fill_the_log() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        let (initiator, target) = ("iqn.2026-11.org.example:host", "iqn.2026-11.org.example:disk");
+        let (initiator, target) = (initiator.parse().unwrap(), target.parse().unwrap());
+        tracing::subscriber::with_default(log, || {
+            for _ in 0..1000 {
+                log_login(&initiator, "192.0.2.1:1".parse().unwrap(), &target);
+            }
+        });
+        let text = String::from_utf8(lines.0.lock().clone()).unwrap();
+        let logged = text.lines().filter(|line| line.contains("logged in")).count();
+        // At most two intervals of the limit.
+        assert!((1..=20).contains(&logged), "{logged}");
     }
 }
