@@ -182,7 +182,7 @@ fn clone_names(name: &str, count: u32, after: LastNumber) -> Result<Vec<String>>
     };
     let width = if after.width == 0 { count.to_string().len() } else { after.width }.max(3);
     let numbered = |i: u32| format!("{name}-{i:0width$}");
-    // The last name is the longest one. A name of the length of a request must not be repeated for each clone.
+    // The last name is the longest one. A name as long as a request must not be repeated for each clone.
     check_name(&numbered(last))?;
     Ok((after.number + 1..=last).map(numbered).collect())
 }
