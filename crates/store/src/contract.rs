@@ -111,9 +111,16 @@ pub struct Capacity {
     pub total: u64,
     /// Free space, with the room that the store owns.
     pub free: u64,
-    /// The store was refused room, and has not been able to hold again all the room that it owns. Then the
-    /// free space is the rest of what it owns: it is for operations that make room.
+    /// The store holds less room than it was requested to own ([`Store::reserve`]). Then the free space is
+    /// the room that it holds: that room is for operations that make room.
     pub is_short: bool,
+}
+
+impl Capacity {
+    /// The space of a store that is not short of room.
+    pub fn new(total: u64, free: u64) -> Capacity {
+        Capacity { total, free, is_short: false }
+    }
 }
 
 /// A store. All offsets and lengths of appends and reads are multiples of [`IoBuf::ALIGN`].

@@ -218,11 +218,7 @@ mod tests {
         let store = limited(&Arc::new(MemoryStore::new()), 32 << 10).await;
         append(&store, 1, 0, 4096, 16 << 10).await.unwrap();
         let free = store.capacity().await.unwrap();
-        assert_eq!(
-            free,
-            Capacity { total: 32 << 10, free: 16 << 10, is_short: false },
-            "the expected length is reserved"
-        );
+        assert_eq!(free, Capacity::new(32 << 10, 16 << 10), "the expected length is reserved");
         append(&store, 1, 4096, 8192, 0).await.unwrap();
         append(&store, 1, 12288, 8192, 0).await.unwrap();
         assert_eq!(
@@ -271,7 +267,7 @@ mod tests {
         let inner = Arc::new(MemoryStore::with_capacity(8192));
         let store = limited(&inner, 1 << 20).await;
         assert_eq!(append(&store, 1, 0, 4096, 16 << 10).await, Err(StoreError::Full));
-        assert_eq!(store.capacity().await.unwrap(), Capacity { total: 8192, free: 8192, is_short: false });
+        assert_eq!(store.capacity().await.unwrap(), Capacity::new(8192, 8192));
         append(&store, 1, 0, 4096, 4096).await.unwrap();
     }
 }

@@ -178,11 +178,7 @@ impl Store for MemoryStore {
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         let state = self.state.lock();
-        done(Ok(Capacity {
-            total: state.capacity,
-            free: state.capacity.saturating_sub(state.used),
-            is_short: false,
-        }))
+        done(Ok(Capacity::new(state.capacity, state.capacity.saturating_sub(state.used))))
     }
 }
 

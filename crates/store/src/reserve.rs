@@ -1,6 +1,8 @@
 //! The arithmetic of the room that a store owns: see [`Store::reserve`](crate::Store::reserve).
 
-/// What a part of the room is given up for.
+use crate::Capacity;
+
+/// The use for which a part of the room is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// The bytes of an object.
@@ -15,13 +17,20 @@ const FREEING_PART: u64 = 16;
 /// The room that a store owns, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct OwnedRoom {
-    /// What the store is to hold.
+    /// The bytes that the store is to hold.
     pub goal: u64,
-    /// What the store holds.
+    /// The bytes that the store holds.
     pub held: u64,
 }
 
 impl OwnedRoom {
+    /// The capacity of a store with `total` bytes, of which `unused` are free in addition to the owned room.
+    pub fn capacity(&self, total: u64, unused: u64) -> Capacity {
+        let is_short = !self.is_whole();
+        let unused = if is_short { 0 } else { unused };
+        Capacity { total, free: unused + self.held, is_short }
+    }
+
     pub fn is_whole(&self) -> bool {
         self.held >= self.goal
     }

@@ -34,7 +34,7 @@ struct Headroom {
     /// The free room that the cleaner maintains.
     target: u64,
     total: u64,
-    /// The store refused data, and what is free is the rest of what it owns.
+    /// The store holds less room than it was requested to own, and no other room counts as free.
     is_short: bool,
 }
 

@@ -381,14 +381,15 @@ impl SpaceGovernor {
     }
 
     /// The part of the reserve that the store is to own, so that it is there whatever the store reports as
-    /// free. The rest is at least a segment: a store that reports what is true is full by the numbers before
-    /// a segment finds no room.
+    /// free. The rest is at least a segment: a store that reports the true free space is full by the numbers
+    /// before a segment finds no room.
     pub fn owned(&self, total: u64) -> u64 {
         self.reserve(total) / 2
     }
 
     /// Bytes that the write buffers may hold in a store of this size, at most: when the store refuses room,
-    /// they are written into two thirds of what it owns. The rest is for deletions and their checkpoints.
+    /// they are written into two thirds of the room that it owns. The rest is for deletions and their
+    /// checkpoints.
     fn bufferable(&self, total: u64) -> u64 {
         self.write_buffer.min((self.owned(total) / 3 * 2).max(min_reclaim_bytes(self.segment_bytes)))
     }

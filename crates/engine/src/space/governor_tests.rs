@@ -18,11 +18,7 @@ fn governor() -> SpaceGovernor {
 
 /// A store of 1 GiB. The reserve is 24 MiB: two segments and two write buffers.
 fn observe(governor: &SpaceGovernor, free_mib: u64) -> bool {
-    governor.observe(
-        Capacity { free: free_mib * MIB, total: 1024 * MIB, is_short: false },
-        false,
-        Duration::ZERO,
-    )
+    governor.observe(Capacity::new(1024 * MIB, free_mib * MIB), false, Duration::ZERO)
 }
 
 fn flow(id: u64) -> Arc<Flow> {
@@ -185,14 +181,7 @@ fn a_store_that_refused_data_is_full_until_it_accepts_some_or_nobody_tries() {
     assert!(!observe(&governor, 1000), "the same room as when it refused");
     assert!(observe(&governor, 1001), "more room than when it refused");
     governor.refused();
-    assert!(
-        governor.observe(
-            Capacity { free: 900 * MIB, total: 1024 * MIB, is_short: false },
-            true,
-            Duration::ZERO
-        ),
-        "no write waits"
-    );
+    assert!(governor.observe(Capacity::new(1024 * MIB, 900 * MIB), true, Duration::ZERO), "no write waits");
 }
 
 #[test]
@@ -343,7 +332,7 @@ fn writes_are_paced_where_room_is_short() {
 fn a_commit_begins_when_half_of_the_memory_there_is_is_used() {
     let governor = governor();
     let flow = flow(1);
-    let capacity = Capacity { free: 1000 * MIB, total: 1024 * MIB, is_short: false };
+    let capacity = Capacity::new(1024 * MIB, 1000 * MIB);
     // At which of eight MiB, written one by one, a commit is requested.
     let requested = |governor: &SpaceGovernor| -> Vec<u64> {
         let at = (1..=8).filter(|_| governor.buffered(&flow, MIB as i64)).collect();

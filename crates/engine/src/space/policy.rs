@@ -37,8 +37,8 @@ pub(crate) enum Level {
 /// Result of the last reclaim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Bytes freed, less those that checkpoints and the cleaner wrote; together with the reclaims before it
-    /// that did not gain enough.
+    /// Bytes freed, less the bytes that checkpoints and the cleaner wrote; together with the reclaims before
+    /// it that did not gain enough.
     pub gained: u64,
     /// It cleaned everything worthwhile; the remaining data is live, or not known to be dead.
     pub exhausted: bool,

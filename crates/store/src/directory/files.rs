@@ -233,7 +233,7 @@ impl Files {
             if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         })?;
         let unit = stat.f_frsize;
-        Ok(crate::Capacity { total: stat.f_blocks * unit, free: stat.f_bavail * unit, is_short: false })
+        Ok(crate::Capacity::new(stat.f_blocks * unit, stat.f_bavail * unit))
     }
 
     fn open_flags(&self, id: SegmentId, flags: libc::c_int) -> io::Result<File> {

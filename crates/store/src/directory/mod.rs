@@ -14,8 +14,9 @@
 //! - **Sync** is `fdatasync`, which also makes the metadata durable that the file system needs to find the
 //!   data. After a failed append or sync an object accepts no more appends and syncs, because the kernel may
 //!   drop dirty pages when it reports an error and report success for the next sync.
-//! - **A full file system.** What makes room (deletions, and the commits and checkpoints before them) uses
-//!   room that the pool owns: see [`reserve`].
+//! - **A full file system.** Operations that make room (deletions, and the commits and checkpoints before
+//!   them) use room that the pool owns: see [`reserve`]. An object that is created in this room has space for
+//!   its first append only, so a later append may find the disk full.
 //! - **Superblock.** The newest copy is read back from the disk and compared before the other one is
 //!   overwritten, under the lock: a write by a tool that ignores the lock is detected at the next swap.
 //!

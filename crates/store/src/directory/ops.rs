@@ -64,30 +64,18 @@ impl Shared {
     fn write(self: &Arc<Self>, file: Arc<File>, append: Append) -> Op {
         let shared = self.clone();
         let Append { id, offset, len, last, synced, data, io, answer } = append;
-        let same_file = (file.clone(), io);
+        let same_file = file.clone();
         let finish = move |data: IoBuf, written: std::io::Result<usize>| {
-            let (same_file, io) = same_file;
-            if !synced && written.as_ref().is_err_and(is_full) {
+            let (written, blocking) = (written.map(drop), io.clone());
+            let append = Append { id, offset, len, last, synced, data, io, answer };
+            match &written {
                 // A failed append may be repeated here: it writes the same bytes, and no sync has failed.
-                let again = io.clone();
-                let append = Append { id, offset, len, last, synced, data, io, answer };
-                return again.pool.run(move || shared.write_on_loan(same_file, append));
-            }
-            let end = written.is_ok().then_some(offset + len);
-            let report = move || {
-                shared.growing.end(id, end);
-                let result = written.map(|_| data).map_err(|e| store_error(describe("append to", id), &e));
-                // The write may have failed, or the sync.
-                let result = if synced { result.map_err(|e| for_good(e, "append and sync")) } else { result };
-                let _ = answer.send(result);
-            };
-            match (last, end) {
+                Err(e) if !synced && is_full(e) => {
+                    blocking.pool.run(move || shared.write_on_loan(&same_file, append));
+                }
                 // The file system may wait for its journal, which would delay all operations of this thread.
-                (true, Some(end)) => io.pool.run(move || {
-                    return_space(&same_file, end, id);
-                    report();
-                }),
-                _ => report(),
+                Ok(()) if last => blocking.pool.run(move || shared.end_append(&same_file, append, written)),
+                _ => shared.end_append(&same_file, append, written),
             }
         };
         match synced {
@@ -97,20 +85,25 @@ impl Shared {
     }
 
     /// Repeats an append for which there was no room, in the room that the pool owns. May block.
-    fn write_on_loan(self: Arc<Self>, file: Arc<File>, append: Append) {
-        let Append { id, offset, last, synced, .. } = append;
-        let len = append.data.len() as u64;
-        let written = self
-            .reserve
-            .lend(len, Purpose::Data, || retry_shortage(|| file.write_all_at(&append.data, offset)));
-        debug_assert!(!synced);
-        if last && written.is_ok() {
-            return_space(&file, offset + append.len, id);
+    fn write_on_loan(&self, file: &File, append: Append) {
+        let write = || retry_shortage(|| file.write_all_at(&append.data, append.offset));
+        let written = self.reserve.lend(append.data.len() as u64, Purpose::Data, write);
+        self.end_append(file, append, written);
+    }
+
+    /// Ends an append, and answers its caller. After the last append of an object, may block.
+    fn end_append(&self, file: &File, append: Append, written: std::io::Result<()>) {
+        let Append { id, offset, len, last, synced, data, answer, .. } = append;
+        let end = written.is_ok().then_some(offset + len);
+        if let Some(end) = end.filter(|_| last) {
+            return_space(file, end, id);
         }
-        self.growing.end(id, written.is_ok().then_some(offset + append.len));
-        let result = written.map_err(|e| store_error(describe("append to", id), &e));
+        self.growing.end(id, end);
+        let result = written.map(|()| data).map_err(|e| store_error(describe("append to", id), &e));
+        // The write may have failed, or the sync.
+        let result = if synced { result.map_err(|e| for_good(e, "append and sync")) } else { result };
         // The caller may have dropped the future.
-        let _ = append.answer.send(result.map(|()| append.data));
+        let _ = answer.send(result);
     }
 
     fn fdatasync(self: &Arc<Self>, file: Arc<File>, id: SegmentId, answer: Answer<()>) -> Op {
@@ -417,7 +410,7 @@ impl Store for DirectoryStore {
         self.blocking(move |shared| shared.swap_superblock(&new))
     }
 
-    /// Not in memory, whose size has no hidden bound, and of which room could be held only by using it.
+    /// Holds nothing in memory: its size has no hidden bound, and room that is held would use memory.
     fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
         if !self.shared.writable || self.shared.files.is_in_memory() {
             return Box::pin(std::future::ready(()));
@@ -432,12 +425,10 @@ impl Store for DirectoryStore {
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.blocking(|shared| {
-            let (held, is_whole) = shared.reserve.replenish();
+            let owned = shared.reserve.replenish();
             let found = shared.files.capacity();
-            let Capacity { total, free, .. } =
-                found.map_err(|e| store_error(|| "querying free space".into(), &e))?;
-            let free = if is_whole { free + held } else { held };
-            Ok(Capacity { total, free, is_short: !is_whole })
+            let found = found.map_err(|e| store_error(|| "querying free space".into(), &e))?;
+            Ok(owned.capacity(found.total, found.free))
         })
     }
 }

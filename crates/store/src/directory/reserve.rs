@@ -54,8 +54,8 @@ struct State {
 }
 
 impl Reserve {
-    /// The reserve in the directory of a pool, with what an earlier opening left of it. Gives up a piece: the
-    /// server has to create its sockets before [`Reserve::hold`] is called.
+    /// The reserve in the directory of a pool, with the files that an earlier opening left. Gives up a piece:
+    /// the server has to create its sockets before [`Reserve::hold`] is called.
     pub(super) fn open(pool: &Path) -> io::Result<Reserve> {
         let dir = pool.join(RESERVE);
         let mut state = State { pieces: pieces_in(&dir)?, ..State::default() };
@@ -86,8 +86,8 @@ impl Reserve {
         }
     }
 
-    /// Tries to hold what is missing. Returns the bytes that are held, and whether these are all.
-    pub(super) fn replenish(&self) -> (u64, bool) {
+    /// Tries to hold the missing bytes. Returns the room that is owned then.
+    pub(super) fn replenish(&self) -> OwnedRoom {
         let mut state = self.state.lock();
         if let Some(dir) = &self.dir
             && !state.room.is_whole()
@@ -96,7 +96,7 @@ impl Reserve {
         {
             tracing::info!(bytes = state.room.held, "the reserve of the pool is whole again");
         }
-        (state.room.held, state.room.is_whole())
+        state.room
     }
 
     /// Whether room is to be held.
@@ -120,7 +120,7 @@ impl Reserve {
         }
     }
 
-    /// Gives up `bytes`, or what is left for this purpose; false if that is nothing.
+    /// Gives up `bytes`, or the bytes that are left for this purpose; false if none are left.
     pub(super) fn give_up(&self, bytes: u64, purpose: Purpose) -> bool {
         let Some(dir) = &self.dir else { return false };
         let mut state = self.state.lock();
@@ -265,8 +265,14 @@ mod tests {
     fn reserve() -> (tempfile::TempDir, Reserve) {
         let dir = tempfile::tempdir().unwrap();
         let reserve = Reserve::open(dir.path()).unwrap();
-        assert_eq!(reserve.replenish(), (0, true), "nothing was requested");
+        assert_eq!(state_of(&reserve), (0, true), "nothing was requested");
         (dir, reserve)
+    }
+
+    /// The bytes that are held after an attempt to hold all, and whether these are all.
+    fn state_of(reserve: &Reserve) -> (u64, bool) {
+        let room = reserve.replenish();
+        (room.held, room.is_whole())
     }
 
     /// The units that the files hold.
@@ -278,14 +284,14 @@ mod tests {
     fn a_reserve_holds_what_is_requested_and_gives_up_pieces() {
         let (dir, reserve) = reserve();
         reserve.hold(GOAL + 5);
-        assert_eq!((held(&dir), reserve.replenish()), (64, (GOAL, true)));
+        assert_eq!((held(&dir), state_of(&reserve)), (64, (GOAL, true)));
         assert!(reserve.give_up(1, Purpose::Data) && reserve.give_up(3 * UNIT, Purpose::Data));
         assert_eq!(held(&dir), 58, "whole pieces of two units");
-        assert_eq!(reserve.replenish(), (GOAL, true));
+        assert_eq!(state_of(&reserve), (GOAL, true));
         reserve.hold(32 * UNIT);
-        assert_eq!((held(&dir), reserve.replenish()), (32, (32 * UNIT, true)));
+        assert_eq!((held(&dir), state_of(&reserve)), (32, (32 * UNIT, true)));
         reserve.hold(GOAL);
-        assert_eq!((held(&dir), reserve.replenish()), (64, (GOAL, true)));
+        assert_eq!((held(&dir), state_of(&reserve)), (64, (GOAL, true)));
     }
 
     #[test]
@@ -299,7 +305,7 @@ mod tests {
         let reserve = Reserve::open(dir.path()).unwrap();
         assert_eq!(held(&dir), 64 - 2 - 1 - 2);
         reserve.hold(GOAL);
-        assert_eq!((held(&dir), reserve.replenish().1), (64, true));
+        assert_eq!((held(&dir), state_of(&reserve).1), (64, true));
     }
 
     #[test]
@@ -336,7 +342,7 @@ mod tests {
         let bytes = std::fs::read(dir.path().join(RESERVE).join("0")).unwrap();
         assert!(bytes.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
         assert!(reserve.give_up(12 * UNIT, Purpose::Data));
-        assert_eq!(reserve.replenish(), (8 * UNIT + WRITTEN_AT_ONCE, false), "a call is short");
-        assert_eq!(reserve.replenish(), (20 * UNIT, true));
+        assert_eq!(state_of(&reserve), (8 * UNIT + WRITTEN_AT_ONCE, false), "a call is short");
+        assert_eq!(state_of(&reserve), (20 * UNIT, true));
     }
 }

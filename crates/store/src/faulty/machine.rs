@@ -198,8 +198,12 @@ impl Machine {
 
     /// Whether `more` bytes can be used.
     fn check_room(&self, more: u64) -> Result<()> {
-        let limit = self.capacity.min(self.quota.unwrap_or(u64::MAX));
-        if self.used() + more > limit { Err(StoreError::Full) } else { Ok(()) }
+        if more > self.room_left() { Err(StoreError::Full) } else { Ok(()) }
+    }
+
+    /// The bytes that can still be used.
+    fn room_left(&self) -> u64 {
+        self.capacity.min(self.quota.unwrap_or(u64::MAX)).saturating_sub(self.used())
     }
 
     /// Has the store own `bytes`, as long as it has a quota.
@@ -221,9 +225,8 @@ impl Machine {
 
     /// Holds as much of the owned room as there is room for.
     fn replenish(&mut self) {
-        let limit = self.capacity.min(self.quota.unwrap_or(u64::MAX));
         let missing = self.owned.goal.saturating_sub(self.owned.held);
-        self.owned.held += missing.min(limit.saturating_sub(self.used()));
+        self.owned.held += missing.min(self.room_left());
     }
 
     /// Space in use, including the space that appends in flight will take.
@@ -265,10 +268,8 @@ impl Machine {
             Effect::Swap { new } => self.swap(&new, fault),
             Effect::Capacity => {
                 self.replenish();
-                let is_short = !self.owned.is_whole();
-                let unused = if is_short { 0 } else { self.capacity.saturating_sub(self.used()) };
-                let free = unused + self.owned.held;
-                Ok(Answer::Capacity(Capacity { total: self.capacity, free, is_short }))
+                let unused = self.capacity.saturating_sub(self.used());
+                Ok(Answer::Capacity(self.owned.capacity(self.capacity, unused)))
             }
         })
     }

@@ -481,11 +481,7 @@ impl Cluster for SimulatedClient {
 
     fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>> {
         self.request("", |state| {
-            Ok(Capacity {
-                total: state.capacity,
-                free: state.capacity.saturating_sub(state.used()),
-                is_short: false,
-            })
+            Ok(Capacity::new(state.capacity, state.capacity.saturating_sub(state.used())))
         })
     }
 

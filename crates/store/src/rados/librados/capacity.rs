@@ -119,11 +119,10 @@ fn query(connection: &Connection, pool: &str) -> Answer<Capacity> {
     // SAFETY: the cluster is connected.
     let result = unsafe { (connection.api.cluster_stat)(connection.cluster, &raw mut stat) };
     match result {
-        0.. => Ok(Capacity {
-            total: stat.kb.saturating_mul(1024) / USUAL_COPIES,
-            free: stat.kb_avail.saturating_mul(1024) / USUAL_COPIES,
-            is_short: false,
-        }),
+        0.. => Ok(Capacity::new(
+            stat.kb.saturating_mul(1024) / USUAL_COPIES,
+            stat.kb_avail.saturating_mul(1024) / USUAL_COPIES,
+        )),
         _ => Err(Errno(result.saturating_neg())),
     }
 }
@@ -173,7 +172,7 @@ fn parse(text: &[u8], pool: &str) -> Option<Capacity> {
     let (stored, available) = (figure("stored")?, figure("max_avail")?);
     let quota = figure("quota_bytes").filter(|q| *q > 0).unwrap_or(u64::MAX);
     let free = available.min(quota.saturating_sub(stored));
-    Some(Capacity { total: stored.saturating_add(free), free, is_short: false })
+    Some(Capacity::new(stored.saturating_add(free), free))
 }
 
 #[cfg(test)]
@@ -192,7 +191,7 @@ mod tests {
 
     #[test]
     fn free_space_is_bounded_by_the_quota() {
-        let space = |total, free| Some(Capacity { total, free, is_short: false });
+        let space = |total, free| Some(Capacity::new(total, free));
         assert_eq!([parsed(0), parsed(5000)], [space(1300, 1000), space(1300, 1000)]);
         assert_eq!([parsed(500), parsed(200)], [space(500, 200), space(300, 0)]);
     }
