@@ -93,6 +93,12 @@ impl World {
         self.pool = self.exec.finish(opening).expect("a pool without room opens");
     }
 
+    /// Deletes the large volume, and waits until guests may write again.
+    fn make_room(&mut self) -> Result<(), Error> {
+        let (pool, host) = (self.pool.clone(), self.exec.host());
+        self.exec.finish(async move { make_room(&pool, &host).await })
+    }
+
     /// Verifies the volume that remains, and the pool after a clean stop.
     fn check(mut self) {
         let (pool, store, host) = (self.pool.clone(), self.store.clone(), self.exec.host());
@@ -112,7 +118,7 @@ impl World {
     }
 }
 
-/// Deletes the large volume, and waits until guests may write again.
+/// See [`World::make_room`].
 async fn make_room(pool: &Pool, host: &SimHost) -> Result<(), Error> {
     match pool.delete("large").await {
         Ok(()) | Err(Error::NotFound(_)) => {}
@@ -131,15 +137,13 @@ async fn make_room(pool: &Pool, host: &SimHost) -> Result<(), Error> {
 #[test]
 fn a_deletion_and_a_stop_succeed_when_the_quota_is_used_up() {
     let mut world = World::full();
-    let (pool, host) = (world.pool.clone(), world.exec.host());
-    world.exec.finish(async move { make_room(&pool, &host).await }).expect("a deletion always works");
+    world.make_room().expect("a deletion always works");
     world.check();
     let mut world = World::full();
     let pool = world.pool.clone();
     world.exec.finish(async move { pool.close().await }).expect("a clean stop without a deletion");
     world.reopen(Crash::Kill);
-    let (pool, host) = (world.pool.clone(), world.exec.host());
-    world.exec.finish(async move { make_room(&pool, &host).await }).expect("a deletion after a restart");
+    world.make_room().expect("a deletion after a restart");
     world.check();
 }
 
@@ -157,33 +161,29 @@ fn a_full_store_refuses_zeroes_that_stay_allocated_and_accepts_discards() {
     world.check();
 }
 
-/// A quota of which administrators take a part while the pool is full: the reserve is not whole for long.
+/// An administrator reduces the quota while the pool is full: then the reserve is not whole for long.
 #[test]
 fn a_deletion_succeeds_when_the_quota_was_reduced_below_the_use() {
     let mut world = World::full();
     world.store.set_quota(Some(QUOTA - (64 << 10)));
-    let (pool, host) = (world.pool.clone(), world.exec.host());
-    world.exec.finish(async move { make_room(&pool, &host).await }).expect("a deletion always works");
+    world.make_room().expect("a deletion always works");
     world.check();
 }
 
 #[test]
 fn room_is_made_after_a_crash_at_any_step_of_making_it() {
     let mut world = World::full();
-    let (pool, host, begin) = (world.pool.clone(), world.exec.host(), world.store.ops());
-    world.exec.finish(async move { make_room(&pool, &host).await }).unwrap();
+    let begin = world.store.ops();
+    world.make_room().unwrap();
     let ops = world.store.ops() - begin;
     for at in (1..ops).step_by((ops / CRASHES).max(1) as usize) {
         let crash = if at % 2 == 0 { Crash::Kill } else { Crash::PowerLoss };
         let mut world = World::full();
         world.store.crash_at(world.store.ops() + at, crash);
-        let (pool, host) = (world.pool.clone(), world.exec.host());
         // Ends with an error when the machine has crashed.
-        drop(world.exec.finish(async move { make_room(&pool, &host).await }));
+        drop(world.make_room());
         world.reopen(crash);
-        let (pool, host) = (world.pool.clone(), world.exec.host());
-        let made = world.exec.finish(async move { make_room(&pool, &host).await });
-        made.unwrap_or_else(|e| panic!("after {crash:?} at operation {at} of {ops}: {e}"));
+        world.make_room().unwrap_or_else(|e| panic!("after {crash:?} at operation {at} of {ops}: {e}"));
         world.check();
     }
 }
