@@ -74,7 +74,7 @@ pub(crate) fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     }
 }
 
-/// Like [`shorten`] for a value, of which no more than `max` bytes are formatted.
+/// Like [`shorten`] for a value: no more than `max` bytes of the value are formatted.
 pub(crate) fn shortened(value: fmt::Arguments<'_>, max: usize) -> String {
     struct Head {
         text: String,
