@@ -196,14 +196,15 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether `more` bytes can be used.
+    /// Whether `more` bytes can be used. A store that uses more than its capacity, which may have shrunk,
+    /// refuses also what it has reserved.
     fn check_room(&self, more: u64) -> Result<()> {
-        if more > self.room_left() { Err(StoreError::Full) } else { Ok(()) }
+        if self.used() + more > self.limit() { Err(StoreError::Full) } else { Ok(()) }
     }
 
-    /// The bytes that can still be used.
-    fn room_left(&self) -> u64 {
-        self.capacity.min(self.quota.unwrap_or(u64::MAX)).saturating_sub(self.used())
+    /// The most bytes that can be used.
+    fn limit(&self) -> u64 {
+        self.capacity.min(self.quota.unwrap_or(u64::MAX))
     }
 
     /// Has the store own `bytes`, as long as it has a quota.
@@ -226,7 +227,7 @@ impl Machine {
     /// Holds as much of the owned room as there is room for.
     fn replenish(&mut self) {
         let missing = self.owned.goal.saturating_sub(self.owned.held);
-        self.owned.held += missing.min(self.room_left());
+        self.owned.held += missing.min(self.limit().saturating_sub(self.used()));
     }
 
     /// Space in use, including the space that appends in flight will take.
