@@ -128,6 +128,11 @@ impl Catalogue {
         if self.names.contains_key(name) { Err(Error::Exists(shorten(name))) } else { Ok(()) }
     }
 
+    /// Number of disks with names: all but metadata.
+    pub fn named(&self) -> usize {
+        self.names.len()
+    }
+
     /// All disks, ordered by id.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Disk>> {
         self.disks.values()

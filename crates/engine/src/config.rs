@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_guest::Policy;
 
 use crate::Broken;
-use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE, RENEW_PAGES};
+use crate::limits::{COMMIT_DELAY, MAX_DISKS, RECLAIM_PAUSE, RENEW_PAGES};
 
 /// Whether small writes are coalesced into large ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -95,6 +95,9 @@ pub struct PoolConfig {
     pub remote_answers: RemoteAnswers,
     /// The reaction to a loss of the memory in which writes were answered.
     pub on_memory_loss: OnMemoryLoss,
+    /// Most disks, including snapshots, images and imports under way. Beyond it none is created; a pool that
+    /// has more is opened.
+    pub max_disks: usize,
     /// Most pages of the tables of the checkpoint that a reclaim stores again although they have not changed,
     /// so that the objects that hold them can be freed.
     #[doc(hidden)]
@@ -124,6 +127,7 @@ impl Default for PoolConfig {
             learn_classes: true,
             remote_answers: RemoteAnswers::default(),
             on_memory_loss: OnMemoryLoss::default(),
+            max_disks: MAX_DISKS,
             renew_pages: RENEW_PAGES,
             mutation: Broken::default(),
         }

@@ -32,6 +32,12 @@ pub enum Error {
         /// The quota in bytes.
         bytes: u64,
     },
+    /// The pool has as many disks as it can have.
+    #[error("the pool can have {most} disks, snapshots and images included; remove some first")]
+    TooManyDisks {
+        /// This number.
+        most: usize,
+    },
     /// Stored bytes are damaged; they were not returned.
     #[error("damaged data on the store at {0}; run 'forebay check'")]
     Damaged(String),

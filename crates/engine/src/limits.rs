@@ -6,6 +6,11 @@ use forebay_format::{BLOCK, FANOUT, MAX_BLOBS, SECTOR, Slot};
 
 /// Largest disk.
 pub const MAX_DISK_BYTES: u64 = 64 << 40;
+/// Most disks of a pool, snapshots and images included, unless its configuration states another number. Each
+/// takes 2 to 3 KB of memory, which a server needs before it can remove any.
+pub const MAX_DISKS: usize = 250_000;
+/// Clones that are made before other tasks of the thread have their turn.
+pub const CLONES_OF_STRETCH: usize = 128;
 /// Limit for ids of disks and segments when a pool is opened. Ids are never reused; 16 million are left for
 /// assignment until the next opening.
 pub const MAX_ID: u32 = u32::MAX - (1 << 24);

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, Mark, Role, Stream, SyncMode};
 use serde::Serialize;
+use tokio::task::yield_now;
 
 use super::limits::{DiskLimits, count_again, leave_tenant, limits_of};
 use super::pool::Pool;
 use crate::catalogue::{check_name, check_size, disk_by_id};
 use crate::disk::{Disk, Exclusive, check_persistent};
 use crate::handle::{DiskHandle, is_write_through};
-use crate::limits::FULL_RETRY;
+use crate::limits::{CLONES_OF_STRETCH, FULL_RETRY};
 use crate::text::shorten;
 use crate::{Client, Error, Result};
 
@@ -141,6 +142,12 @@ impl Pool {
         page.into_iter().map(|(name, d)| DiskInfo { name, ..self.info(&d) }).collect()
     }
 
+    /// The names of disks that follow `name`, which need not exist, in their order: at most `most`.
+    pub fn names_after(&self, name: &str, most: usize) -> Vec<String> {
+        let catalogue = self.parts.catalogue.read();
+        catalogue.after(name).take(most).map(|(name, _)| name.clone()).collect()
+    }
+
     /// Examines the disks whose names follow `name`, at most `most`, at a small cost for each. Returns the
     /// volumes for whose names `is_meant` is true.
     pub fn volumes_after(&self, name: &str, most: usize, is_meant: impl Fn(&str) -> bool) -> VolumePage {
@@ -210,11 +217,26 @@ impl Pool {
         check_name(name)?;
         check_size(size)?;
         let _admin = self.parts.editor.lock.lock().await;
-        self.parts.catalogue.read().check_free(name)?;
+        self.check_new(name)?;
         let disk =
             DiskRecord { sync, dedup_domain, ..self.parts.editor.new_record(name, size, Role::Volume) };
         self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
         self.disk(name)
+    }
+
+    /// Checks that one more disk can be made, with this export name.
+    fn check_new(&self, name: &str) -> Result<()> {
+        self.check_count(1)?;
+        self.parts.catalogue.read().check_free(name)
+    }
+
+    /// Checks that the pool can have as many further disks.
+    fn check_count(&self, more: usize) -> Result<()> {
+        let most = self.parts.cx.config.max_disks;
+        match self.parts.catalogue.read().named().saturating_add(more) > most {
+            true => Err(Error::TooManyDisks { most }),
+            false => Ok(()),
+        }
     }
 
     /// Creates clones of `source` (`IMAGE`, `VOLUME`, `VOLUME@SNAPSHOT`), all or none.
@@ -223,9 +245,13 @@ impl Pool {
         let from = self.parts.catalogue.read().find(source)?;
         check_persistent(&from, source)?;
         from.check_map(source)?;
+        self.check_count(clones.len())?;
         let mut ops = Vec::new();
         let mut names = std::collections::BTreeSet::new();
-        for clone in clones {
+        for (i, clone) in clones.iter().enumerate() {
+            if i % CLONES_OF_STRETCH == CLONES_OF_STRETCH - 1 {
+                yield_now().await;
+            }
             check_name(&clone.name)?;
             self.parts.catalogue.read().check_free(&clone.name)?;
             if !names.insert(&clone.name) {
@@ -251,9 +277,13 @@ impl Pool {
         }
         self.parts.intake.commit_ops(ops).await?;
         self.parts.profiles.prefetch_images((!clones.is_empty()).then_some(from.id()));
-        let made: Vec<_> =
-            clones.iter().filter_map(|c| self.parts.catalogue.read().find(&c.name).ok()).collect();
-        Ok(made.iter().map(|d| self.info(d)).collect())
+        let mut made = Vec::with_capacity(clones.len());
+        for stretch in clones.chunks(CLONES_OF_STRETCH) {
+            let found = stretch.iter().filter_map(|c| self.parts.catalogue.read().find(&c.name).ok());
+            made.extend(found.map(|disk| self.info(&disk)));
+            yield_now().await;
+        }
+        Ok(made)
     }
 
     /// Creates a snapshot of a volume, which includes all writes acknowledged before.
@@ -265,7 +295,7 @@ impl Pool {
         parent.check_map(volume)?;
         parent.occupied.check_snapshot()?;
         let full = format!("{volume}@{name}");
-        self.parts.catalogue.read().check_free(&full)?;
+        self.check_new(&full)?;
         let disk = DiskRecord {
             sync: parent.sync(),
             parent: Some(parent.id()),
@@ -288,7 +318,7 @@ impl Pool {
         let from = self.parts.catalogue.read().find(source)?;
         check_persistent(&from, source)?;
         from.check_map(source)?;
-        self.parts.catalogue.read().check_free(name)?;
+        self.check_new(name)?;
         let disk = DiskRecord {
             dedup_domain: from.record().dedup_domain,
             ..self.parts.editor.new_record(name, from.size(), Role::Image)
@@ -422,7 +452,7 @@ impl Pool {
         check_name(name)?;
         check_size(size)?;
         let _admin = self.parts.editor.lock.lock().await;
-        self.parts.catalogue.read().check_free(name)?;
+        self.check_new(name)?;
         let disk = DiskRecord { dedup_domain, ..self.parts.editor.new_record(name, size, Role::Import) };
         let id = disk.id;
         self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;

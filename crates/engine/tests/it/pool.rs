@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use forebay_engine::{Error, Fast, Pool, SyncMode};
+use forebay_engine::{CloneRequest, Error, Fast, Pool, PoolConfig, SyncMode};
 use forebay_store::{MemoryStore, Store};
 
 #[tokio::test]
@@ -61,6 +61,34 @@ async fn empty_requests_succeed_at_any_offset() {
         assert!(v.extents(offset, 0, 1).await.unwrap().is_empty());
     }
     assert_eq!(v.stats().write.bytes, 0);
+}
+
+#[tokio::test]
+async fn a_pool_has_a_limited_number_of_disks() {
+    let store = Arc::new(MemoryStore::new());
+    let limited = PoolConfig { max_disks: 4, ..config() };
+    let pool = open_with(&store, limited.clone()).await;
+    pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+    pool.create_snapshot("v", "s").await.unwrap();
+    let clones =
+        |count| (0..count).map(|i| CloneRequest { name: format!("c{i}"), ..CloneRequest::default() });
+    let too_many = |e: Error| assert!(matches!(e, Error::TooManyDisks { most: 4 }), "{e:?}");
+    too_many(pool.clone_disk("v@s", &clones(3).collect::<Vec<_>>()).await.unwrap_err());
+    assert_eq!(pool.disks().len(), 2, "all clones or none");
+    assert_eq!(pool.clone_disk("v@s", &clones(1).collect::<Vec<_>>()).await.unwrap().len(), 1);
+    let import = pool.begin_import("i", 1 << 20, 0).await.unwrap();
+    too_many(pool.create_volume("w", 1 << 20, SyncMode::Flush, 0).await.unwrap_err());
+    too_many(pool.create_snapshot("v", "t").await.unwrap_err());
+    too_many(pool.create_image("j", "v").await.unwrap_err());
+    too_many(pool.begin_import("j", 1 << 20, 0).await.err().unwrap());
+    pool.finish_import(import).await.unwrap();
+    pool.delete("c0").await.unwrap();
+    pool.create_volume("w", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+    pool.close().await.unwrap();
+
+    // A pool with more disks than it may have opens, with all of them.
+    let pool = open_with(&store, PoolConfig { max_disks: 1, ..limited }).await;
+    assert_eq!(pool.disks().len(), 4);
 }
 
 /// Polls a request until it is done; returns the number of polls.

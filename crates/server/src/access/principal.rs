@@ -35,6 +35,11 @@ impl Role {
             Role::Administrator => "administrator",
         }
     }
+
+    /// Whether it creates disks, but only a limited number of them.
+    pub fn is_limited(self) -> bool {
+        matches!(self, Role::Operator | Role::Provisioner)
+    }
 }
 
 /// The right that a route requires.
@@ -128,6 +133,8 @@ pub struct Principal {
     pub role: Role,
     /// The disks to which it is restricted; `None` for the whole server.
     pub scope: Option<Scope>,
+    /// Most disks in its scope: with as many, it creates no further ones. `None` for no limit.
+    pub max_disks: Option<u32>,
     /// How it was authenticated.
     pub via: Via,
     /// Address of the client, over TCP.
@@ -182,7 +189,7 @@ impl Principal {
 
     fn administrator(name: &str, via: Via, address: Option<IpAddr>) -> Principal {
         let (name, role) = (name.into(), Role::Administrator);
-        Principal { name, role, scope: None, via, address, token: None, session: None }
+        Principal { name, role, scope: None, max_disks: None, via, address, token: None, session: None }
     }
 }
 
@@ -207,7 +214,8 @@ mod tests {
 
     fn principal(role: Role, scope: Option<Scope>) -> Principal {
         let name = "t".into();
-        Principal { name, role, scope, via: Via::Token, address: None, token: None, session: None }
+        let (via, address) = (Via::Token, None);
+        Principal { name, role, scope, max_disks: None, via, address, token: None, session: None }
     }
 
     #[test]

@@ -33,6 +33,8 @@ const MAX: usize = 1024;
 const MAX_NAME: usize = 64;
 /// Beginning of each secret, so that scanners for leaked secrets find it.
 const PREFIX: &str = "forebay_";
+/// Most disks in the scope of a token that creates disks, unless the token states another number.
+const DEFAULT_MAX_DISKS: u32 = 10_000;
 /// Longest life of a token: beyond it, one that never expires is meant.
 const MAX_LIFE_S: u64 = 100 * 365 * 86_400;
 
@@ -52,12 +54,17 @@ pub struct CreateToken {
     /// Seconds until it expires; if absent, it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_s: Option<u64>,
+    /// Most disks in the scope of an operator or a provisioner, snapshots and images included: with as many,
+    /// the token creates no further ones. If absent, 10,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub max_disks: Option<u32>,
 }
 
 /// A token without its secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({"name": "backup", "role": "operator", "scope": {"disks": ["web-*"]}, "created_ms": 1767225600000u64,
-    "expires_ms": 1798761600000u64, "last_used_ms": null, "expired": false}))]
+    "expires_ms": 1798761600000u64, "last_used_ms": null, "expired": false, "max_disks": 10000}))]
 pub struct TokenView {
     /// Name.
     pub name: String,
@@ -73,6 +80,8 @@ pub struct TokenView {
     pub last_used_ms: Option<u64>,
     /// It has expired.
     pub expired: bool,
+    /// Most disks in the scope of an operator or a provisioner; `null` for other roles.
+    pub max_disks: Option<u32>,
 }
 
 /// A new token. The secret cannot be shown again.
@@ -135,6 +144,14 @@ struct Record {
     expires_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last_used_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_disks: Option<u32>,
+}
+
+impl Record {
+    fn max_disks(&self) -> Option<u32> {
+        self.role.is_limited().then(|| self.max_disks.unwrap_or(DEFAULT_MAX_DISKS))
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -156,14 +173,17 @@ impl Token {
     }
 
     fn view(&self) -> TokenView {
+        let max_disks = self.record.max_disks();
         let Record { name, role, scope, created_ms, expires_ms, last_used_ms, .. } = self.record.clone();
-        TokenView { name, role, scope, created_ms, expires_ms, last_used_ms, expired: self.is_expired() }
+        let expired = self.is_expired();
+        TokenView { name, role, scope, created_ms, expires_ms, last_used_ms, expired, max_disks }
     }
 
     fn found(&mut self) -> Found {
         self.record.last_used_ms = Some(unix_ms());
         let Record { id, name, role, scope, .. } = &self.record;
-        Found { id: id.clone(), name: name.as_str().into(), role: *role, scope: scope.clone() }
+        let max_disks = self.record.max_disks();
+        Found { id: id.clone(), name: name.as_str().into(), role: *role, scope: scope.clone(), max_disks }
     }
 }
 
@@ -173,12 +193,13 @@ pub(super) struct Found {
     name: Arc<str>,
     role: Role,
     scope: Option<Scope>,
+    max_disks: Option<u32>,
 }
 
 impl Found {
     pub fn principal(self, via: Via, address: Option<IpAddr>) -> Principal {
-        let token = Some(self.id.into());
-        Principal { name: self.name, role: self.role, scope: self.scope, via, address, token, session: None }
+        let Found { id, name, role, scope, max_disks } = self;
+        Principal { name, role, scope, max_disks, via, address, token: Some(id.into()), session: None }
     }
 }
 
@@ -288,6 +309,7 @@ impl Tokens {
             created_ms,
             expires_ms: new.expires_in_s.map(|s| created_ms + s.saturating_mul(1000)),
             last_used_ms: None,
+            max_disks: new.max_disks,
         };
         let token = Token { hash, record };
         let view = token.view();
@@ -391,6 +413,9 @@ fn check(new: &CreateToken) -> Result<(), TokenError> {
             return bad("a scope of disks needs 1 to 64 patterns");
         }
         _ => {}
+    }
+    if new.max_disks == Some(0) || new.max_disks.is_some() && !new.role.is_limited() {
+        return bad("max_disks is a number from 1 on, for the roles operator and provisioner only");
     }
     match new.expires_in_s {
         Some(s) if !(1..=MAX_LIFE_S).contains(&s) => {

@@ -11,12 +11,13 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tokio::sync::OwnedMutexGuard;
 
 use super::problem::{ApiError, Code, Refusal, Result};
 use super::route::is_of_access;
 use super::{Api, Origin, PREFIX};
-use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, may};
-use crate::control::{Action, ControlError, NameOwner, Reply, Topic, retain};
+use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, Scope, may};
+use crate::control::{Action, ControlError, ErrorKind, NameOwner, Reply, Topic, retain};
 use crate::limits::DEFAULT_WEIGHT;
 use crate::plane::network;
 
@@ -212,7 +213,8 @@ impl Caller {
         }
         self.check_created(&action)?;
         self.check_tenants(&action)?;
-        let done = self.api.control.run(action, &self.principal.name).await;
+        let order = self.check_count(&action).await?;
+        let done = self.api.control.run_in_order(action, &self.principal.name, order).await;
         let may_learn = |owner: &NameOwner| match owner {
             NameOwner::Disk(disk) => self.sees(disk),
             NameOwner::Tenant(tenant) => self.principal.sees_tenant(tenant),
@@ -244,10 +246,11 @@ impl Caller {
 
     /// Whether the principal has the right of the route on a disk.
     fn sees(&self, disk: &str) -> bool {
-        if self.principal.scope.is_none() {
-            return true;
-        }
-        let tenant = self.api.control.tenant_of(disk);
+        let tenant = match &self.principal.scope {
+            None => return true,
+            Some(Scope::Disks(_)) => None,
+            Some(Scope::Tenant(_)) => self.api.control.tenant_of(disk),
+        };
         may(&self.principal, self.right, Some(&DiskRef { name: disk, tenant: tenant.as_deref() }))
     }
 
@@ -272,6 +275,27 @@ impl Caller {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses more disks than the token may have in its scope: each costs memory of the server, also if it
+    /// holds no data. Further requests of the token that create disks wait for the returned guard.
+    async fn check_count(&self, action: &Action) -> Result<Option<OwnedMutexGuard<()>>> {
+        let (Some(most), created @ 1..) = (self.principal.max_disks, action.creates()) else {
+            return Ok(None);
+        };
+        let control = &self.api.control;
+        let order = control.replacing(&self.principal.owner()).await;
+        let present = control.count_disks(|name| self.sees(name)).await;
+        if present.saturating_add(created as usize) <= most as usize {
+            return Ok(Some(order));
+        }
+        let detail = format!(
+            "the token '{}' creates disks while its scope has at most {most}, snapshots and images included; \
+             it has {present} and would get {created} more; remove some, or ask an administrator for a token \
+             with a higher limit ('forebay token create --max-disks')",
+            self.principal.name
+        );
+        Err(ControlError::new(ErrorKind::Full, detail).into())
     }
 
     /// Only an administrator moves a volume to another tenant: a tenant is the scope of tokens and quotas.

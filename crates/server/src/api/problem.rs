@@ -225,7 +225,7 @@ fn describe(kind: ErrorKind) -> Description {
         K::ReadOnly => (conflict, "Read-only", "use a clone of it"),
         K::Mapped => (conflict, "Mapped to a target", "unmap its LUN first"),
         K::Volatile => (conflict, "Not durable", "map it with write_back, or use another volume"),
-        K::Full => (conflict, "Nothing free", "remove some LUNs or targets first"),
+        K::Full => (conflict, "Nothing free", "remove some first: the detail states of what"),
         K::MapDamaged => (conflict, "Damaged block map", "restore the disk; see docs/space.md"),
         K::Damaged => (internal, "Damaged data", "run 'forebay check'; see docs/space.md"),
         K::Store => (internal, "Store failed", "check the store and the server's log"),

@@ -840,6 +840,9 @@ pub enum TokenCommand {
         /// Time until it expires, such as 12h or 90d, or never
         #[arg(long, value_name = "TIME|never", default_value = "365d", value_parser = token::parse_expiry)]
         expires: Expiry,
+        /// Most disks in the scope of an operator or a provisioner, with their snapshots [default: 10000]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        max_disks: Option<u32>,
     },
     /// List all tokens
     #[command(alias = "ls")]

@@ -38,6 +38,8 @@ async fn repeat<T: serde::Serialize>(
     let redraw = watch && !json && std::io::stdout().is_terminal();
     let mut before: Option<T> = None;
     let mut ticks = tokio::time::interval(INTERVAL);
+    // After a sample that took long, the interval is not shorter: the rates are for one interval.
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let now = fetch().await?;

@@ -113,7 +113,7 @@ fn usage_errors_are_one_line_that_points_to_the_help() {
         ),
         (
             "volume clone a b --count 0",
-            "invalid value '0' for '--count <N>': 0 is not in 1..=100000; see 'forebay --help'",
+            "invalid value '0' for '--count <N>': 0 is not in 1..=10000; see 'forebay --help'",
         ),
     ] {
         assert_eq!(usage_error(line), expected, "{line}");

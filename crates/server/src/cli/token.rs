@@ -33,12 +33,12 @@ pub(super) fn parse_expiry(text: &str) -> Result<Expiry, String> {
 /// Runs `forebay token`.
 pub(super) async fn run(client: &Client, command: TokenCommand, json: bool) -> Result<(), CliError> {
     match command {
-        TokenCommand::Create { name, role, disks, tenant, expires } => {
+        TokenCommand::Create { name, role, disks, tenant, expires, max_disks } => {
             let scope = match tenant {
                 Some(tenant) => Some(Scope::Tenant(tenant)),
                 None => (!disks.is_empty()).then_some(Scope::Disks(disks)),
             };
-            let body = CreateToken { name, role, scope, expires_in_s: expires.0 };
+            let body = CreateToken { name, role, scope, expires_in_s: expires.0, max_disks };
             let made: CreatedToken = client.post(&["tokens"], &body).await?;
             // Only the secret, so that it can be redirected to a file.
             print_result(&made, json, |made| made.secret.clone())
@@ -56,7 +56,7 @@ pub(super) async fn run(client: &Client, command: TokenCommand, json: bool) -> R
 
 fn list(tokens: &[TokenView]) -> String {
     let now = unix_ms();
-    let mut rows = table(&["NAME", "ROLE", "SCOPE", "EXPIRES", "LAST USE"], &[]);
+    let mut rows = table(&["NAME", "ROLE", "SCOPE", "MOST DISKS", "EXPIRES", "LAST USE"], &[3]);
     for token in tokens {
         let scope = match &token.scope {
             None => "all".to_owned(),
@@ -70,8 +70,9 @@ fn list(tokens: &[TokenView]) -> String {
             Some(_) if token.expired => "expired".to_owned(),
             Some(at) => format!("in {}", age(at, now)),
         };
+        let most = token.max_disks.map_or("-".to_owned(), |most| most.to_string());
         let used = token.last_used_ms.map_or("never".to_owned(), |at| format!("{} ago", age(now, at)));
-        rows.add_row([token.name.as_str(), token.role.name(), &scope, &expires, &used]);
+        rows.add_row([token.name.as_str(), token.role.name(), &scope, &most, &expires, &used]);
     }
     render(rows)
 }

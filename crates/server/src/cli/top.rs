@@ -190,11 +190,10 @@ fn terminal_lines() -> Option<usize> {
 /// Shows the rates of each interval, or with `once` of a single one.
 pub(super) async fn run(client: &Client, args: &TopArgs, json: bool) -> Result<(), CliError> {
     let redraw = !json && !args.once && std::io::stdout().is_terminal();
-    let mut ticks = tokio::time::interval(Duration::from_secs_f64(args.interval));
-    ticks.tick().await;
     let mut before = sample(client).await?;
     loop {
-        ticks.tick().await;
+        // After a sample that took long, the interval is not shorter.
+        tokio::time::sleep(Duration::from_secs_f64(args.interval)).await;
         let now = sample(client).await?;
         let limit =
             if redraw { terminal_lines().map_or(args.lines, |n| n.min(args.lines)) } else { args.lines };

@@ -95,6 +95,15 @@ impl Action {
 }
 
 impl Action {
+    /// The number of disks that the action creates.
+    pub fn creates(&self) -> u32 {
+        match self {
+            Action::CreateImage { .. } | Action::CreateVolume(_) | Action::CreateSnapshot { .. } => 1,
+            Action::CloneVolumes(new) => new.count.unwrap_or(1),
+            _ => 0,
+        }
+    }
+
     /// Whether the action may take disks away from the initiators of a target.
     pub(super) fn revokes_at(&self, target: &IqnName) -> bool {
         use Action::*;

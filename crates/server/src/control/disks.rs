@@ -2,17 +2,41 @@
 
 use std::collections::HashMap;
 
-use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Role, check_name};
+use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Pool, Role, check_name};
 
 use super::{
     CloneVolumes, Control, ControlError, DiskSpaceView, DiskStatsView, DiskView, ErrorKind, LimitedView,
-    Reply, Reset, Result, collect,
+    Reply, Reset, Result, STRETCH, collect,
 };
 
 /// Most clones that one request creates.
-pub const MAX_CLONES: u32 = 100_000;
+pub const MAX_CLONES: u32 = 10_000;
 /// Smallest write cache of a desktop: one block.
 const MIN_WRITE_CACHE: u64 = 4096;
+
+/// The names of the disks of a pool, in order and in stretches: other requests are served in between.
+struct Names<'a> {
+    pool: &'a Pool,
+    last: String,
+    is_first: bool,
+}
+
+impl Names<'_> {
+    /// The names that follow this one.
+    fn after<'a>(pool: &'a Pool, name: &str) -> Names<'a> {
+        Names { pool, last: name.to_owned(), is_first: true }
+    }
+
+    /// The next names; `None` after the last one.
+    async fn next(&mut self) -> Option<Vec<String>> {
+        if !std::mem::take(&mut self.is_first) {
+            tokio::task::yield_now().await;
+        }
+        let names = self.pool.names_after(&self.last, STRETCH);
+        self.last.clone_from(names.last()?);
+        Some(names)
+    }
+}
 
 impl Control {
     pub(super) async fn list_disks(&self, role: Role) -> Reply {
@@ -35,7 +59,7 @@ impl Control {
     }
 
     pub(super) async fn clone_volumes(&self, c: &CloneVolumes) -> Result<Reply> {
-        let after = if c.more { self.last_number(&c.name) } else { LastNumber::default() };
+        let after = if c.more { self.last_number(&c.name).await } else { LastNumber::default() };
         let names = match c.count {
             None if c.more => {
                 return Err(ControlError::bad_request("more needs a count: the number of further clones"));
@@ -54,9 +78,27 @@ impl Control {
     }
 
     /// The highest number among the names `PREFIX-NUMBER` of volumes and images.
-    fn last_number(&self, prefix: &str) -> LastNumber {
-        let disks = self.pool().disks();
-        disks.iter().filter_map(|disk| LastNumber::of(&disk.name, prefix)).max().unwrap_or_default()
+    async fn last_number(&self, prefix: &str) -> LastNumber {
+        let (beginning, mut last) = (format!("{prefix}-"), LastNumber::default());
+        let mut names = Names::after(self.pool(), &beginning);
+        while let Some(stretch) = names.next().await {
+            let numbers = stretch.iter().filter_map(|name| LastNumber::of(name, prefix));
+            last = numbers.fold(last, LastNumber::max);
+            // The names are in order.
+            if !stretch.last().is_some_and(|name| name.starts_with(&beginning)) {
+                break;
+            }
+        }
+        last
+    }
+
+    /// The number of disks, snapshots and images included, for whose names `is_meant` is true.
+    pub(crate) async fn count_disks(&self, is_meant: impl Fn(&str) -> bool) -> usize {
+        let (mut names, mut count) = (Names::after(self.pool(), ""), 0);
+        while let Some(stretch) = names.next().await {
+            count += stretch.iter().filter(|name| is_meant(name)).count();
+        }
+        count
     }
 
     pub(super) async fn create_image(&self, name: &str, source: &str) -> Result<Reply> {

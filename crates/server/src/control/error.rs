@@ -247,6 +247,7 @@ impl From<EngineError> for ControlError {
             E::BadSize { .. } => ErrorKind::BadSize,
             E::OutOfRange => ErrorKind::OutOfRange,
             E::Overlap => ErrorKind::Overlap,
+            E::TooManyDisks { .. } => ErrorKind::Full,
             E::NoSpace | E::OverQuota { .. } => ErrorKind::NoSpace,
             E::Closed => ErrorKind::Closed,
             E::Latched(_) => ErrorKind::Latched,

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::{Pool, Role};
 use parking_lot::RwLock;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
 use tracing::Instrument;
 
 pub use action::{Action, Reply};
@@ -201,7 +201,7 @@ impl Control {
     }
 
     /// Waits until no other client replaces the resource with this path.
-    pub(crate) async fn replacing(&self, path: &str) -> tokio::sync::OwnedMutexGuard<()> {
+    pub(crate) async fn replacing(&self, path: &str) -> OwnedMutexGuard<()> {
         self.inner.replacements.begin(path).await
     }
 
@@ -278,6 +278,16 @@ impl Control {
 
     /// Runs an action to its end. `owner` is the name of the client.
     pub async fn run(&self, action: Action, owner: &str) -> Result<Reply> {
+        self.run_in_order(action, owner, None).await
+    }
+
+    /// As [`Control::run`]; `order` is held until the action has ended, also if the client has disconnected.
+    pub(crate) async fn run_in_order(
+        &self,
+        action: Action,
+        owner: &str,
+        order: Option<OwnedMutexGuard<()>>,
+    ) -> Result<Reply> {
         if *self.inner.stopping.borrow() {
             return Err(self.ended());
         }
@@ -287,7 +297,7 @@ impl Control {
             // The tenant of a disk is known before its removal.
             let before = action.unnamed().map(|name| this.event_disk(&name));
             let mut result = this.execute_with_retry(&action, &owner).await;
-            drop(permit);
+            drop((permit, order));
             // What the server remembers may be older than what another owner has done. A change was made by
             // the owner, since the store compares that.
             if action.is_query() && !this.inner.gate.get().is_none_or(Gate::is_open) {

@@ -105,6 +105,7 @@ fn codes(error: &Error) -> Result<(u32, ErrorCode), Fenced> {
         | Error::Resetting(_)
         | Error::MemoryLost { .. }
         | Error::HasClones { .. }
+        | Error::TooManyDisks { .. }
         | Error::HasSnapshots { .. }
         | Error::Damaged(_)
         | Error::MapDamaged(_)
@@ -160,6 +161,7 @@ mod tests {
             (Error::Resetting(name()), policy, ErrorCode::Io),
             (Error::MemoryLost { name: name(), remedy: "resume" }, policy, ErrorCode::Io),
             (Error::HasClones { name: name(), clones: 1, example: name() }, policy, ErrorCode::Io),
+            (Error::TooManyDisks { most: 1 }, policy, ErrorCode::Io),
             (Error::HasSnapshots { name: name(), snapshots: 1 }, policy, ErrorCode::Io),
             (Error::Damaged(name()), policy, ErrorCode::Io),
             (Error::MapDamaged(name()), policy, ErrorCode::Io),

@@ -31,6 +31,7 @@ pub fn sense_of(error: &Error) -> Sense {
         | Error::InUse { .. }
         | Error::Resetting(_)
         | Error::HasClones { .. }
+        | Error::TooManyDisks { .. }
         | Error::HasSnapshots { .. }
         | Error::WrongKind { .. }
         | Error::BadName { .. }
@@ -91,6 +92,7 @@ mod tests {
             (Error::InUse { name: name(), clients: 1 }, hardware_error),
             (Error::Resetting(name()), hardware_error),
             (Error::HasClones { name: name(), clones: 1, example: name() }, hardware_error),
+            (Error::TooManyDisks { most: 1 }, hardware_error),
             (Error::HasSnapshots { name: name(), snapshots: 1 }, hardware_error),
             (Error::WrongKind { name: name(), is: "an image", needs: "a volume" }, hardware_error),
             (Error::BadName { name: name(), why: "it is empty" }, hardware_error),

@@ -11,7 +11,7 @@ use crate::api::Caller;
 use crate::common::Rig;
 
 fn token(rig: &Rig, name: &str, role: Role, scope: Option<Scope>) -> String {
-    let new = CreateToken { name: name.into(), role, scope, expires_in_s: None };
+    let new = CreateToken { name: name.into(), role, scope, expires_in_s: None, max_disks: None };
     rig.access.tokens.create(new).unwrap().secret
 }
 
@@ -61,6 +61,7 @@ async fn every_route_requires_its_right() {
             role: Role::Administrator,
             scope: None,
             expires_in_s: Some(1),
+            max_disks: None,
         };
         let expired = rig.access.tokens.create(new).unwrap().secret;
         std::thread::sleep(std::time::Duration::from_millis(1100));
@@ -212,6 +213,51 @@ async fn an_operator_acts_within_its_scope_and_sees_nothing_else() {
     assert_eq!(weigh("web-1", json!("acme"), 10_000).await, 200);
     // A session has the rights of its token.
     assert_eq!(answer(&api, Method::GET, "/stats", Some(&by_name), Value::Null).await.1, "forbidden");
+}
+
+#[tokio::test]
+async fn a_token_creates_a_limited_number_of_disks() {
+    let (rig, local) = Caller::new(Origin::Socket).await;
+    for name in ["acme.v", "other"] {
+        local.post("/volumes", json!({"name": name, "size_bytes": 1 << 20})).await;
+    }
+    let limited = |name: &str, role, max_disks| {
+        let scope = disks("acme.*");
+        let new = CreateToken { name: name.into(), role, scope, expires_in_s: None, max_disks };
+        rig.access.tokens.create(new).unwrap().secret
+    };
+    let provisioner = limited("provisioner", Role::Provisioner, Some(4));
+    let operator = limited("operator", Role::Operator, Some(5));
+    let entry = forebay_server::api::Entry::new(Origin::Remote, &[]);
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), entry));
+    let post = async |secret: &str, path: &str, body: Value| {
+        let (status, code, answer) = answer(&api, Method::POST, path, Some(secret), body).await;
+        (status, code, answer["detail"].as_str().unwrap_or_default().to_owned())
+    };
+    let clones = |name: &str, count: u32| json!({"source": "acme.v", "name": name, "count": count});
+
+    // The volume that an administrator made is in the scope, too.
+    let (status, code, detail) = post(&provisioner, "/clones", clones("acme.c", 4)).await;
+    assert_eq!((status, &*code), (409, "full"), "{detail}");
+    assert!(detail.contains("has 1 and would get 4 more"), "{detail}");
+    // Of requests at the same time, none uses what another one has used.
+    let all = ["acme.a", "acme.b", "acme.c", "acme.d"];
+    let [a, b, c, d] = all.map(|name| post(&provisioner, "/clones", clones(name, 1)));
+    let answers = tokio::join!(a, b, c, d);
+    let made = [answers.0, answers.1, answers.2, answers.3].iter().filter(|answer| answer.0 == 201).count();
+    assert_eq!(made, 3);
+    for (path, body) in [
+        ("/volumes", json!({"name": "acme.w", "size_bytes": 1 << 20})),
+        ("/images/acme.i", json!({"source": "acme.v"})),
+        ("/volumes/acme.v/snapshots", json!({"name": "s"})),
+    ] {
+        assert_eq!(post(&provisioner, path, body).await.1, "full", "{path}");
+    }
+    // Snapshots count: the operator may have one disk more.
+    assert_eq!(post(&operator, "/volumes/acme.v/snapshots", json!({"name": "s"})).await.0, 201);
+    assert_eq!(post(&operator, "/volumes/acme.v/snapshots", json!({"name": "t"})).await.1, "full");
+    // An administrator has no such limit.
+    assert_eq!(local.post("/clones", clones("acme.more", 100)).await.0, StatusCode::CREATED);
 }
 
 #[tokio::test]

@@ -311,7 +311,8 @@ async fn over_tcp_the_host_header_is_checked_and_server_files_cannot_be_imported
 
 /// The value of the header with the token of an administrator.
 fn authorization(rig: &Rig) -> String {
-    let new = CreateToken { name: "a".into(), role: Role::Administrator, scope: None, expires_in_s: None };
+    let (name, role) = ("a".into(), Role::Administrator);
+    let new = CreateToken { name, role, scope: None, expires_in_s: None, max_disks: None };
     format!("Bearer {}", rig.access.tokens.create(new).unwrap().secret)
 }
 

@@ -41,7 +41,13 @@ fn path_of(shell: &str, file: &str) -> String {
 async fn files_are_served_to_clients_without_a_token_and_data_is_not() {
     for origin in [Origin::Socket, Origin::Loopback, Origin::Remote] {
         let (rig, api) = Caller::new(origin).await;
-        let new = CreateToken { name: "a".into(), role: Role::Reader, scope: None, expires_in_s: None };
+        let new = CreateToken {
+            name: "a".into(),
+            role: Role::Reader,
+            scope: None,
+            expires_in_s: None,
+            max_disks: None,
+        };
         rig.access.tokens.create(new).unwrap();
         let shell = get(&api, "/", &[]).await;
         assert_eq!(shell.status(), StatusCode::OK);

@@ -143,7 +143,8 @@ async fn an_event_names_only_the_disk_that_has_changed() {
 async fn events_resume_and_are_scoped() {
     let (rig, local) = Caller::new(Origin::Socket).await;
     let scope = Some(Scope::Disks(vec!["web-*".parse().unwrap()]));
-    let new = CreateToken { name: "w".into(), role: Role::Reader, scope, expires_in_s: None };
+    let new =
+        CreateToken { name: "w".into(), role: Role::Reader, scope, expires_in_s: None, max_disks: None };
     let token = rig.access.tokens.create(new).unwrap().secret;
     let api = Caller(router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Remote, &[])));
     let mut scoped = follow(&api, "", Some(&token), None).await;
@@ -178,7 +179,13 @@ async fn events_resume_and_are_scoped() {
 #[tokio::test]
 async fn the_stream_of_a_session_ends_at_the_logout() {
     let (rig, local) = Caller::new(Origin::Socket).await;
-    let new = CreateToken { name: "page".into(), role: Role::Reader, scope: None, expires_in_s: None };
+    let new = CreateToken {
+        name: "page".into(),
+        role: Role::Reader,
+        scope: None,
+        expires_in_s: None,
+        max_disks: None,
+    };
     let token = rig.access.tokens.create(new).unwrap().secret;
     let api = Caller(router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Remote, &[])));
     let begun = send(&api, build(Method::POST, "/session"), json!({"token": token})).await;
@@ -221,7 +228,13 @@ async fn streams_of_events_are_limited_and_given_back() {
 async fn a_client_that_follows_with_all_streams_is_displaced() {
     let (rig, _) = Caller::new(Origin::Socket).await;
     let token = |name: &str| {
-        let new = CreateToken { name: name.into(), role: Role::Reader, scope: None, expires_in_s: None };
+        let new = CreateToken {
+            name: name.into(),
+            role: Role::Reader,
+            scope: None,
+            expires_in_s: None,
+            max_disks: None,
+        };
         rig.access.tokens.create(new).unwrap().secret
     };
     let (flood, wallboard) = (token("flood"), token("wallboard"));

@@ -4,7 +4,7 @@ use super::*;
 
 fn new(name: &str, role: Role) -> CreateToken {
     let scope = (role == Role::Operator).then(|| Scope::Tenant("acme".into()));
-    CreateToken { name: name.into(), role, scope, expires_in_s: None }
+    CreateToken { name: name.into(), role, scope, expires_in_s: None, max_disks: None }
 }
 
 #[test]
@@ -40,6 +40,22 @@ fn a_token_is_kept_as_a_hash_and_survives_a_restart() {
 }
 
 #[test]
+fn a_token_that_creates_disks_has_a_limit_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Tokens::load(dir.path());
+    let limit = |new: CreateToken| {
+        let made = tokens.create(new).unwrap();
+        let found = Tokens::load(dir.path()).verify(&made.secret).unwrap().principal(Via::Token, None);
+        assert_eq!(found.max_disks, made.token.max_disks);
+        found.max_disks
+    };
+    assert_eq!(limit(new("reader", Role::Reader)), None);
+    assert_eq!(limit(new("administrator", Role::Administrator)), None);
+    assert_eq!(limit(new("operator", Role::Operator)), Some(DEFAULT_MAX_DISKS));
+    assert_eq!(limit(CreateToken { max_disks: Some(7), ..new("seven", Role::Operator) }), Some(7));
+}
+
+#[test]
 fn an_expired_token_is_reported_as_such() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::load(dir.path());
@@ -69,6 +85,9 @@ fn invalid_tokens_are_refused() {
         with(Role::Reader, Some(Scope::Disks(Vec::new())), None),
         with(Role::Reader, None, Some(0)),
         with(Role::Reader, None, Some(u64::MAX)),
+        CreateToken { max_disks: Some(0), ..new("a", Role::Operator) },
+        CreateToken { max_disks: Some(1), ..new("a", Role::Reader) },
+        CreateToken { max_disks: Some(1), ..new("a", Role::Administrator) },
     ] {
         assert!(matches!(tokens.create(bad.clone()), Err(TokenError::Bad(_))), "{bad:?}");
     }
