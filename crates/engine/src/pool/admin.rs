@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 
 use super::limits::{DiskLimits, count_again, leave_tenant, limits_of};
 use super::pool::Pool;
-use crate::catalogue::{check_name, check_size, disk_by_id};
+use crate::catalogue::{Relation, check_name, check_size, disk_by_id};
 use crate::disk::{Disk, Exclusive, check_persistent};
 use crate::handle::{DiskHandle, is_write_through};
 use crate::limits::{CLONES_OF_STRETCH, FULL_RETRY};
@@ -146,6 +146,16 @@ impl Pool {
     pub fn names_after(&self, name: &str, most: usize) -> Vec<String> {
         let catalogue = self.parts.catalogue.read();
         catalogue.after(name).take(most).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Sets the numbers of snapshots and clones of these disks. Its cost depends on these numbers, not on the
+    /// number of all disks.
+    pub fn count_dependants(&self, disks: &mut [DiskInfo]) {
+        let catalogue = self.parts.catalogue.read();
+        for disk in disks {
+            let count = |how| catalogue.related(Some(disk.id), how).filter(|d| d.role().is_visible()).count();
+            (disk.snapshots, disk.clones) = (count(Relation::Snapshot), count(Relation::Clone));
+        }
     }
 
     /// Examines the disks whose names follow `name`, at most `most`, at a small cost for each. Returns the

@@ -320,16 +320,17 @@ impl Pool {
             let catalogue = self.parts.catalogue.read();
             catalogue.visible().map(|disk| (catalogue.export_name(disk), disk.clone())).collect()
         };
-        let of = |(name, disk): (String, Arc<Disk>)| DiskGuestStats {
-            name,
-            role: disk.role(),
-            clients: disk.clients(),
-            guest: disk.guest.get(),
-            cached_bytes: disk.cached(),
-            memory_lost: matches!(disk.record().mark, Mark::Lost { .. }),
-            map_damaged: disk.has_damaged_map(),
+        disks.into_iter().map(guest_stats_of).collect()
+    }
+
+    /// The counters of the disks whose names follow `name`, which need not exist, ordered by name: at most
+    /// `most`. So a list of all disks can be made in pages.
+    pub fn guest_stats_after(&self, name: &str, most: usize) -> Vec<DiskGuestStats> {
+        let disks: Vec<_> = {
+            let catalogue = self.parts.catalogue.read();
+            catalogue.after(name).take(most).map(|(name, disk)| (name.clone(), disk.clone())).collect()
         };
-        disks.into_iter().map(of).collect()
+        disks.into_iter().map(guest_stats_of).collect()
     }
 
     /// The counters and the space of one disk.
@@ -344,5 +345,18 @@ impl Pool {
             overflow: disk.overflowed.get(),
             limited: disk.limiter.waited.get(),
         })
+    }
+}
+
+/// The counters of a disk with this export name.
+fn guest_stats_of((name, disk): (String, Arc<Disk>)) -> DiskGuestStats {
+    DiskGuestStats {
+        name,
+        role: disk.role(),
+        clients: disk.clients(),
+        guest: disk.guest.get(),
+        cached_bytes: disk.cached(),
+        memory_lost: matches!(disk.record().mark, Mark::Lost { .. }),
+        map_damaged: disk.has_damaged_map(),
     }
 }
