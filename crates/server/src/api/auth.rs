@@ -226,9 +226,6 @@ impl Caller {
                 Reply::Disks(disks) => {
                     *disks = retain(std::mem::take(disks), |disk| self.sees(&disk.name)).await;
                 }
-                Reply::Activity(disks) => {
-                    *disks = retain(std::mem::take(disks), |disk| self.sees(&disk.name)).await;
-                }
                 Reply::Tenants(tenants) => tenants.retain(|tenant| self.principal.sees_tenant(&tenant.name)),
                 _ => {}
             }
@@ -244,8 +241,18 @@ impl Caller {
         }
     }
 
+    /// Ends a response that takes long when its token or session is not valid any more.
+    pub fn check_valid(&self) -> std::result::Result<(), ControlError> {
+        match self.api.access.is_valid(&self.principal) {
+            true => Ok(()),
+            false => {
+                Err(ControlError::new(ErrorKind::Cancelled, "the token or session is not valid any more"))
+            }
+        }
+    }
+
     /// Whether the principal has the right of the route on a disk.
-    fn sees(&self, disk: &str) -> bool {
+    pub fn sees(&self, disk: &str) -> bool {
         let tenant = match &self.principal.scope {
             None => return true,
             Some(Scope::Disks(_)) => None,

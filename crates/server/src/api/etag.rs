@@ -5,7 +5,7 @@
 //! other replacements.
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -17,7 +17,9 @@ use tower::ServiceExt;
 use super::Api;
 use super::extract::buffer;
 use super::problem::{ApiError, Refusal};
+use super::response_memory::{self, Reservation, Waiting};
 use crate::access::Principal;
+use crate::control::ControlError;
 
 /// Largest response that gets a tag; others are sent as they are.
 const MAX: usize = 4 << 20;
@@ -33,13 +35,17 @@ pub(super) struct Conditions {
 /// Adds tags, and evaluates the conditions of requests (RFC 9110, section 13).
 pub(super) async fn conditions(
     State(Conditions { api, routes }): State<Conditions>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
+    // Clients without credentials share one reservation; the routes refuse them.
+    let owner = request.extensions().get().map_or_else(String::new, Principal::owner);
+    let memory = api.memory.begin(owner);
     match *request.method() {
         Method::GET => {
             let none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
-            tag(next.run(request).await, none_match.as_ref()).await
+            request.extensions_mut().insert(memory.clone());
+            tag(next.run(request).await, none_match.as_ref(), memory).await
         }
         // Without a principal the route refuses it.
         Method::PUT if request.extensions().get::<Principal>().is_some() => {
@@ -55,7 +61,7 @@ pub(super) async fn conditions(
                 let mut get = Request::new(Body::empty());
                 *get.uri_mut() = request.uri().clone();
                 request.extensions().get::<Principal>().cloned().map(|p| get.extensions_mut().insert(p));
-                if let Err(refused) = check(get, request.headers().clone(), routes).await {
+                if let Err(refused) = check(get, request.headers().clone(), routes, memory).await {
                     return refused;
                 }
             }
@@ -65,35 +71,57 @@ pub(super) async fn conditions(
     }
 }
 
-async fn tag(response: Response, none_match: Option<&HeaderValue>) -> Response {
+/// Adds a tag to a response that is short enough, for which memory is left. A longer list is sent while it is
+/// produced; another response is refused if no memory is left for it.
+async fn tag(response: Response, none_match: Option<&HeaderValue>, memory: Reservation) -> Response {
     let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|t| t == "application/json");
     if response.status() != StatusCode::OK || !is_json {
         return response;
     }
     let (mut parts, body) = response.into_parts();
-    // The handlers produce JSON as one buffer; reading it cannot fail.
-    let Ok(bytes) = to_bytes(body, usize::MAX).await else {
-        return ApiError::refused(Refusal::Panicked, "the response could not be read").into_response();
-    };
-    if bytes.len() <= MAX {
-        let tag = tag_of(&bytes);
-        let matches = none_match.is_some_and(|header| lists(header, &tag, true));
-        parts.headers.insert(header::ETAG, tag);
-        parts.headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
-        if matches {
-            parts.headers.remove(header::CONTENT_TYPE);
-            parts.headers.remove(header::CONTENT_LENGTH);
-            parts.status = StatusCode::NOT_MODIFIED;
-            return Response::from_parts(parts, Body::empty());
-        }
+    // Only a list that is produced while it is sent has an unknown length.
+    if let Some(len) = hyper::body::Body::size_hint(&body).exact()
+        && !memory.extend_to(usize::try_from(len).unwrap_or(usize::MAX))
+    {
+        return response_memory::refused().into_response();
     }
-    Response::from_parts(parts, Body::from(bytes))
+    let mut waiting = Waiting::new(memory);
+    match waiting.fill(body, MAX).await {
+        Ok(true) if waiting.len <= MAX => {
+            let tag = tag_of(waiting.pieces());
+            let matches = none_match.is_some_and(|header| lists(header, &tag, true));
+            parts.headers.insert(header::ETAG, tag);
+            parts.headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
+            if matches {
+                parts.headers.remove(header::CONTENT_TYPE);
+                parts.headers.remove(header::CONTENT_LENGTH);
+                parts.status = StatusCode::NOT_MODIFIED;
+                return Response::from_parts(parts, Body::empty());
+            }
+        }
+        Ok(_) => {}
+        Err(error) => return failed(error),
+    }
+    Response::from_parts(parts, Body::new(waiting))
+}
+
+/// The response to a request for a list that could not be continued, before its first part was sent.
+fn failed(error: axum::Error) -> Response {
+    match error.into_inner().downcast::<ControlError>() {
+        Ok(error) => ApiError::from(*error).into_response(),
+        Err(error) => ApiError::refused(Refusal::Panicked, error.to_string()).into_response(),
+    }
 }
 
 /// Checks `If-Match` in `headers` against the present representation, which `get` requests.
-async fn check(get: Request, headers: HeaderMap, routes: Router) -> Result<(), Response> {
+async fn check(
+    get: Request,
+    headers: HeaderMap,
+    routes: Router,
+    memory: Reservation,
+) -> Result<(), Response> {
     let present = routes.oneshot(get).await.unwrap_or_else(|never| match never {});
-    let present = tag(present, None).await;
+    let present = tag(present, None, memory).await;
     if present.status() == StatusCode::METHOD_NOT_ALLOWED {
         let detail = "this resource cannot be read alone, so it has no tag; omit If-Match";
         return Err(ApiError::refused(Refusal::Malformed, detail).into_response());
@@ -112,8 +140,8 @@ async fn check(get: Request, headers: HeaderMap, routes: Router) -> Result<(), R
     }
 }
 
-fn tag_of(bytes: &[u8]) -> HeaderValue {
-    let digest = Sha256::digest(bytes);
+fn tag_of<'a>(pieces: impl Iterator<Item = &'a Bytes>) -> HeaderValue {
+    let digest = pieces.fold(Sha256::new(), Sha256::chain_update).finalize();
     let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     HeaderValue::from_str(&format!("\"{hex}\"")).expect("hexadecimal digits are valid in a header")
 }
@@ -135,12 +163,13 @@ mod tests {
 
     #[test]
     fn tags_are_compared_strongly_or_weakly() {
-        let tag = tag_of(b"{}");
+        let tag = tag_of([Bytes::from_static(b"{"), Bytes::from_static(b"}")].iter());
         let text = tag.to_str().unwrap().to_owned();
         let lists = |header: &str, weakly| lists(&HeaderValue::from_str(header).unwrap(), &tag, weakly);
         assert!(lists(&text, false) && lists("*", false) && lists(&format!("\"a\", {text}"), false));
         assert!(lists(&format!("W/{text}"), true) && !lists(&format!("W/{text}"), false));
         assert!(!lists("\"a\"", true) && !lists("", true));
-        assert_ne!(tag, tag_of(b"[]"));
+        assert_eq!(tag, tag_of([Bytes::from_static(b"{}")].iter()));
+        assert_ne!(tag, tag_of([Bytes::from_static(b"[]")].iter()));
     }
 }

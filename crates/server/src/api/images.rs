@@ -14,13 +14,13 @@ use super::problem::{ApiError, Refusal, Result};
 use super::route::{Content, Route};
 use super::{create, jobs, list, run};
 use crate::access::{Right, may};
-use crate::control::{Action, ChangeProfile, CreateImage, DiskView, ProfileView};
+use crate::control::{Action, ChangeProfile, CreateImage, DiskList, DiskView, ProfileView};
 use crate::import::{self, Event, Source};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::get("/images", "List all images", Right::Read, |c: Caller, q: ListQuery| {
-            list(c, q, Action::ListImages)
+            list::disks(c, q, DiskList::Images)
         })
         .lists::<DiskView>()
         .with_query(DISKS),

@@ -3,8 +3,13 @@
 //! A list without `limit` is complete. With it, the response has at most that many elements and, if there are
 //! more, a header `Link: <…>; rel="next"` (RFC 8288). The cursor is the key of the last element: a page
 //! begins after it, also if that element was removed at the same time.
+//!
+//! Lists of disks ([`disks`]) can be very long, so they are never built as a whole: a complete list is
+//! produced while it is sent, and a page ends early if no memory is left for more elements
+//! (`response_memory`). The other lists ([`page`]) are built as a whole.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -13,9 +18,12 @@ use axum::response::{IntoResponse, Response};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::Serialize;
 
+use super::auth::Caller;
 use super::problem::{ApiError, Refusal, Result};
-use super::route::QueryParameter;
-use crate::control::{DiskView, STRETCH};
+use super::response_memory::Reservation;
+use super::route::{Answer, QueryParameter};
+use super::streamed::{self, Elements, Stretch};
+use crate::control::{DiskList, DiskView, STRETCH};
 use crate::nbd::ExportPattern;
 
 /// Largest page.
@@ -56,6 +64,8 @@ pub(super) struct ListQuery {
     name: Option<ExportPattern>,
     tenant: Option<String>,
     origin: Option<String>,
+    /// The memory for the response.
+    memory: Option<Reservation>,
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
@@ -63,7 +73,8 @@ impl<S: Send + Sync> FromRequestParts<S> for ListQuery {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
         let path = parts.uri.path().to_owned();
-        parse(path, parts.uri.query().unwrap_or_default())
+        let query = parse(path, parts.uri.query().unwrap_or_default())?;
+        Ok(ListQuery { memory: parts.extensions.get().cloned(), ..query })
     }
 }
 
@@ -114,6 +125,21 @@ impl ListQuery {
         }
     }
 
+    /// Refuses a cursor without a limit.
+    fn check_cursor(&self) -> Result<()> {
+        match self.limit.is_none() && self.cursor.is_some() {
+            true => Err(ApiError::refused(Refusal::Malformed, "a cursor needs a limit")),
+            false => Ok(()),
+        }
+    }
+
+    /// The header that leads to the page after this element.
+    fn link(&self, limit: usize, last: &str) -> Option<HeaderValue> {
+        let cursor = utf8_percent_encode(last, NON_ALPHANUMERIC);
+        let link = format!("<{}?limit={limit}&cursor={cursor}{}>; rel=\"next\"", self.path, self.filters);
+        HeaderValue::from_str(&link).ok()
+    }
+
     /// Whether a disk passes the filters.
     pub fn matches(&self, disk: &DiskView) -> bool {
         self.name.as_ref().is_none_or(|pattern| pattern.matches(&disk.name))
@@ -145,12 +171,8 @@ pub(super) async fn page<T: Serialize>(
     query: &ListQuery,
     key: impl Fn(&T) -> String,
 ) -> Result<Response> {
-    let Some(limit) = query.limit else {
-        if query.cursor.is_some() {
-            return Err(ApiError::refused(Refusal::Malformed, "a cursor needs a limit"));
-        }
-        return array(&all).await;
-    };
+    query.check_cursor()?;
+    let Some(limit) = query.limit else { return array(&all).await };
     all.sort_by_cached_key(|one| key(one));
     if let Some(cursor) = &query.cursor {
         all.retain(|one| key(one) > *cursor);
@@ -159,18 +181,70 @@ pub(super) async fn page<T: Serialize>(
     all.truncate(limit);
     let last = all.last().filter(|_| more).map(&key);
     let mut response = array(&all).await?;
-    if let Some(last) = last {
-        let cursor = utf8_percent_encode(&last, NON_ALPHANUMERIC);
-        let link = format!("<{}?limit={limit}&cursor={cursor}{}>; rel=\"next\"", query.path, query.filters);
-        if let Ok(link) = HeaderValue::from_str(&link) {
-            response.headers_mut().insert(header::LINK, link);
+    if let Some(link) = last.and_then(|last| query.link(limit, &last)) {
+        response.headers_mut().insert(header::LINK, link);
+    }
+    Ok(response)
+}
+
+/// Responds with a list of disks, or with one page of it.
+pub(super) async fn disks(caller: Caller, mut query: ListQuery, list: DiskList) -> Answer {
+    query.check_cursor()?;
+    let mut stretches = caller.api.control.disk_stretches(&list, query.cursor.as_deref())?;
+    // The body of a list keeps its filters until the list was sent, but not the reservation.
+    let memory = query.memory.take();
+    let query = Arc::new(query);
+    let filters = query.clone();
+    let next = move || {
+        caller.check_valid()?;
+        let Some(mut found) = stretches.next(|name| caller.sees(name))? else { return Ok(None) };
+        found.retain(|disk| filters.matches(disk));
+        Ok(Some(found))
+    };
+    match query.limit {
+        None => Ok(streamed::respond(next)),
+        Some(limit) => first(limit, &query, next, |disk: &DiskView| &disk.name, memory).await,
+    }
+}
+
+/// Responds with the first elements of a list. The response has fewer elements than the limit if no memory
+/// can be reserved for more elements, but at least one element.
+async fn first<T: Serialize>(
+    limit: usize,
+    query: &ListQuery,
+    mut next: impl FnMut() -> Stretch<T>,
+    key: impl Fn(&T) -> &str,
+    memory: Option<Reservation>,
+) -> Answer {
+    let has_memory = |len| memory.as_ref().is_none_or(|memory| memory.extend_to(len));
+    let (mut elements, mut last, mut link) = (Elements::default(), String::new(), None);
+    'list: while let Some(stretch) = next()? {
+        for one in &stretch {
+            let begun = elements.text.len();
+            elements.push(one)?;
+            // The end of the array is one byte.
+            let has_room = elements.count <= limit && has_memory(elements.text.len() + 1);
+            if elements.count > 1 && !has_room {
+                elements.text.truncate(begun);
+                link = query.link(limit, &last);
+                break 'list;
+            }
+            key(one).clone_into(&mut last);
         }
+        tokio::task::yield_now().await;
+    }
+    elements.end();
+    elements.text.shrink_to_fit();
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], elements.text).into_response();
+    if let Some(link) = link {
+        response.headers_mut().insert(header::LINK, link);
     }
     Ok(response)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::response_memory::ResponseMemory;
     use super::*;
 
     #[tokio::test]
@@ -189,6 +263,39 @@ mod tests {
             query = rest.split_once('>').unwrap().0.to_owned();
         }
         assert_eq!((found, pages), (all, 4));
+    }
+
+    /// A list of 100 stretches of 100 names of 1000 bytes.
+    fn names() -> impl FnMut() -> Stretch<String> {
+        let mut stretches = 0..100;
+        move || {
+            Ok(stretches.next().map(|n| (100 * n..100 * n + 100).map(|n| format!("{n:0>1000}")).collect()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_without_memory_ends_early_and_leads_to_the_next_one() {
+        let query = parse("/p".into(), "limit=9000").unwrap();
+        let memory = ResponseMemory::default();
+        let mut pages = Vec::new();
+        let mut lengths = Vec::new();
+        for _ in 0..8 {
+            let reservation = memory.begin("reader".into());
+            let key = String::as_str;
+            let response = first(9000, &query, names(), key, Some(reservation.clone())).await.unwrap();
+            assert!(response.headers().contains_key(header::LINK));
+            let body = axum::body::to_bytes(response.into_body(), 1 << 24).await.unwrap();
+            let found: Vec<String> = serde_json::from_slice(&body).unwrap();
+            assert!(reservation.extend_to(body.len()), "the page is longer than its reservation");
+            lengths.push(found.len());
+            pages.push((reservation, body));
+        }
+        assert_eq!(lengths[0], 9000);
+        assert!(lengths.iter().all(|length| *length > 60), "{lengths:?}");
+        let held: usize = pages.iter().map(|(_, body)| body.len()).sum();
+        assert!(held < (17 << 20), "{held} bytes");
+        let last = first(10_000, &query, names(), String::as_str, None).await.unwrap();
+        assert!(!last.headers().contains_key(header::LINK));
     }
 
     #[tokio::test]

@@ -31,10 +31,12 @@ mod panics;
 mod pool;
 mod problem;
 mod request_id;
+mod response_memory;
 mod route;
 mod session;
 mod snapshots;
 mod stats;
+mod streamed;
 mod targets;
 mod tenants;
 mod tokens;
@@ -46,10 +48,11 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
+use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
-use crate::control::{Action, Control, Reply, retain};
+use crate::control::{Action, Control, Reply};
 use crate::{dashboard, metrics};
 use auth::Caller;
 pub use auth::{Peer, cookie_name};
@@ -58,10 +61,14 @@ pub use guard::{HEADER, SOCKET_HOST};
 pub use openapi::document as openapi_document;
 pub use problem::{ApiError, PROBLEM_JSON, Problem};
 use problem::{Refusal, Result};
+use response_memory::Reservation;
 pub use route::Route;
 
 /// Prefix of all paths.
 pub const PREFIX: &str = "/api/v1";
+
+/// Most lists that are built as a whole at the same time.
+const MAX_BUILT: usize = 4;
 
 /// Where a request arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +108,10 @@ pub(crate) struct Api {
     keys: idempotent::Keys,
     /// Clients that follow the events.
     streams: events::Streams,
+    /// Memory of responses that clients have not read.
+    memory: response_memory::ResponseMemory,
+    /// Permits for lists that are built as a whole.
+    built: Arc<Semaphore>,
 }
 
 /// Returns all routes, grouped by resource.
@@ -135,7 +146,15 @@ pub fn routes() -> Vec<Route> {
 
 /// Builds the router of a listener.
 pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
-    let api = Api { control, access, entry, keys: Default::default(), streams: Default::default() };
+    let api = Api {
+        control,
+        access,
+        entry,
+        keys: Default::default(),
+        streams: Default::default(),
+        memory: Default::default(),
+        built: Arc::new(Semaphore::new(MAX_BUILT)),
+    };
     let mut router = Router::new();
     for route in routes() {
         router = router.route(&format!("{PREFIX}{}", route.path), route.handler);
@@ -166,8 +185,9 @@ pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
 
 /// `GET /metrics`, at the place where Prometheus looks for it.
 fn metrics_route() -> Route {
-    let show = async |caller: Caller| {
-        ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::render(&caller.api.control).await)
+    let show = async |caller: Caller, Extension(memory): Extension<Reservation>| {
+        let body = memory.body(metrics::render(&caller.api.control).await)?;
+        Ok::<_, ApiError>(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], body))
     };
     Route::get("/metrics", "The counters in the text format of Prometheus", Right::ReadServer, show)
 }
@@ -177,15 +197,12 @@ async fn run(caller: Caller, action: Action) -> Result<Json<Reply>> {
     Ok(Json(caller.run(action).await?))
 }
 
-/// Runs an action that returns a list, and responds with a page of it.
+/// Runs an action that returns a list of tenants or targets, and responds with a page of it.
 async fn list(caller: Caller, query: list::ListQuery, action: Action) -> route::Answer {
-    let reply = caller.run(action).await?;
-    if let Reply::Disks(disks) = reply {
-        let disks = retain(disks, |disk| query.matches(disk)).await;
-        return list::page(disks, &query, |disk| disk.name.clone()).await;
-    }
     query.refuse_filters()?;
-    match reply {
+    // An error means that the semaphore was closed, which never happens.
+    let _permit = caller.api.built.acquire().await;
+    match caller.run(action).await? {
         Reply::Tenants(tenants) => list::page(tenants, &query, |tenant| tenant.name.clone()).await,
         Reply::Targets(targets) => list::page(targets, &query, |target| target.name.clone()).await,
         other => Ok(Json(other).into_response()),

@@ -84,6 +84,8 @@ pub(super) enum Refusal {
     Forbidden,
     /// Too many clients follow the events.
     TooManyStreams,
+    /// No memory is left for a long response.
+    TooManyResponses,
     /// The resource is not the one of `If-Match`.
     Changed,
     /// A request with the same `Idempotency-Key` is running, or its response was not kept.
@@ -124,6 +126,7 @@ impl Refusal {
             Refusal::TooManyAttempts => "too_many_attempts",
             Refusal::Forbidden => "forbidden",
             Refusal::TooManyStreams => "too_many_streams",
+            Refusal::TooManyResponses => "too_many_responses",
             Refusal::Changed => "changed",
             Refusal::KeyInUse => "key_in_use",
             Refusal::KeyReused => "key_reused",
@@ -172,6 +175,11 @@ impl Refusal {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Too many streams",
                 "close a page or program that follows the events",
+            ),
+            Refusal::TooManyResponses => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Too many responses",
+                "read the responses to earlier requests to their end, and repeat the request",
             ),
             Refusal::Changed => {
                 (StatusCode::PRECONDITION_FAILED, "Changed", "read the resource again, and repeat the change")

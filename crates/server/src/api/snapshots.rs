@@ -6,7 +6,7 @@ use super::list::{DISKS, ListQuery};
 use super::route::Route;
 use super::{create, list, run};
 use crate::access::Right;
-use crate::control::{Action, CreateSnapshot, DiskView};
+use crate::control::{Action, CreateSnapshot, DiskList, DiskView};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -14,7 +14,10 @@ pub(super) fn routes() -> Vec<Route> {
             "/volumes/{name}/snapshots",
             "List the snapshots of a volume",
             Right::Read,
-            |c: Caller, Param(volume), q: ListQuery| list(c, q, Action::ListSnapshots { volume }),
+            async |c: Caller, Param(volume): Param<String>, q: ListQuery| {
+                c.check(&volume)?;
+                list::disks(c, q, DiskList::Snapshots(volume)).await
+            },
         )
         .lists::<DiskView>()
         .with_query(DISKS),

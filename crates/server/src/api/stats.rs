@@ -1,9 +1,12 @@
 //! `/stats`: counters since the pool was opened, data reduction and space.
 
+use axum::response::Response;
+
 use super::auth::Caller;
 use super::extract::Param;
+use super::problem::Result;
 use super::route::Route;
-use super::run;
+use super::{run, streamed};
 use crate::access::Right;
 use crate::control::{Action, ActivityView, DiskStatsView, StatsView};
 
@@ -16,10 +19,8 @@ pub(super) fn routes() -> Vec<Route> {
             |c: Caller| run(c, Action::Stats),
         )
         .returns::<StatsView>(),
-        Route::get("/activity", "Show the guest I/O of all disks, in one list", Right::Read, |c: Caller| {
-            run(c, Action::ShowActivity)
-        })
-        .lists::<ActivityView>(),
+        Route::get("/activity", "Show the guest I/O of all disks, in one list", Right::Read, activity)
+            .lists::<ActivityView>(),
         Route::get(
             "/stats/{name}",
             "Show the guest I/O and space of a volume, image or `volume@snapshot`",
@@ -28,4 +29,19 @@ pub(super) fn routes() -> Vec<Route> {
         )
         .returns::<DiskStatsView>(),
     ]
+}
+
+/// One element for each disk, so the list can be long.
+async fn activity(caller: Caller) -> Result<Response> {
+    caller.api.control.check_running()?;
+    let mut after = String::new();
+    Ok(streamed::respond(move || {
+        caller.check_valid()?;
+        let Some(mut found) = caller.api.control.activity_after(&after)? else { return Ok(None) };
+        if let Some(last) = found.last() {
+            after.clone_from(&last.name);
+        }
+        found.retain(|disk| caller.sees(&disk.name));
+        Ok(Some(found))
+    }))
 }

@@ -7,8 +7,8 @@ use super::route::Route;
 use super::{create, list, run};
 use crate::access::Right;
 use crate::control::{
-    Action, ClassesView, CreateVolume, DiskClientsView, DiskView, Persist, Resets, Resize, Rollback,
-    VolumeLimits,
+    Action, ClassesView, CreateVolume, DiskClientsView, DiskList, DiskView, Persist, Resets, Resize,
+    Rollback, VolumeLimits,
 };
 
 pub(super) fn routes() -> Vec<Route> {
@@ -18,7 +18,7 @@ pub(super) fn routes() -> Vec<Route> {
 fn volume_routes() -> Vec<Route> {
     vec![
         Route::get("/volumes", "List all volumes", Right::Read, |c: Caller, q: ListQuery| {
-            list(c, q, Action::ListVolumes)
+            list::disks(c, q, DiskList::Volumes)
         })
         .lists::<DiskView>()
         .with_query(DISKS),

@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::{
-    ActivityView, AllowInitiator, CapacityView, ClassesView, CloneVolumes, CreateTarget, CreateVolume,
-    DiskClientsView, DiskStatsView, DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView,
-    ReservationsView, ServerView, StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
+    AllowInitiator, CapacityView, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskClientsView,
+    DiskStatsView, DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView, ReservationsView,
+    ServerView, StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
 };
 use crate::limits::LimitSet;
 use crate::targets::IqnName;
@@ -14,15 +14,12 @@ use crate::targets::IqnName;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // the variants correspond to methods of the pool and to resources of the API
 pub enum Action {
-    ListImages,
     ShowImage { name: String },
     CreateImage { name: String, source: String },
     RemoveImage { name: String },
     ShowProfile { image: String },
     ChangeProfile { image: String, action: ProfileAction },
     RemoveProfile { image: String },
-    ListVolumes,
-    ShowActivity,
     ShowVolume { name: String },
     CreateVolume(CreateVolume),
     CloneVolumes(CloneVolumes),
@@ -43,7 +40,6 @@ pub enum Action {
     DisconnectClient { name: String, client: String },
     LearnClasses { name: String },
     RollbackVolume { name: String, snapshot: String },
-    ListSnapshots { volume: String },
     CreateSnapshot { volume: String, name: String },
     RemoveSnapshot { volume: String, name: String },
     ListTargets,
@@ -71,18 +67,14 @@ impl Action {
         use Action::*;
         matches!(
             self,
-            ListImages
-                | ShowImage { .. }
+            ShowImage { .. }
                 | ShowProfile { .. }
-                | ListVolumes
-                | ShowActivity
                 | ShowVolume { .. }
                 | ShowClasses { .. }
                 | ListClients { .. }
                 | ShowLimits { .. }
                 | ListTenants
                 | ShowTenant { .. }
-                | ListSnapshots { .. }
                 | ListTargets
                 | ShowTarget { .. }
                 | ShowReservations { .. }
@@ -170,8 +162,7 @@ impl Action {
             | ChangeProfile { image: name, .. }
             | RemoveProfile { image: name }
             | ShowLimits { volume: name }
-            | SetLimits { volume: name, .. }
-            | ListSnapshots { volume: name } => vec![name.clone()],
+            | SetLimits { volume: name, .. } => vec![name.clone()],
             CreateImage { name, source } => vec![name.clone(), source.clone()],
             CreateVolume(new) => vec![new.name.clone()],
             CloneVolumes(new) => vec![new.name.clone(), new.source.clone()],
@@ -180,10 +171,7 @@ impl Action {
             | CreateSnapshot { volume, name }
             | RemoveSnapshot { volume, name } => vec![volume.clone(), format!("{volume}@{name}")],
             MapLun { map, .. } => vec![map.disk.clone()],
-            ListImages
-            | ListVolumes
-            | ShowActivity
-            | ListTenants
+            ListTenants
             | ShowTenant { .. }
             | SetTenant { .. }
             | RemoveTenant { .. }
@@ -213,7 +201,6 @@ impl Action {
 pub enum Reply {
     Disk(DiskView),
     Disks(Vec<DiskView>),
-    Activity(Vec<ActivityView>),
     Server(ServerView),
     Capacity(CapacityView),
     Stats(Box<StatsView>),

@@ -6,7 +6,7 @@ use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Pool, Role, c
 
 use super::{
     CloneVolumes, Control, ControlError, DiskSpaceView, DiskStatsView, DiskView, ErrorKind, LimitedView,
-    Reply, Reset, Result, STRETCH, collect,
+    Reply, Reset, Result, STRETCH,
 };
 
 /// Most clones that one request creates.
@@ -39,21 +39,6 @@ impl Names<'_> {
 }
 
 impl Control {
-    pub(super) async fn list_disks(&self, role: Role) -> Reply {
-        self.list(|d| d.role == role).await
-    }
-
-    pub(super) async fn list_snapshots(&self, volume: &str) -> Result<Reply> {
-        self.expect(volume, Role::Volume)?;
-        let prefix = format!("{volume}@");
-        Ok(self.list(|d| d.role == Role::Snapshot && d.name.starts_with(&prefix)).await)
-    }
-
-    async fn list(&self, filter: impl Fn(&DiskInfo) -> bool) -> Reply {
-        let view = |disk: DiskInfo| filter(&disk).then(|| DiskView::new(&disk)).flatten();
-        Reply::Disks(collect(self.pool().disks(), view).await)
-    }
-
     pub(super) fn show_disk(&self, name: &str, role: Role) -> Result<Reply> {
         disk_reply(&self.expect(name, role)?)
     }
@@ -167,7 +152,7 @@ impl Control {
     }
 
     /// Returns the disk of this name. It must be of this kind: `volume rm` must not remove an image.
-    fn expect(&self, name: &str, role: Role) -> Result<DiskInfo> {
+    pub(super) fn expect(&self, name: &str, role: Role) -> Result<DiskInfo> {
         let info = self.pool().disk(name)?;
         if info.role == role {
             return Ok(info);

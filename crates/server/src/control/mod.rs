@@ -18,6 +18,7 @@ mod events;
 mod gc;
 mod jobs;
 mod limits;
+mod lists;
 mod profile;
 mod replacements;
 mod reservations;
@@ -48,6 +49,7 @@ pub use error::{ControlError, ErrorDetail, ErrorKind, ForeignName, NameOwner, Re
 pub use events::{Delivery, Event, EventDisk, Events, Subscription, Topic};
 pub use jobs::{Job, JobKind, JobState, JobView, Jobs, NewJob, ProgressView};
 pub use limits::*;
+pub use lists::{DiskList, DiskStretches};
 pub use profile::*;
 pub use reservations::*;
 pub use served::*;
@@ -288,9 +290,7 @@ impl Control {
         owner: &str,
         order: Option<OwnedMutexGuard<()>>,
     ) -> Result<Reply> {
-        if *self.inner.stopping.borrow() {
-            return Err(self.ended());
-        }
+        self.check_running()?;
         let permit = self.job_permit().await?;
         let (this, owner) = (self.clone(), owner.to_owned());
         let run = async move {
@@ -298,10 +298,9 @@ impl Control {
             let before = action.unnamed().map(|name| this.event_disk(&name));
             let mut result = this.execute_with_retry(&action, &owner).await;
             drop((permit, order));
-            // What the server remembers may be older than what another owner has done. A change was made by
-            // the owner, since the store compares that.
-            if action.is_query() && !this.inner.gate.get().is_none_or(Gate::is_open) {
-                result = Err(ControlError::not_owner());
+            // A change was made by the owner, since the store compares that.
+            if action.is_query() {
+                result = this.check_owner().and(result);
             }
             this.publish(&action, &owner, before, &result);
             if !action.is_query() {
@@ -370,17 +369,12 @@ impl Control {
         use Action as A;
         let pool = self.pool();
         match action {
-            A::ListImages => Ok(self.list_disks(Role::Image).await),
             A::ShowImage { name } => self.show_disk(name, Role::Image),
             A::CreateImage { name, source } => self.create_image(name, source).await,
             A::RemoveImage { name } => self.remove_disk(name, Role::Image).await,
             A::ShowProfile { image } => self.show_profile(image).await,
             A::ChangeProfile { image, action } => self.change_profile(image, *action, owner).await,
             A::RemoveProfile { image } => self.remove_profile(image).await,
-            A::ListVolumes => Ok(self.list_disks(Role::Volume).await),
-            A::ShowActivity => {
-                Ok(Reply::Activity(collect(pool.guest_stats(), |disk| Some(disk.into())).await))
-            }
             A::ShowVolume { name } => self.show_disk(name, Role::Volume),
             A::CreateVolume(v) => {
                 disk_reply(&pool.create_volume(&v.name, v.size_bytes, v.sync.into(), v.dedup_domain).await?)
@@ -403,7 +397,6 @@ impl Control {
             A::DisconnectClient { name, client } => self.disconnect_client(name, client).await,
             A::LearnClasses { name } => self.scan_classes(name, owner).await,
             A::RollbackVolume { name, snapshot } => self.roll_back_volume(name, snapshot).await,
-            A::ListSnapshots { volume } => self.list_snapshots(volume).await,
             A::CreateSnapshot { volume, name } => disk_reply(&pool.create_snapshot(volume, name).await?),
             A::RemoveSnapshot { volume, name } => {
                 self.remove_disk(&format!("{volume}@{name}"), Role::Snapshot).await

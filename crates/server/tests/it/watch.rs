@@ -277,6 +277,52 @@ async fn a_list_of_many_disks_leaves_the_thread_to_other_requests() {
     assert!(turns > 15, "other requests had {turns} turns");
 }
 
+/// Resident memory of this process, in bytes.
+fn resident_memory() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
+}
+
+#[tokio::test]
+async fn slow_readers_of_long_lists_do_not_multiply_memory() {
+    let (rig, api) = Caller::new(Origin::Socket).await;
+    api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
+    api.post("/volumes/v/snapshots", json!({"name": "s"})).await;
+    let (status, _) = api.post("/clones", json!({"source": "v@s", "name": "c", "count": 12_000})).await;
+    assert_eq!(status, StatusCode::CREATED);
+    let token = |name: &str| {
+        let new = CreateToken { name: name.into(), role: Role::Reader, scope: None, expires_in_s: None };
+        rig.access.tokens.create(new).unwrap().secret
+    };
+    let (flood, other) = (token("flood"), token("other"));
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Remote, &[])));
+    let begin = async |token: &str, path: &str| {
+        let request = build(Method::GET, path).header(header::AUTHORIZATION, format!("Bearer {token}"));
+        send(&api, request, Value::Null).await
+    };
+    let all = value(begin(&other, "/volumes").await).await;
+    assert_eq!(all.as_array().map(Vec::len), Some(12_001));
+    let image = value(begin(&other, "/volumes/v/snapshots").await).await;
+    assert_eq!((&image[0]["name"], &image[0]["clones"]), (&json!("v@s"), &json!(12_000)));
+    let (before, mut waiting) = (resident_memory(), Vec::new());
+    for n in 0..60 {
+        let path = ["/volumes", "/volumes?limit=10000", "/activity"][n % 3];
+        waiting.push(begin(&flood, path).await);
+    }
+    let grown = resident_memory().saturating_sub(before);
+    assert!(grown < 96 << 20, "{grown} bytes for responses that are not read");
+    // The other client has its tag and its complete page; the first client has its complete list.
+    let page = begin(&other, "/volumes?limit=3000").await;
+    assert!(page.headers().contains_key(header::ETAG) && page.headers().contains_key(header::LINK));
+    assert_eq!(value(page).await.as_array().unwrap()[..], all.as_array().unwrap()[..3000]);
+    assert_eq!(value(begin(&flood, "/volumes").await).await, all);
+    assert_eq!(value(waiting.swap_remove(57)).await, all);
+    // A list ends when its token is revoked.
+    rig.access.tokens.revoke("flood").unwrap();
+    assert!(waiting.swap_remove(54).into_body().collect().await.is_err());
+}
+
 #[tokio::test]
 async fn lists_have_pages_and_filters() {
     let (_rig, api) = Caller::new(Origin::Socket).await;
