@@ -237,7 +237,7 @@ mod tests {
         let text: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[0]).collect();
         let mut body = memory.begin("a".into()).body(text.clone()).unwrap();
         assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(1 << 20));
-        let mut read = Vec::new();
+        let mut read: Vec<u8> = Vec::new();
         while let Some(frame) = body.frame().await {
             let piece = frame.unwrap().into_data().unwrap();
             read.extend(&piece);
