@@ -292,7 +292,8 @@ async fn slow_readers_of_long_lists_do_not_multiply_memory() {
     let (status, _) = api.post("/clones", json!({"source": "v@s", "name": "c", "count": 12_000})).await;
     assert_eq!(status, StatusCode::CREATED);
     let token = |name: &str| {
-        let new = CreateToken { name: name.into(), role: Role::Reader, scope: None, expires_in_s: None };
+        let (name, role) = (name.into(), Role::Reader);
+        let new = CreateToken { name, role, scope: None, expires_in_s: None, max_disks: None };
         rig.access.tokens.create(new).unwrap().secret
     };
     let (flood, other) = (token("flood"), token("other"));
