@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use forebay_server::plane::is_contained;
+use forebay_server::plane::{is_contained, may_report_contained};
 
 fn main() -> ExitCode {
     abort_on_panics();
@@ -16,8 +16,11 @@ fn main() -> ExitCode {
 fn abort_on_panics() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        report(panic);
-        if !is_contained(panic.location()) {
+        let is_contained = is_contained(panic.location());
+        if !is_contained || may_report_contained() {
+            report(panic);
+        }
+        if !is_contained {
             std::process::abort();
         }
     }));

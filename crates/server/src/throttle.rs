@@ -43,6 +43,32 @@ impl Throttle {
     }
 }
 
+/// Returns what is logged while `work` runs on this thread.
+#[cfg(test)]
+pub(crate) fn log_of(work: impl FnOnce()) -> String {
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Lines(std::sync::Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let log = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(log, work);
+    let bytes = lines.0.lock().clone();
+    String::from_utf8(bytes).unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,6 +17,7 @@ use crate::scsi::{
     UnitAttention, absent,
 };
 use crate::targets::{Chap, IqnName, Lun, Target};
+use crate::throttle::Throttle;
 
 /// The access of a session to a unit.
 #[derive(Clone)]
@@ -280,7 +281,7 @@ impl LunMap {
                     Access::Nexus(unit.join(self.port.clone(), settings, owner))
                 }
                 Err(error) => {
-                    tracing::warn!(disk = lun.disk, target = %self.target, %error, "cannot serve a LUN");
+                    log_unserved(&lun.disk, &self.target, &error);
                     return false;
                 }
             },
@@ -304,6 +305,14 @@ impl LunMap {
     }
 }
 
+/// Logs that a LUN is left out, which is rate-limited: each login of an initiator opens the units again.
+fn log_unserved(disk: &str, target: &IqnName, error: &dyn std::error::Error) {
+    static UNSERVED: Throttle = Throttle::new();
+    if let Some(left_out) = UNSERVED.permit() {
+        tracing::warn!(disk, %target, %error, left_out, "cannot serve a LUN");
+    }
+}
+
 impl NexusOwner for LunMap {
     fn luns(&self) -> Vec<u16> {
         self.units.lock().keys().copied().collect()
@@ -321,5 +330,21 @@ impl NexusOwner for LunMap {
 impl AbortTasks for LunMap {
     fn abort_tasks(&self, _: u16) {
         self.abort.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::throttle::log_of;
+
+    #[test]
+    fn logins_to_a_target_with_a_missing_disk_do_not_fill_the_log() {
+        let target = "iqn.2026-11.org.example:disk".parse().unwrap();
+        let error = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let text = log_of(|| (0..1000).for_each(|_| log_unserved("missing", &target, &error)));
+        let logged = text.lines().filter(|line| line.contains("cannot serve a LUN")).count();
+        // At most two intervals of the limit.
+        assert!((1..=20).contains(&logged), "{logged}");
     }
 }

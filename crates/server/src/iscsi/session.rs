@@ -413,40 +413,18 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
-    use parking_lot::Mutex;
-
     use super::*;
-
-    /// A log in memory.
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().extend(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::throttle::log_of;
 
     #[test]
     fn repeated_logins_do_not_fill_the_log() {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let log = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
         let (initiator, target) = ("iqn.2026-11.org.example:host", "iqn.2026-11.org.example:disk");
         let (initiator, target) = (initiator.parse().unwrap(), target.parse().unwrap());
-        tracing::subscriber::with_default(log, || {
+        let text = log_of(|| {
             for _ in 0..1000 {
                 log_login(&initiator, "192.0.2.1:1".parse().unwrap(), &target);
             }
         });
-        let text = String::from_utf8(lines.0.lock().clone()).unwrap();
         let logged = text.lines().filter(|line| line.contains("logged in")).count();
         // At most two intervals of the limit.
         assert!((1..=20).contains(&logged), "{logged}");

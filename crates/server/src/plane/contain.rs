@@ -22,6 +22,8 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 
+use crate::throttle::Throttle;
+
 /// Sources of code that changes only the state of one connection, or changes other state in a single step.
 const PROTOCOL_CODE: [&str; 10] = [
     "crates/wire/src/",
@@ -49,6 +51,13 @@ pub fn panics() -> u64 {
     PANICS.load(Relaxed)
 }
 
+/// Whether the panic hook may report a contained panic, which is rate-limited: a client that has found the
+/// cause of a panic can repeat it with each connection.
+pub fn may_report_contained() -> bool {
+    static REPORTED: Throttle = Throttle::new();
+    REPORTED.permit().is_some()
+}
+
 /// Whether a panic at this source location ends a connection rather than the process. For the panic hook, on
 /// the thread that panics.
 pub fn is_contained(location: Option<&Location<'_>>) -> bool {
@@ -70,11 +79,15 @@ pub(crate) fn contain<T>(what: &str, serve: impl FnOnce() -> T) -> Result<T, Pan
     let done = catch_unwind(AssertUnwindSafe(serve));
     SERVING.set(before);
     done.map_err(|_| {
+        static ENDED: Throttle = Throttle::new();
         PANICS.fetch_add(1, Relaxed);
-        tracing::error!(
-            what,
-            "panic while serving a client; its connection is closed. This is a bug, please report it"
-        );
+        if let Some(left_out) = ENDED.permit() {
+            tracing::error!(
+                what,
+                left_out,
+                "panic while serving a client; its connection is closed. This is a bug, please report it"
+            );
+        }
         Panicked
     })
 }
@@ -111,6 +124,20 @@ mod tests {
         ] {
             assert!(!is_protocol_code(outside), "{outside}");
         }
+    }
+
+    #[test]
+    fn repeated_panics_do_not_fill_the_log() {
+        let text = crate::throttle::log_of(|| {
+            for _ in 0..100 {
+                assert_eq!(contain("a test", || panic!("expected by the test")), Err::<(), _>(Panicked));
+            }
+        });
+        let logged = text.lines().filter(|line| line.contains("panic while serving a client")).count();
+        // At most two intervals of the limit. There is no line if a parallel test has disabled it.
+        assert!(logged <= 20, "{logged}");
+        let reports = (0..100).filter(|_| may_report_contained()).count();
+        assert!((1..=20).contains(&reports), "{reports}");
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(crate) use budget::{Budget, COSTLY_REQUEST};
 pub use connections::ConnectionLimits;
 pub(crate) use connections::{Cut, LimitsHandle, MAX_LEAVING, network};
 pub(crate) use contain::contained;
-pub use contain::{is_contained, panics};
+pub use contain::{is_contained, may_report_contained, panics};
 pub(crate) use conversation::{Conversation, Protocol, Stop};
 pub(crate) use delegate::delegate_stream;
 pub(crate) use gate::Gate;
