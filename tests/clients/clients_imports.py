@@ -1,16 +1,19 @@
 """Imports from web servers that are slow, endless or need credentials, and of files that are no disks."""
 
+import http.client
 import http.server
+import json
 import os
+import socket
 import subprocess
 import threading
 
 from clients_failures import mount_tmpfs
 from forebay import spawn
-from harness import BLOCK, MIB, check, connect, equal, run, test, wait_for
+from harness import BLOCK, MIB, Skipped, check, connect, equal, run, test, wait_for
 
 
-def web_server(t, respond):
+def web_server(t, respond, host="127.0.0.1"):
     """A web server whose GET requests are answered by `respond`. Returns its address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -23,11 +26,11 @@ def web_server(t, respond):
             except (BrokenPipeError, ConnectionResetError):
                 pass  # the client has ended the download
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer((host, 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     t.defer(server.shutdown)
-    return f"127.0.0.1:{server.server_address[1]}"
+    return f"{host}:{server.server_address[1]}"
 
 
 def head(request, length=None):
@@ -78,6 +81,54 @@ def passwords_in_urls_are_sent_and_not_shown(t):
     check("import failed" in log, log)
     for name, text in (("the error", line), ("the jobs", jobs), ("the log", log)):
         check("secret" not in text and "se%63ret" not in text, f"{name}: {text}")
+
+
+def own_address():
+    """An address of this machine that other machines can reach; None without one."""
+    found = json.loads(run("ip", "-j", "-4", "addr").stdout)
+    addresses = [a["local"] for link in found for a in link["addr_info"] if a["scope"] == "global"]
+    return addresses[0] if addresses else None
+
+
+@test
+def over_tcp_the_server_does_not_send_requests_to_itself(t):
+    host = own_address()
+    if host is None:
+        raise Skipped("the machine has only loopback addresses")
+    s = t.server("--http", "127.0.0.1:0")
+    body, asked = os.urandom(MIB), []
+
+    def respond(request):
+        asked.append(request.path)
+        head(request, len(body))
+        request.wfile.write(body)
+
+    address = web_server(t, respond, host)
+    port = address.rsplit(":", 1)[1]
+    api = s.json("pool", "show")["http"].removeprefix("http://").rstrip("/")
+
+    def imported(authority):
+        """Requests an import over TCP, and returns the status and the text of the answer."""
+        connection = http.client.HTTPConnection(api, timeout=60)
+        body = json.dumps({"name": "own", "source": {"url": f"http://{authority}/disk.img"}})
+        headers = {"X-Forebay": "1", "Content-Type": "application/json"}
+        connection.request("POST", "/api/v1/images", body, headers)
+        answer = connection.getresponse()
+        status, text = answer.status, answer.read().decode()
+        connection.close()
+        return status, text
+
+    for authority in (address, f"[::ffff:{host}]:{port}"):
+        status, text = imported(authority)
+        check(status == 403 and "over the control socket" in text, f"{authority}: {status} {text}")
+    # A name for the resolver, which is an address of this machine.
+    number = int.from_bytes(socket.inet_aton(host), "big")
+    status, text = imported(f"{number}:{port}")
+    check("an address of this server" in text and "over the control socket" in text, f"{status} {text}")
+    equal(asked, [], "requests to this machine")
+    # The remedy of the error.
+    s.cli("image", "import", "own", f"http://{address}/disk.img")
+    equal(s.json("image", "list")[0]["size_bytes"], MIB, "the size")
 
 
 @test

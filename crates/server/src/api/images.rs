@@ -85,21 +85,22 @@ async fn import_image(
     headers: HeaderMap,
     Body(request): Body<import::Request>,
 ) -> Result<Response> {
-    if matches!(request.source, Source::File(_)) && !may(&caller.principal, Right::Local, None) {
+    let on_host = may(&caller.principal, Right::Local, None);
+    if matches!(request.source, Source::File(_)) && !on_host {
         let message = "files of the server can be imported only over its control socket; use a URL instead";
         return Err(ApiError::refused(Refusal::NotHere, message));
     }
     if let Source::Url(url) = &request.source
-        && !may(&caller.principal, Right::Local, None)
+        && !on_host
         && !caller.api.control.info().imports.allow_private
-        && import::names_local_address(url)
+        && import::names_this_server(url)
     {
-        let message = "the URL names the server itself or its link; import from there over the control socket, or start \
-                       the server with --import-allow-private";
+        let message = "the URL names the server itself or its link; import from there over the control socket, on the \
+                       server with 'forebay image import', or start the server with --import-allow-private";
         return Err(ApiError::refused(Refusal::NotHere, message));
     }
-    let name = &caller.principal.name;
-    let (job, mut events) = import::start(&caller.api.control, request, name).await?;
+    let client = import::Client { name: &caller.principal.name, on_host };
+    let (job, mut events) = import::start(&caller.api.control, request, client).await?;
     if jobs::prefers_job(&headers) {
         // The import continues while its events are received.
         tokio::spawn(async move { while events.recv().await.is_some() {} });

@@ -1,12 +1,15 @@
 //! Protection against server-side request forgery: the addresses to which a download may connect.
 //!
 //! The URL that an administrator gives may name a server in the private network. A redirect must not lead
-//! there: it would make this server send requests to itself, or to machines that trust it. The check applies
-//! to the resolved addresses to which connections are opened, so that DNS rebinding cannot bypass it.
+//! there: it would make this server send requests to itself, or to machines that trust it. Nor must the URL
+//! itself name this server, if the administrator is on another machine: services of this machine that are
+//! not reachable from there may trust its own addresses. The check applies to the resolved addresses to which
+//! connections are opened, so that DNS rebinding cannot bypass it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use super::own_addresses::{IsOwn, is_own};
 use super::url::Url;
 
 /// Policy for imports from URLs.
@@ -14,7 +17,8 @@ use super::url::Url;
 pub struct FetchPolicy {
     /// Maximum size of a file in bytes.
     pub max_bytes: u64,
-    /// Whether redirects may lead to private addresses, and host names may resolve to this machine.
+    /// Whether redirects may lead to private addresses, host names may resolve to this machine, and clients on
+    /// other machines may name this machine.
     pub allow_private: bool,
     /// Maximum time from a request to the first byte of its response: some servers make images on demand.
     pub first_byte: Duration,
@@ -33,40 +37,76 @@ impl Default for FetchPolicy {
     }
 }
 
+/// Which addresses the import of a client may reach.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reach {
+    /// No address is refused.
+    pub allow_private: bool,
+    /// The client uses the control socket: it can send requests to this machine itself.
+    pub on_host: bool,
+    /// Recognizes the addresses of this machine.
+    pub is_own: IsOwn,
+}
+
 /// The error of a host whose addresses are not allowed.
 #[derive(Debug, thiserror::Error)]
-#[error("{host} resolves to {addr}, {what}; to allow this, start the server with --import-allow-private")]
+#[error("{host} resolves to {addr}, {what}; {remedy}")]
 pub(super) struct AddressRefused {
     host: String,
     addr: IpAddr,
     what: &'static str,
+    remedy: &'static str,
 }
+
+/// Describes the addresses of [`is_local`].
+const LOCAL: &str = "a loopback or link-local address";
+/// Remedy for an address that no client may reach.
+const ALLOW: &str = "to allow this, start the server with --import-allow-private";
+/// Remedy for an address that a client of the control socket may reach.
+const USE_SOCKET: &str = "import from there over the control socket, on this server with 'forebay image import', or start \
+                          the server with --import-allow-private";
 
 /// The filter of one request. The first name is from the URL, further names are from redirects.
 #[derive(Debug)]
 pub(super) struct AddressFilter {
-    allow_private: bool,
+    reach: Reach,
     /// Addresses of the URL's host; `None` before the first hop. Empty if a proxy made it, which resolves the
     /// name itself.
     url_host: Option<Vec<IpAddr>>,
 }
 
 impl AddressFilter {
-    pub fn new(allow_private: bool) -> AddressFilter {
-        AddressFilter { allow_private, url_host: None }
+    pub fn new(reach: Reach) -> AddressFilter {
+        AddressFilter { reach, url_host: None }
     }
 
-    /// Returns why a connection to `addr` is refused; `None` if it is allowed.
-    fn refusal(&self, host: &str, addr: IpAddr) -> Option<&'static str> {
+    /// Returns why a connection to `addr` is refused, and the remedy; `None` if it is allowed.
+    fn refusal(&self, host: &str, addr: IpAddr) -> Option<(&'static str, &'static str)> {
+        let Reach { allow_private, on_host, .. } = self.reach;
+        let is_literal = names_this_machine(host) || host_is_address(host);
         match &self.url_host {
-            _ if self.allow_private => None,
-            // The host of the URL: a name may resolve to the private network, but not to this machine.
-            None if names_this_machine(host) || host_is_address(host) => None,
-            None => is_local(addr).then_some("a loopback or link-local address"),
-            Some(url_host) if url_host.contains(&addr) => None,
-            Some(_) => {
-                (!is_public(addr)).then_some("a private address, to which the download was redirected")
+            _ if allow_private => None,
+            // The host of the URL: a name may resolve to the private network, but not to a loopback address.
+            None if is_local(addr) && !is_literal => Some((LOCAL, ALLOW)),
+            None if on_host => None,
+            None => self.this_machine(addr).map(|what| (what, USE_SOCKET)),
+            Some(url_host) if url_host.contains(&addr) && on_host => None,
+            Some(url_host) if !url_host.contains(&addr) && !is_public(addr) => {
+                Some(("a private address, to which the download was redirected", ALLOW))
             }
+            Some(_) => self.this_machine(addr).map(|what| (what, ALLOW)),
+        }
+    }
+
+    /// Describes an address if it belongs to this machine or to its link.
+    fn this_machine(&self, addr: IpAddr) -> Option<&'static str> {
+        match is_local(addr) {
+            true => Some(LOCAL),
+            false => match (self.reach.is_own)(addr) {
+                Ok(false) => None,
+                Ok(true) => Some("an address of this server"),
+                Err(_) => Some("which cannot be compared with the addresses of this server"),
+            },
         }
     }
 
@@ -81,8 +121,8 @@ impl AddressFilter {
         let mut refused = None;
         let allowed = found.into_iter().filter(|addr| match self.refusal(host, addr.ip()) {
             None => true,
-            Some(what) => {
-                refused = Some(AddressRefused { host: host.to_owned(), addr: addr.ip(), what });
+            Some((what, remedy)) => {
+                refused = Some(AddressRefused { host: host.to_owned(), addr: addr.ip(), what, remedy });
                 false
             }
         });
@@ -99,10 +139,15 @@ impl AddressFilter {
 
 /// Whether the host of a URL is written as an address of this machine or of its link, or as `localhost`.
 /// Names that resolve to such addresses are refused when a connection is opened.
-pub(crate) fn names_local_address(url: &str) -> bool {
+pub(crate) fn names_this_server(url: &str) -> bool {
+    names_server(url, is_own)
+}
+
+fn names_server(url: &str, is_own: IsOwn) -> bool {
     let Some(url) = Url::parse(url) else { return false };
     let host = url.bare_host();
-    names_this_machine(host) || host.parse().is_ok_and(is_local)
+    let is_refused = |addr| is_local(addr) || is_own(addr).unwrap_or(true);
+    names_this_machine(host) || host.parse().is_ok_and(is_refused)
 }
 
 fn names_this_machine(host: &str) -> bool {
@@ -163,6 +208,14 @@ mod tests {
         text.parse().unwrap()
     }
 
+    /// A machine with one address of each family.
+    fn own(addr: IpAddr) -> std::io::Result<bool> {
+        Ok(["192.0.2.5", "1.1.1.5", "2001:db8::5"].iter().any(|text| self::addr(text) == addr.to_canonical()))
+    }
+
+    const ON_HOST: Reach = Reach { allow_private: false, on_host: true, is_own: own };
+    const OVER_TCP: Reach = Reach { on_host: false, ..ON_HOST };
+
     #[test]
     fn special_purpose_addresses_are_not_public() {
         for text in ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "64:ff9b::101:101", "2002:101:101::1"] {
@@ -197,8 +250,11 @@ mod tests {
     }
 
     #[test]
-    fn local_addresses_are_recognized_in_a_url() {
+    fn the_server_is_recognized_in_a_url() {
         for url in [
+            "http://192.0.2.5:8443/a",
+            "https://[::ffff:192.0.2.5]/a",
+            "http://user@[2001:DB8::5]/",
             "http://127.0.0.1:8080/a",
             "https://[::1]/a",
             "http://[::ffff:169.254.169.254]/a",
@@ -207,16 +263,16 @@ mod tests {
             "HTTP://LocalHost/a",
             "http://a.localhost",
         ] {
-            assert!(names_local_address(url), "{url}");
+            assert!(names_server(url, own), "{url}");
         }
         for url in ["http://10.0.0.1/127.0.0.1", "https://example.org/?localhost", "http://[fd00::1]/", "x"] {
-            assert!(!names_local_address(url), "{url}");
+            assert!(!names_server(url, own), "{url}");
         }
     }
 
     #[test]
     fn private_addresses_are_allowed_in_the_url_but_not_by_redirects() {
-        let mut filter = AddressFilter::new(false);
+        let mut filter = AddressFilter::new(ON_HOST);
         let first = |host, text| filter.refusal(host, addr(text)).is_none();
         assert!(first("127.0.0.1", "127.0.0.1") && first("[::1]", "::1") && first("localhost", "::1"));
         assert!(first("images.lan", "10.0.0.5") && first("example.org", "1.1.1.1"));
@@ -226,12 +282,55 @@ mod tests {
         let redirected = |text| filter.refusal("any", addr(text)).is_none();
         assert!(redirected("10.0.0.5") && redirected("1.1.1.1"));
         assert!(!redirected("10.0.0.6") && !redirected("127.0.0.1") && !redirected("fe80::1"));
-        assert!(AddressFilter { allow_private: true, ..filter }.refusal("any", addr("127.0.0.1")).is_none());
+        let reach = Reach { allow_private: true, ..ON_HOST };
+        assert!(AddressFilter { reach, ..filter }.refusal("any", addr("127.0.0.1")).is_none());
+    }
+
+    /// The remedy is the control socket only if the address is allowed there.
+    #[test]
+    fn the_own_addresses_are_refused_over_tcp() {
+        let refused = |filter: &AddressFilter, host, text| filter.refusal(host, addr(text)).map(|(_, r)| r);
+        let tcp = AddressFilter::new(OVER_TCP);
+        for (host, text) in [
+            ("192.0.2.5", "192.0.2.5"),
+            ("storage.lan", "192.0.2.5"),
+            ("storage.lan", "::ffff:192.0.2.5"),
+            ("storage.lan", "2001:db8::5"),
+            ("storage.lan", "1.1.1.5"),
+            ("127.0.0.1", "127.0.0.1"),
+            ("localhost", "::1"),
+        ] {
+            assert_eq!(refused(&tcp, host, text), Some(USE_SOCKET), "{host} {text}");
+            assert_eq!(refused(&AddressFilter::new(ON_HOST), host, text), None, "{host} {text}");
+        }
+        for reach in [OVER_TCP, ON_HOST] {
+            let filter = AddressFilter::new(reach);
+            assert_eq!(refused(&filter, "evil.example", "127.0.0.1"), Some(ALLOW));
+            assert_eq!(refused(&filter, "images.lan", "192.0.2.6"), None);
+        }
+        let unknown = Reach { is_own: |_| Err(std::io::ErrorKind::Other.into()), ..OVER_TCP };
+        assert_eq!(refused(&AddressFilter::new(unknown), "a.lan", "192.0.2.6"), Some(USE_SOCKET));
+    }
+
+    #[test]
+    fn redirects_do_not_lead_to_the_own_addresses() {
+        for reach in [OVER_TCP, ON_HOST] {
+            let mut filter = AddressFilter::new(reach);
+            filter.allowed("example.org", vec!["1.1.1.1:80".parse().unwrap()]).unwrap();
+            // A public address of this machine.
+            let refused = filter.allowed("x.example", vec!["1.1.1.5:80".parse().unwrap()]).unwrap_err();
+            assert!(refused.to_string().contains("an address of this server"), "{refused}");
+            filter.allowed("y.example", vec!["1.1.1.6:80".parse().unwrap()]).unwrap();
+        }
+        // The server of the URL is this machine.
+        let mut filter = AddressFilter::new(ON_HOST);
+        filter.allowed("1.1.1.5", vec!["1.1.1.5:80".parse().unwrap()]).unwrap();
+        filter.allowed("any", vec!["1.1.1.5:80".parse().unwrap()]).unwrap();
     }
 
     #[test]
     fn after_a_proxy_a_direct_connection_is_a_redirect() {
-        let mut filter = AddressFilter::new(false);
+        let mut filter = AddressFilter::new(ON_HOST);
         filter.passed_to_proxy();
         for (host, text) in [("127.0.0.1", "127.0.0.1:80"), ("images.lan", "10.0.0.5:80")] {
             filter.allowed(host, vec![text.parse().unwrap()]).unwrap_err();
@@ -240,7 +339,7 @@ mod tests {
         // A later host does not become that of the URL.
         filter.allowed("images.lan", vec!["10.0.0.5:80".parse().unwrap()]).unwrap_err();
 
-        let mut filter = AddressFilter::new(false);
+        let mut filter = AddressFilter::new(ON_HOST);
         filter.allowed("images.lan", vec!["10.0.0.5:80".parse().unwrap()]).unwrap();
         filter.passed_to_proxy();
         filter.allowed("images.lan", vec!["10.0.0.5:80".parse().unwrap()]).unwrap();

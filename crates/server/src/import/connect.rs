@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
 use super::MAX_SOURCE;
-use super::address_filter::AddressFilter;
+use super::address_filter::{AddressFilter, Reach};
 use super::proxy::Proxies;
 use super::url::{Scheme, Url};
 
@@ -50,7 +50,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 /// Settings of all requests of a download.
 pub(super) struct Requester {
     pub proxies: Proxies,
-    pub allow_private: bool,
+    pub reach: Reach,
     /// Time from the request to the response.
     pub first_byte: Duration,
     /// Reads the certificate authorities.
@@ -111,7 +111,7 @@ impl Answer {
 impl Requester {
     /// Requests `url` and follows redirects. `headers` are sent to each server.
     pub async fn get(&self, url: &Url, headers: &HeaderMap) -> Result<Answer, RequestError> {
-        let mut filter = AddressFilter::new(self.allow_private);
+        let mut filter = AddressFilter::new(self.reach);
         let mut url = url.clone();
         for _ in 0..=REDIRECTS {
             let answer = self.get_once(&url, headers, &mut filter).await?;

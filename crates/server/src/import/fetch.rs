@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use hyper::http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::sync::mpsc;
 
-use super::address_filter::FetchPolicy;
+use super::address_filter::{FetchPolicy, Reach};
 use super::authorities;
 use super::connect::{Answer, RequestError, Requester};
 use super::file::{self, ImageFile};
+use super::own_addresses::is_own;
 use super::proxy::Proxies;
 use super::spool::{KeepFree, Spool, SpoolError};
 use super::url::{Url, masked};
@@ -43,12 +44,14 @@ const MAX_CODING: usize = 64;
 /// Receives the bytes done and the total, if known.
 type Reports = mpsc::Sender<(u64, Option<u64>)>;
 
-/// Downloads `text`, a URL, and opens the file. Calls `progress` with the bytes done and the total, if known.
+/// Downloads `text`, a URL, and opens the file. `on_host` states whether the client uses the control socket.
+/// Calls `progress` with the bytes done and the total, if known.
 pub(super) async fn fetch(
     text: String,
     data: PathBuf,
     keep_free: KeepFree,
     policy: FetchPolicy,
+    on_host: bool,
     mut progress: impl FnMut(u64, Option<u64>),
 ) -> Result<ImageFile> {
     let Some(url) = Url::parse(&text) else { return Err(ImportError::BadUrl(masked(&text))) };
@@ -61,7 +64,8 @@ pub(super) async fn fetch(
         let downloaded = match runtime {
             Ok(runtime) => runtime.block_on(async {
                 let spool = Spool::create(&data, keep_free)?;
-                Download::new(url, Proxies::of_environment(), policy, spool).run(&report).await
+                let proxies = Proxies::of_environment();
+                Download::new(url, proxies, policy, on_host, spool).run(&report).await
             }),
             Err(_) => Err(ImportError::Internal("cannot start the download's event loop")),
         };
@@ -103,9 +107,10 @@ enum AttemptError {
 type Attempt<T> = std::result::Result<T, AttemptError>;
 
 impl Download {
-    fn new(url: Url, proxies: Proxies, policy: FetchPolicy, spool: Spool) -> Download {
+    fn new(url: Url, proxies: Proxies, policy: FetchPolicy, on_host: bool, spool: Spool) -> Download {
         let FetchPolicy { allow_private, first_byte, .. } = policy;
-        let requester = Requester { proxies, allow_private, first_byte, tls: authorities::client_config };
+        let reach = Reach { allow_private, on_host, is_own };
+        let requester = Requester { proxies, reach, first_byte, tls: authorities::client_config };
         let stated = file::Download::default();
         let (stall, least) = (STALL, LEAST);
         Download { url, requester, policy, stall, least, spool, total: None, validator: None, stated }

@@ -116,15 +116,23 @@ pub(crate) struct Imported {
     pub format: Format,
 }
 
-/// Starts an import. It is rolled back when the receiver is dropped or its job is cancelled. `owner` is the
-/// name of the client.
+/// The client that requests an import.
+#[derive(Debug, Clone, Copy)]
+pub struct Client<'a> {
+    /// The name of the client.
+    pub name: &'a str,
+    /// Whether the client uses the control socket: it can reach this machine itself.
+    pub on_host: bool,
+}
+
+/// Starts an import. It is rolled back when the receiver is dropped or its job is cancelled.
 ///
 /// # Errors
 /// Those of the name and of the length of the source, and of a server that stops. Later ones are events.
 pub async fn start(
     control: &Control,
     request: Request,
-    owner: &str,
+    Client { name: owner, on_host }: Client<'_>,
 ) -> crate::control::Result<(JobView, mpsc::Receiver<EventResult>)> {
     // The job, its events and the log repeat them.
     check_name(&request.name)?;
@@ -139,18 +147,19 @@ pub async fn start(
     let view = job.view();
     tokio::spawn(async move {
         let name = request.name.clone();
-        let imported: crate::control::Result<Imported> = match run(&control, request, &events, &job).await {
-            Ok((info, format)) => {
-                tracing::info!(name, bytes = info.size, %format, "import completed");
-                let image =
-                    DiskView::new(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into());
-                image.map(|image| Imported { image, format })
-            }
-            Err(e) => {
-                tracing::info!(name, error = %e, "import failed");
-                Err(ControlError::from(e))
-            }
-        };
+        let imported: crate::control::Result<Imported> =
+            match run(&control, request, on_host, &events, &job).await {
+                Ok((info, format)) => {
+                    tracing::info!(name, bytes = info.size, %format, "import completed");
+                    let image =
+                        DiskView::new(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into());
+                    image.map(|image| Imported { image, format })
+                }
+                Err(e) => {
+                    tracing::info!(name, error = %e, "import failed");
+                    Err(ControlError::from(e))
+                }
+            };
         drop(permit);
         job.end(&imported);
         // The receiver may be dropped.
@@ -176,6 +185,7 @@ fn check_source(source: &Source) -> crate::control::Result<()> {
 async fn run(
     control: &Control,
     request: Request,
+    on_host: bool,
     events: &mpsc::Sender<EventResult>,
     job: &Job,
 ) -> Result<(DiskInfo, Format)> {
@@ -186,7 +196,7 @@ async fn run(
     }
     let mut reporter = Reporter::new(events, job);
     let limit = request.max_bytes;
-    let opened = open_source(request.source, limit, control, &mut reporter);
+    let opened = open_source(request.source, limit, on_host, control, &mut reporter);
     let file = or_cancelled(control, events, job, opened).await?;
     let detected = blocking(move || detect::open(file, request.format));
     let (format, image) = or_cancelled(control, events, job, detected).await?;
@@ -209,6 +219,7 @@ async fn run(
 async fn open_source(
     source: Source,
     max_bytes: Option<u64>,
+    on_host: bool,
     control: &Control,
     reporter: &mut Reporter<'_>,
 ) -> Result<ImageFile> {
@@ -219,7 +230,7 @@ async fn open_source(
             let mut policy = server.imports;
             policy.max_bytes = max_bytes.unwrap_or(u64::MAX).min(policy.max_bytes);
             let keep_free = Box::new(move |total: u64| pool.low_threshold(total.min(KEPT_FREE_OF)));
-            fetch::fetch(url, server.data.clone(), keep_free, policy, |done, total| {
+            fetch::fetch(url, server.data.clone(), keep_free, policy, on_host, |done, total| {
                 reporter.report(Phase::Download, Copied { done, written: done }, total);
             })
             .await

@@ -25,6 +25,7 @@ mod file;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod job;
+mod own_addresses;
 mod proxy;
 mod pump;
 mod qcow2;
@@ -38,12 +39,12 @@ mod visible;
 mod vmdk;
 
 pub use address_filter::FetchPolicy;
-pub(crate) use address_filter::names_local_address;
+pub(crate) use address_filter::names_this_server;
 pub use detect::Format;
 pub use error::{ImportError, Remedy, Result};
 pub(crate) use job::Imported;
 use job::MAX_SOURCE;
-pub use job::{Event, EventResult, Phase, Request, Source, start};
+pub use job::{Client, Event, EventResult, Phase, Request, Source, start};
 
 /// A run of bytes of the disk that are all data or all zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,12 +8,15 @@ use std::time::Instant;
 use forebay_engine::{Pool, PoolConfig};
 use forebay_server::access::{Access, Audit};
 use forebay_server::control::{Control, ServerInfo};
-use forebay_server::import::{self, Event, FetchPolicy, Format, Request, Source};
+use forebay_server::import::{self, Client, Event, FetchPolicy, Format, Request, Source};
 use forebay_server::limits::LimitTable;
 use forebay_server::scsi::Units;
 use forebay_server::serve::EngineThread;
 use forebay_server::targets::Targets;
 use forebay_store::MemoryStore;
+
+/// A client of the control socket.
+pub const CLIENT: Client<'_> = Client { name: "a test", on_host: true };
 
 /// A control plane over a pool in memory.
 pub struct Rig {
@@ -72,7 +75,7 @@ impl Rig {
         format: Format,
     ) -> Result<(), (String, String)> {
         let request = Request { name: name.into(), source, format, max_bytes: None, dedup_domain: 0 };
-        let started = import::start(&self.control, request, "a test").await;
+        let started = import::start(&self.control, request, CLIENT).await;
         let mut events = started.map_err(|e| (e.kind.code().to_owned(), e.message))?.1;
         while let Some(event) = events.recv().await {
             match event {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_server::control::ErrorKind;
 use forebay_server::import::{self, Format, Request, Source};
 
-use crate::common::{Rig, disk_bytes};
+use crate::common::{CLIENT, Rig, disk_bytes};
 
 #[tokio::test]
 async fn an_existing_name_is_refused_before_the_file_is_read() {
@@ -48,7 +48,7 @@ async fn dropping_the_receiver_rolls_an_import_back() {
             max_bytes: None,
             dedup_domain: 0,
         };
-        let (_, mut events) = import::start(&rig.control, request, "a test").await.unwrap();
+        let (_, mut events) = import::start(&rig.control, request, CLIENT).await.unwrap();
         for _ in 0..received {
             let _ = events.recv().await;
         }
@@ -84,7 +84,7 @@ async fn a_stop_rolls_an_import_back_and_refuses_new_ones() {
         max_bytes: None,
         dedup_domain: 0,
     };
-    let (_, mut events) = import::start(&rig.control, request.clone(), "a test").await.unwrap();
+    let (_, mut events) = import::start(&rig.control, request.clone(), CLIENT).await.unwrap();
     let control = rig.control.clone();
     let stopped = tokio::spawn(async move { control.stop(Duration::from_secs(60)).await });
     let mut last = None;
@@ -100,7 +100,7 @@ async fn a_stop_rolls_an_import_back_and_refuses_new_ones() {
         // The import finished before the stop.
         Ok(_) => assert_eq!(rig.names(), ["x"]),
     }
-    assert!(import::start(&rig.control, request, "a test").await.is_err());
+    assert!(import::start(&rig.control, request, CLIENT).await.is_err());
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ async fn fetched_with(url: &str, change: impl FnOnce(&mut Download)) -> Result<(
     let spool = Spool::create(directory.path(), Box::new(|_| 0)).unwrap();
     let (report, mut reports) = mpsc::channel(1024);
     let policy = FetchPolicy::default();
-    let mut download = Download::new(Url::parse(url).unwrap(), Proxies::default(), policy, spool);
+    let mut download = Download::new(Url::parse(url).unwrap(), Proxies::default(), policy, true, spool);
     change(&mut download);
     let file = download.run(&report).await?;
     let mut done = Vec::new();
@@ -100,10 +100,23 @@ async fn redirects_to_private_addresses_are_refused() {
         ("http://127.0.0.2:PORT/follow", true),
     ] {
         let (url, server) = redirecting(location);
-        let len = fetched(&url, |download| download.requester.allow_private = allow_private).await;
+        let len = fetched(&url, |download| download.requester.reach.allow_private = allow_private).await;
         assert_eq!(len.unwrap(), 1000, "{location}");
         server.join().unwrap();
     }
+}
+
+/// The client that requests the download decides what its URL may name.
+#[tokio::test]
+async fn the_server_itself_is_reached_only_over_the_control_socket() {
+    let (url, server) = redirecting("http://127.0.0.2:PORT/x");
+    for on_host in [false, true] {
+        let refused = fetched(&url, |download| download.requester.reach.on_host = on_host).await.err();
+        let refused = refused.unwrap().to_string();
+        assert_eq!(refused.contains("import from there over the control socket"), !on_host, "{refused}");
+    }
+    // The server has received one request: that of the control socket, which was redirected.
+    server.join().unwrap();
 }
 
 #[tokio::test]
@@ -176,7 +189,7 @@ async fn a_late_first_byte_is_awaited_with_reports() {
     let spool = Spool::create(directory.path(), Box::new(|_| 0)).unwrap();
     let (report, mut reports) = mpsc::channel(8);
     let url = Url::parse(&format!("http://127.0.0.1:{port}/disk.img")).unwrap();
-    let mut download = Download::new(url, Proxies::default(), FetchPolicy::default(), spool);
+    let mut download = Download::new(url, Proxies::default(), FetchPolicy::default(), true, spool);
     // Shorter than the wait for the first byte: it applies to the body only.
     download.stall = Duration::from_secs(1);
     let running = tokio::spawn(async move { download.run(&report).await });
@@ -258,7 +271,7 @@ async fn a_download_leaves_room_for_the_pool() {
         let spool = Spool::create(directory.path(), Box::new(|_| u64::MAX)).unwrap();
         let (report, _reports) = mpsc::channel(8);
         let url = Url::parse(&format!("http://127.0.0.1:{port}/disk.img")).unwrap();
-        let download = Download::new(url, Proxies::default(), FetchPolicy::default(), spool);
+        let download = Download::new(url, Proxies::default(), FetchPolicy::default(), true, spool);
         let e = download.run(&report).await.err().unwrap();
         assert!(matches!(e, ImportError::NoRoom { .. }), "{e}");
         server.join().unwrap();
@@ -335,7 +348,7 @@ async fn a_redirect_past_the_proxy_is_checked() {
         let proxies = Proxies::with_http(&format!("http://127.0.0.1:{port}")).without("127.0.0.1");
         let change = |download: &mut Download| {
             download.requester.proxies = proxies;
-            download.requester.allow_private = allow_private;
+            download.requester.reach.allow_private = allow_private;
         };
         match fetched("http://images.invalid/disk.img", change).await {
             Ok(len) => assert!(allow_private && len == 1000),
