@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::error::Remedy;
@@ -14,6 +14,12 @@ use super::{ImportError, Result, Run, visible};
 
 /// Bytes of contents that may be read in addition to the length of a valid file: detection reads a few twice.
 const CONTENTS_SLACK: u64 = 64 << 10;
+/// Maximum number of bytes that compressed data becomes, as a multiple of the file's length. DEFLATE cannot
+/// exceed this multiple. Zstandard can exceed it by a factor of 25.
+const EXPANSION: u64 = 1032;
+/// Bytes that compressed data becomes in a file of any length: a small image of a disk that has almost only
+/// zeroes exceeds [`EXPANSION`].
+const EXPANSION_SLACK: u64 = 1 << 30;
 
 /// An open image file.
 pub(super) struct ImageFile {
@@ -26,8 +32,17 @@ pub(super) struct ImageFile {
     len: u64,
     /// Bytes that were read as contents of the disk.
     contents: Cell<u64>,
+    /// Bytes into which compressed contents were decompressed.
+    decompressed: Cell<u64>,
     /// The file system does not support SEEK_DATA and SEEK_HOLE.
     no_holes: bool,
+}
+
+/// The file system of a file, and the number of the file there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FileIdentity {
+    device: u64,
+    inode: u64,
 }
 
 /// What a web server states about a file.
@@ -100,8 +115,25 @@ impl ImageFile {
             .map_err(|error| ImportError::Open { path: display_name.clone(), error })?;
         // SAFETY: advice about an open descriptor; it affects readahead only.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL) };
-        let (download, contents) = (None, Cell::new(0));
-        Ok(ImageFile { file, path, display_name, download, len, contents, no_holes: false })
+        let (contents, decompressed) = (Cell::new(0), Cell::new(0));
+        Ok(ImageFile {
+            file,
+            path,
+            display_name,
+            download: None,
+            len,
+            contents,
+            decompressed,
+            no_holes: false,
+        })
+    }
+
+    /// Identifies the file, also if it has several names.
+    pub fn identity(&self) -> Result<FileIdentity> {
+        let metadata = self.file.metadata();
+        let metadata =
+            metadata.map_err(|error| ImportError::Open { path: self.display_name.clone(), error })?;
+        Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
     }
 
     /// Length in bytes.
@@ -142,6 +174,19 @@ impl ImageFile {
         self.contents.set(sum);
         match sum > self.len.saturating_add(CONTENTS_SLACK) {
             true => self.damaged("its tables refer to the same data more than once"),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts `len` bytes that compressed contents become. `remedy` is for a file that exceeds the limit.
+    ///
+    /// [`ImageFile::charge`] limits the compressed data. Without this second limit, a file of 1 GB could
+    /// cause the decompression of 25 TB, because its author chooses the ratio.
+    pub fn charge_decompressed(&self, len: u64, remedy: Remedy) -> Result<()> {
+        let sum = self.decompressed.get().saturating_add(len);
+        self.decompressed.set(sum);
+        match sum > self.len.saturating_mul(EXPANSION).saturating_add(EXPANSION_SLACK) {
+            true => self.unsupported("decompresses to more than 1032 times its length", remedy),
             false => Ok(()),
         }
     }

@@ -100,6 +100,9 @@ impl Reader {
             offset = end;
             if window.runs.is_empty() && end < size {
                 self.spare = Some(window.bytes);
+                if windows.is_closed() {
+                    return Ok(());
+                }
             } else if windows.blocking_send(Ok(window)).is_err() {
                 return Ok(());
             }
@@ -159,7 +162,42 @@ fn data_runs(bytes: &[u8]) -> Vec<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
     use super::*;
+    use crate::import::Run;
+
+    /// A disk of 1 GiB whose zeroes are data. Counts the reads.
+    struct Zeroes(Arc<AtomicU64>);
+
+    impl Image for Zeroes {
+        fn size(&self) -> u64 {
+            1 << 30
+        }
+
+        fn run(&mut self, offset: u64) -> Result<Run> {
+            Ok(Run { len: self.size() - offset, data: true })
+        }
+
+        fn read(&mut self, _: u64, out: &mut [u8]) -> Result<()> {
+            self.0.fetch_add(1, Relaxed);
+            out.fill(0);
+            Ok(())
+        }
+    }
+
+    /// Windows of zeroes are not sent, so no send reports that the receiver is dropped.
+    #[test]
+    fn a_cancelled_import_reads_no_further_zeroes() {
+        let reads = Arc::new(AtomicU64::new(0));
+        let (windows, received) = mpsc::channel(IN_FLIGHT);
+        let (_recycle, recycled) = std::sync::mpsc::channel();
+        drop(received);
+        let mut reader = Reader { image: Box::new(Zeroes(reads.clone())), recycled, spare: None };
+        reader.read_all(&windows).unwrap();
+        assert_eq!(reads.load(Relaxed), 1);
+    }
 
     #[test]
     fn zero_blocks_are_skipped_and_adjacent_data_blocks_merged() {

@@ -28,7 +28,8 @@ const ZERO: u64 = 1;
 /// Subclusters per cluster with extended L2 entries.
 const SUBCLUSTERS: u64 = 32;
 
-/// Remedies: for a file that needs further files, and for a file of a later release of QEMU.
+/// Remedies: for a file that needs further files or has too much compressed data, and for a file of a later
+/// release of QEMU.
 const FLATTEN: Remedy = Remedy::Convert { from: "qcow2" };
 const NEWER: Remedy = Remedy::Say("convert it to raw with the release of QEMU that made it");
 
@@ -245,6 +246,7 @@ impl Qcow2 {
         let len = len.min(self.file.len().saturating_sub(at));
         self.compressed.resize(len as usize, 0);
         self.file.read_at(at, &mut self.compressed)?;
+        self.file.charge_decompressed(self.cluster_size(), FLATTEN)?;
         self.decompressed.1.resize(1 << self.cluster_bits, 0);
         match decompress(self.compression, &self.compressed, &mut self.decompressed.1) {
             Ok(used) => self.file.charge(used as u64)?,
@@ -305,5 +307,54 @@ impl Image for Qcow2 {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    const CLUSTER: u64 = 64 << 10;
+
+    /// A file whose clusters are compressed with Zstandard. Each of them refers to the same 10 bytes.
+    fn compressed(clusters: u64) -> (tempfile::NamedTempFile, Qcow2) {
+        let [l1_at, l2_at, data_at] = [4096, CLUSTER, 2 * CLUSTER];
+        let mut header = [0; HEADER_V3];
+        header[..4].copy_from_slice(MAGIC);
+        header[4..8].copy_from_slice(&3u32.to_be_bytes());
+        header[20..24].copy_from_slice(&16u32.to_be_bytes());
+        header[24..32].copy_from_slice(&(clusters * CLUSTER).to_be_bytes());
+        header[36..40].copy_from_slice(&1u32.to_be_bytes());
+        header[40..48].copy_from_slice(&l1_at.to_be_bytes());
+        header[72..80].copy_from_slice(&feature::COMPRESSION.to_be_bytes());
+        header[104] = 1;
+        // A window of 64 KiB, and a run of 64 KiB that is the last block.
+        let run = (CLUSTER as u32) << 3 | 1 << 1 | 1;
+        let frame = [&[0x28, 0xb5, 0x2f, 0xfd, 0, 6 << 3][..], &run.to_le_bytes()[..3], &[7]].concat();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let put = |at: u64, bytes: &[u8]| file.as_file().write_all_at(bytes, at).unwrap();
+        put(0, &header);
+        put(l1_at, &l2_at.to_be_bytes());
+        put(l2_at, &(COMPRESSED | data_at).to_be_bytes().repeat(clusters as usize));
+        put(data_at, &frame);
+        let image = Qcow2::open(ImageFile::open(file.path()).unwrap()).unwrap();
+        (file, image)
+    }
+
+    #[test]
+    fn decompressed_bytes_are_limited_by_the_length_of_the_file() {
+        let (_file, mut image) = compressed(8);
+        let limit = 1032 * image.file.len() + (1 << 30);
+        image.file.charge_decompressed(limit - 4 * CLUSTER, FLATTEN).unwrap();
+        let mut out = vec![0; CLUSTER as usize / 2];
+        for half in 0..8 {
+            out.fill(0);
+            image.read(half * CLUSTER / 2, &mut out).unwrap();
+            assert!(out.iter().all(|b| *b == 7));
+        }
+        let refused = image.read(4 * CLUSTER, &mut out).unwrap_err().to_string();
+        assert!(refused.contains("1032 times its length; convert it first: qemu-img"), "{refused}");
     }
 }

@@ -203,6 +203,36 @@ async fn a_cluster_cannot_be_repeated_over_a_large_disk() {
     }
 }
 
+/// The same for the block tables of VHD and VHDX.
+#[tokio::test]
+async fn a_block_cannot_be_repeated_over_a_disk() {
+    if !have_qemu_img() {
+        return;
+    }
+    let rig = Rig::new().await;
+    fs::write(rig.path("src.raw"), disk_bytes(2 << 20, 5)).unwrap();
+    fs::OpenOptions::new().write(true).open(rig.path("src.raw")).unwrap().set_len(64 << 20).unwrap();
+    convert(rig.dir.path(), "vpc", &[], "a.vhd");
+    let mut bytes = fs::read(rig.path("a.vhd")).unwrap();
+    // The offset of the table is in the header, which follows the copy of the footer.
+    let table = u64::from_be_bytes(bytes[512 + 16..][..8].try_into().unwrap()) as usize;
+    let first = bytes[table..table + 4].to_vec();
+    bytes[table..table + 32 * 4].copy_from_slice(&first.repeat(32));
+    fs::write(rig.path("a.vhd"), bytes).unwrap();
+    refused(&rig, "a.vhd", "more than once").await;
+
+    convert(rig.dir.path(), "vhdx", &["-o", "block_size=1M"], "a.vhdx");
+    let mut bytes = fs::read(rig.path("a.vhdx")).unwrap();
+    // The table is the region whose identifier begins with these bytes.
+    let mut regions = bytes[192 << 10..256 << 10][16..].chunks_exact(32);
+    let region = regions.find(|region| region.starts_with(b"\x66\x77\xc2\x2d")).unwrap();
+    let table = u64::from_le_bytes(region[16..24].try_into().unwrap()) as usize;
+    let first = bytes[table..table + 8].to_vec();
+    bytes[table..table + 64 * 8].copy_from_slice(&first.repeat(64));
+    fs::write(rig.path("a.vhdx"), bytes).unwrap();
+    refused(&rig, "a.vhdx", "more than once").await;
+}
+
 /// Returns the command that an error prints: the part after the last colon.
 fn printed_command(message: &str) -> &str {
     message
@@ -258,9 +288,9 @@ fn open_vmdks() -> usize {
 async fn the_extents_of_a_vmdk_are_bounded_and_open_one_at_a_time() {
     let rig = Rig::new().await;
     let head = "# Disk DescriptorFile\nparentCID=ffffffff\n";
-    fs::write(rig.path("s-many.vmdk"), [b'e'; 512]).unwrap();
+    fs::write(rig.path("s-many.vmdk"), vec![b'e'; 4096 * 512]).unwrap();
     let write = |count: usize| {
-        let lines = "RW 1 FLAT \"s-many.vmdk\" 0\n".repeat(count);
+        let lines: String = (0..count).map(|n| format!("RW 1 FLAT \"s-many.vmdk\" {n}\n")).collect();
         fs::write(rig.path("d.vmdk"), format!("{head}{lines}")).unwrap();
     };
     write(30_000);
@@ -283,6 +313,32 @@ async fn the_extents_of_a_vmdk_are_bounded_and_open_one_at_a_time() {
     });
     assert!(most.into_inner() <= 2, "one extent is open at a time");
     assert!(rig.contents("many").await == vec![b'e'; 4096 * 512]);
+}
+
+/// Each extent counts its contents separately, so a small descriptor could repeat a large file 4096 times.
+#[tokio::test]
+async fn the_extents_of_a_vmdk_do_not_share_data() {
+    let rig = Rig::new().await;
+    let head = "# Disk DescriptorFile\nparentCID=ffffffff\n";
+    fs::write(rig.path("s-flat.vmdk"), [b'e'; 4 * 512]).unwrap();
+    fs::hard_link(rig.path("s-flat.vmdk"), rig.path("link.vmdk")).unwrap();
+    for second in ["RW 2 FLAT \"s-flat.vmdk\" 1", "RW 1 FLAT \"link.vmdk\" 0"] {
+        let text = format!("{head}RW 2 FLAT \"s-flat.vmdk\" 0\nRW 1 ZERO\n{second}\n");
+        fs::write(rig.path("d.vmdk"), text).unwrap();
+        refused(&rig, "d.vmdk", "refer to the same data more than once").await;
+    }
+    // The parts of one file can have any order.
+    let text = format!("{head}RW 2 FLAT \"s-flat.vmdk\" 2\nRW 2 FLAT \"link.vmdk\" 0\n");
+    fs::write(rig.path("d.vmdk"), text).unwrap();
+    rig.import("parts", &rig.path("d.vmdk"), Format::Auto).await.unwrap();
+    if have_qemu_img() {
+        fs::write(rig.path("src.raw"), disk_bytes(1 << 20, 1)).unwrap();
+        convert(rig.dir.path(), "vmdk", &[], "sparse.vmdk");
+        let line = "RW 2048 SPARSE \"sparse.vmdk\"\n";
+        fs::write(rig.path("d.vmdk"), format!("{head}{line}{line}")).unwrap();
+        let e = rig.import("x", &rig.path("d.vmdk"), Format::Auto).await.unwrap_err();
+        assert!(e.1.contains("refer to the same data more than once"), "{e:?}");
+    }
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ mod descriptor;
 mod sparse;
 
 use super::error::Remedy;
-use super::file::ImageFile;
+use super::file::{FileIdentity, ImageFile};
 use super::{Image, Result, Run};
 use descriptor::{Descriptor, ExtentKind};
 use sparse::Sparse;
@@ -46,14 +46,21 @@ pub(super) fn open(file: ImageFile, format_is_given: bool) -> Result<Box<dyn Ima
     let text = file.read_vec(0, file.len())?;
     let descriptor = Descriptor::parse(&file, &text)?;
     let mut extents = Vec::with_capacity(descriptor.extents.len());
+    let mut used = Vec::with_capacity(descriptor.extents.len());
     let mut start = 0u64;
     for line in descriptor.extents {
         let len = line.sectors.checked_mul(SECTOR).ok_or_else(|| file.damaged_or("an extent is too long"))?;
         let end = start.checked_add(len).ok_or_else(|| file.damaged_or("its extents are too long"))?;
         let extent = Extent { start, end, kind: line.kind };
-        drop(extent.open(&file)?);
+        used.extend(extent.open(&file)?.used(len)?);
         extents.push(extent);
         start = end;
+    }
+    // Each file counts its contents separately (`ImageFile::charge`). Without this check, a small descriptor
+    // could repeat a large file 4096 times.
+    used.sort_unstable();
+    if used.windows(2).any(|pair| pair[0].identity == pair[1].identity && pair[1].start < pair[0].end) {
+        return file.damaged("its extents refer to the same data more than once");
     }
     if start == 0 {
         return file.damaged("its descriptor lists no extents");
@@ -99,6 +106,26 @@ enum Body {
     Zero,
     Flat { file: ImageFile, skip: u64 },
     Sparse(Box<Sparse>),
+}
+
+/// The part of a file that an extent uses. Parts of one file are ordered by their start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Used {
+    identity: FileIdentity,
+    start: u64,
+    end: u64,
+}
+
+impl Body {
+    /// Returns the part of the file that an extent of `len` bytes uses; `None` without a file.
+    fn used(&self, len: u64) -> Result<Option<Used>> {
+        let (file, start, end) = match self {
+            Body::Zero => return Ok(None),
+            Body::Flat { file, skip } => (file, *skip, skip.saturating_add(len)),
+            Body::Sparse(sparse) => (sparse.file(), 0, u64::MAX),
+        };
+        Ok(Some(Used { identity: file.identity()?, start, end }))
+    }
 }
 
 /// A disk of contiguous, non-empty extents.
