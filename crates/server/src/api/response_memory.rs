@@ -4,7 +4,7 @@
 //! [`FREE`] bytes, and more only with a [`Reservation`] of the difference. All reservations of a listener
 //! together have at most [`TOTAL`] bytes. The reservations of one client have at most as many bytes as are
 //! left for the other clients, so a client that reads slowly leaves memory to others. The control socket is a
-//! listener of its own.
+//! separate listener.
 //!
 //! Without a reservation, a list of disks is sent piece by piece without an entity tag, a page of that list
 //! ends early, and another response is refused.

@@ -2,8 +2,8 @@
 //! stretch in the memory of the server, not the list.
 //!
 //! **Consistency.** The next stretch begins after the name of the last disk of the previous one. A disk that
-//! exists during the whole list is in the list exactly once. A disk that is created or removed meanwhile may
-//! be in the list or not.
+//! exists during the whole list is in the list exactly once. A disk that is created or removed at the same
+//! time may be in the list or not.
 
 use forebay_engine::{DiskInfo, Role};
 
@@ -77,8 +77,8 @@ impl Control {
 }
 
 impl DiskStretches {
-    /// The disks of the next stretch for whose names `is_visible` is true, which may be none; `None` after the
-    /// last disk of the list.
+    /// The disks of the next stretch for whose names `is_visible` is true, which may be none; `None` after
+    /// the last disk of the list.
     ///
     /// # Errors
     /// [`super::ErrorKind::NotOwner`]

@@ -17,8 +17,8 @@ use super::url::Url;
 pub struct FetchPolicy {
     /// Maximum size of a file in bytes.
     pub max_bytes: u64,
-    /// Whether redirects may lead to private addresses, host names may resolve to this machine, and clients on
-    /// other machines may name this machine.
+    /// Whether redirects may lead to private addresses, host names may resolve to this machine, and clients
+    /// on other machines may name this machine.
     pub allow_private: bool,
     /// Maximum time from a request to the first byte of its response: some servers make images on demand.
     pub first_byte: Duration,

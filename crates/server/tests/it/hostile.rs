@@ -346,7 +346,7 @@ async fn a_vmdk_descriptor_can_reference_only_vmdk_files_in_its_directory() {
     let rig = Rig::new().await;
     let head = "# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\n";
     fs::write(rig.path("secret"), vec![b's'; 4096]).unwrap();
-    fs::write(rig.path("real.vmdk"), vec![b'r'; 4096]).unwrap();
+    fs::write(rig.path("real.vmdk"), vec![b'r'; 12 * 512]).unwrap();
     std::os::unix::fs::symlink(rig.path("secret"), rig.path("link.vmdk")).unwrap();
     for name in ["/etc/passwd", "../secret", "secret", ".vmdk", "", "a/b.vmdk", "/etc/x.vmdk"] {
         fs::write(rig.path("d.vmdk"), format!("{head}RW 8 FLAT \"{name}\" 0\n")).unwrap();
@@ -354,8 +354,8 @@ async fn a_vmdk_descriptor_can_reference_only_vmdk_files_in_its_directory() {
     }
     for (line, part) in [
         ("RW 8 FLAT \"link.vmdk\" 0", "cannot open"),
-        ("RW 9 FLAT \"real.vmdk\" 0", "truncated"),
-        ("RW 8 FLAT \"real.vmdk\" 1", "truncated"),
+        ("RW 13 FLAT \"real.vmdk\" 0", "truncated"),
+        ("RW 12 FLAT \"real.vmdk\" 1", "truncated"),
         ("RW 8 FLAT \"real.vmdk\" 18446744073709551615", "truncated"),
         ("RW 18446744073709551615 ZERO", "too long"),
         ("RW 8 SPARSE \"real.vmdk\"", "damaged"),
@@ -366,7 +366,7 @@ async fn a_vmdk_descriptor_can_reference_only_vmdk_files_in_its_directory() {
         fs::write(rig.path("d.vmdk"), format!("{head}{line}\n")).unwrap();
         refused(&rig, "d.vmdk", part).await;
     }
-    let extents = "RW 8 ZERO\nRW 8 FLAT \"real.vmdk\" 0\nRW 0 ZERO\nRW 4 FLAT \"real.vmdk\" 4\n";
+    let extents = "RW 8 ZERO\nRW 8 FLAT \"real.vmdk\" 0\nRW 0 ZERO\nRW 4 FLAT \"real.vmdk\" 8\n";
     fs::write(rig.path("d.vmdk"), format!("{head}{extents}")).unwrap();
     rig.import("d", &rig.path("d.vmdk"), Format::Auto).await.unwrap();
     let contents = rig.contents("d").await;
