@@ -210,7 +210,7 @@ def api_hostile_clients(t):
 
 @test
 def api_slow_readers_of_long_lists_share_a_budget_of_memory(t):
-    """Many connections of a token that do not read long lists: memory is bounded, other clients get their lists."""
+    """A token does not read long lists on many connections: memory is bounded, others get their lists."""
     _, s, api = start(t)
     admin, reader = make_token(s, "admin", "administrator"), make_token(s, "reader", "reader")
     count, most_mib, prefixes = 8_000, 120, ("desktop-a", "desktop-b")
