@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 
+from clients_api import pool
 from clients_failures import mount_tmpfs
 from forebay import spawn
 from harness import BLOCK, MIB, Skipped, check, connect, equal, run, test, wait_for
@@ -105,7 +106,7 @@ def over_tcp_the_server_does_not_send_requests_to_itself(t):
 
     address = web_server(t, respond, host)
     port = address.rsplit(":", 1)[1]
-    api = s.json("pool", "show")["http"].removeprefix("http://").rstrip("/")
+    api = json.loads(pool(s))["http"].removeprefix("http://").rstrip("/")
 
     def imported(authority):
         """Requests an import over TCP, and returns the status and the text of the answer."""
