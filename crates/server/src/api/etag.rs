@@ -47,6 +47,11 @@ pub(super) async fn conditions(
             request.extensions_mut().insert(memory.clone());
             tag(next.run(request).await, none_match.as_ref(), memory).await
         }
+        // The body is produced as for GET, and has been dropped here, so it has no tag.
+        Method::HEAD => {
+            request.extensions_mut().insert(memory);
+            next.run(request).await
+        }
         // Without a principal the route refuses it.
         Method::PUT if request.extensions().get::<Principal>().is_some() => {
             // A slow client must not make others wait.
@@ -61,6 +66,7 @@ pub(super) async fn conditions(
                 let mut get = Request::new(Body::empty());
                 *get.uri_mut() = request.uri().clone();
                 request.extensions().get::<Principal>().cloned().map(|p| get.extensions_mut().insert(p));
+                get.extensions_mut().insert(memory.clone());
                 if let Err(refused) = check(get, request.headers().clone(), routes, memory).await {
                     return refused;
                 }

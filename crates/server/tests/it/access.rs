@@ -241,8 +241,10 @@ async fn a_token_creates_a_limited_number_of_disks() {
     assert_eq!((status, &*code), (409, "full"), "{detail}");
     assert!(detail.contains("has 1 and would get 4 more"), "{detail}");
     // Of requests at the same time, none uses what another one has used.
-    let all = ["acme.a", "acme.b", "acme.c", "acme.d"];
-    let [a, b, c, d] = all.map(|name| post(&provisioner, "/clones", clones(name, 1)));
+    // They may have several tokens.
+    let second = limited("second", Role::Provisioner, Some(4));
+    let all = [("acme.a", &second), ("acme.b", &provisioner), ("acme.c", &second), ("acme.d", &provisioner)];
+    let [a, b, c, d] = all.map(|(name, token)| post(token, "/clones", clones(name, 1)));
     let answers = tokio::join!(a, b, c, d);
     let made = [answers.0, answers.1, answers.2, answers.3].iter().filter(|answer| answer.0 == 201).count();
     assert_eq!(made, 3);

@@ -21,8 +21,13 @@ const MONITORING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/m
 
 async fn scrape(rig: &Rig) -> String {
     let router = router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Loopback, &[]));
-    let request = Request::get("/metrics").header(header::HOST, "localhost").body(Body::empty()).unwrap();
-    let response = router.oneshot(request).await.unwrap();
+    let request = |method| {
+        let request = Request::builder().method(method).uri("/metrics").header(header::HOST, "localhost");
+        request.body(Body::empty()).unwrap()
+    };
+    // As load balancers probe it.
+    assert_eq!(router.clone().oneshot(request("HEAD")).await.unwrap().status(), StatusCode::OK);
+    let response = router.oneshot(request("GET")).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(response.headers()[header::CONTENT_TYPE], CONTENT_TYPE);
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
