@@ -210,7 +210,7 @@ def api_hostile_clients(t):
 
 @test
 def api_slow_readers_of_long_lists_share_a_budget_of_memory(t):
-    """A token does not read long lists on many connections: memory is bounded, others get their lists."""
+    """A token does not read long lists on many connections: memory is bounded, all clients get lists."""
     _, s, api = start(t)
     admin, reader = make_token(s, "admin", "administrator"), make_token(s, "reader", "reader")
     count, most_mib, prefixes = 8_000, 120, ("desktop-a", "desktop-b")

@@ -36,7 +36,7 @@ impl Role {
         }
     }
 
-    /// Whether it creates disks, but only a limited number of them.
+    /// Whether the role creates a limited number of disks.
     pub fn is_limited(self) -> bool {
         matches!(self, Role::Operator | Role::Provisioner)
     }

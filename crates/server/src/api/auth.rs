@@ -291,8 +291,7 @@ impl Caller {
             return Ok(None);
         };
         let control = &self.api.control;
-        // One order for all tokens, whose scopes may overlap.
-        let order = control.replacing("disks of limited tokens").await;
+        let order = control.creating().await;
         let present = control.count_disks(|name| self.sees(name)).await;
         if present.saturating_add(created as usize) <= most as usize {
             return Ok(Some(order));

@@ -150,19 +150,13 @@ impl ListQuery {
 
 /// Responds with a JSON array; other requests are served in between.
 async fn array<T: Serialize>(all: &[T]) -> Result<Response> {
-    let mut bytes = vec![b'['];
+    let mut elements = Elements::default();
     for stretch in all.chunks(STRETCH) {
-        for one in stretch {
-            if bytes.len() > 1 {
-                bytes.push(b',');
-            }
-            let written = serde_json::to_writer(&mut bytes, one);
-            written.map_err(|e| ApiError::refused(Refusal::Panicked, e.to_string()))?;
-        }
+        stretch.iter().try_for_each(|one| elements.push(one))?;
         tokio::task::yield_now().await;
     }
-    bytes.push(b']');
-    Ok(([(header::CONTENT_TYPE, "application/json")], bytes).into_response())
+    elements.end();
+    Ok(([(header::CONTENT_TYPE, "application/json")], elements.text).into_response())
 }
 
 /// Responds with one page of a list, in the order of the keys.

@@ -3,7 +3,7 @@
 //! The server keeps the part of a response that its client has not read. **Bounds.** A response holds at most
 //! [`FREE`] bytes, and more only with a [`Reservation`] of the difference. All reservations of a listener
 //! together have at most [`TOTAL`] bytes. The reservations of one client have at most as many bytes as are
-//! left for the other clients, so a client that reads slowly leaves memory to others. The control socket is a
+//! left for the other clients, so a client that reads slowly leaves memory to other clients. The control socket is a
 //! separate listener.
 //!
 //! Without a reservation, a list of disks is sent piece by piece without an entity tag, a page of that list
@@ -199,7 +199,7 @@ mod tests {
     use super::super::streamed;
     use super::*;
 
-    /// Reserves memory for responses of `len` bytes until one of them gets none.
+    /// Reserves memory for responses of `len` bytes until a response gets no memory.
     fn exhaust(memory: &ResponseMemory, owner: &str, len: usize) -> Vec<Reservation> {
         let begin = || Some(memory.begin(owner.to_owned())).filter(|r| r.extend_to(len));
         std::iter::from_fn(begin).collect()

@@ -25,7 +25,7 @@ pub(super) type Stretch<T> = Result<Option<Vec<T>>, ControlError>;
 #[derive(Default)]
 pub(super) struct Elements {
     pub text: Vec<u8>,
-    /// Number of elements, with those that were removed from `text`.
+    /// Number of elements, including elements that were removed from `text`.
     pub count: usize,
 }
 
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// A list of 1000 stretches, each of which has 100 numbers.
+    /// A list of 1000 stretches with 100 numbers each.
     fn numbers() -> impl FnMut() -> Stretch<u64> + Send + Unpin + 'static {
         let mut stretches = 0..1000;
         move || Ok(stretches.next().map(|n| (100 * n..100 * n + 100).collect()))

@@ -18,20 +18,17 @@ const MIN_WRITE_CACHE: u64 = 4096;
 struct Names<'a> {
     pool: &'a Pool,
     last: String,
-    is_first: bool,
 }
 
 impl Names<'_> {
     /// The names that follow this one.
     fn after<'a>(pool: &'a Pool, name: &str) -> Names<'a> {
-        Names { pool, last: name.to_owned(), is_first: true }
+        Names { pool, last: name.to_owned() }
     }
 
     /// The next names; `None` after the last one.
     async fn next(&mut self) -> Option<Vec<String>> {
-        if !std::mem::take(&mut self.is_first) {
-            tokio::task::yield_now().await;
-        }
+        tokio::task::yield_now().await;
         let names = self.pool.names_after(&self.last, STRETCH);
         self.last.clone_from(names.last()?);
         Some(names)

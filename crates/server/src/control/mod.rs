@@ -116,6 +116,8 @@ struct Inner {
     jobs: Jobs,
     events: Events,
     replacements: replacements::Replacements,
+    /// Held while a token with a limited number of disks creates some.
+    creations: Arc<tokio::sync::Mutex<()>>,
     upgrades: upgrade::Upgrades,
     /// Open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
@@ -144,6 +146,7 @@ impl Control {
             jobs: Jobs::default(),
             events: Events::default(),
             replacements: Default::default(),
+            creations: Default::default(),
             upgrades: Default::default(),
             gate: OnceLock::new(),
             observed: RwLock::default(),
@@ -205,6 +208,12 @@ impl Control {
     /// Waits until no other client replaces the resource with this path.
     pub(crate) async fn replacing(&self, path: &str) -> OwnedMutexGuard<()> {
         self.inner.replacements.begin(path).await
+    }
+
+    /// Waits until no other token with a limited number of disks creates disks: the scopes of several tokens
+    /// may overlap.
+    pub(crate) async fn creating(&self) -> OwnedMutexGuard<()> {
+        self.inner.creations.clone().lock_owned().await
     }
 
     /// Begins a job.

@@ -318,7 +318,7 @@ mod tests {
 
     const CLUSTER: u64 = 64 << 10;
 
-    /// A file whose clusters are compressed with Zstandard. Each of them refers to the same 10 bytes.
+    /// A file whose clusters are compressed with Zstandard. Each cluster refers to the same 10 bytes.
     fn compressed(clusters: u64) -> (tempfile::NamedTempFile, Qcow2) {
         let [l1_at, l2_at, data_at] = [4096, CLUSTER, 2 * CLUSTER];
         let mut header = [0; HEADER_V3];
