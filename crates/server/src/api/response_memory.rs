@@ -3,8 +3,8 @@
 //! The server keeps the part of a response that its client has not read. **Bounds.** A response holds at most
 //! [`FREE`] bytes, and more only with a [`Reservation`] of the difference. All reservations of a listener
 //! together have at most [`TOTAL`] bytes. The reservations of one client have at most as many bytes as are
-//! left for the other clients, so a client that reads slowly leaves memory to other clients. The control socket is a
-//! separate listener.
+//! left for the other clients, so a client that reads slowly leaves memory to other clients. The control
+//! socket is a separate listener.
 //!
 //! Without a reservation, a list of disks is sent piece by piece without an entity tag, a page of that list
 //! ends early, and another response is refused.
