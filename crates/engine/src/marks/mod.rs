@@ -59,7 +59,7 @@ use crate::client::{Client, Clientele};
 use crate::commit::{Committer, Intake};
 use crate::context::Context;
 use crate::disk::Disk;
-use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, RwLock};
 use crate::text::shorten;
 use crate::{Error, Result};
@@ -73,7 +73,7 @@ pub(crate) struct Marks {
     /// The marks of earlier openings are settled: new ones can be made.
     is_settled: AtomicBool,
     /// What became of these marks, as far as it is not in the log yet.
-    decisions: Mutex<Vec<CatalogueOp>>,
+    decisions: tokio::sync::Mutex<Vec<CatalogueOp>>,
     /// Pages of the retained memory because of which these decisions were made.
     evidence: Mutex<Vec<DamagedPage>>,
     requests: Mutex<Requests>,
@@ -104,7 +104,7 @@ impl Marks {
             committer,
             catalogue,
             is_settled: AtomicBool::new(false),
-            decisions: Mutex::default(),
+            decisions: tokio::sync::Mutex::default(),
             evidence: Mutex::default(),
             requests: Mutex::default(),
             wake: Notify::new(),
@@ -156,9 +156,7 @@ impl Marks {
         if !matches!(disk.record().mark, Mark::Lost { .. }) {
             return Ok(());
         }
-        if !self.is_settled.load(Relaxed) {
-            return Err(Error::NoSpace);
-        }
+        self.ensure_settled().await?;
         // Without clients, the commit holds everything that was answered, except for a desktop.
         let unused = disk.exclude_clients(name).ok().filter(|_| !disk.is_desktop());
         let mark = if unused.is_some() { Mark::None } else { Mark::Local };

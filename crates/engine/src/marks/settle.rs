@@ -5,7 +5,7 @@ use forebay_retained::DamagedPage;
 
 use super::Marks;
 use crate::recovery::MemoryLoss;
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::{Error, OnMemoryLoss, Result};
 
 /// An opening of the pool.
@@ -69,7 +69,7 @@ impl Marks {
         let now_ms = self.cx.host.boot_ms();
         let is_accepted = self.cx.config.on_memory_loss == OnMemoryLoss::Accept;
         let mut names = Vec::new();
-        let mut decisions = self.decisions.lock();
+        let mut decisions = self.decisions.lock().await;
         let catalogue = self.catalogue.read();
         for disk in catalogue.iter() {
             let before = disk.record().mark;
@@ -87,16 +87,28 @@ impl Marks {
         report(loss.reason().unwrap_or("a part of the retained memory is damaged"), &names, is_accepted);
     }
 
+    /// Waits until the marks of earlier openings are settled: until then, no mark can be made or removed, since
+    /// the decisions about them would undo it. If the store had no room for the decisions, they are recorded now.
+    ///
+    /// # Errors
+    /// Those of [`Marks::record_decisions`].
+    pub(crate) async fn ensure_settled(&self) -> Result<()> {
+        if self.is_settled.load(Acquire) { Ok(()) } else { self.record_decisions().await }
+    }
+
     /// Makes the new marks durable, then names the memory of this opening and the present boot in the
-    /// superblock. Until then, no marks can be made.
+    /// superblock.
     ///
     /// # Errors
     /// Those of a commit, and of writing the superblock.
-    pub(super) async fn record_decisions(&self) -> Result<()> {
-        let decisions = self.decisions.lock().clone();
+    async fn record_decisions(&self) -> Result<()> {
+        let mut decisions = self.decisions.lock().await;
+        if self.is_settled.load(Relaxed) {
+            return Ok(());
+        }
         if !decisions.is_empty() {
-            self.intake.commit_ops(decisions).await?;
-            self.decisions.lock().clear();
+            self.intake.commit_ops(decisions.clone()).await?;
+            decisions.clear();
         }
         let mut log = self.committer.write_log().await?;
         let (before, boot) = (log.superblock().clone(), self.boot());
@@ -106,7 +118,7 @@ impl Marks {
             self.committer.latching(swapped)?;
         }
         self.evidence.lock().clear();
-        self.is_settled.store(true, Relaxed);
+        self.is_settled.store(true, Release);
         Ok(())
     }
 

@@ -74,7 +74,7 @@ impl Marks {
     /// Tries again to record the marks of earlier openings, for which the store had no room. Requests fail
     /// until there is room.
     async fn settle_again(&self) {
-        let Err(why) = self.record_decisions().await else { return };
+        let Err(why) = self.ensure_settled().await else { return };
         let waiting = std::mem::take(&mut self.requests.lock().waiting);
         for request in waiting {
             let _ = request.done.send(Err(why.clone()));

@@ -351,6 +351,7 @@ impl Pool {
         let from = self.parts.catalogue.read().find(&full)?;
         from.check_map(&full)?;
         let _exclusive = disk.exclude_clients(volume)?;
+        self.parts.marks.ensure_settled().await?;
         let unmark = CatalogueOp::Mark { disk: disk.id(), mark: Mark::None };
         let copy = CatalogueOp::Copy { disk: disk.id(), from: from.id() };
         self.parts.editor.copy_contents(vec![copy, unmark]).await?;
@@ -397,6 +398,7 @@ impl Pool {
             ops.push(CatalogueOp::Mark { disk: disk.id(), mark: Mark::None });
             images.push(from);
         }
+        self.parts.marks.ensure_settled().await?;
         self.parts.editor.copy_contents(ops).await?;
         self.parts.profiles.prefetch_images(images);
         Ok(())

@@ -367,6 +367,47 @@ async fn a_clean_stop_does_not_forget_a_loss_that_is_not_recorded() {
     refused(machine.open(&store).await.attach("v"), "resume v");
 }
 
+/// The loss itself is not recorded where the store has no room. When there is room again, each remedy is
+/// accepted at once, and recording the loss does not undo it.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_is_recorded_late_does_not_undo_its_remedy() {
+    let disks = ["resumed", "rolled", "desk"];
+    for (first, pause_ms) in [0, 1, 2].into_iter().flat_map(|first| [(first, 0), (first, 150)]) {
+        let (mut machine, store) = (Machine::new(), FaultyStore::new(1));
+        let pool = machine.open(&store).await;
+        for name in ["resumed", "rolled"] {
+            create(&pool, name).await;
+        }
+        pool.create_snapshot("rolled", "s").await.unwrap();
+        create_desktop(&pool, "golden", "desk").await;
+        for name in disks {
+            write(&pool.attach_as(name, UNKNOWN).unwrap()).await;
+        }
+        store.crash(forebay_store::Crash::Kill);
+        let store = store.reopen();
+        machine.memory = Arc::new(forebay_retained::HeapMemory::new(256));
+        machine.seed += 1;
+        store.set_capacity(0);
+        let pool = machine.open(&store).await;
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        refused(pool.attach("resumed"), "resume resumed");
+        assert!(matches!(pool.resume("resumed").await, Err(Error::NoSpace)), "the store is full");
+        store.set_capacity(1 << 40);
+        for name in disks.into_iter().cycle().skip(first).take(disks.len()) {
+            match name {
+                "resumed" => pool.resume(name).await.map(drop),
+                "rolled" => pool.rollback(name, "s").await,
+                _ => pool.reset(name).await,
+            }
+            .unwrap();
+        }
+        rest().await;
+        for name in disks {
+            drop(pool.attach_as(name, UNKNOWN).unwrap());
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn resume_rollback_and_removal_end_a_loss() {
     let (machine, store) = (remote_in_memory(), Arc::new(MemoryStore::new()));
