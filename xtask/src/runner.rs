@@ -28,7 +28,7 @@ const LONGEST: [(&str, &str); 6] = [
     ("forebay-server", "sessions"),
     ("forebay-guest", "it"),
     ("forebay-sim", "hostile"),
-    ("forebay-engine", "it"),
+    ("forebay-engine-tests", "it"),
     ("forebay-server", "it"),
 ];
 
