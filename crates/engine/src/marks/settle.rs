@@ -87,8 +87,9 @@ impl Marks {
         report(loss.reason().unwrap_or("a part of the retained memory is damaged"), &names, is_accepted);
     }
 
-    /// Waits until the marks of earlier openings are settled: until then, no mark can be made or removed, since
-    /// the decisions about them would undo it. If the store had no room for the decisions, they are recorded now.
+    /// Waits until the marks of earlier openings are settled. Until then no mark can be made or removed: the
+    /// decisions about the marks would undo it. If the store had no room for the decisions, they are recorded
+    /// now.
     ///
     /// # Errors
     /// Those of [`Marks::record_decisions`].
