@@ -331,7 +331,7 @@ def crash_rounds(t, server, rounds, crash, recover, longest_load=0.25, clients=N
 
 @test
 def kill_9_loses_no_flushed_write(t):
-    rounds = int(os.environ.get("FOREBAY_CRASH_ROUNDS", "200"))
+    rounds = int(os.environ.get("FOREBAY_CRASH_ROUNDS", "60"))
     server = t.server(config=CONFIG)
 
     def recover():

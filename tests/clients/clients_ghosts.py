@@ -19,7 +19,7 @@ OPT_EXPORT_NAME = 1
 REQUEST, REPLY = 0x25609513, 0x67446698
 READ, WRITE, DISC, FLUSH = 0, 1, 2, 3
 
-CUTS = int(os.environ.get("FOREBAY_GHOST_CUTS", "1000"))
+CUTS = int(os.environ.get("FOREBAY_GHOST_CUTS", "400"))
 # Each has its own volume; all fill the same write buffer.
 CLIENTS = 8
 PIECES, PIECE = 16, 16 << 10

@@ -83,7 +83,7 @@ def kept_clients(t, server, volume=KeptClient, never=NeverClient, desktop=Deskto
 
 @test
 def no_acknowledged_write_is_lost_with_the_process(t):
-    rounds = int(os.environ.get("FOREBAY_KEPT_ROUNDS", "60"))
+    rounds = int(os.environ.get("FOREBAY_KEPT_ROUNDS", "30"))
     server = t.server(config=CONFIG)
     ends = list(ENDS)
 

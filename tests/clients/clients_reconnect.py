@@ -15,7 +15,7 @@ from forebay import Failed
 from harness import check, equal, run, test
 from hosts import ScriptedGuest, image
 
-KILLS = int(os.environ.get("FOREBAY_GUEST_KILLS", "5"))
+KILLS = int(os.environ.get("FOREBAY_GUEST_KILLS", "3"))
 # Far longer than any outage: QEMU fails requests after this time.
 RECONNECT_S = 300
 # Time until the guest has to continue. QEMU's pauses between attempts to connect are 1, 2, 4, ... seconds.

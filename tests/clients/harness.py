@@ -7,6 +7,7 @@ with no other. Tests marked `@needs(fixture)` share what is too expensive for ea
 """
 
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -186,6 +187,8 @@ def run_tests(wanted, seed):
         jobs = int(os.environ.get("FOREBAY_TEST_JOBS", "3"))
         runner.run([f for f in tests if not hasattr(f, "alone")], jobs)
         last = [f for f in tests if hasattr(f, "alone")]
+        if last:
+            runner.wait_for_quiet()
         runner.run([f for f in last if hasattr(f, "fixture")], 1)
         runner.close_fixtures()
         runner.run([f for f in last if not hasattr(f, "fixture")], 1)
@@ -231,6 +234,14 @@ class Runner:
             self.start(function)
         while self.running:
             self.wait()
+
+    def wait_for_quiet(self):
+        """Waits until other tests have ended that run concurrently and hold a lock until then. The
+        lock is kept until this process ends."""
+        path = os.environ.get("FOREBAY_TEST_LOCK")
+        if path:
+            self.lock = open(path)  # noqa: SIM115
+            fcntl.flock(self.lock, fcntl.LOCK_SH)
 
     def start(self, function):
         name = function.__name__

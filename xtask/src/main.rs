@@ -15,6 +15,7 @@ usage: cargo run -p xtask -- COMMAND
   tidy               check the style of all files
   tidy --all-words   the same; also print words that are only limited in number
   test [FILTER]      run all Rust tests, several binaries at once; print how to run each failed test alone
+  test-all           run these, concurrently with the tests with clients and a browser
   corpora            write the generated samples of the fuzz corpora again
   circles [FOLDER]   print circles of source files below FOLDER (default: crates/engine/src)";
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         ["tidy"] => run_tidy(false),
         ["tidy", "--all-words"] => run_tidy(true),
         ["test"] => runner::run(&[]),
+        ["test-all"] => runner::run_all(),
         ["test", filter] => runner::run(&[filter]),
         ["corpora"] => corpora::write(),
         ["circles"] => run_circles("crates/engine/src"),

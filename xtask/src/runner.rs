@@ -1,4 +1,5 @@
-//! Runs all Rust tests, as many test binaries at once as there are processors.
+//! Runs all Rust tests, as many test binaries at once as there are processors; and all tests, with the
+//! clients concurrently: clients wait most of the time, and Rust tests compute.
 //!
 //! `cargo test` runs one binary after the other, and most end with one long test while the other processors
 //! idle. The output of a binary is printed only if it fails, with the command that runs each failed test
@@ -6,6 +7,8 @@
 //! CI would end after its own limit, without any output.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -19,6 +22,10 @@ use crate::limited::{self, Ended};
 
 /// Time limit of a test binary: several times that of the longest on a slow machine.
 const LIMIT: Duration = Duration::from_secs(1200);
+/// Rust tests in the list of the slowest.
+const SLOWEST: usize = 10;
+/// How much Rust tests stand back behind the tests with clients, which meet time limits of real peers.
+const NICE: &str = "10";
 /// Lines of each output of a killed binary that are printed.
 const LAST_LINES: usize = 40;
 
@@ -43,9 +50,18 @@ struct Binary {
     executable: PathBuf,
 }
 
-/// Builds and runs all tests whose names contain the filter.
+/// Builds and runs the Rust tests whose names contain the filter.
 pub fn run(filter: &[&str]) -> ExitCode {
-    match try_run(filter) {
+    exit_code(try_run(filter))
+}
+
+/// Builds and runs all tests: Rust tests and then the browser, with the clients concurrently.
+pub fn run_all() -> ExitCode {
+    exit_code(try_run_all())
+}
+
+fn exit_code(passed: io::Result<bool>) -> ExitCode {
+    match passed {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
@@ -56,44 +72,91 @@ pub fn run(filter: &[&str]) -> ExitCode {
 }
 
 fn try_run(filter: &[&str]) -> io::Result<bool> {
-    let Some(mut binaries) = build()? else { return Ok(false) };
+    let Some(built) = build()? else { return Ok(false) };
+    run_binaries(built.tests, filter, &[])
+}
+
+/// Tests with clients that allow no concurrent test wait for a lock, which is held until the Rust
+/// tests and the browser have ended.
+fn try_run_all() -> io::Result<bool> {
+    let Some(Built { tests, server: Some(server) }) = build()? else { return Ok(false) };
+    let path = server.with_file_name("forebay-tests.lock");
+    let lock = File::create(&path)?;
+    lock.lock()?;
+    let python = std::env::var_os("PYTHON").unwrap_or_else(|| "/usr/bin/python3".into());
+    let command = |script: &str| {
+        let mut command = Command::new(&python);
+        command.arg(script).current_dir(crate::root()).env("FOREBAY_BIN", &server).stdin(Stdio::null());
+        command
+    };
+    let mut clients = command("tests/clients/run.py").env("FOREBAY_TEST_LOCK", &path).spawn()?;
+    let rust = run_binaries(tests, &[], &["nice", "-n", NICE]);
+    let browser = command("tests/browser/run.py").status();
+    drop(lock);
+    let clients = clients.wait()?;
+    Ok(rust? & browser?.success() & clients.success())
+}
+
+/// Runs test binaries, each as an argument of `prefix` if it is not empty; reports whether all tests passed.
+fn run_binaries(mut binaries: Vec<Binary>, filter: &[&str], prefix: &[&str]) -> io::Result<bool> {
     binaries.sort_by_key(|b| {
         let place = LONGEST.iter().position(|l| *l == (b.package.as_str(), b.target.as_str()));
         place.unwrap_or(LONGEST.len())
     });
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let pending = Mutex::new(VecDeque::from(binaries));
-    let failed = Mutex::new(0);
+    let results = Mutex::new((0, Vec::new()));
     let work = || {
         loop {
             let Some(binary) = pending.lock().expect("no worker panics").pop_front() else { return };
-            if !run_binary(&binary, filter) {
-                *failed.lock().expect("no worker panics") += 1;
-            }
+            let (passed, mut times) = run_binary(&binary, filter, prefix);
+            let mut results = results.lock().expect("no worker panics");
+            results.0 += u32::from(!passed);
+            results.1.append(&mut times);
         }
     };
     thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
     let documented =
         crate::cargo().args(["test", "--workspace", "--locked", "--doc", "-q"]).args(filter).status()?;
-    let failed = failed.into_inner().expect("no worker panics");
+    let (failed, mut times) = results.into_inner().expect("no worker panics");
+    times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let slowest: Vec<_> =
+        times.iter().take(SLOWEST).map(|(seconds, name)| format!("{name} {seconds:.1} s")).collect();
+    println!("slowest Rust tests: {}", slowest.join(", "));
     if failed > 0 {
         eprintln!("{failed} test binaries failed; their output is above");
     }
     Ok(failed == 0 && documented.success())
 }
 
+/// What a build has made.
+struct Built {
+    tests: Vec<Binary>,
+    /// The server, for the clients.
+    server: Option<PathBuf>,
+}
+
 /// Builds all tests; `None` if they do not compile.
-fn build() -> io::Result<Option<Vec<Binary>>> {
+fn build() -> io::Result<Option<Built>> {
     let mut cargo = crate::cargo()
         .args(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"])
         .stdout(Stdio::piped())
         .spawn()?;
     let output = cargo.stdout.take().ok_or_else(|| io::Error::other("cargo has no output"))?;
-    let mut binaries = Vec::new();
+    let mut built = Built { tests: Vec::new(), server: None };
     for line in BufReader::new(output).lines() {
-        binaries.extend(binary(&line?));
+        let line = line?;
+        built.tests.extend(binary(&line));
+        built.server = server(&line).or(built.server);
     }
-    Ok(cargo.wait()?.success().then_some(binaries))
+    Ok(cargo.wait()?.success().then_some(built))
+}
+
+/// The path of the server, if a message of cargo is about its program.
+fn server(message: &str) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let is_server = message["target"]["name"] == "forebay" && message["profile"]["test"] == false;
+    Some(PathBuf::from(message["executable"].as_str().filter(|_| is_server)?))
 }
 
 /// The test binary of a message of cargo, if it is about one.
@@ -120,12 +183,21 @@ fn binary(message: &str) -> Option<Binary> {
     Some(Binary { package, target, selection, directory, executable })
 }
 
-/// Runs one binary; reports whether all its tests passed.
-fn run_binary(binary: &Binary, filter: &[&str]) -> bool {
+/// Runs one binary; reports whether all its tests passed, and the seconds that each test took.
+fn run_binary(binary: &Binary, filter: &[&str], prefix: &[&str]) -> (bool, Vec<(f64, String)>) {
     let start = Instant::now();
-    let mut command = Command::new(&binary.executable);
-    command.args(filter).current_dir(&binary.directory).env("CARGO_MANIFEST_DIR", &binary.directory);
-    let ended = limited::run(&mut command, LIMIT);
+    let words = prefix.iter().map(OsStr::new).chain([binary.executable.as_os_str()]);
+    let words: Vec<_> = words.chain(filter.iter().map(OsStr::new)).collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).current_dir(&binary.directory).env("CARGO_MANIFEST_DIR", &binary.directory);
+    // Only a compiler that is not stable is meant to print the time of each test.
+    command.args(["-Z", "unstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+    let mut times = Vec::new();
+    let ended = limited::run(&mut command, LIMIT).map(|ended| {
+        let (output, found) = without_times(&ended.output);
+        times = found;
+        Ended { output, ..ended }
+    });
     let name = format!("{} {}", binary.package, binary.selection);
     let seconds = start.elapsed().as_secs_f64();
     match ended {
@@ -134,21 +206,36 @@ fn run_binary(binary: &Binary, filter: &[&str]) -> bool {
             let summary =
                 summary.trim_start_matches("test result: ").split("; 0 measured").next().unwrap_or_default();
             println!("{seconds:7.1} s  {name}: {summary}");
-            true
+            (true, times)
         }
         Ok(Ended { status: Some(status), output, errors }) => {
             println!("{}", failure(binary, status, &output, &errors, seconds));
-            false
+            (false, times)
         }
         Ok(Ended { status: None, output, errors }) => {
             println!("{}", hang(binary, &output, &errors, seconds));
-            false
+            (false, times)
         }
         Err(e) => {
             println!("{name}: cannot be run: {e}");
-            false
+            (false, times)
         }
     }
+}
+
+/// The output of a test binary without the times of its tests, and these times in seconds.
+fn without_times(output: &str) -> (String, Vec<(f64, String)>) {
+    let mut times = Vec::new();
+    let mut cut = |line: &str| -> String {
+        let parts = line.strip_suffix("s>").and_then(|line| line.rsplit_once(" <"));
+        let Some((result, seconds)) = parts else { return format!("{line}\n") };
+        if let (Some(name), Ok(seconds)) = (name(result), seconds.parse()) {
+            times.push((seconds, name.to_owned()));
+            return format!("{result}\n");
+        }
+        format!("{line}\n")
+    };
+    (output.lines().map(&mut cut).collect(), times)
 }
 
 /// The report of a binary that failed.
@@ -274,6 +361,15 @@ mod tests {
         let ended = limited::run(Command::new("sh").args(["-c", script]), Duration::from_secs(1)).unwrap();
         assert!(ended.status.is_none());
         assert!(hang(&it(), &ended.output, &ended.errors, 1.0).contains("-- --exact x\n"));
+    }
+
+    #[test]
+    fn times_are_taken_from_the_output() {
+        let output = "test a::b ... ok <12.500s>\ntest c ... FAILED <0.001s>\nx <1s>\ntest d ... ignored\n";
+        let (rest, times) = without_times(output);
+        assert_eq!(times, [(12.5, "a::b".to_owned()), (0.001, "c".to_owned())]);
+        assert_eq!(rest, "test a::b ... ok\ntest c ... FAILED\nx <1s>\ntest d ... ignored\n");
+        assert_eq!(failures(&rest), ["c"]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use forebay_store::{Crash, Fault, FaultyOp, Store, When};
 use crate::detects;
 
 /// Default number of rounds.
-const ROUNDS: u64 = 200;
+const ROUNDS: u64 = 100;
 
 /// A round in which there is always something to clean: segments are small, and reclaims follow each other
 /// closely.

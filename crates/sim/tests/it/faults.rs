@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use forebay_sim::{Rng, Round, Tolerance, rounds};
 use forebay_store::{Fault, FaultyOp, FaultyStore, When};
 
-const ROUNDS: u64 = 150;
+const ROUNDS: u64 = 100;
 
 fn failing_writes(store: &FaultyStore, rng: &mut Rng) {
     let op = *rng.pick(&[FaultyOp::Append, FaultyOp::Sync, FaultyOp::Swap]);

@@ -8,7 +8,7 @@ use forebay_store::{Fault, FaultyOp, FaultyStore, When};
 use crate::detects;
 
 /// Default number of rounds.
-const ROUNDS: u64 = 100;
+const ROUNDS: u64 = 60;
 
 /// After a failure, the process ends, and usually the next process finds its memory.
 fn restarting(seed: u64, ops: Option<u64>) -> Round {

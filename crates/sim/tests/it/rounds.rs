@@ -2,8 +2,8 @@
 
 use forebay_sim::{Liar, Round, attempt, env, rounds};
 
-/// Default number of rounds of all tests of this file together: about a minute on two slow cores.
-const ROUNDS: u64 = 1500;
+/// Default number of rounds.
+const ROUNDS: u64 = 500;
 
 fn round(seed: u64, ops: Option<u64>) {
     Round::new(seed, ops).run();
