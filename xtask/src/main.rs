@@ -43,9 +43,17 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The cargo that runs this program.
+/// The cargo that runs this program. It does not inherit what cargo tells a program of its package: build
+/// scripts of dependencies would run again whenever this differs, and all that depends on them be compiled
+/// again.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
     command.current_dir(root());
     command
 }
