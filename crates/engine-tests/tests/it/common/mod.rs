@@ -69,18 +69,27 @@ pub async fn mark(disk: &DiskHandle) {
 /// Bytes that neither repeat nor compress; they depend on `number`.
 pub fn noise(number: u64, len: usize) -> Vec<u8> {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
+    let mut bytes = vec![0; len / 8 * 8];
+    for word in bytes.chunks_exact_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
-    };
-    (0..len / 8).flat_map(|_| next()).collect()
+        word.copy_from_slice(&state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
+    }
+    bytes
 }
 
 /// Text: it compresses, and no two blocks are equal.
 pub fn text(number: u64, len: usize) -> Vec<u8> {
-    (0..).flat_map(|line| format!("{number} wrote line {line} of its log\n").into_bytes()).take(len).collect()
+    let mut bytes = Vec::with_capacity(len);
+    for line in 0.. {
+        if bytes.len() >= len {
+            break;
+        }
+        bytes.extend_from_slice(format!("{number} wrote line {line} of its log\n").as_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 pub fn config() -> PoolConfig {
