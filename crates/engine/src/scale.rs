@@ -8,8 +8,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_format::{DiskId, SegmentId, SegmentRecord, SegmentState, Stream, Superblock};
-use forebay_store::{BoxFuture, Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
+use forebay_format::{DiskId, SegmentId, SegmentRecord, SegmentState, Stream};
+use forebay_store::{BoxFuture, MemoryStore, ObjectStat, Result, Store};
 use futures_util::FutureExt;
 
 use crate::disk::Disk;
@@ -83,38 +83,12 @@ fn record(segment: u32) -> SegmentRecord {
 struct ListingStore(Arc<MemoryStore>);
 
 impl Store for ListingStore {
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        self.0.append(id, offset, data, expected)
-    }
-
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.0.sync(id)
-    }
-
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        self.0.read(id, offset, len)
-    }
-
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.0.delete(id)
-    }
+    forebay_store::forward_store!(0; append, sync, read, delete, read_superblock, swap_superblock, capacity);
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         let store = self.0.clone();
         let listed = tokio::task::spawn_blocking(move || store.list().now_or_never().unwrap());
         Box::pin(async { listed.await.unwrap() })
-    }
-
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.0.read_superblock()
-    }
-
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.0.swap_superblock(new)
-    }
-
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.0.capacity()
     }
 }
 

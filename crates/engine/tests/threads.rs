@@ -71,6 +71,8 @@ impl Slow {
 }
 
 impl Store for Slow {
+    forebay_store::forward_store!(store; list, capacity, read_superblock);
+
     fn append(
         &self,
         id: SegmentId,
@@ -91,15 +93,6 @@ impl Store for Slow {
     }
     fn delete(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
         Box::pin(self.change(move || self.store.delete(id)))
-    }
-    fn list(&self) -> BoxFuture<'_, StoreResult<Vec<ObjectStat>>> {
-        self.store.list()
-    }
-    fn capacity(&self) -> BoxFuture<'_, StoreResult<Capacity>> {
-        self.store.capacity()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, StoreResult<[Option<Vec<u8>>; 2]>> {
-        self.store.read_superblock()
     }
     fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, StoreResult<()>> {
         let new = new.clone();

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay_format::{SegmentId, Superblock};
-use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
+use forebay_format::SegmentId;
+use forebay_store::{BoxFuture, Result, Store};
 
 /// Answers a sync without making anything durable. An engine on this store therefore acknowledges before its
 /// data is durable.
@@ -17,31 +17,9 @@ impl Liar {
 }
 
 impl Store for Liar {
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        self.0.append(id, offset, data, expected)
-    }
+    forebay_store::forward_store!(0; append, read, delete, list, read_superblock, swap_superblock, reserve, capacity);
+
     fn sync(&self, _: SegmentId) -> BoxFuture<'_, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
-    }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        self.0.read(id, offset, len)
-    }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.0.delete(id)
-    }
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.0.list()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.0.read_superblock()
-    }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.0.swap_superblock(new)
-    }
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
-        self.0.reserve(bytes)
-    }
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.0.capacity()
     }
 }

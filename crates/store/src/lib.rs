@@ -5,6 +5,7 @@
 
 mod buf;
 mod contract;
+mod forward;
 mod limited;
 mod metered;
 mod reserve;
@@ -17,6 +18,10 @@ mod faulty;
 #[cfg(feature = "test-util")]
 mod memory;
 pub mod rados;
+
+/// Types of the contract, for [`forward_store`].
+#[doc(hidden)]
+pub use forebay_format::{SegmentId, Superblock};
 
 pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Selection, Store, StoreError, for_good};

@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::future::ready;
 use std::sync::Arc;
 
-use forebay_format::{SegmentId, Superblock};
+use forebay_format::SegmentId;
 use parking_lot::Mutex;
 
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
+use crate::{BoxFuture, Capacity, IoBuf, Result, Store, StoreError};
 
 /// A store with a space limit.
 pub struct Limited {
@@ -96,6 +96,9 @@ impl Limited {
 }
 
 impl Store for Limited {
+    crate::forward_store!(inner; overdue, sync, read, list, list_lengths_of, tail, read_superblock, swap_superblock);
+    crate::forward_store!(inner; is_shared, max_object_bytes, reserve);
+
     fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
         if !self.taken.lock().grow(id, expected, self.limit) {
             return Box::pin(ready(Err(StoreError::Full)));
@@ -126,18 +129,6 @@ impl Store for Limited {
         self.append_by(id, offset, len, expected, || self.inner.append_synced(id, offset, data, expected))
     }
 
-    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
-        self.inner.overdue(len)
-    }
-
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.inner.sync(id)
-    }
-
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        self.inner.read(id, offset, len)
-    }
-
     /// If the future is dropped, the space counts until the store is opened again.
     fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         let deleted = self.inner.delete(id);
@@ -148,18 +139,6 @@ impl Store for Limited {
         })
     }
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.list()
-    }
-
-    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.list_lengths_of(selected)
-    }
-
-    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.tail(listed, from)
-    }
-
     fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
         let trimmed = self.inner.trim(id, written);
         Box::pin(async move {
@@ -167,26 +146,6 @@ impl Store for Limited {
             self.taken.lock().finish(id, len);
             Some(len)
         })
-    }
-
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.inner.read_superblock()
-    }
-
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.inner.swap_superblock(new)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.inner.is_shared()
-    }
-
-    fn max_object_bytes(&self) -> u64 {
-        self.inner.max_object_bytes()
-    }
-
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
-        self.inner.reserve(bytes)
     }
 
     /// The smaller of the limit and the capacity of the inner store.

@@ -148,6 +148,8 @@ impl Metered {
 }
 
 impl Store for Metered {
+    crate::forward_store!(inner; overdue, trim, is_shared, max_object_bytes, reserve);
+
     /// Not counted: the append that would create the object otherwise counts once, too.
     fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
         self.inner.prepare(id, expected)
@@ -172,10 +174,6 @@ impl Store for Metered {
         self.meters.sync_time.add(Duration::ZERO);
         let timed = Some((&self.meters.append_time, (self.clock)()));
         self.watch(self.inner.append_synced(id, offset, data, expected), timed)
-    }
-
-    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
-        self.inner.overdue(len)
     }
 
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
@@ -209,10 +207,6 @@ impl Store for Metered {
         self.watch(self.inner.tail(listed, from), None)
     }
 
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
-        self.inner.trim(id, written)
-    }
-
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
         self.meters.read.add(2 * COPY_BYTES);
         self.watch(self.inner.read_superblock(), None)
@@ -221,18 +215,6 @@ impl Store for Metered {
     fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
         self.meters.write.add(COPY_BYTES);
         self.watch(self.inner.swap_superblock(new), None)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.inner.is_shared()
-    }
-
-    fn max_object_bytes(&self) -> u64 {
-        self.inner.max_object_bytes()
-    }
-
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
-        self.inner.reserve(bytes)
     }
 
     /// Not counted, because it causes no I/O.

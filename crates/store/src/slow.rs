@@ -12,7 +12,7 @@ use std::time::Duration;
 use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
-use crate::{BoxFuture, Capacity, Clock, IoBuf, ObjectStat, Result, Selection, Store};
+use crate::{BoxFuture, Clock, IoBuf, Result, Store};
 
 /// Bytes of a stripe.
 const STRIPE: u64 = 1 << 20;
@@ -118,17 +118,12 @@ impl Slow {
 }
 
 impl Store for Slow {
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
-        self.inner.prepare(id, expected)
-    }
+    crate::forward_store!(inner; prepare, overdue, list, list_lengths_of, tail, trim, is_shared);
+    crate::forward_store!(inner; max_object_bytes, reserve, capacity);
 
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         let took = self.transfer(id, offset, data.len() as u64);
         self.after(took, self.inner.append(id, offset, data, expected))
-    }
-
-    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
-        self.inner.overdue(len)
     }
 
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
@@ -143,44 +138,12 @@ impl Store for Slow {
         self.after(self.movement(id), self.inner.delete(id))
     }
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.list()
-    }
-
-    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.list_lengths_of(selected)
-    }
-
-    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.tail(listed, from)
-    }
-
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
-        self.inner.trim(id, written)
-    }
-
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
         self.after(self.movement(SegmentId(0)), self.inner.read_superblock())
     }
 
     fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
         self.after(self.movement(SegmentId(0)), self.inner.swap_superblock(new))
-    }
-
-    fn is_shared(&self) -> bool {
-        self.inner.is_shared()
-    }
-
-    fn max_object_bytes(&self) -> u64 {
-        self.inner.max_object_bytes()
-    }
-
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
-        self.inner.reserve(bytes)
-    }
-
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.inner.capacity()
     }
 }
 

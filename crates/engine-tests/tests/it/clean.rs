@@ -8,8 +8,7 @@ use crate::common::{check, clone, noise, open_with, read, text};
 use forebay_engine::{
     BoxFuture, DiskHandle, Error, GcPhase, GcProgress, Mutation, Pool, PoolConfig, SegmentId, SyncMode,
 };
-use forebay_format::Superblock;
-use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result as StoreResult, Store};
+use forebay_store::{IoBuf, MemoryStore, Result as StoreResult, Store};
 use tokio::sync::Semaphore;
 
 fn config() -> PoolConfig {
@@ -431,18 +430,8 @@ struct Held {
 }
 
 impl Store for Held {
-    fn append(
-        &self,
-        id: SegmentId,
-        at: u64,
-        data: IoBuf,
-        expected: u64,
-    ) -> BoxFuture<'_, StoreResult<IoBuf>> {
-        self.store.append(id, at, data, expected)
-    }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
-        self.store.sync(id)
-    }
+    forebay_store::forward_store!(store; append, sync, list, capacity, read_superblock, swap_superblock);
+
     fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, StoreResult<IoBuf>> {
         Box::pin(async move {
             if self.armed.swap(false, Relaxed) {
@@ -455,18 +444,6 @@ impl Store for Held {
     fn delete(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
         self.deleted.lock().unwrap().push(id);
         self.store.delete(id)
-    }
-    fn list(&self) -> BoxFuture<'_, StoreResult<Vec<ObjectStat>>> {
-        self.store.list()
-    }
-    fn capacity(&self) -> BoxFuture<'_, StoreResult<Capacity>> {
-        self.store.capacity()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, StoreResult<[Option<Vec<u8>>; 2]>> {
-        self.store.read_superblock()
-    }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, StoreResult<()>> {
-        self.store.swap_superblock(new)
     }
 }
 

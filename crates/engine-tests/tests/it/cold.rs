@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use forebay_engine::{BoxFuture, DiskHandle, Pool, PoolConfig, SyncMode};
-use forebay_format::{SegmentId, Superblock};
-use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
+use forebay_format::SegmentId;
+use forebay_store::{IoBuf, MemoryStore, Result, Store};
 use futures_util::future::join_all;
 
 /// Bytes covered by one leaf of a map.
@@ -31,6 +31,8 @@ impl Far {
 }
 
 impl Store for Far {
+    forebay_store::forward_store!(inner; delete, list, read_superblock, swap_superblock, capacity);
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         Box::pin(async move {
             tokio::time::sleep(self.latency).await;
@@ -52,21 +54,6 @@ impl Store for Far {
             self.reading.fetch_sub(1, SeqCst);
             self.inner.read(id, offset, len).await
         })
-    }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.inner.delete(id)
-    }
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.list()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.inner.read_superblock()
-    }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.inner.swap_superblock(new)
-    }
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.inner.capacity()
     }
 }
 

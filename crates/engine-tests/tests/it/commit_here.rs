@@ -8,8 +8,8 @@ use futures_util::FutureExt;
 
 use crate::common::*;
 use forebay_engine::{BoxFuture, DiskHandle, Fast, Host, Pool, PoolConfig, SyncMode, commit_here};
-use forebay_format::{SegmentId, Superblock};
-use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
+use forebay_format::SegmentId;
+use forebay_store::{IoBuf, MemoryStore, Result, Store};
 
 /// Withdraws the permission at the end of a test.
 struct Permission;
@@ -157,32 +157,13 @@ struct Meddling {
 }
 
 impl Store for Meddling {
+    forebay_store::forward_store!(inner; sync, read, delete, list, capacity, read_superblock, swap_superblock);
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         if self.is_due.swap(false, SeqCst) {
             write_durably(self.disk.get().unwrap(), 0, 77);
         }
         self.inner.append(id, offset, data, expected)
-    }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.inner.sync(id)
-    }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        self.inner.read(id, offset, len)
-    }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.inner.delete(id)
-    }
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.list()
-    }
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.inner.capacity()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.inner.read_superblock()
-    }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.inner.swap_superblock(new)
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use forebay_engine::{BoxFuture, Error, PoolConfig, SyncMode};
-use forebay_format::{SegmentId, Superblock};
-use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store, StoreError};
+use forebay_format::SegmentId;
+use forebay_store::{Capacity, MemoryStore, ObjectStat, Result, Store, StoreError};
 
 use crate::common::{config, noise, open_with};
 
@@ -37,26 +37,13 @@ fn fenced<T: Send + 'static>() -> BoxFuture<'static, Result<T>> {
 }
 
 impl Store for Taken {
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        self.store.append(id, offset, data, expected)
-    }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.store.sync(id)
-    }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        self.store.read(id, offset, len)
-    }
+    forebay_store::forward_store!(store; append, sync, read, read_superblock, swap_superblock);
+
     fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         if self.is_taken(Operation::Delete) { fenced() } else { self.store.delete(id) }
     }
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         if self.is_taken(Operation::List) { fenced() } else { self.store.list() }
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.store.read_superblock()
-    }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.store.swap_superblock(new)
     }
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         if self.is_taken(Operation::Capacity) { fenced() } else { self.store.capacity() }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use forebay_engine::{BoxFuture, Pool, PoolConfig, SyncMode};
-use forebay_format::{SegmentId, Superblock};
-use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store, StoreError};
+use forebay_format::SegmentId;
+use forebay_store::{IoBuf, MemoryStore, Result, Store, StoreError};
 
 use crate::common::{check, left_by_crash, noise, open, open_with, read};
 
@@ -68,6 +68,8 @@ impl Silent {
 }
 
 impl Store for Silent {
+    forebay_store::forward_store!(store; sync, read, delete, list, read_superblock, swap_superblock, capacity);
+
     fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
         if self.skips.load(Relaxed) && id.0.is_multiple_of(2) {
             self.late.lock().unwrap().push(Late { id, offset: 0, data: None, expected });
@@ -90,27 +92,6 @@ impl Store for Silent {
             true => Box::pin(std::future::pending()),
             false => Box::pin(std::future::ready(())),
         }
-    }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.store.sync(id)
-    }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        self.store.read(id, offset, len)
-    }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.store.delete(id)
-    }
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.store.list()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.store.read_superblock()
-    }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.store.swap_superblock(new)
-    }
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.store.capacity()
     }
 }
 

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_engine::{BoxFuture, Client, DiskHandle, Error, Fast, Pool, SyncMode};
-use forebay_format::{BLOCK, SegmentId, Superblock};
-use forebay_store::{
-    Capacity, Fault, FaultyOp, FaultyStore, IoBuf, MemoryStore, ObjectStat, Result, Store, When,
-};
+use forebay_format::{BLOCK, SegmentId};
+use forebay_store::{Fault, FaultyOp, FaultyStore, IoBuf, MemoryStore, Result, Store, When};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -27,36 +25,14 @@ struct Gated {
 }
 
 impl Store for Gated {
+    forebay_store::forward_store!(store; prepare, sync, read, delete, list, read_superblock, swap_superblock, capacity);
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         let mut is_open = self.is_open.subscribe();
         Box::pin(async move {
             is_open.wait_for(|is_open| *is_open).await.expect("the store exists");
             self.store.append(id, offset, data, expected).await
         })
-    }
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
-        self.store.prepare(id, expected)
-    }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.store.sync(id)
-    }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        self.store.read(id, offset, len)
-    }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.store.delete(id)
-    }
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.store.list()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.store.read_superblock()
-    }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.store.swap_superblock(new)
-    }
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.store.capacity()
     }
 }
 

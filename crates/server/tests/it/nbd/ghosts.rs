@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::{BoxFuture, CloneRequest, PoolConfig, SyncMode};
-use forebay_format::{SegmentId, Superblock};
-use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
+use forebay_format::SegmentId;
+use forebay_store::{IoBuf, MemoryStore, Result, Store};
 use forebay_wire::nbd::*;
 use socket2::SockRef;
 use tokio::sync::watch;
@@ -41,33 +41,14 @@ impl Gated {
 }
 
 impl Store for Gated {
+    forebay_store::forward_store!(inner; sync, read, delete, list, read_superblock, swap_superblock, capacity);
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         let mut open = self.open.subscribe();
         Box::pin(async move {
             let _ = open.wait_for(|open| *open).await;
             self.inner.append(id, offset, data, expected).await
         })
-    }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.inner.sync(id)
-    }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        self.inner.read(id, offset, len)
-    }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.inner.delete(id)
-    }
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.list()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.inner.read_superblock()
-    }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        self.inner.swap_superblock(new)
-    }
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.inner.capacity()
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_engine::{DiskHandle, Error, Host, Pool, PoolConfig, SegmentId, SyncMode, check};
 use forebay_sim::{Executor, Ran, Rng, SimHost};
-use forebay_store::{BoxFuture, Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
+use forebay_store::{BoxFuture, IoBuf, MemoryStore, Result, Store};
 use parking_lot::Mutex;
 
 pub const BLOCK: u64 = 4096;
@@ -39,6 +39,8 @@ impl OneDisk {
 }
 
 impl Store for OneDisk {
+    forebay_store::forward_store!(inner; delete, list, read_superblock, swap_superblock, reserve, capacity);
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         let served = self.serve(data.len());
         let appended = self.inner.append(id, offset, data, expected);
@@ -62,24 +64,6 @@ impl Store for OneDisk {
             served.await;
             read.await
         })
-    }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        self.inner.delete(id)
-    }
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.inner.list()
-    }
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        self.inner.read_superblock()
-    }
-    fn swap_superblock(&self, new: &forebay_format::Superblock) -> BoxFuture<'_, Result<()>> {
-        self.inner.swap_superblock(new)
-    }
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
-        self.inner.reserve(bytes)
-    }
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.inner.capacity()
     }
 }
 
