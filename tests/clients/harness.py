@@ -12,8 +12,10 @@ import os
 import random
 import shutil
 import signal
+import struct
 import sys
 import tempfile
+import termios
 import time
 import traceback
 
@@ -70,11 +72,39 @@ def equal(found, expected, what):
 
 
 def wait_for(condition, what, timeout=60):
-    """Waits until `condition` holds. Fails after `timeout` seconds, which only a hang should take."""
+    """Waits until `condition` holds, and returns its value. Fails after `timeout` seconds, which only a hang
+    should take."""
     deadline = time.monotonic() + timeout
-    while not condition():
+    while not (found := condition()):
         check(time.monotonic() < deadline, f"{what}: not within {timeout} s")
         time.sleep(0.02)
+    return found
+
+
+def wait_read(sock):
+    """Waits until the other process has read everything that was sent over this UNIX socket."""
+    unread = lambda: struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]  # noqa: E731
+    wait_for(lambda: unread() == 0, "what was sent is read")
+
+
+def held(server):
+    """The bytes of memory that a server holds for its clients: requests and replies in progress."""
+    return server.json("stats")["clients"]["memory_bytes"]
+
+
+def waited(server, volume):
+    """The number of requests of a volume that have waited for its limit."""
+    return server.json("stats", volume)["limited"]["requests"]
+
+
+def wait_signal_taken(pid, number):
+    """Waits until a process has taken a signal that was sent to it."""
+
+    def is_pending():
+        with open(f"/proc/{pid}/status") as f:
+            return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in f if line.startswith("ShdPnd:"))
+
+    wait_for(lambda: not is_pending(), f"signal {number} is taken")
 
 
 def shortened(value):

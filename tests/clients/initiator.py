@@ -67,7 +67,7 @@ class Initiator:
     """A session. `chap` is (user, secret), `mutual` the secret that the target must prove, `algorithm` one
     algorithm or a list with commas; the attribute `algorithm` is the one that the target selected."""
 
-    def __init__(self, address, target=None, name=NAME, isid=1, chap=None, mutual=None, algorithm=5, keys=(), timeout=20, source=None):
+    def __init__(self, address, target=None, name=NAME, isid=1, chap=None, mutual=None, algorithm=5, keys=(), timeout=60, source=None):
         self.socket = socket.create_connection(address, timeout, source and (source, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
