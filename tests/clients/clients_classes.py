@@ -5,11 +5,10 @@ import glob
 import os
 import struct
 import subprocess
-import time
 
 from forebay import Failed
 from clients_filesystems import NTFS, Fuse, Mount, need_fuse_and_loop
-from harness import BLOCK, MIB, check, connect, equal, run, test
+from harness import BLOCK, MIB, check, connect, equal, run, test, wait_for
 
 PARTITION = MIB
 SIZE = 64 * MIB
@@ -154,12 +153,7 @@ def one(s, name, kind):
 
 
 def wait_known(s, name):
-    deadline = time.monotonic() + 20
-    while not known(s, name):
-        if time.monotonic() > deadline:
-            raise Failed(f"the classes of '{name}' are unknown\n{s.log_tail()}")
-        time.sleep(0.05)
-    return known(s, name)
+    return wait_for(lambda: known(s, name), f"the classes of '{name}'")
 
 
 def ntfs_image(t):
@@ -263,10 +257,7 @@ def classes_of_a_page_file_keep_it_out_of_index_and_cache(t):
     for _ in range(70):
         h.pwrite(t.random.randbytes(MIB), SIZE - 4 * MIB)
         h.flush()
-    deadline = time.monotonic() + 20
-    while s.json("volume", "classes", "a")["learned_ms"] == learned:
-        check(time.monotonic() < deadline, "a clone that has changed is not scanned")
-        time.sleep(0.05)
+    wait_for(lambda: s.json("volume", "classes", "a")["learned_ms"] != learned, "a scan of a clone that has changed")
     equal(known(s, "a"), known(s, "golden"), "no file was changed")
 
 

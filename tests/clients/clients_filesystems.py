@@ -2,10 +2,9 @@
 device."""
 
 import os
-import time
 
-from forebay import Failed, spawn
-from harness import MIB, Skipped, check, need_root, run, test
+from forebay import spawn
+from harness import MIB, Skipped, check, need_root, run, test, wait_for
 
 
 class Fs:
@@ -30,12 +29,9 @@ class Fuse:
         os.makedirs(self.dir, exist_ok=True)
         self.file = os.path.join(self.dir, "disk")
         self.process = spawn(["nbdfuse", self.file, server.uri(export)])
-        deadline = time.monotonic() + 10
-        while not os.path.exists(self.file):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise Failed("nbdfuse does not start")
-            time.sleep(0.02)
         t.defer(self.close)
+        wait_for(lambda: self.process.poll() is not None or os.path.exists(self.file), "nbdfuse starts")
+        check(self.process.poll() is None, "nbdfuse does not start")
 
     def close(self):
         if self.process is None:

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 from forebay import Failed, spawn
-from harness import BLOCK, MIB, STOP_S, check, connect, equal, refused_by_server, run, test
+from harness import BLOCK, MIB, STOP_S, check, connect, equal, refused_by_server, run, test, wait_for
 
 
 def stats(server):
@@ -247,10 +247,7 @@ def deduplication_continues_after_kill_9(t):
     s.start()
     # It serves immediately; the index is read back in the background.
     equal(len(connect(s, "first").pread(BLOCK, 0)), BLOCK, "bytes read at once")
-    deadline = time.monotonic() + 60
-    while stats(s)["reduction"]["index"]["segments_left"]:
-        check(time.monotonic() < deadline, "the index is not back after a minute")
-        time.sleep(0.05)
+    wait_for(lambda: not stats(s)["reduction"]["index"]["segments_left"], "the index is back")
     before = stored(s)
     s.cli("image", "import", "second", noise)
     at_most(stored(s) - before, size // 10, "stored by the second import, after a crash")
@@ -437,7 +434,4 @@ def fill(t, server, handle, first=0):
 
 
 def wait_for_room(server):
-    deadline = time.monotonic() + 15
-    while stats(server)["room"] == "full":
-        check(time.monotonic() < deadline, "the store is still full, after discards and gc")
-        time.sleep(0.05)
+    wait_for(lambda: stats(server)["room"] != "full", "room, after discards and gc")

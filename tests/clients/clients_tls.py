@@ -4,9 +4,8 @@ import json
 import os
 import signal
 import socket
-import time
 
-from harness import MIB, check, equal, run, test
+from harness import MIB, check, equal, run, test, wait_for
 
 
 class Authority:
@@ -172,10 +171,7 @@ def tls_certificates_are_read_again_on_sighup(t):
         """Sends SIGHUP and waits for a message in the log."""
         before = logged(expected)
         s.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + 60
-        while logged(expected) == before:
-            check(time.monotonic() < deadline, f"'{expected}' is not in the log: {s.log_tail()}")
-            time.sleep(0.05)
+        wait_for(lambda: logged(expected) != before, f"'{expected}' in the log")
 
     def logged(text):
         with open(s.log) as f:

@@ -1,10 +1,9 @@
 """A server with an iSCSI target, and common helpers for it."""
 
 import re
-import time
 
 from forebay import Failed
-from harness import equal
+from harness import equal, wait_for
 from initiator import Refused
 
 TARGET = "iqn.2026-01.org.example:t"
@@ -22,14 +21,10 @@ def target(t, *volumes, size="64M", create=(), lun=(), serve=(), data="data"):
 
 def portal(s):
     """The address of the running server's iSCSI portal, from its last line about being ready."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        ready = [line for line in s.log_tail(1000).splitlines() if "forebay is ready" in line]
-        if len(ready) == s.starts:
-            host, port = re.search(r", iscsi ([\d.]+|\[[\da-f:]+\]):(\d+)", ready[-1]).groups()
-            return host.strip("[]"), int(port)
-        time.sleep(0.01)
-    raise Failed("the server's log has no iSCSI address")
+    ready = lambda: [line for line in s.log_tail(1000).splitlines() if "forebay is ready" in line]  # noqa: E731
+    wait_for(lambda: len(ready()) == s.starts, "the address in the server's log")
+    host, port = re.search(r", iscsi ([\d.]+|\[[\da-f:]+\]):(\d+)", ready()[-1]).groups()
+    return host.strip("[]"), int(port)
 
 
 def url(address, lun=0):

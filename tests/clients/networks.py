@@ -6,15 +6,13 @@ Further hosts are network namespaces that are connected to the hub only.
 
 import ctypes
 import os
-import time
 
-from forebay import Failed, run, spawn
-from harness import Skipped
+from forebay import run, spawn
+from harness import Skipped, wait_for
 
 HUB = "10.213.0.1"
 CLONE_NEWNET = 0x40000000
 TABLE = "inet faults"
-START_S = 20
 
 
 def enter_hub():
@@ -38,11 +36,7 @@ class Host:
         self.holder = spawn(["unshare", "--net", "sleep", "infinity"])
         t.defer(self.holder.kill)
         network = f"/proc/{self.holder.pid}/ns/net"
-        deadline = time.monotonic() + START_S
-        while os.readlink(network) == os.readlink("/proc/self/ns/net"):
-            if time.monotonic() > deadline:
-                raise Failed("a network namespace was not created")
-            time.sleep(0.002)
+        wait_for(lambda: os.readlink(network) != os.readlink("/proc/self/ns/net"), "a network namespace")
         self.prefix = ["nsenter", f"--net={network}"]
         link = f"host{number}"
         run("ip", "link", "add", link, "type", "veth", "peer", "name", "hub", "netns", self.holder.pid)
