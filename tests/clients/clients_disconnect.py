@@ -6,7 +6,7 @@ import time
 
 import nbd
 from forebay import Failed
-from harness import BLOCK, MIB, check, connect, equal, test
+from harness import BLOCK, MIB, check, connect, equal, held, test, wait_for
 from hosts import free_port
 from initiator import CONFLICT, GOOD, Closed, Initiator
 
@@ -98,7 +98,7 @@ def a_client_that_does_not_read_replies_is_disconnected(t):
     sock.recv(10, socket.MSG_WAITALL)
     for n in range(64):
         sock.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 0, n, 0, 16 * MIB))
-    time.sleep(0.5)
+    wait_for(lambda: held(s) >= 16 * MIB, "replies that are not read")
     (client,) = [client for client in clients(s, "v") if client["client"].startswith("127.")]
     begun = time.monotonic()
     s.cli("volume", "disconnect", "v", client["id"])
