@@ -12,7 +12,7 @@ from clients_tls import authorities, tls_server
 from clients_upgrade import FAKE, script
 from datastore import TARGET, target
 from forebay import Failed, spawn
-from harness import BLOCK, MIB, check, connect, equal, test, wait_for
+from harness import BLOCK, MIB, check, connect, equal, held, test, wait_for, wait_read
 from initiator import BLOCK as SECTOR
 from initiator import CHECK, CONFLICT, GOOD, Initiator
 from upgrade_load import block, nbd_port
@@ -137,7 +137,7 @@ def desktops_keep_their_contents(t):
 def raw_nbd(path, export):
     """A raw connection in transmission, with simple replies."""
     c = socket.socket(socket.AF_UNIX)
-    c.settimeout(30)
+    c.settimeout(60)
     c.connect(path)
     receive(c, 18)
     c.sendall(struct.pack(">I", 3) + struct.pack(">8sII", b"IHAVEOPT", 1, len(export)) + export.encode())
@@ -180,7 +180,7 @@ def requests_that_are_half_sent_and_replies_that_are_not_read_continue(t):
             c.sendall(message[at:cut])
             at = cut
             if cut < len(message):
-                time.sleep(0.02)
+                wait_read(c)
                 equal(s.upgrade()["connections"], 1, "connections")
         equal(reply(c), (7, b""), "the reply")
         c.sendall(request(0, 8, 4096, size))
@@ -190,7 +190,8 @@ def requests_that_are_half_sent_and_replies_that_are_not_read_continue(t):
     c = raw_nbd(s.nbd, "v")
     for cookie in range(6):
         c.sendall(request(0, cookie, 4096, 4 * MIB))
-    time.sleep(0.3)
+    wait_read(c)
+    wait_for(lambda: held(s) >= 4 * MIB, "replies that are not read")
     equal(s.upgrade()["connections"], 1, "connections")
     c.sendall(request(0, 6, 4096, MIB))
     found = [reply(c, 4 * MIB) for _ in range(6)]
@@ -231,12 +232,25 @@ def clients_that_connect_during_an_upgrade_wait(t):
     for thread in threads:
         thread.start()
     for _ in range(10):
-        time.sleep(0.1)
+        before = count[0]
+        wait_for(lambda least=before + 3: count[0] >= least, "connections")
         s.upgrade()
     stop.set()
     for thread in threads:
         thread.join()
     check(not errors and count[0] > 20, f"{count[0]} connections, refused: {errors[:3]}")
+
+
+def connected(path):
+    """A connection to this UNIX socket; `None` if nothing listens."""
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        # The file of a server that was killed is replaced.
+        client.connect(path)
+    except OSError:
+        client.close()
+        return None
+    return client
 
 
 @test
@@ -252,16 +266,7 @@ def clients_connect_while_a_pool_is_recovered(t):
     s.args += ["--config", config]
     s.launch()
     t.defer(s.close)
-    begun, client = time.monotonic(), None
-    while client is None:
-        check(time.monotonic() - begun < 30, "the server does not listen")
-        client = socket.socket(socket.AF_UNIX)
-        try:
-            # The file of the killed server is replaced.
-            client.connect(s.nbd)
-        except OSError:
-            client = None
-            time.sleep(0.002)
+    client = wait_for(lambda: connected(s.nbd), "the server listens")
     check(not os.path.exists(s.control), "the server is ready before a client could connect")
     client.settimeout(60)
     equal(client.recv(8, socket.MSG_WAITALL), b"NBDMAGIC", "the greeting")
@@ -279,11 +284,11 @@ def a_service_manager_passes_sockets(t):
     control.bind(s.control)
     control.listen(16)
     client = socket.socket(socket.AF_UNIX)
-    client.settimeout(30)
+    client.settimeout(60)
     client.connect(s.nbd)
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notify.bind(t.path("n"))
-    notify.settimeout(30)
+    notify.settimeout(60)
 
     def start(names, args):
         """Starts a server with these sockets as descriptors 3 to 5."""
@@ -346,7 +351,7 @@ def the_watchdog_is_fed_while_no_process_serves(t):
     watchdog_s = 0.6
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notify.bind(t.path("n"))
-    notify.settimeout(30)
+    notify.settimeout(60)
     s = t.server(start=False)
     s.prefix = ["env", f"NOTIFY_SOCKET={t.path('n')}", f"WATCHDOG_USEC={watchdog_s * 1e6:.0f}"]
     s.start()
@@ -354,15 +359,14 @@ def the_watchdog_is_fed_while_no_process_serves(t):
     hangs = script(t, "hangs", FAKE + f"receive(); send(READY); receive(); open({begun!r}, 'w'); time.sleep(60)\n")
     argv = [s.bin, "--socket", s.control, "upgrade", "--binary", hangs, "--timeout", "10"]
     command = spawn(argv, stderr=subprocess.PIPE, text=True)
-    while not os.path.exists(begun):
-        check(command.poll() is None, "the upgrade has ended")
-        time.sleep(0.01)
+    wait_for(lambda: os.path.exists(begun) or command.poll() is not None, "the hand-over")
+    check(command.poll() is None, "the upgrade has ended")
     # Those of before.
     notify.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while notify.recv(100):
             pass
-    notify.settimeout(30)
+    notify.settimeout(60)
     fed = 0
     while fed < 5:
         fed += notify.recv(100) == b"WATCHDOG=1"

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from forebay import Failed, binary, spawn
-from harness import BLOCK, MIB, STOP_S, check, connect, equal, need_root, refused_by_server, run, test
+from harness import BLOCK, MIB, STOP_S, check, connect, equal, need_root, refused_by_server, run, test, wait_for
 
 NBD_MAGIC = 0x4E42444D41474943
 IHAVEOPT = 0x49484156454F5054
@@ -202,6 +202,7 @@ def interrupted_imports_leave_no_image(t):
         # An import that ends before the interruption is repeated with an earlier interruption.
         for delay in (0.2, 0.1, 0.05, 0.02, 0.0):
             client = spawn(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            # The moment of the interruption.
             time.sleep(delay)
             done = s.json("image", "list")
             equal([i["name"] for i in done if client.poll() is None], [], "images during an import")
@@ -211,10 +212,7 @@ def interrupted_imports_leave_no_image(t):
             s.cli("image", "rm", "golden")
         else:
             raise Failed(f"{end}: the import always ended before the interruption")
-        deadline = time.monotonic() + 10
-        while s.json("image", "list") and time.monotonic() < deadline:
-            time.sleep(0.02)
-        equal(s.json("image", "list"), [], f"images after: {end}")
+        wait_for(lambda: s.json("image", "list") == [], f"the end of the import after: {end}")
     s.cli("image", "import", "golden", source)
     run("qemu-img", "compare", "-f", "raw", "-F", "raw", source, s.uri("golden"))
 
@@ -253,7 +251,7 @@ def invalid_data_does_not_affect_other_clients(t):
     good = connect(s, "disk")
     for i in range(60):
         raw = socket.socket(socket.AF_UNIX)
-        raw.settimeout(5)
+        raw.settimeout(60)
         raw.connect(s.nbd)
         try:
             if i % 3:
@@ -273,7 +271,7 @@ def enter_transmission(server, export):
     """A raw connection in the transmission phase, entered by NBD_OPT_EXPORT_NAME; its replies are simple
     ones."""
     raw = socket.socket(socket.AF_UNIX)
-    raw.settimeout(10)
+    raw.settimeout(60)
     raw.connect(server.nbd)
     greeting = raw.recv(18, socket.MSG_WAITALL)
     equal(struct.unpack(">QQ", greeting[:16]), (NBD_MAGIC, IHAVEOPT), "greeting")
@@ -300,7 +298,8 @@ def clients_that_disconnect_within_a_request_leave_no_trace(t):
 
 @test
 def a_client_that_never_reads_uses_bounded_memory(t):
-    s = t.server("--cache", "64M")
+    # Clients that do not read do not give way during the test.
+    s = t.server("--cache", "64M", config="[limits]\nstall_timeout_s = 600\n")
     s.cli("volume", "create", "disk", "--size", "64M")
     run("nbdcopy", t.noise_file("noise", 64 * MIB), s.uri("disk"))
     before = resident(s.process.pid)
@@ -318,8 +317,7 @@ def a_client_that_never_reads_uses_bounded_memory(t):
     begin = time.monotonic()
     for i in range(200):
         h.pread(BLOCK, i * BLOCK)
-    # Clients that do not read give way after ten seconds.
-    check(time.monotonic() - begin < 9, "it blocks another client")
+    check(time.monotonic() - begin < 60, "it blocks another client")
     grown = resident(s.process.pid) - before
     check(grown < 400 * MIB, f"memory grew by {grown // MIB} MiB")
     for raw in deaf:
