@@ -9,7 +9,7 @@ import os
 import re
 import time
 
-from clients_memory import QUIET_S, content, data_of, memory_file, written
+from clients_memory import content, data_of, memory_file, written, written_and_settled
 from datastore import TARGET, portal, target, url
 from forebay import Failed
 from harness import BLOCK, MIB, check, connect, equal, need_root, run, test
@@ -18,7 +18,8 @@ from initiator import GOOD, Initiator
 
 # Sense data of a unit that needs an administrator, and of one that has become ready again.
 MANUAL_INTERVENTION, BECAME_READY = (2, 0x04, 0x03), (6, 0x28, 0x00)
-# Longer than the unit of the age of a process, by which a new one is recognised.
+# Longer than the unit of the age of a process, by which a new one is recognised: the time itself is what is
+# waited for.
 AGE_S = 0.05
 # Also the boot in which a test starts, so that it differs from the next one in any case.
 BOOTS = ("11111111-2222-4333-8444-555555555555", "99999999-8888-4777-8666-555555555555")
@@ -90,9 +91,8 @@ def disks_in_every_state(t, s):
     for name in ("never", "flushed", "dirty"):
         s.cli("volume", "create", name, "--size", "1M")
     s.cli("volume", "create", "always", "--size", "1M", "--sync", "always")
-    written(s, "flushed", 1, flush=True)
-    written(s, "dirty", 2, flush=True)
-    time.sleep(QUIET_S)
+    written_and_settled(s, "flushed", 1)
+    written_and_settled(s, "dirty", 2)
     written(s, "always", 3)
     for name in ("dirty", "dirty-desk"):
         h = connect(s, name)
@@ -284,8 +284,7 @@ def after_a_start_of_the_host_local_clients_are_served_and_remote_ones_refused(t
     s.start()
     for name in ("local", "remote"):
         s.cli("volume", "create", name, "--size", "1M")
-        written(s, name, 1, flush=True)
-    time.sleep(QUIET_S)
+        written_and_settled(s, name, 1)
     clients = connect(s, "local"), remote(port, "remote")
     for h in clients:
         h.pwrite(data_of(2), 0)

@@ -12,12 +12,10 @@ import time
 
 from clients_failures import one_line
 from forebay import Failed
-from harness import BLOCK, MIB, check, connect, equal, need_root, run, test
+from harness import BLOCK, MIB, check, connect, equal, need_root, run, test, wait_for
 
-# Longer than a disk is marked after its last write was made durable, also if the commit takes long.
-QUIET_S = 8
 # Far longer than writers need to continue when there is room.
-CONTINUE_S = 30
+CONTINUE_S = 60
 
 
 def data_of(stamp, blocks=1):
@@ -56,6 +54,18 @@ def written(server, export, stamp, flush=False):
     if flush:
         h.flush()
     h.shutdown()
+
+
+def commits(server):
+    return server.json("stats")["commits"]
+
+
+def written_and_settled(server, export, stamp):
+    """Writes a block durably, and waits until the pool has recorded, in the next commit, that no client of
+    this disk has an answer that could be lost. Nothing else may change meanwhile."""
+    written(server, export, stamp, flush=True)
+    before = commits(server)
+    wait_for(lambda: commits(server) > before, f"the record that '{export}' has no answers that could be lost")
 
 
 @test
@@ -161,11 +171,20 @@ class Writers:
 
     def wait_beyond(self, before):
         """Waits until all of them have written more than `before`."""
-        deadline = time.monotonic() + CONTINUE_S
-        while not all(self.count[export] > n for export, n in before.items()):
+
+        def have_written():
             equal(self.errors, [], "errors of writers")
-            check(time.monotonic() < deadline, f"writers do not continue: {before}, now {self.count}")
-            time.sleep(0.01)
+            return all(self.count[export] > n for export, n in before.items())
+
+        wait_for(have_written, f"more than {before} writes", CONTINUE_S)
+
+    def wait_without_room(self, directory):
+        """Waits until this tmpfs has no room, and the server has made some commits since: they free memory
+        that it has, for writes that wait."""
+        wait_for(lambda: os.statvfs(directory).f_bavail == 0, "no room is left")
+        before = commits(self.server)
+        wait_for(lambda: commits(self.server) > before + 2, "commits while there is no room")
+        equal(self.errors, [], "errors of writers while there is no room")
 
     def end(self):
         """Ends them with the server. Every write has succeeded until then."""
@@ -173,7 +192,7 @@ class Writers:
         self.over.set()
         self.server.kill()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
             check(not thread.is_alive(), "a writer hangs")
 
     def verify(self):
@@ -228,12 +247,11 @@ def writers_wait_while_the_tmpfs_is_full_and_lose_nothing(t):
     writers.wait_beyond(dict.fromkeys(names, 200))
     for _ in range(2):
         with no_room(s.memory):
-            time.sleep(2)
-            equal(writers.errors, [], "errors of writers while there is no room")
+            writers.wait_without_room(s.memory)
         writers.wait_beyond(dict(writers.count))
     # The end, and the next start, while there is no room.
     with no_room(s.memory):
-        time.sleep(0.5)
+        writers.wait_without_room(s.memory)
         writers.end()
         s.start()
         writers.verify()

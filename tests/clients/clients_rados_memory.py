@@ -6,7 +6,6 @@ As in `clients_lost`, the process of a test is a client from before the loss.
 """
 
 import os
-import time
 
 from ceph import RadosServer
 from clients_lost import (
@@ -19,7 +18,7 @@ from clients_lost import (
     refused,
     with_boot_id,
 )
-from clients_memory import QUIET_S, content, data_of, memory_file, written
+from clients_memory import content, data_of, memory_file, written, written_and_settled
 from clients_rados import CLUSTER
 from harness import check, connect, equal, needs, test
 
@@ -66,8 +65,7 @@ def rados_local_clients_are_refused_when_a_pool_returns_to_their_host(t):
         dirty, flushed, later = disks = [f"{kind}-{lost}" for kind in ("dirty", "flushed", "later")]
         for disk in disks:
             a.cli("volume", "create", disk, "--size", "1M")
-            written(a, disk, 1, flush=True)
-        time.sleep(QUIET_S)
+            written_and_settled(a, disk, 1)
         h = connect(a, dirty)
         h.pwrite(data_of(2), 0)
         a.kill()
