@@ -6,7 +6,6 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 
 from clients_tls import authorities, tls_server
 from clients_upgrade import FAKE, script

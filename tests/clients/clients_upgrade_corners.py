@@ -16,7 +16,7 @@ from clients_handover import raw_nbd, request
 from clients_upgrade import FAKE, script
 from datastore import TARGET, target
 from forebay import Failed, run, spawn
-from harness import MIB, Skipped, check, connect, equal, test
+from harness import MIB, Skipped, check, connect, equal, test, wait_for, wait_read, wait_signal_taken
 from initiator import BLOCK as SECTOR
 from initiator import GOOD, Closed, Initiator
 
@@ -25,25 +25,26 @@ GHOSTS = 4
 BUSY = 8
 
 
-def reconnect(address, export):
+def reconnect(make, *args):
     """A connection to a server that is upgraded: a client that is negotiating is disconnected."""
-    for _ in range(50):
+    deadline = time.monotonic() + 60
+    while True:
         try:
-            return Connection(address, export)
-        except OSError:
+            return make(*args)
+        except (Closed, OSError):
+            check(time.monotonic() < deadline, "no connection within 60 s")
             time.sleep(0.002)
-    raise Failed("no connection after 50 attempts")
 
 
 def come_back(addresses, export, cuts, random):
     """Cuts a connection with writes in all places, and writes other data over the next one."""
     for n in range(cuts):
-        old = reconnect(addresses[n % 2], export)
+        old = reconnect(Connection, addresses[n % 2], export)
         version = n * 2 % 250 + 1
         old.flood(version)
         time.sleep(random.uniform(0, 0.05))
         old.cut(("reset", "close")[n // 2 % 2])
-        new = reconnect(addresses[n // 4 % 2], export)
+        new = reconnect(Connection, addresses[n // 4 % 2], export)
         new.write_all(version + 1)
         new.expect(version + 1, f"cut {n} of {export}")
         time.sleep(random.uniform(0, 0.1))
@@ -177,18 +178,13 @@ def a_session_that_is_replaced_during_an_upgrade_changes_nothing_later(t):
         while time.monotonic() < stop and sent < 100:
             old.send(old.command_pdu(cdb, out=data), data)
             sent += 1
-        for _ in range(50):
-            try:
-                new = Initiator(address, TARGET, isid=1).ready()
-                break
-            except (Closed, OSError):
-                # Logins that have not ended are disconnected.
-                time.sleep(0.002)
+        new = reconnect(lambda: Initiator(address, TARGET, isid=1).ready())
         mine = bytes([200 + n]) * (16 * SECTOR)
         result = new.write_blocks(0, mine)
         equal((result.status, result.code), (GOOD, None), "a write of the new session")
         finish()
-        time.sleep(0.02)
+        # A write of the old session that was still on its way would precede this one.
+        equal(new.write_blocks(1000, mine).status, GOOD, "another write of the new session")
         check(new.read_blocks(0, 16).data == mine, f"round {n}: a write of the old session landed later")
         new.logout()
         old.close()
@@ -235,18 +231,13 @@ def requests_of_every_kind_continue(t):
     check(bytes(h.pread(8 * MIB, 0)) == data, "writes that preceded a disconnect were not executed")
 
 
-def ended(pid, timeout=20):
-    """Whether a process, which need not be a child, ends in time."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        try:
-            with open(f"/proc/{pid}/stat") as f:
-                if f.read().rsplit(")", 1)[1].split()[0] in "ZX":
-                    return True
-        except OSError:
-            return True
-        time.sleep(0.005)
-    return False
+def has_ended(pid):
+    """Whether a process, which need not be a child, has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def upgraded_with_former(s):
@@ -256,7 +247,7 @@ def upgraded_with_former(s):
         waiting = socket.socket(socket.AF_UNIX)
         waiting.connect(s.control)
         waiting.sendall(b"GET /v1/volumes HTTP/1.1\r\nHost: x\r\n")
-        time.sleep(0.1)
+        wait_read(waiting)
         former = s.process
         pid = s.json("upgrade")["pid"]
         if former.poll() is None:
@@ -274,8 +265,8 @@ def a_signal_to_the_former_process_stops_the_new_one(t):
     for number in (signal.SIGTERM, signal.SIGINT):
         former, pid, waiting = upgraded_with_former(s)
         former.send_signal(number)
-        check(ended(pid), f"the new process continues after {number} to the former one")
-        former.wait(10)
+        wait_for(lambda: has_ended(pid), f"the end of the new process after {number} to the former one")
+        former.wait(60)
         s.process = None
         check(not os.path.exists(s.control), "the control socket exists after the server was stopped")
         waiting.close()
@@ -289,16 +280,16 @@ def a_signal_to_stop_ends_an_upgrade_that_has_begun(t):
     wait = f"echo $$ >{begun}; while [ ! -e {goes} ]; do sleep 0.02; done"
     slow = script(t, "slow", f'#!/bin/sh\n{wait}\nexec {s.bin} "$@"\n')
     command = spawn([s.bin, "--socket", s.control, "upgrade", "--binary", slow], stderr=subprocess.PIPE, text=True)
-    while not os.path.exists(begun):
-        time.sleep(0.005)
+    wait_for(lambda: os.path.exists(begun), "the new process")
     s.process.terminate()
-    time.sleep(0.3)
+    wait_signal_taken(s.process.pid, signal.SIGTERM)
     with open(goes, "w"):
         pass
-    equal(s.wait(30), 0, "exit status of the server")
-    check("a signal to stop has arrived" in command.communicate(timeout=20)[1], "the reason of the command")
+    equal(s.wait(60), 0, "exit status of the server")
+    check("a signal to stop has arrived" in command.communicate(timeout=60)[1], "the reason of the command")
     with open(begun) as f:
-        check(ended(int(f.read())), "the new process continues")
+        new = int(f.read())
+    wait_for(lambda: has_ended(new), "the end of the new process")
     s.start()
 
 
@@ -307,13 +298,16 @@ def a_successor_whose_predecessor_was_killed_before_serves_nobody(t):
     s = t.server()
     s.cli("volume", "create", "v", "--size", "1M")
     orphan = t.path("orphan")
-    killer = script(t, "killer", f'#!/bin/sh\necho $$ >{orphan}\nkill -9 $PPID\nsleep 0.2\nexec {s.bin} "$@"\n')
+    # The fourth field is the parent, which is another one when the former parent has ended.
+    adopted = '[ "$(cut -d " " -f 4 /proc/$$/stat)" != $PPID ]'
+    wait = f"kill -9 $PPID; until {adopted}; do sleep 0.01; done"
+    killer = script(t, "killer", f'#!/bin/sh\necho $$ >{orphan}\n{wait}\nexec {s.bin} "$@"\n')
     check(s.cli("upgrade", "--binary", killer, check=False).returncode != 0, "the upgrade of a server that was killed")
-    s.process.wait(10)
+    s.process.wait(60)
     s.process = None
     with open(orphan) as f:
         pid = int(f.read())
-    check(ended(pid), "a server starts although its predecessor was killed")
+    wait_for(lambda: has_ended(pid), "the end of a server whose predecessor was killed")
     check("cannot take over from another process" in s.log_tail(), s.log_tail())
     s.start()
     # A process that has inherited the variable, and not the channel, is a separate server.

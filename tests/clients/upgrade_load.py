@@ -8,14 +8,16 @@ import time
 
 from datastore import TARGET, target
 from forebay import Failed
-from harness import BLOCK, check, equal
+from harness import BLOCK, check, equal, wait_for
 from initiator import BLOCK as SECTOR
 from initiator import CHECK, GOOD, Initiator
 
 DEPTH = 32
 # Longest request: far longer than one on a busy test machine with a slow disk, but one that hangs takes
 # longer.
-LONGEST_S = 30.0
+LONGEST_S = 60.0
+# Requests of a load between two upgrades.
+PROGRESS = 20
 
 
 def block(number, version):
@@ -190,6 +192,13 @@ class IscsiLoad(Load):
         header[16:20], header[20:24] = b"\xff\xff\xff\xff", ping[20:24]
         struct.pack_into(">II", header, 24, self.session.cmd_sn, self.session.exp_stat_sn)
         self.session.send(header)
+
+
+def wait_progress(loads):
+    """Waits until each load has made some requests, or has failed."""
+    before = [load.requests for load in loads]
+    made = lambda load, n: load.error or load.requests >= n + PROGRESS  # noqa: E731
+    wait_for(lambda: all(made(load, n) for load, n in zip(loads, before)), "requests of each load")
 
 
 def nbd_port(server):
