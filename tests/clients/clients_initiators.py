@@ -131,6 +131,10 @@ def is_what_it_says(s, guest, a, c):
     )
 
 
+# What the kernel logs when a connection is lost.
+LOST = "detected conn error"
+
+
 def goes_on_without_its_connection(s, guest, network):
     """During writes, all connections are reset, then they stop forwarding, then the server crashes and
     restarts."""
@@ -142,14 +146,15 @@ def goes_on_without_its_connection(s, guest, network):
     wait_for_writes(s, guest)
     # It is the same session: it has replaced that of the dead connection.
     equal([i["initiator"] for i in s.json("target", "show", TARGET)["sessions"]], [ONE], "sessions")
+    lost = guest.dmesg().count(LOST)
     s.kill()
-    time.sleep(1)
+    wait_for(lambda: guest.dmesg().count(LOST) > lost, "the guest loses the connection")
     s.start()
     wait_for_writes(s, guest)
     ended = guest.run("touch /tmp/stop; until [[ -s /tmp/ended ]]; do sleep 1; done; cat /tmp/ended /tmp/fio")
     check(ended.startswith("well\n"), f"fio ended {ended}")
     log = guest.dmesg()
-    lost = log.count("detected conn error")
+    lost = log.count(LOST)
     check(lost >= 3, f"connections were lost {lost} times, expected three:\n{log}")
     for bad in ("I/O error", "EXT4-fs error", "Corruption", "offline"):
         check(bad not in log, f"'{bad}' is in the guest's log:\n{log}")

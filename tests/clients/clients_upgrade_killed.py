@@ -141,7 +141,7 @@ class Killer:
                 time.sleep(0.01)
         if command:
             try:
-                command.wait(30)
+                command.wait(60)
             except subprocess.TimeoutExpired as e:
                 raise Failed(f"the command hangs after {event}") from e
         time.sleep(self.random.uniform(0.0, AFTERWARDS_S))
@@ -167,7 +167,7 @@ class Killer:
             server.process.poll()
             check(time.monotonic() < deadline, f"processes {left} cannot be killed")
             time.sleep(0.005)
-        server.process.wait(10)
+        server.process.wait(60)
         server.process = None
 
 
