@@ -70,7 +70,7 @@ def rados_keeps_flushed_writes_when_the_server_is_killed(t):
     equal(s.stop() < RESTART_S, True, "an orderly stop is quick")
     s.offline("check")
     check(s.offline("inspect").stdout, "inspect printed nothing")
-    shown = json.loads(run(s.bin, "pool", "show", s.address, "--ceph-conf", s.conf, "--json").stdout)
+    shown = show(s)
     check(isinstance(shown, dict) and shown, f"pool show: {shown}")
     print(f"from a kill to the first answer: at most {longest:.2f} s")
 
@@ -94,6 +94,23 @@ def rados_loses_no_durable_write_when_servers_are_killed(t):
     crash_rounds(t, server, KILLS, server.kill, recover, 1.0, clients)
 
 
+def wait_loaded(nodes):
+    """Waits until clients write, and the waiting server is announced."""
+    writes = lambda: nodes.serving.json("stats")["guest"]["write"]["ops"]  # noqa: E731
+    before = writes()
+    wait_for(lambda: writes() > before + 20, "writes")
+    wait_standby(nodes)
+
+
+def wait_standby(nodes):
+    """Waits until the waiting server is announced."""
+    wait_for(lambda: any(s["alive"] for s in show(nodes.serving)["standbys"]), "a standby is announced")
+
+
+def show(server):
+    return json.loads(run(server.bin, "pool", "show", server.address, "--ceph-conf", server.conf, "--json").stdout)
+
+
 @needs(CLUSTER)
 @alone
 @test
@@ -105,8 +122,7 @@ def rados_standbys_lose_no_acknowledged_write(t):
 
     def end():
         nonlocal ended
-        # The load begins, and the standby waits.
-        time.sleep(1.0)
+        wait_loaded(nodes)
         nodes.check_waiting()
         number = list(took)[sum(map(len, took.values())) % 2]
         begin = time.monotonic()
@@ -183,10 +199,10 @@ def pause(t, nodes, round_):
     idle.send(READ, 0, PIECE)
     begin = time.monotonic()
     former.process.send_signal(signal.SIGCONT)
-    equal(former.wait(30), FENCED, "exit status of the server that was paused")
+    equal(former.wait(60), FENCED, "exit status of the server that was paused")
     ended = time.monotonic() - begin
     not_answered(idle)
-    load.join(30)
+    load.join(60)
     check(not load.is_alive(), "a client of the former server still waits")
     # Answers that were on their way are for writes that the other server has found.
     writer.ledger.check(found)

@@ -1,6 +1,5 @@
 """Pools in Ceph that change hands on purpose: handovers to standbys, and upgrades while one waits."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,11 +9,11 @@ import time
 from ceph import Nodes, RadosServer
 from clients_crash import CONFIG, crash_rounds
 from clients_kept import KeptClient
-from clients_rados import CLUSTER, FENCED, TAKEOVER_S, TcpClient
+from clients_rados import CLUSTER, FENCED, TAKEOVER_S, TcpClient, show, wait_loaded, wait_standby
 from clients_rados_outages import RadosLoad
 from clients_upgrade import FAKE, script
 from forebay import Failed, spawn
-from harness import BLOCK, alone, check, connect, equal, needs, run, test, wait_for
+from harness import BLOCK, alone, check, connect, equal, needs, test, wait_for
 
 HANDOVERS = int(os.environ.get("FOREBAY_RADOS_HANDOVERS", "5"))
 UPGRADES = int(os.environ.get("FOREBAY_RADOS_UPGRADES", "3"))
@@ -73,7 +72,7 @@ class Probe(threading.Thread):
 
     def finish(self):
         self.stopping.set()
-        self.join(30)
+        self.join(60)
         if self.error:
             raise Failed(f"probe: {self.error}") from self.error
         check(not self.is_alive() and self.version > 0, "the probe made no progress")
@@ -82,15 +81,6 @@ class Probe(threading.Thread):
 def named(server):
     """What `--to` expects for the process of a server on this host."""
     return f"{os.uname().nodename}:{server.process.pid}"
-
-
-def show(server):
-    return json.loads(run(server.bin, "pool", "show", server.address, "--ceph-conf", server.conf, "--json").stdout)
-
-
-def wait_standby(nodes):
-    """Waits until the waiting server is announced."""
-    wait_for(lambda: any(s["alive"] for s in show(nodes.serving)["standbys"]), "a standby is announced")
 
 
 def after_handover(nodes):
@@ -117,10 +107,8 @@ def rados_handover_loses_no_acknowledged_write(t):
     reported, seen = [], []
 
     def hand_over():
-        # The load begins, and the standby waits.
-        time.sleep(1.0)
+        wait_loaded(nodes)
         nodes.check_waiting()
-        wait_standby(nodes)
         probe.take_longest()
         heir = nodes.waiting
         to = ["--to", named(heir)] if len(reported) % 2 else []
@@ -190,7 +178,7 @@ def rados_handover_that_fails_disconnects_no_client(t):
     why = refused.refused("pool", "handover", "--to", "nosuch")
     check("no standby 'nosuch' waits" in why, why)
     refused.cli("pool", "handover")
-    equal(refused.wait(30), FENCED, "exit status of a server that is no standby")
+    equal(refused.wait(60), FENCED, "exit status of a server that is no standby")
     other.wait_ready(TAKEOVER_S)
     other.stop()
 
@@ -222,6 +210,7 @@ def rados_handover_that_fails_disconnects_no_client(t):
 
 def wait_logged(server, text):
     """Waits until the server has logged a text."""
+    # In shorter steps than `wait_for`: what was begun may end soon.
     deadline = time.monotonic() + 60
     with open(server.log) as log:
         while text not in log.readline():
@@ -300,12 +289,15 @@ def rados_signals_end_an_upgrade_while_the_cluster_hangs(t):
         CLUSTER.pause_osd(number)
     spawn([s.bin, "--socket", s.control, "upgrade"], stderr=subprocess.DEVNULL)
     wait_logged(s, "upgrade begins")
-    time.sleep(1.0)
-    for _ in range(2):
-        check(s.process.poll() is None, "the upgrade has ended already")
-        s.process.terminate()
-        time.sleep(0.5)
-    s.process.wait(10)
+    # The moment of the signals.
+    time.sleep(t.random.uniform(0.0, 1.0))
+    check(s.process.poll() is None, "the upgrade has ended already")
+    s.process.terminate()
+    # Two signals count as one before the server has noticed the first one.
+    wait_logged(s, "stopping")
+    check(s.process.poll() is None, "the server does not wait for the cluster")
+    s.process.terminate()
+    s.process.wait(60)
     s.process = None
     for number in range(CLUSTER.OSDS):
         CLUSTER.resume_osd(number)

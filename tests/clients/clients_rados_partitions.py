@@ -160,7 +160,7 @@ class LedgerClient(threading.Thread):
 
     def finish(self):
         self.stopping.set()
-        self.join(30)
+        self.join(60)
         check(not self.is_alive() and self.error is None, f"client: {self.error!r}")
 
 

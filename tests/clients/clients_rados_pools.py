@@ -7,8 +7,8 @@ import time
 from ceph import Nodes, first_answer
 from clients_api import pool
 from clients_metrics import scrape
-from clients_rados import CLUSTER
-from clients_rados_handover import TAKEOVER_S, Probe, after_handover, named, wait_standby
+from clients_rados import CLUSTER, TAKEOVER_S, wait_standby
+from clients_rados_handover import Probe, after_handover, named
 from harness import BLOCK, alone, check, connect, equal, needs, test, wait_for
 
 
@@ -41,7 +41,8 @@ def rados_pools_of_one_host_change_hands_separately(t):
         wait_standby(nodes)
         named_by_owner(nodes)
 
-    time.sleep(1.0)
+    before = [probe.answers for probe in probes]
+    wait_for(lambda: all(p.error or p.answers > n + 20 for p, n in zip(probes, before)), "answers of both pools")
     probes[0].take_longest()
     begin = time.monotonic()
     # Host `b` fails: a process that serves and one that waits.

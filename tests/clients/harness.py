@@ -101,8 +101,10 @@ def wait_signal_taken(pid, number):
     """Waits until a process has taken a signal that was sent to it."""
 
     def is_pending():
-        with open(f"/proc/{pid}/status") as f:
+        # A process that has ended has no such file.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status") as f:
             return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in f if line.startswith("ShdPnd:"))
+        return False
 
     wait_for(lambda: not is_pending(), f"signal {number} is taken")
 
