@@ -1,8 +1,11 @@
 """Snapshots, clones, rollbacks, resets, resizes and durability, as seen by clients."""
 
+import json
 import threading
 
-from harness import BLOCK, MIB, Failed, check, connect, equal, refused_by_server, run, test
+from harness import (
+    BLOCK, MIB, Failed, OverUnix, check, connect, equal, refused_by_server, run, test, wait_read,
+)
 
 
 def put(handle, block, byte):
@@ -133,10 +136,15 @@ def an_operation_waits_for_a_closing_connection(t):
     s.cli("volume", "create", "disk", "--size", "4M")
     h = connect(s, "disk")
     put(h, 0, 1)
-    closing = threading.Timer(0.3, h.shutdown)
-    closing.start()
-    s.cli("volume", "resize", "disk", "2M", "--shrink")
-    closing.join()
+    api = OverUnix(s.control)
+    headers = {"content-type": "application/json", "x-forebay": "1"}
+    body = json.dumps({"size_bytes": 2 * MIB})
+    api.request("POST", "/api/v1/volumes/disk/resize", body, headers)
+    # The operation has begun.
+    wait_read(api.sock)
+    h.shutdown()
+    answer = api.getresponse()
+    equal((answer.status, json.loads(answer.read())["size_bytes"]), (200, 2 * MIB), "the answer")
     h = connect(s, "disk")
     check("in use by 1 connection" in s.refused("volume", "rm", "disk"), "the error does not name the reason")
     equal(bytes(h.pread(1, 0)), b"\1", "a byte after the error")

@@ -8,10 +8,12 @@ with no other. Tests marked `@needs(fixture)` share what is too expensive for ea
 
 import contextlib
 import fcntl
+import http.client
 import os
 import random
 import shutil
 import signal
+import socket
 import struct
 import sys
 import tempfile
@@ -103,7 +105,8 @@ def wait_signal_taken(pid, number):
     def is_pending():
         # A process that has ended has no such file.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status") as f:
-            return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in f if line.startswith("ShdPnd:"))
+            pending = next(line.split()[1] for line in f if line.startswith("ShdPnd:"))
+            return int(pending, 16) >> (number - 1) & 1
         return False
 
     wait_for(lambda: not is_pending(), f"signal {number} is taken")
@@ -164,8 +167,20 @@ class Context:
         return path
 
 
+class OverUnix(http.client.HTTPConnection):
+    """The API over the control socket."""
+
+    def __init__(self, path):
+        super().__init__("localhost")
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+
 # An orderly stop takes less, also on a slow disk.
-STOP_S = 20
+STOP_S = 30
 
 
 def connect(server, export, **settings):
@@ -371,6 +386,7 @@ class Runner:
 
 
 __all__ = [
-    *("BLOCK", "MIB", "Failed", "Skipped", "alone", "check", "connect", "equal", "need_root", "needs"),
-    *("refused_by_server", "run", "run_tests", "test"),
+    *("BLOCK", "MIB", "STOP_S", "Failed", "OverUnix", "Skipped", "alone", "check", "connect", "equal", "held"),
+    *("need_root", "needs", "refused_by_server", "run", "run_tests", "test", "wait_for", "wait_read"),
+    *("wait_signal_taken", "waited"),
 ]
