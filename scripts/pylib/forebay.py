@@ -225,7 +225,7 @@ class Server:
         self.process = None
         return status
 
-    def stop(self, timeout=30):
+    def stop(self, timeout=60):
         """Sends SIGTERM and expects exit status 0. Returns the duration in seconds."""
         begin = time.monotonic()
         self.process.terminate()
@@ -247,7 +247,7 @@ class Server:
             if not disk_was_slow(done.stderr) or time.monotonic() > deadline:
                 raise Failed(f"the upgrade ended with status {done.returncode}\n{done.stderr}")
 
-    def succeed(self, pid, timeout=30):
+    def succeed(self, pid, timeout=60):
         """Continues with the process that has taken over, after the former one has ended."""
         former, self.process = self.process, Successor(pid)
         try:
@@ -290,7 +290,7 @@ class Server:
         """The arguments by which a command finds the pool."""
         return ["--data", self.data]
 
-    def wait_unused(self, volume, timeout=10):
+    def wait_unused(self, volume, timeout=60):
         """Waits until the server reports that no client has the volume open."""
         deadline = time.monotonic() + timeout
         while self.json("volume", "show", volume)["clients"]:

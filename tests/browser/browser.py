@@ -24,7 +24,7 @@ from selenium.webdriver.common.keys import Keys
 from forebay import Failed
 from harness import check
 
-WAIT_S = 30
+WAIT_S = 60
 DESKTOP, PHONE = (1360, 900), (390, 844)
 HERE = os.path.dirname(os.path.abspath(__file__))
 # No service of the browser's maker is contacted, and nothing outside of a new profile is read.

@@ -257,7 +257,9 @@ def classes_of_a_page_file_keep_it_out_of_index_and_cache(t):
     for _ in range(70):
         h.pwrite(t.random.randbytes(MIB), SIZE - 4 * MIB)
         h.flush()
-    wait_for(lambda: s.json("volume", "classes", "a")["learned_ms"] != learned, "a scan of a clone that has changed")
+    wait_for(
+        lambda: s.json("volume", "classes", "a")["learned_ms"] != learned, "a scan of a clone that has changed"
+    )
     equal(known(s, "a"), known(s, "golden"), "no file was changed")
 
 

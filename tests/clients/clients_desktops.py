@@ -66,7 +66,8 @@ def a_desktop_writes_only_to_ram(t):
     h.flush()
     # Data of a volume is written when it has some age: what is older is written before, or not at all.
     other.pwrite(b"x" * BLOCK, 0)
-    wait_for(lambda: s.json("stats")["commit"]["by_age"] > before["commit"]["by_age"], "the commit of old data")
+    by_age = before["commit"]["by_age"]
+    wait_for(lambda: s.json("stats")["commit"]["by_age"] > by_age, "the commit of old data")
     after = s.json("stats")
     # The commits record the state of the volume, before and after its write, and write its data.
     check(after["commits"] <= before["commits"] + 3, "there were other commits than those of a volume")

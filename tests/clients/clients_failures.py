@@ -17,7 +17,7 @@ def one_line(server, what):
     Returns the line."""
     open(server.log, "w").close()
     server.launch()
-    status = server.wait(30)
+    status = server.wait(60)
     equal(status, 1, f"exit status with {what}")
     lines = [line for line in server.log_tail().splitlines() if line.startswith("forebay:")]
     check(len(lines) == 1, f"{what}: expected one line for the user, found\n{server.log_tail()}")
@@ -332,7 +332,7 @@ def a_deleted_store_fails_requests(t):
     refused_by_server("EIO", write_and_flush, h)
     # It must still end after SIGTERM.
     s.process.terminate()
-    s.wait(10)
+    s.wait(60)
 
 
 def write_and_flush(handle):

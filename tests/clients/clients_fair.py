@@ -36,6 +36,12 @@ def about(measure, expected, what):
     raise Failed(f"{what}: {found} per second instead of {expected}")
 
 
+def is_fast(handle):
+    """Whether one of five measurements is far above the limits of these tests: a pause of the machine may
+    prevent the others."""
+    return any(rate(handle, 0.5, read) > 300 for _ in range(5))
+
+
 @alone
 @test
 def a_limit_holds_and_is_changed_live(t):
@@ -43,7 +49,7 @@ def a_limit_holds_and_is_changed_live(t):
     s.cli("volume", "create", "v", "--size", "4M")
     h = connect(s, "v")
     write(h)
-    check(rate(h, 0.5, read) > 300, "an unlimited volume is slow")
+    check(is_fast(h), "an unlimited volume is slow")
     s.cli("volume", "limit", "v", "--iops", "100")
     about(lambda: rate(h, 2, read), 100, "reads")
     about(lambda: rate(h, 2, write), 100, "writes")
@@ -72,7 +78,7 @@ def bandwidth_is_limited_and_the_limits_survive_a_restart(t):
     h = connect(s, "v")
     data = bytes([3]) * (64 << 10)
     about(lambda: rate(h, 2, lambda h: h.pwrite(data, 0)) * len(data) / MIB, 4, "MiB written")
-    check(rate(h, 0.5, read) > 300, "reads are limited too")
+    check(is_fast(h), "reads are limited too")
     expected = {"bandwidth_write": 4 * MIB, "bandwidth_burst": 512 << 10}
     equal(s.json("volume", "limit", "v")["limits"], expected, "limits")
 
@@ -102,7 +108,7 @@ def a_tenant_is_limited_as_a_whole_and_no_other(t):
 
     about(of_tenant, 100, "reads of the tenant")
     check(30 <= rates[0] <= 70, f"one of its volumes has {rates[0]:.1f} reads per second")
-    check(rates[2] > 300, f"a volume of no tenant has {rates[2]:.0f} reads per second")
+    check(rates[2] > 300 or is_fast(handles[2]), f"a volume of no tenant has {rates[2]:.0f} reads per second")
     s.cli("volume", "clone", "a", "c")
     equal(s.json("volume", "show", "c")["tenant"], "acme", "tenant of a clone")
 

@@ -37,7 +37,7 @@ class Fuse:
         if self.process is None:
             return
         run("fusermount3", "-u", self.dir, check=False)
-        self.process.wait(30)
+        self.process.wait(60)
         self.process = None
 
 

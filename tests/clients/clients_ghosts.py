@@ -46,7 +46,7 @@ class Connection:
     def __init__(self, address, export):
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         self.socket = socket.socket(family)
-        self.socket.settimeout(30)
+        self.socket.settimeout(60)
         self.socket.connect(address)
         self.is_tcp = family == socket.AF_INET
         name = export.encode()
@@ -212,6 +212,6 @@ def a_server_that_lost_its_pool_answers_nothing_and_exits(t):
         raise Failed("a server without a pool answered a write")
     except (ConnectionError, OSError):
         pass
-    status = s.wait(10)
+    status = s.wait(60)
     check(status == 69, f"exit status {status}")
     check("another server has opened the pool" in s.log_tail(), f"no reason in the log:\n{s.log_tail()}")

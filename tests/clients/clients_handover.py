@@ -318,7 +318,7 @@ def a_service_manager_passes_sockets(t):
             )
 
     # The TCP address is not configured.
-    equal(start("nbd:nbd:control", []).wait(30), 1, "exit status with a socket that is not configured")
+    equal(start("nbd:nbd:control", []).wait(60), 1, "exit status with a socket that is not configured")
     check("not configured" in s.log_tail(), s.log_tail())
     s.process = start("nbd:forebay.socket:control", ["--nbd", f"127.0.0.1:{port}"])
     equal(notify.recv(100), b"READY=1", "the first notification")

@@ -8,7 +8,9 @@ import subprocess
 import time
 
 from forebay import Failed, binary, spawn
-from harness import BLOCK, MIB, STOP_S, check, connect, equal, need_root, refused_by_server, run, test, wait_for
+from harness import (
+    BLOCK, MIB, STOP_S, check, connect, equal, need_root, refused_by_server, run, test, wait_for,
+)
 
 NBD_MAGIC = 0x4E42444D41474943
 IHAVEOPT = 0x49484156454F5054
@@ -132,14 +134,14 @@ def mistakes_of_the_configuration_are_named(t):
             f.write(f'data = "{pool}"\n{text}\n')
         said = set()
         for command in (("config", "check", file), ("serve", "--config", file)):
-            done = run(binary(), *command, check=False, timeout=30)
+            done = run(binary(), *command, check=False, timeout=60)
             lines = done.stderr.strip().splitlines()
             check(done.returncode == 1 and len(lines) == 1, f"{command} of {text!r}: {done}")
             said.add(lines[0])
         check(len(said) == 1 and all(word in lines[0] for word in words), f"{text!r}: {said} without {words}")
         check(not os.path.exists(pool), f"mistake {number} made a pool")
     for path in (t.path("absent"), t.dir, t.noise_file("noise", BLOCK)):
-        done = run(binary(), "serve", "--config", path, check=False, timeout=30)
+        done = run(binary(), "serve", "--config", path, check=False, timeout=60)
         check(done.returncode == 1 and path in done.stderr, f"the configuration {path}: {done}")
 
 
@@ -163,7 +165,7 @@ def the_memory_is_compared_with_the_limit_of_the_unit(t):
 
     def said(memory_max):
         environment = {**os.environ, "PATH": f"{t.dir}:{os.environ['PATH']}", "MEMORY_MAX": memory_max}
-        return run(binary(), "config", "check", file, env=environment, timeout=30)
+        return run(binary(), "config", "check", file, env=environment, timeout=60)
 
     # The defaults of the other budgets are reduced, but that is not enough.
     done = said(str(300 * MIB))
@@ -207,7 +209,7 @@ def interrupted_imports_leave_no_image(t):
             done = s.json("image", "list")
             equal([i["name"] for i in done if client.poll() is None], [], "images during an import")
             interrupt(s, client, end)
-            if client.wait(30) != 0:
+            if client.wait(60) != 0:
                 break
             s.cli("image", "rm", "golden")
         else:

@@ -96,7 +96,7 @@ def no_acknowledged_write_is_lost_with_the_process(t):
             server.stop()
         else:
             server.process.send_signal(end)
-            equal(server.wait(30), -end, "exit status of the server")
+            equal(server.wait(60), -end, "exit status of the server")
 
     def recover():
         # Sometimes the recovery is killed as well: it must not lose what it has taken over.
@@ -126,7 +126,7 @@ def the_oom_killer_loses_no_acknowledged_write(t):
     groups.tighten(8 * MIB)
     written = write_until_gone(h, pieces)
     try:
-        status = server.wait(10)
+        status = server.wait(30)
     except Failed as e:
         raise Skipped(f"no OOM killer in a control group that is full: {e}") from e
     equal(status, -signal.SIGKILL, "exit status of the server")

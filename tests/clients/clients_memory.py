@@ -65,7 +65,7 @@ def written_and_settled(server, export, stamp):
     this disk has an answer that could be lost. Nothing else may change meanwhile."""
     written(server, export, stamp, flush=True)
     before = commits(server)
-    wait_for(lambda: commits(server) > before, f"the record that '{export}' has no answers that could be lost")
+    wait_for(lambda: commits(server) > before, f"the record that no answers of '{export}' can be lost")
 
 
 @test

@@ -42,7 +42,8 @@ def rados_pools_of_one_host_change_hands_separately(t):
         named_by_owner(nodes)
 
     before = [probe.answers for probe in probes]
-    wait_for(lambda: all(p.error or p.answers > n + 20 for p, n in zip(probes, before)), "answers of both pools")
+    advanced = lambda: all(p.error or p.answers > n + 20 for p, n in zip(probes, before))  # noqa: E731
+    wait_for(advanced, "answers of both pools")
     probes[0].take_longest()
     begin = time.monotonic()
     # Host `b` fails: a process that serves and one that waits.

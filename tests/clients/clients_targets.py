@@ -163,4 +163,4 @@ def clients_of_a_disk_are_listed(t):
         client.shutdown()
     first.logout()
     second.logout()
-    wait_for(lambda: not any(listed(disk) for disk in ("v", "w", "v@s")), "clients that have left are not listed")
+    wait_for(lambda: not any(listed(disk) for disk in ("v", "w", "v@s")), "no client is listed")

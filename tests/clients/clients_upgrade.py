@@ -218,7 +218,7 @@ def an_upgrade_does_not_wait_for_limits(t):
     begun = time.monotonic()
     while h.aio_in_flight() > 0:
         check(h.poll(60_000) > 0, f"{h.aio_in_flight()} requests are not answered")
-    check(time.monotonic() - begun < 45, "requests that were accepted before the upgrade waited for the limit after it")
+    check(time.monotonic() - begun < 45, "requests that were accepted before the upgrade waited after it")
     begun = time.monotonic()
     for n in range(4):
         h.pread(BLOCK, n * BLOCK)

@@ -21,7 +21,10 @@ def target(t, *volumes, size="64M", create=(), lun=(), serve=(), data="data"):
 
 def portal(s):
     """The address of the running server's iSCSI portal, from its last line about being ready."""
-    ready = lambda: [line for line in s.log_tail(1000).splitlines() if "forebay is ready" in line]  # noqa: E731
+
+    def ready():
+        return [line for line in s.log_tail(1000).splitlines() if "forebay is ready" in line]
+
     wait_for(lambda: len(ready()) == s.starts, "the address in the server's log")
     host, port = re.search(r", iscsi ([\d.]+|\[[\da-f:]+\]):(\d+)", ready()[-1]).groups()
     return host.strip("[]"), int(port)
