@@ -110,6 +110,10 @@ class Browser:
         run("Network.setCacheDisabled", {"cacheDisabled": False})
         return took
 
+    def wait_idle(self):
+        """Waits until the browser has nothing to do for the page."""
+        self.driver.execute_async_script("requestIdleCallback(arguments[0])")
+
     def elements(self):
         """Number of elements of the page."""
         return self.script("return document.querySelectorAll('*').length")

@@ -60,7 +60,7 @@ def page_times(b):
                 # Not the time of what the browser still does for the former page.
                 b.go("#/access")
                 b.shows("no tokens")
-                time.sleep(SETTLED_S)
+                b.wait_idle()
                 took.append(show(f"#/{page}", text))
             median = statistics.median(took)
             print(f"page {page}, {how}: shown after {median:.0f} ms (median of {ROUNDS}, at most {max(took):.0f})")
@@ -98,7 +98,6 @@ while True:
     time.sleep(2 / PAGES)
 """
 WATCHING_PAGES, WATCHED_S = 5, 4
-SETTLED_S = 0.3
 # Pause after a write while pages are measured.
 CALM_S = 0.0005
 # Rows on a page of a table (`PAGE` of table.js).
@@ -111,6 +110,7 @@ def watched(base, latencies):
     """Prints the latency of the guests' writes without pages, and with several that follow the volumes."""
     def measure(what):
         begin = len(latencies)
+        # The time of a measurement.
         time.sleep(WATCHED_S)
         found = sorted(latencies[begin:])
         check(found, "no write was answered")
