@@ -142,6 +142,12 @@ class Browser:
     def lacks(self, text, timeout=WAIT_S):
         return self.until(lambda: text not in self.text(), f"'{text}' is still shown", timeout)
 
+    def texts(self, selector):
+        """The texts or labels of all visible elements, at one moment: the page may replace an element between
+        two requests."""
+        code = "const shown = [...document.querySelectorAll(arguments[0])].filter((e) => e.offsetParent); "
+        return self.script(code + "return shown.map((e) => e.innerText.trim() || e.ariaLabel)", selector)
+
     def css(self, selector):
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 

@@ -79,11 +79,11 @@ def a_day_of_an_administrator(t):
     load = Load(server, "desk-001")
     t.defer(load.stop)
     b.click("Clients")
-    b.until(lambda: b.css("tbody tr:first-child td.number")[1].text == "1", "the client of the load is not shown")
+    b.until(lambda: b.texts("tbody tr:first-child td.number")[1:2] == ["1"], "the client of the load is not shown")
     rates = "return Number(document.querySelector('tbody tr').cells[7].textContent.replace(',', ''))"
     b.until(lambda: b.script(rates) > 10, "the rate of the load is not shown")
     b.go("#/overview")
-    b.until(lambda: b.css(".hero-number") and b.css(".hero-number")[0].text.endswith("%"), "no offload is shown")
+    b.until(lambda: any(text.endswith("%") for text in b.texts(".hero-number")), "no offload is shown")
     guests = "return parseFloat(document.querySelector('.chart-box .legend .number').textContent.replace(',', ''))"
     b.until(lambda: b.script(guests) > 10, "the chart does not show the load")
     b.until(lambda: b.css(".chart canvas"), "no chart is drawn")

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 
-from clients_copies import pool_with_acknowledged_writes
 from clients_failures import mount_tmpfs, one_line
 from clients_memory import content, data_of, no_room, written
 from clients_tls import authorities, free_port
