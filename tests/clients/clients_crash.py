@@ -232,7 +232,7 @@ class Clients:
         out = []
         for pipe, process in zip(self.pipes, self.processes):
             if not pipe.poll(HANG_S):
-                # It prints its stack, and continues to hang: nothing tells when it has.
+                # It prints its stack, and continues to hang: no event shows when it has.
                 os.kill(process.pid, signal.SIGUSR1)
                 time.sleep(0.5)
                 raise Failed(f"round {round_}: a client hangs; its stack is on standard error")

@@ -300,7 +300,7 @@ def caches_shrink_to_half_the_memory(t):
     pieces = [t.random.randbytes(MIB) for _ in range(240)]
     for n, piece in enumerate(pieces):
         h.pwrite(piece, n * MIB)
-        # The pace of a guest: the server measures its memory at intervals, and nothing tells when.
+        # The pace of a guest: the server measures its memory at intervals, and no event shows when.
         time.sleep(0.01)
     wait_for(lambda: s.json("stats")["memory_bytes"] < 384 * MIB, "at most 384 MiB are resident")
     stats = s.json("stats")

@@ -124,7 +124,7 @@ def client(addresses, export, cuts):
         new.write_all(version + 1)
         what = f"cut {n} of {export} ({how}, {'TCP' if old.is_tcp else 'UNIX'})"
         new.expect(version + 1, what)
-        # The server has forgotten the old connection: nothing would tell of a write that lands late.
+        # The server has forgotten the old connection: no event would show a write that lands late.
         time.sleep(0.1)
         new.expect(version + 1, f"{what}, later")
         new.send(DISC)

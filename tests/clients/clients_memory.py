@@ -62,7 +62,7 @@ def commits(server):
 
 def written_and_settled(server, export, stamp):
     """Writes a block durably, and waits until the pool has recorded, in the next commit, that no client of
-    this disk has an answer that could be lost. Nothing else may change meanwhile."""
+    this disk has an answer that could be lost. No other client may write until then."""
     written(server, export, stamp, flush=True)
     before = commits(server)
     wait_for(lambda: commits(server) > before, f"the record that no answers of '{export}' can be lost")

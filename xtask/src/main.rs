@@ -43,9 +43,8 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The cargo that runs this program. It does not inherit what cargo tells a program of its package: build
-/// scripts of dependencies would run again whenever this differs, and all that depends on them be compiled
-/// again.
+/// The cargo that runs this program, without the variables that name the package of this program: the build
+/// script of a dependency runs again when they change, and the server is compiled again.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {
