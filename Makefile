@@ -76,7 +76,7 @@ soak: soak-space soak-crash soak-hostile soak-seeds ## all long runs, for hours
 soak-space: setup build ## load on a nearly full store, SOAK_MINUTES (30) at each live share
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/soak/run.py $(ARGS)
 
-soak-crash: setup build ## FOREBAY_CRASH_ROUNDS (1000) kills, FOREBAY_POWER_CUTS (150) on ext4 and XFS, cut clients
+soak-crash: setup build ## FOREBAY_CRASH_ROUNDS (1000) kills, FOREBAY_POWER_CUTS (150) each on ext4 and XFS
 	@FOREBAY_BIN=$(TARGET)/release/forebay FOREBAY_CRASH_ROUNDS=$${FOREBAY_CRASH_ROUNDS:-1000} \
 		FOREBAY_POWER_CUTS=$${FOREBAY_POWER_CUTS:-150} FOREBAY_KEPT_ROUNDS=$${FOREBAY_KEPT_ROUNDS:-500} \
 		FOREBAY_GHOST_CUTS=$${FOREBAY_GHOST_CUTS:-5000} FOREBAY_GUEST_KILLS=$${FOREBAY_GUEST_KILLS:-20} \
