@@ -249,6 +249,8 @@ def writers_wait_while_the_tmpfs_is_full_and_lose_nothing(t):
         with no_room(s.memory):
             writers.wait_without_room(s.memory)
         writers.wait_beyond(dict(writers.count))
+    with open(s.log) as f:
+        check("writes wait for room in the file system of the retained memory" in f.read(), "no write has waited")
     # The end, and the next start, while there is no room.
     with no_room(s.memory):
         writers.wait_without_room(s.memory)

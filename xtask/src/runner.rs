@@ -76,10 +76,11 @@ fn try_run(filter: &[&str]) -> io::Result<bool> {
     run_binaries(built.tests, filter, &[])
 }
 
-/// Tests with clients that allow no concurrent test wait for a lock, which is held until the Rust
-/// tests and the browser have ended.
+/// Tests with clients that allow no concurrent test wait for a lock, which is held until the Rust tests and
+/// those in the browser have ended.
 fn try_run_all() -> io::Result<bool> {
-    let Some(Built { tests, server: Some(server) }) = build()? else { return Ok(false) };
+    let Some(Built { tests, server }) = build()? else { return Ok(false) };
+    let server = server.ok_or_else(|| io::Error::other("cargo has not named the program of the server"))?;
     let path = server.with_file_name("forebay-tests.lock");
     let lock = File::create(&path)?;
     lock.lock()?;

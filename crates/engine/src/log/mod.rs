@@ -657,7 +657,7 @@ impl Log {
                     // Everything before the footer is durable, and an object is not synced after a failure.
                     self.unsynced.retain(|unsynced| *unsynced != id);
                     self.close_record(id, false);
-                    // Distinguishes it from segments that must have a footer; see `crate::footers`.
+                    // Distinguishes it from segments that must have a footer; see `crate::offline::footers`.
                     self.raise_epoch = true;
                 }
                 other => other?,

@@ -1,4 +1,4 @@
-//! The command line (DESIGN, section 16): one table for parsing, help, man page and shell completions. Names
+//! The command line: one table for parsing, help, man page and shell completions. Names
 //! and values are a stable contract, because scripts rely on them.
 
 use std::path::PathBuf;

@@ -26,9 +26,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
-use super::capped::{self, Busy, Capped, Place};
+use super::connection_limit::{self, Busy, LimitedListener, Place};
 use super::https::HttpsCertificate;
-use super::unstalled::Unstalled;
+use super::send_timeout::SendTimeout;
 use crate::api::Peer;
 
 const HEADER_TIME: Duration = Duration::from_secs(20);
@@ -55,7 +55,7 @@ impl ClientAddress for tokio::net::unix::SocketAddr {
 
 /// Serves a listener until `stop` completes; then finishes the requests in progress.
 pub(super) async fn serve<L>(
-    mut listener: Capped<L>,
+    mut listener: LimitedListener<L>,
     router: Router,
     certificate: Option<Arc<HttpsCertificate>>,
     stop: impl Future<Output = ()>,
@@ -122,11 +122,11 @@ async fn connection<IO>(
         .header_read_timeout(HEADER_TIME)
         .max_headers(HEADERS)
         .max_buf_size(HEADER_BYTES)
-        .serve_connection(TokioIo::new(Unstalled::new(io)), service);
+        .serve_connection(TokioIo::new(SendTimeout::new(io)), service);
     let mut serving = std::pin::pin!(serving);
     let served = tokio::select! {
         served = &mut serving => Some(served),
-        () = capped::stopped(&mut stopped) => None,
+        () = connection_limit::stopped(&mut stopped) => None,
     };
     let served = match served {
         Some(served) => served,
@@ -225,7 +225,7 @@ mod tests {
             }
         };
         let router = Router::new().route("/", get(async || "x")).route("/slow", get(handler));
-        let capped = Capped::new(listener, 2, stopped);
+        let capped = LimitedListener::new(listener, 2, stopped);
         let mut serving = JoinSet::new();
         serving.spawn(async move { serve(capped, router, None, std::future::pending()).await });
         (address, serving, stopping)

@@ -21,16 +21,15 @@
 //! with an error and without answering a request: its clients lose their connections, and look for the other
 //! server.
 
+mod abort_on_drop;
 mod begin;
-mod capped;
-mod cause;
 mod claim;
 mod classes;
 mod client_network;
+mod connection_limit;
 mod descriptors;
-mod ended;
 mod error;
-mod fit;
+mod error_location;
 mod handover;
 mod health;
 mod heirs;
@@ -39,10 +38,11 @@ mod http;
 mod https;
 mod inherited;
 mod lease;
-mod leftover;
 mod loss;
 mod memory;
 mod memory_directories;
+mod memory_files;
+mod memory_limits;
 mod notify;
 mod open;
 mod pressure;
@@ -52,6 +52,7 @@ mod reopen;
 mod replace;
 mod requests;
 mod rlimit;
+mod send_timeout;
 mod sentinel;
 mod services;
 mod signals;
@@ -60,7 +61,6 @@ mod sockets;
 mod standby;
 mod store;
 mod timer;
-mod unstalled;
 mod upgrade;
 mod workers;
 
@@ -80,16 +80,16 @@ use crate::nbd;
 use begin::exit_while_opening;
 use descriptors::Descriptors;
 pub use error::ServeError;
-pub(crate) use fit::{Measured, MemoryLimit, memory_limit, memory_limit_of_unit, warnings};
 use handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
 pub use host::EngineThread;
 use https::HttpsCertificate;
 pub use https::HttpsError;
 use inherited::Inherited;
-#[cfg(test)]
-pub(crate) use leftover::FileState;
-pub(crate) use leftover::{MemoryFile, memory_files};
 use loss::{Loss, exit_without_pool};
+#[cfg(test)]
+pub(crate) use memory_files::FileState;
+pub(crate) use memory_files::{MemoryFile, memory_files};
+pub(crate) use memory_limits::{Measured, MemoryLimit, memory_limit, memory_limit_of_unit, warnings};
 use open::OpenPool;
 pub use reload::Load;
 use reload::Reloader;
@@ -133,7 +133,7 @@ pub(crate) fn check(config: &ServeConfig) -> Result<(), ServeError> {
         config.http.https.as_ref().map(HttpsCertificate::load).transpose()?;
         Ok(())
     };
-    checked().map_err(|error| cause::located(config.source.as_ref(), error))
+    checked().map_err(|error| error_location::located(config.source.as_ref(), error))
 }
 
 async fn serve(
@@ -296,7 +296,7 @@ impl Server<'_> {
         let descriptors = Descriptors::raise(config.cores)?;
         rlimit::raise_file_size(&config.pool)?;
         check(config)?;
-        fit::log_warnings(config, fit::Measured::AtStart);
+        memory_limits::log_warnings(config, memory_limits::Measured::AtStart);
         store::prepare_data(config)?;
         let engine = Arc::new(EngineThread::retaining(&config.memory_dir, config.cores)?);
         let (upgrades, requests) = mpsc::channel(1);

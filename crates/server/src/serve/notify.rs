@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use forebay_engine::Pool;
 
-use super::ended::EndedOnDrop;
+use super::abort_on_drop::AbortOnDrop;
 use crate::clock;
 use crate::plane::Probe;
 
@@ -66,7 +66,7 @@ pub async fn feed_watchdog(plane: Probe, pool: Arc<Pool>) {
 /// Reports to the watchdog, as long as the result exists, for a time in which there are no data-plane
 /// threads: other processes and the store determine how long it is, and a restart would only disconnect the
 /// clients that wait.
-pub(super) fn feed_meanwhile() -> Option<EndedOnDrop> {
+pub(super) fn feed_meanwhile() -> Option<AbortOnDrop> {
     let feed = |time| async move {
         let mut ticks = tokio::time::interval(time / 3);
         loop {
@@ -74,7 +74,7 @@ pub(super) fn feed_meanwhile() -> Option<EndedOnDrop> {
             notify("WATCHDOG=1");
         }
     };
-    watchdog().map(|time| EndedOnDrop(tokio::spawn(feed(time))))
+    watchdog().map(|time| AbortOnDrop(tokio::spawn(feed(time))))
 }
 
 fn send(path: &OsStr, state: &str) -> io::Result<()> {

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::https::HttpsCertificate;
 use super::pressure::Budgets;
 use super::services::lowered;
-use super::{fit, notify};
+use super::{memory_limits, notify};
 use crate::access::Access;
 use crate::config::{AppliedBy, ConfigError, ServeConfig, settings};
 use crate::control::Control;
@@ -76,7 +76,7 @@ impl Reloader {
         let applied = apply(&old, new, followers).await;
         // With the values in effect: others apply later, and are compared then.
         if changed.iter().any(|(key, by)| key.starts_with("memory.") && *by == AppliedBy::Reload) {
-            fit::log_warnings(&applied, fit::Measured::AtReload);
+            memory_limits::log_warnings(&applied, memory_limits::Measured::AtReload);
         }
         *self.current.lock() = Arc::new(applied);
         let applied = changed.iter().filter(|(_, by)| *by == AppliedBy::Reload);

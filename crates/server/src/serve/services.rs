@@ -16,9 +16,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::ServeError;
-use super::capped::Capped;
 use super::classes;
 use super::client_network;
+use super::connection_limit::LimitedListener;
 use super::descriptors::Descriptors;
 use super::health;
 use super::heirs;
@@ -224,13 +224,14 @@ impl Prepared {
             background.push(tokio::spawn(watch));
         }
         let serve = Api { control: control.clone(), access: self.access.clone(), requests: self.requests };
-        let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
+        let socket_listener =
+            LimitedListener::new(self.control_listener, self.api_connections, control.stopping());
         let mut listeners =
             vec![serve.listen(socket_listener, Entry::new(Origin::Socket, &self.http_hosts), None)];
         if let Some(listener) = self.http {
             let is_loopback = listener.local_addr()?.ip().is_loopback();
             let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
-            let listener = Capped::new(listener, self.api_connections, control.stopping());
+            let listener = LimitedListener::new(listener, self.api_connections, control.stopping());
             let entry = Entry { origin, tls: self.https.is_some(), hosts: self.http_hosts };
             listeners.push(serve.listen(listener, entry, self.https));
         }
@@ -349,7 +350,7 @@ impl Api {
     /// Serves the API on a listener until the control plane stops.
     fn listen<L>(
         &self,
-        listener: Capped<L>,
+        listener: LimitedListener<L>,
         entry: Entry,
         certificate: Option<Arc<HttpsCertificate>>,
     ) -> JoinHandle<()>

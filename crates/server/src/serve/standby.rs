@@ -11,8 +11,8 @@ use forebay_store::StoreError;
 use forebay_store::rados::{NoticeBoard, PoolView};
 
 use super::ServeError;
+use super::abort_on_drop::AbortOnDrop;
 use super::claim;
-use super::ended::EndedOnDrop;
 use super::services::connection_limits;
 use super::sockets::specific;
 use super::{Descriptors, HandedOver};
@@ -31,7 +31,7 @@ const QUIESCE: Duration = Duration::from_millis(500);
 /// The portals of a server that waits.
 pub(super) struct StandbyPortals {
     plane: Handle,
-    follower: EndedOnDrop,
+    follower: AbortOnDrop,
 }
 
 impl StandbyPortals {
@@ -66,7 +66,7 @@ impl StandbyPortals {
             announced: false,
             in_conflict: false,
         };
-        let follower = EndedOnDrop(tokio::spawn(follower.run(pool.clone())));
+        let follower = AbortOnDrop(tokio::spawn(follower.run(pool.clone())));
         Ok(StandbyPortals { plane: plane.run(1)?, follower })
     }
 

@@ -1,4 +1,4 @@
-//! The benchmarks of DESIGN, section 15: each promise compared with its peer, in one run.
+//! The benchmarks: each promise compared with its peer, in one run.
 //!
 //! Absolute figures of a shared or virtual machine mean little. Therefore all servers run at the same time,
 //! idle except for the one that is measured; each row measures all of them in turns, in several rounds; and a

@@ -108,7 +108,7 @@ impl Addresses {
 }
 
 /// A listener with a limit on its open connections.
-pub(super) struct Capped<L: Listener> {
+pub(super) struct LimitedListener<L: Listener> {
     listener: L,
     permits: Arc<Semaphore>,
     places: Registry<Arc<Place>>,
@@ -118,12 +118,12 @@ pub(super) struct Capped<L: Listener> {
     stopping: watch::Receiver<bool>,
 }
 
-impl<L: Listener> Capped<L> {
+impl<L: Listener> LimitedListener<L> {
     /// `stopping` becomes true when no more connections are to be accepted.
-    pub fn new(listener: L, connections: usize, stopping: watch::Receiver<bool>) -> Capped<L> {
+    pub fn new(listener: L, connections: usize, stopping: watch::Receiver<bool>) -> LimitedListener<L> {
         let addresses = Addresses { remote: Registry::default(), share: connections.div_ceil(2) };
         let permits = Arc::new(Semaphore::new(connections));
-        Capped { listener, permits, places: Registry::default(), addresses, waiting: None, stopping }
+        LimitedListener { listener, permits, places: Registry::default(), addresses, waiting: None, stopping }
     }
 
     /// Waits for a permit, at the expense of idle connections. `None` if the control plane stops.
@@ -157,7 +157,7 @@ impl<L: Listener> Capped<L> {
     }
 }
 
-impl<L: Listener> Listener for Capped<L>
+impl<L: Listener> Listener for LimitedListener<L>
 where
     L::Io: Sync,
     L::Addr: ClientAddress,

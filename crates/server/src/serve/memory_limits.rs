@@ -8,7 +8,7 @@ use std::path::Path;
 
 use forebay_engine::PoolConfig;
 
-use super::leftover::{own_bytes, unused_bytes_of_ceph};
+use super::memory_files::{own_bytes, unused_bytes_of_ceph};
 use super::pressure;
 use crate::config::{PoolLocation, ServeConfig};
 use crate::size::Size;

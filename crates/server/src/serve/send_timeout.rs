@@ -16,15 +16,15 @@ use tokio::time::{Sleep, sleep};
 const SEND_TIME: Duration = Duration::from_secs(20);
 
 /// A connection with a limit on the time in which nothing can be written.
-pub(super) struct Unstalled<T> {
+pub(super) struct SendTimeout<T> {
     io: T,
     /// Ends the wait of a write; `None` while no write waits.
     stall: Option<Pin<Box<Sleep>>>,
 }
 
-impl<T: AsyncWrite + Unpin> Unstalled<T> {
-    pub fn new(io: T) -> Unstalled<T> {
-        Unstalled { io, stall: None }
+impl<T: AsyncWrite + Unpin> SendTimeout<T> {
+    pub fn new(io: T) -> SendTimeout<T> {
+        SendTimeout { io, stall: None }
     }
 
     fn limited<R>(
@@ -44,13 +44,13 @@ impl<T: AsyncWrite + Unpin> Unstalled<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Unstalled<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for SendTimeout<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Unstalled<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for SendTimeout<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.get_mut().limited(cx, |io, cx| io.poll_write(cx, buf))
     }

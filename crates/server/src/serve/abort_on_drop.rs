@@ -3,9 +3,9 @@
 use tokio::task::JoinHandle;
 
 /// Ends a task when dropped.
-pub(super) struct EndedOnDrop(pub JoinHandle<()>);
+pub(super) struct AbortOnDrop(pub JoinHandle<()>);
 
-impl Drop for EndedOnDrop {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
