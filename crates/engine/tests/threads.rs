@@ -12,7 +12,7 @@ use forebay_engine::{
     BoxFuture, Coalesce, DiskHandle, Error, Fast, Host, Mutation, Pool, PoolConfig, SyncMode, commit_here,
 };
 use forebay_format::{SegmentId, Superblock};
-use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result as StoreResult, Store, StoreError};
+use forebay_store::{IoBuf, MemoryStore, Result as StoreResult, Store, StoreError};
 use shuttle::future::{block_on, yield_now};
 use shuttle::thread;
 
