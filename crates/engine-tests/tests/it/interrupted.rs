@@ -72,7 +72,7 @@ async fn the_loss_of_the_memory_is_not_forgotten() {
     is_not_forgotten(async |machine, store, _| {
         store.crash(Crash::Kill);
         end_process(machine);
-        machine.memory = Arc::new(HeapMemory::new(256));
+        machine.lose_memory();
         store.reopen()
     })
     .await;

@@ -352,7 +352,7 @@ async fn a_clean_stop_does_not_forget_a_loss_that_is_not_recorded() {
     write(&pool.attach_as("v", UNKNOWN).unwrap()).await;
     store.crash(forebay_store::Crash::Kill);
     let (store, mut machine) = (store.reopen(), machine);
-    machine.memory = Arc::new(forebay_retained::HeapMemory::new(256));
+    machine.lose_memory();
     machine.seed += 1;
     store.set_capacity(0);
     let pool = machine.open(&store).await;
@@ -362,7 +362,7 @@ async fn a_clean_stop_does_not_forget_a_loss_that_is_not_recorded() {
     store.crash(forebay_store::Crash::Kill);
     let store = store.reopen();
     store.set_capacity(1 << 40);
-    machine.memory = Arc::new(forebay_retained::HeapMemory::new(256));
+    machine.lose_memory();
     machine.seed += 1;
     refused(machine.open(&store).await.attach("v"), "resume v");
 }
@@ -385,7 +385,7 @@ async fn a_loss_that_is_recorded_late_does_not_undo_its_remedy() {
         }
         store.crash(forebay_store::Crash::Kill);
         let store = store.reopen();
-        machine.memory = Arc::new(forebay_retained::HeapMemory::new(256));
+        machine.lose_memory();
         machine.seed += 1;
         store.set_capacity(0);
         let pool = machine.open(&store).await;

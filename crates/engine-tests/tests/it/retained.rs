@@ -165,7 +165,7 @@ async fn desktops_survive_a_kill_and_a_stop() {
         (machine, store) = machine.kill(&store).await;
     }
     // The memory is lost, so the desktops are reset: none has contents of different times.
-    machine.memory = Arc::new(HeapMemory::new(256));
+    machine.lose_memory();
     machine.boot += 1;
     let pool = machine.open(&store).await;
     assert!(read(&pool.attach("pc").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));

@@ -55,8 +55,13 @@ impl Machine {
     /// The same, if the retained memory is lost as well.
     pub async fn lose(&self, store: &MemoryStore) -> (Machine, Arc<MemoryStore>) {
         let (mut machine, store) = self.kill(store).await;
-        machine.memory = Arc::new(HeapMemory::new(256));
+        machine.lose_memory();
         (machine, store)
+    }
+
+    /// The next process finds a new retained memory.
+    pub fn lose_memory(&mut self) {
+        self.memory = Arc::new(HeapMemory::new(256));
     }
 
     /// The same after the machine was started again.
