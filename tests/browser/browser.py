@@ -5,7 +5,6 @@ for a state, never for a time.
 """
 
 import contextlib
-import http.client
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from forebay import Failed
-from harness import check
+from harness import ControlSocket, check
 
 WAIT_S = 60
 DESKTOP, PHONE = (1360, 900), (390, 844)
@@ -143,10 +142,10 @@ class Browser:
         return self.until(lambda: text not in self.text(), f"'{text}' is still shown", timeout)
 
     def texts(self, selector):
-        """The texts or labels of all visible elements, at one moment: the page may replace an element between
-        two requests."""
-        code = "const shown = [...document.querySelectorAll(arguments[0])].filter((e) => e.offsetParent); "
-        return self.script(code + "return shown.map((e) => e.innerText.trim() || e.ariaLabel)", selector)
+        """The texts or labels of all elements, at one moment: the page may replace an element between two
+        requests. The text of an element that is not visible is None."""
+        text = "(e) => e.checkVisibility() ? e.innerText.trim() || e.ariaLabel || '' : null"
+        return self.script(f"return Array.from(document.querySelectorAll(arguments[0]), {text})", selector)
 
     def css(self, selector):
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -323,21 +322,9 @@ def start(t, *args, expected=(), tokens=True, **options):
     return server, token, browser(t, base, expected=expected)
 
 
-class ControlSocket(http.client.HTTPConnection):
-    """A connection to the control socket of a server."""
-
-    def __init__(self, server):
-        super().__init__("localhost", timeout=WAIT_S)
-        self.path = server.control
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self.path)
-
-
 def control(server, method, path, body=None):
     """Sends a request over the control socket; returns the JSON, and fails unless it succeeds."""
-    with contextlib.closing(ControlSocket(server)) as connection:
+    with contextlib.closing(ControlSocket(server.control, WAIT_S)) as connection:
         headers = {"X-Forebay": "1", "Content-Type": "application/json"}
         connection.request(method, f"/api/v1{path}", body=None if body is None else json.dumps(body), headers=headers)
         response = connection.getresponse()

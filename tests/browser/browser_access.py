@@ -41,7 +41,8 @@ def a_reader_sees_no_actions_and_the_server_refuses_them(t):
     for page, shown in READ:
         b.go(f"#/{page}")
         b.shows(shown)
-        equal(b.texts("main button:not(.sort)"), [], f"actions that a reader sees on {page}")
+        offered = [text for text in b.texts("main button:not(.sort)") if text is not None]
+        equal(offered, [], f"actions that a reader sees on {page}")
         check(not b.css("main input[type=checkbox][aria-label^=Select]"), "a reader can select rows")
     for method, path, body in ACTIONS:
         status, answer = b.fetch(method, path, body)
@@ -87,8 +88,12 @@ def a_revoked_token_leaves_nothing_on_the_page(t):
     boss.log_in(make_token(server, "boss", "administrator"))
     boss.go("#/access")
     boss.until(lambda: boss.named("button", "Revoke"), "no tokens are shown")
-    rows = "[...document.querySelectorAll('tbody tr')].find((row) => row.innerText.startsWith('admin'))"
-    boss.script(f"{rows}.querySelector('button').click()")
+
+    def revoke():
+        rows = [row for row in boss.css("tbody tr") if row.text.startswith("admin")]
+        return any(row.find_element("css selector", "button").click() or True for row in rows[:1])
+
+    boss.until(revoke, "the token cannot be revoked")
     boss.submit()
     boss.shows("Revoked admin")
     b.until(lambda: b.css("#token"), "no login after the token was revoked", 15)

@@ -11,7 +11,7 @@ import ssl
 import struct
 
 from clients_tls import Authority
-from harness import check, equal, test, wait_for
+from harness import ControlSocket, check, equal, test, wait_for
 
 HOST = "127.0.0.1"
 WAIT_S = 60
@@ -45,21 +45,8 @@ class Api:
             connection.close()
 
 
-class Unix(http.client.HTTPConnection):
-    """A connection to a UNIX socket."""
-
-    def __init__(self, path):
-        super().__init__("localhost", timeout=WAIT_S)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(WAIT_S)
-        self.sock.connect(self.path)
-
-
 def pool(server):
-    connection = Unix(server.control)
+    connection = ControlSocket(server.control, WAIT_S)
     try:
         connection.request("GET", "/api/v1/pool")
         return connection.getresponse().read()

@@ -64,7 +64,7 @@ def a_desktop_writes_only_to_ram(t):
     for _ in range(4):
         fill(h, 8 * MIB, data)
     h.flush()
-    # Data of a volume is written when it has some age: what is older is written before, or not at all.
+    # Data of a volume is written at a certain age: older data has been written by then, or is not written.
     other.pwrite(b"x" * BLOCK, 0)
     by_age = before["commit"]["by_age"]
     wait_for(lambda: s.json("stats")["commit"]["by_age"] > by_age, "the commit of old data")

@@ -38,7 +38,7 @@ def about(measure, expected, what):
 
 def is_fast(handle):
     """Whether one of five measurements is far above the limits of these tests: a pause of the machine may
-    prevent the others."""
+    spoil the other four."""
     return any(rate(handle, 0.5, read) > 300 for _ in range(5))
 
 

@@ -18,8 +18,7 @@ from initiator import GOOD, Initiator
 
 # Sense data of a unit that needs an administrator, and of one that has become ready again.
 MANUAL_INTERVENTION, BECAME_READY = (2, 0x04, 0x03), (6, 0x28, 0x00)
-# Longer than the unit of the age of a process, by which a new one is recognised: the time itself is what is
-# waited for.
+# Longer than the unit of the age of a process, by which a new process is recognised. No event marks its end.
 AGE_S = 0.05
 # Also the boot in which a test starts, so that it differs from the next one in any case.
 BOOTS = ("11111111-2222-4333-8444-555555555555", "99999999-8888-4777-8666-555555555555")

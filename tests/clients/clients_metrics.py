@@ -1,26 +1,12 @@
 """Metrics of a server with clients: requests are counted by front end and path."""
 
-import http.client
 import os
 import re
-import socket
 
-from harness import BLOCK, MIB, Skipped, check, connect, equal, run, test
+from harness import BLOCK, MIB, ControlSocket, Skipped, check, connect, equal, run, test
 from tools import Unavailable, promtool
 
 MONITORING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "packaging", "monitoring")
-
-
-class ControlSocket(http.client.HTTPConnection):
-    """HTTP over the control socket of a server."""
-
-    def __init__(self, path):
-        super().__init__("localhost")
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self.path)
 
 
 def text_of(server):

@@ -210,7 +210,7 @@ def rados_handover_that_fails_disconnects_no_client(t):
 
 def wait_logged(server, text):
     """Waits until the server has logged a text."""
-    # In shorter steps than `wait_for`: what was begun may end soon.
+    # In shorter steps than `wait_for`: the logged operation may end soon.
     deadline = time.monotonic() + 60
     with open(server.log) as log:
         while text not in log.readline():

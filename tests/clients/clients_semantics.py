@@ -4,7 +4,7 @@ import json
 import threading
 
 from harness import (
-    BLOCK, MIB, Failed, OverUnix, check, connect, equal, refused_by_server, run, test, wait_read,
+    BLOCK, MIB, Failed, ControlSocket, check, connect, equal, refused_by_server, run, test, wait_read,
 )
 
 
@@ -136,7 +136,7 @@ def an_operation_waits_for_a_closing_connection(t):
     s.cli("volume", "create", "disk", "--size", "4M")
     h = connect(s, "disk")
     put(h, 0, 1)
-    api = OverUnix(s.control)
+    api = ControlSocket(s.control)
     headers = {"content-type": "application/json", "x-forebay": "1"}
     body = json.dumps({"size_bytes": 2 * MIB})
     api.request("POST", "/api/v1/volumes/disk/resize", body, headers)

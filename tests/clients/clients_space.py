@@ -9,7 +9,7 @@ import time
 
 from forebay import Failed, spawn
 from harness import (
-    BLOCK, MIB, STOP_S, OverUnix, check, connect, equal, refused_by_server, run, test, wait_for,
+    BLOCK, MIB, STOP_S, ControlSocket, check, connect, equal, refused_by_server, run, test, wait_for,
 )
 
 
@@ -327,7 +327,7 @@ def gc_reports_progress_and_continues_without_its_client(t):
     handles, content = interleave(t, s, ["a", "b"], 64 * MIB)
     handles["b"].shutdown()
     s.wait_unused("b")
-    api = OverUnix(s.control)
+    api = ControlSocket(s.control)
     api.request("POST", "/api/v1/pool/gc", "{}", {"content-type": "application/json", "x-forebay": "1"})
     events = [json.loads(line) for line in api.getresponse().read().splitlines()]
     check(len(events) >= 2 and all(e["event"] == "progress" for e in events[:-1]), f"events {events}")

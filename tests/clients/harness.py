@@ -167,15 +167,16 @@ class Context:
         return path
 
 
-class OverUnix(http.client.HTTPConnection):
-    """The API over the control socket."""
+class ControlSocket(http.client.HTTPConnection):
+    """HTTP over the control socket of a server."""
 
-    def __init__(self, path):
-        super().__init__("localhost")
+    def __init__(self, path, timeout=None):
+        super().__init__("localhost", timeout=timeout)
         self.path = path
 
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self.path)
 
 
@@ -283,8 +284,8 @@ class Runner:
             self.wait()
 
     def wait_for_quiet(self):
-        """Waits until other tests have ended that run concurrently and hold a lock until then. The
-        lock is kept until this process ends."""
+        """Waits until the Rust tests and the browser, which run concurrently, have ended: they hold a lock
+        until then. The lock is kept until this process ends."""
         path = os.environ.get("FOREBAY_TEST_LOCK")
         if path:
             self.lock = open(path)  # noqa: SIM115
@@ -386,7 +387,7 @@ class Runner:
 
 
 __all__ = [
-    *("BLOCK", "MIB", "STOP_S", "Failed", "OverUnix", "Skipped", "alone", "check", "connect", "equal", "held"),
-    *("need_root", "needs", "refused_by_server", "run", "run_tests", "test", "wait_for", "wait_read"),
+    *("BLOCK", "MIB", "STOP_S", "ControlSocket", "Failed", "Skipped", "alone", "check", "connect", "equal"),
+    *("held", "need_root", "needs", "refused_by_server", "run", "run_tests", "test", "wait_for", "wait_read"),
     *("wait_signal_taken", "waited"),
 ]

@@ -23,9 +23,8 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [os.path.join(ROOT, "scripts", "pylib"), os.path.join(ROOT, "tests", "clients")]
 
 import nbd  # noqa: E402
-from clients_metrics import ControlSocket  # noqa: E402
 from clients_package import build_package  # noqa: E402
-from harness import check, equal  # noqa: E402
+from harness import ControlSocket, check, equal  # noqa: E402
 
 SUITES = ("bookworm", "trixie")
 MIRROR = os.environ.get("FOREBAY_MIRROR", "http://deb.debian.org/debian")
