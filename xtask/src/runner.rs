@@ -201,27 +201,28 @@ fn run_binary(binary: &Binary, filter: &[&str], prefix: &[&str]) -> (bool, Vec<(
     });
     let name = format!("{} {}", binary.package, binary.selection);
     let seconds = start.elapsed().as_secs_f64();
-    match ended {
+    let passed = match ended {
         Ok(Ended { status: Some(status), output, .. }) if status.success() => {
             let summary = output.lines().rev().find(|l| l.starts_with("test result: ")).unwrap_or_default();
             let summary =
                 summary.trim_start_matches("test result: ").split("; 0 measured").next().unwrap_or_default();
             println!("{seconds:7.1} s  {name}: {summary}");
-            (true, times)
+            true
         }
         Ok(Ended { status: Some(status), output, errors }) => {
             println!("{}", failure(binary, status, &output, &errors, seconds));
-            (false, times)
+            false
         }
         Ok(Ended { status: None, output, errors }) => {
             println!("{}", hang(binary, &output, &errors, seconds));
-            (false, times)
+            false
         }
         Err(e) => {
             println!("{name}: cannot be run: {e}");
-            (false, times)
+            false
         }
-    }
+    };
+    (passed, times)
 }
 
 /// The output of a test binary without the times of its tests, and these times in seconds.

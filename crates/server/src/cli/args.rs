@@ -1,5 +1,5 @@
-//! The command line: one table for parsing, help, man page and shell completions. Names
-//! and values are a stable contract, because scripts rely on them.
+//! The command line: one table for parsing, help, man page and shell completions. Names and values are a
+//! stable contract, because scripts rely on them.
 
 use std::path::PathBuf;
 

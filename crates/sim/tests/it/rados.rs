@@ -20,7 +20,7 @@ fn what_was_acknowledged_survives_takeovers() {
     owners_lose_the_pool_in(&seen.into_inner().expect("no round panics with the lock"));
 }
 
-/// Checks that what the rounds are for has happened in them, if they are as many as by default.
+/// Checks that takeovers, handovers and hanging OSDs have happened, if at least [`ROUNDS`] rounds have run.
 fn owners_lose_the_pool_in(seen: &[Seen]) {
     if seen.len() < ROUNDS as usize {
         return;
