@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| forebay_server::fuzzing::import_url(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| forebay_control::fuzzing::import_url(data));

@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| forebay_server::fuzzing::iscsi_session(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| forebay_frontend::fuzzing::iscsi_session(data));

@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| forebay_server::fuzzing::nbd_session(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| forebay_frontend::fuzzing::nbd_session(data));

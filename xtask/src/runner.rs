@@ -30,13 +30,15 @@ const NICE: &str = "10";
 const LAST_LINES: usize = 40;
 
 /// Binaries that take longest, in the order in which they start: `package` and `target`.
-const LONGEST: [(&str, &str); 6] = [
+const LONGEST: [(&str, &str); 8] = [
     ("forebay-sim", "it"),
-    ("forebay-server", "sessions"),
+    ("forebay-frontend", "sessions"),
     ("forebay-guest", "it"),
     ("forebay-sim", "hostile"),
     ("forebay-engine-tests", "it"),
     ("forebay-server", "it"),
+    ("forebay-control", "it"),
+    ("forebay-frontend", "it"),
 ];
 
 /// A test binary.

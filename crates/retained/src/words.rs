@@ -53,7 +53,7 @@ pub(crate) unsafe fn store_tag(at: NonNull<u8>, word: u64) {
 /// # Safety
 ///
 /// As [`load`], for all `N` bytes.
-pub(crate) unsafe fn read<const N: usize>(at: NonNull<u8>) -> [u8; N] {
+pub unsafe fn read<const N: usize>(at: NonNull<u8>) -> [u8; N] {
     const { assert!(N.is_multiple_of(8)) };
     let mut bytes = [0; N];
     for (i, word) in bytes.chunks_exact_mut(8).enumerate() {

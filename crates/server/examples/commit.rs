@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use forebay_engine::{Pool, PoolConfig, SyncMode};
-use forebay_server::serve::EngineThread;
+use forebay_host::EngineThread;
 use forebay_store::{DirectoryOptions, DirectoryStore};
 
 const BLOCK: usize = 4096;

@@ -5,9 +5,16 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_control::import::FetchPolicy;
+use forebay_control::metrics::VolumeSeries;
 use forebay_engine::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};
+use forebay_frontend::iscsi::{Algorithm, SessionLimits};
+use forebay_frontend::nbd::Config as NbdConfig;
+use forebay_frontend::plane::{ConnectionLimits, ListenAddr, MIN_BUDGET, MemoryLimits};
+use forebay_frontend::targets::{IqnName, Target};
 use forebay_guest::{Change, Class, Policy};
 use forebay_store::DiskArray;
+use forebay_text::Size;
 use serde::Deserialize;
 
 mod budgets;
@@ -23,23 +30,13 @@ mod nbd;
 mod nearest;
 mod store;
 
-use crate::import::FetchPolicy;
-use crate::iscsi::Algorithm;
 use crate::log::{LogConfig, LogFormat};
-use crate::metrics::VolumeSeries;
-use crate::nbd::Config as NbdConfig;
-use crate::plane::{ConnectionLimits, ListenAddr, MIN_BUDGET, MemoryLimits};
-use crate::size::Size;
-use crate::targets::{IqnName, Target};
 use budgets::Budget;
 pub use effective::{AppliedBy, Setting, lines_of_keys, settings};
 pub use http::{
     AuditSection, HttpAddr, HttpConfig, HttpFlags, HttpSection, HttpsFiles, TokenMode, parse_http_addr,
 };
-pub use iscsi::{
-    InitiatorSection, IscsiPaths, IscsiSection, LunSection, SessionLimits, TargetSection, WhileStandby,
-    parse_portal,
-};
+pub use iscsi::{InitiatorSection, IscsiPaths, IscsiSection, LunSection, TargetSection, parse_portal};
 pub use limits::LimitsSection;
 pub use locate::Source;
 pub use logging::LoggingSection;

@@ -3,15 +3,15 @@
 //! `FOREBAY_LOG` sets the filter; without it, `[logging] filter` does, which can change while the server
 //! runs.
 
+use std::io::{self, Write};
 use std::sync::OnceLock;
 
+use forebay_text::{json, one_line};
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt, reload};
-
-use crate::text::{LogWriter, one_line};
 
 /// The environment variable that sets the filter.
 pub const FILTER_VARIABLE: &str = "FOREBAY_LOG";
@@ -78,6 +78,35 @@ pub(crate) fn set_filter(filter: &str) -> bool {
     }
     let (Some(handle), Ok(filter)) = (FILTER.get(), EnvFilter::try_new(filter)) else { return false };
     handle.reload(filter).is_ok()
+}
+
+/// Standard error for the log: each call of `write` is one event including its line end, and becomes one
+/// line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum LogWriter {
+    /// Events are plain lines.
+    Text,
+    /// Events are JSON objects.
+    Json,
+}
+
+impl Write for LogWriter {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        let mut line = match self {
+            LogWriter::Text => one_line(line),
+            LogWriter::Json => json(line),
+        }
+        .into_owned();
+        line.push('\n');
+        io::stderr().lock().write_all(line.as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().lock().flush()
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::io;
 use super::Finding;
 
 /// Features for tests, as `cargo tree -e features` names them.
-const FOR_TESTS: [&str; 8] = [
+const FOR_TESTS: [&str; 9] = [
     r#"forebay-store feature "test-util""#,
     r#"forebay-retained feature "test-util""#,
     r#"forebay-retained feature "fuzzing""#,
@@ -13,7 +13,8 @@ const FOR_TESTS: [&str; 8] = [
     r#"forebay-format feature "fuzzing""#,
     r#"forebay-guest feature "fuzzing""#,
     r#"forebay-wire feature "fuzzing""#,
-    r#"forebay-server feature "fuzzing""#,
+    r#"forebay-frontend feature "fuzzing""#,
+    r#"forebay-control feature "fuzzing""#,
 ];
 
 /// Checks the features with which `cargo build -p forebay-server` builds each crate.

@@ -10,7 +10,7 @@ use crate::rust::{self, Tree};
 
 /// Folders within which no files depend on each other in a circle.
 const WITHOUT_CIRCLES: [&str; 4] =
-    ["crates/engine/src", "crates/server/src/nbd", "crates/server/src/iscsi", "crates/server/src/scsi"];
+    ["crates/engine/src", "crates/frontend/src/nbd", "crates/frontend/src/iscsi", "crates/frontend/src/scsi"];
 /// Most files of the engine with an inherent `impl Pool`.
 const MAX_POOL_FILES: usize = 3;
 /// The phrase by which the head of a `lib.rs` claims an order, which is then checked.

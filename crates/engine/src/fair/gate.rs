@@ -46,7 +46,7 @@ struct Inner {
 
 /// Admission to a resource; see the module documentation.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub struct Gate {
     /// Bytes that all flows use.
     used: AtomicI64,
     /// Number of requests that wait.

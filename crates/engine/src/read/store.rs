@@ -42,7 +42,7 @@ impl StoreReader {
     }
 
     /// Reads at most `len` bytes of an object.
-    pub(super) async fn read(&self, object: SegmentId, offset: u64, len: usize) -> Result<IoBuf> {
+    pub async fn read(&self, object: SegmentId, offset: u64, len: usize) -> Result<IoBuf> {
         self.cx.fencing(self.store.read(object, offset, len).await)
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Geometry {
 }
 
 /// Reads the geometry from the boot sector, or from its backup in the last sector of the volume.
-pub(super) fn read(volume: &mut Volume) -> Result<Geometry> {
+pub fn read(volume: &mut Volume) -> Result<Geometry> {
     let mut sector = [0; 512];
     if volume.read(0, &mut sector).tolerate()?.is_some()
         && let Some(geometry) = parse(&sector, volume.len())

@@ -4,24 +4,39 @@
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser as Name;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
+use forebay_api::import::Format;
+use forebay_api::{Reset, Role, SyncPolicy};
+use forebay_frontend::nbd::TlsMode;
+use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::RadosAddress;
+use forebay_text::{NamePattern, Size};
 
 use super::limit::{Change, LimitArgs};
 use super::token::{self, Expiry};
-use crate::access::Role;
 use crate::config::{
     AnswerMode, DEFAULT_DATA, DEFAULT_MEMORY_DIR, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode,
     parse_http_addr, parse_portal,
 };
-use crate::control::{Reset, SyncPolicy};
-use crate::import::Format;
 use crate::log::LogFormat;
-use crate::nbd::{ExportPattern, TlsMode};
-use crate::plane::ListenAddr;
-use crate::size::Size;
 use crate::sizing::{ImageKind, Profile};
+
+/// The values of `--tls`. The front end that has the type does not know the command line.
+fn tls_mode() -> impl TypedValueParser<Value = TlsMode> {
+    let value = |name: &'static str, help: &'static str| PossibleValue::new(name).help(help);
+    let names = PossibleValuesParser::new([
+        value("off", "TLS is not available"),
+        value("on", "Clients can use TLS"),
+        value("require", "Clients have to use TLS; without it they receive no information and no service"),
+    ]);
+    names.map(|name| match name.as_str() {
+        "require" => TlsMode::Require,
+        "on" => TlsMode::On,
+        _ => TlsMode::Off,
+    })
+}
 
 /// Serve virtual machine disks over NBD and iSCSI, with snapshots and clones of golden images
 #[derive(Debug, Parser)]
@@ -243,7 +258,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub nbd_allow_remote: bool,
     /// TLS mode for NBD [default: require if certificates are configured, else off]
-    #[arg(long, value_name = "MODE", requires = "tls_certificates")]
+    #[arg(long, value_name = "MODE", value_parser = tls_mode(), requires = "tls_certificates")]
     pub tls: Option<TlsMode>,
     /// Directory with ca-cert.pem, server-cert.pem and server-key.pem
     #[arg(long, value_name = "DIR")]
@@ -409,7 +424,7 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
         /// Create N clones, NAME-001, NAME-002 and so on; all or none
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::control::MAX_CLONES)))]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(forebay_control::operations::MAX_CLONES)))]
         count: Option<u32>,
         /// Number the clones after the highest existing number of NAME
         #[arg(long, requires = "count")]
@@ -833,7 +848,7 @@ pub enum TokenCommand {
         /// Restrict the token to disks that this pattern matches: NAME or VOLUME@SNAPSHOT, with * for any
         /// characters (repeatable)
         #[arg(long, value_name = "PATTERN", conflicts_with = "tenant")]
-        disks: Vec<ExportPattern>,
+        disks: Vec<NamePattern>,
         /// Restrict the token to the disks of a tenant
         #[arg(long, value_name = "NAME")]
         tenant: Option<String>,

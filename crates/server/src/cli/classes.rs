@@ -1,13 +1,13 @@
 //! `forebay volume classes`: the classes of a disk's blocks, as derived from the guest's file systems.
 
+use forebay_api::ClassesView;
+use forebay_api::client::Client;
 use forebay_guest::Content;
+use forebay_host::clock::unix_ms;
+use forebay_text::Size;
 
 use super::CliError;
-use super::client::Client;
 use super::output::{age, print_result, render, table};
-use crate::clock::unix_ms;
-use crate::control::ClassesView;
-use crate::size::Size;
 
 /// Shows the classes of a disk, after a scan if `refresh` is set.
 pub(super) async fn run(client: &Client, name: &str, refresh: bool, as_json: bool) -> Result<(), CliError> {
@@ -52,7 +52,7 @@ mod tests {
     use forebay_guest::Class;
 
     use super::*;
-    use crate::control::ClassView;
+    use forebay_api::ClassView;
 
     #[test]
     fn classes_are_shown_as_a_table() {

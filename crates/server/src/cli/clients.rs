@@ -1,10 +1,11 @@
 //! `forebay volume clients`: the clients of a disk.
 
+use forebay_api::client::Client;
+use forebay_api::{DiskClientView, Protocol};
+use forebay_host::clock::unix_ms;
+
 use super::CliError;
-use super::client::Client;
 use super::output::{age, print_result, render, table};
-use crate::clock::unix_ms;
-use crate::control::{DiskClientView, Protocol};
 
 pub(super) async fn run(client: &Client, name: &str, as_json: bool) -> Result<(), CliError> {
     let clients: Vec<DiskClientView> = client.get(&["volumes", name, "clients"]).await?;

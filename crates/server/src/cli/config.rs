@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use forebay_text::Size;
 use serde::Serialize;
 
 use super::args::{ConfigCommand, Global};
 use super::{CliError, output, unit};
 use crate::config::{ConfigFile, DEFAULT_CONFIG, Overrides, ServeConfig, Setting, lines_of_keys, settings};
 use crate::serve::{Measured, MemoryLimit};
-use crate::size::Size;
 
 /// A value in effect.
 #[derive(Debug, Serialize)]
@@ -64,7 +64,7 @@ fn check(path: &Path, global: &Global) -> Result<(), CliError> {
     let warnings = crate::serve::warnings(&config, limit.as_ref(), Measured::ByCommand);
     if !global.json {
         for warning in &warnings {
-            eprintln!("forebay: warning: {}", crate::text::one_line(warning));
+            eprintln!("forebay: warning: {}", forebay_text::one_line(warning));
         }
     }
     let result =

@@ -4,13 +4,13 @@
 
 use std::time::{Duration, Instant};
 
+use forebay_api::client::{Client, ClientError, Lines};
+use forebay_api::{GcEvent, GcPhaseView, Reclaimed};
+use forebay_text::Size;
 use serde_json::json;
 
-use super::client::{Client, ClientError, Lines};
 use super::progress::{Progress, Step};
 use super::{CliError, output};
-use crate::control::{GcEvent, GcPhaseView, Reclaimed};
-use crate::size::Size;
 
 /// Runs `forebay gc`.
 pub(super) async fn run(client: &Client, json: bool) -> Result<(), CliError> {

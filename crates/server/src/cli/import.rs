@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use forebay_api::client::{Client, ClientError, Lines};
+use forebay_api::import::{Event, Imported, Phase, Request, Source};
+use forebay_text::Size;
 use percent_encoding::percent_decode_str;
 
-use super::client::{Client, ClientError, Lines};
 use super::progress::{Progress, Step};
 use super::{CliError, output};
-use crate::import::{Event, Imported, Phase, Request, Source};
-use crate::size::Size;
 
 /// Runs `forebay image import`.
 pub(super) async fn run(client: &Client, request: &Request, json: bool) -> Result<(), CliError> {

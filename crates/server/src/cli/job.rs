@@ -1,11 +1,12 @@
 //! `forebay job`: long work on the server.
 
+use forebay_api::client::Client;
+use forebay_api::{JobKind, JobState, JobView};
+use forebay_host::clock::unix_ms;
+
 use super::CliError;
 use super::args::JobCommand;
-use super::client::Client;
 use super::output::{age, print_result, render, table};
-use crate::clock::unix_ms;
-use crate::control::{JobKind, JobState, JobView};
 
 /// Runs `forebay job`.
 pub(super) async fn run(client: &Client, command: JobCommand, json: bool) -> Result<(), CliError> {

@@ -3,15 +3,14 @@
 use std::str::FromStr;
 
 use clap::Args;
+use forebay_api::client::Client;
+use forebay_api::{LimitSet, TenantView, VolumeLimits};
+use forebay_text::Size;
 use serde_json::Value;
 
 use super::CliError;
 use super::args::TenantCommand;
-use super::client::Client;
 use super::output::{print_result, render, table};
-use crate::control::{TenantView, VolumeLimits};
-use crate::limits::LimitSet;
-use crate::size::Size;
 
 /// A new value, or `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,9 +36,10 @@ impl FromStr for Change<Size> {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "none" => Ok(Change(None)),
-            _ => {
-                text.parse().map(|size| Change(Some(size))).map_err(|e: crate::size::SizeError| e.to_string())
-            }
+            _ => text
+                .parse()
+                .map(|size| Change(Some(size)))
+                .map_err(|e: forebay_text::SizeError| e.to_string()),
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use forebay_text::Size;
+
 use super::args::MemoryCommand;
 use super::{CliError, output};
 use crate::serve::{MemoryFile, memory_files};
-use crate::size::Size;
 
 pub(super) fn run(command: MemoryCommand, data: &Path, json: bool) -> Result<(), CliError> {
     let MemoryCommand::List { memory_dir } = command;

@@ -4,7 +4,7 @@
 
 mod args;
 mod classes;
-mod client;
+
 mod clients;
 mod config;
 mod gc;
@@ -33,15 +33,14 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
-
-use crate::size::Size;
+use forebay_text::Size;
 
 pub use args::{
     CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand,
     MemoryCommand, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs,
     TargetCommand, TokenCommand, TopArgs, TopOrder, VolumeCommand,
 };
-pub use client::{Client, ClientError, Lines};
+pub use forebay_api::client::{Client, ClientError, Lines};
 pub use offline::OfflineError;
 
 /// Exit status of a failure.
@@ -192,7 +191,7 @@ fn usage_line(e: &clap::Error) -> String {
 
 /// Joins a text into one line and escapes all characters that are not plain text.
 fn one_line(text: &str) -> String {
-    crate::text::one_line(&text.split_whitespace().collect::<Vec<_>>().join(" ")).into_owned()
+    forebay_text::one_line(&text.split_whitespace().collect::<Vec<_>>().join(" ")).into_owned()
 }
 
 #[cfg(test)]

@@ -9,16 +9,16 @@ use forebay_engine::{
     BatchView, CheckReport, LogDamage, LossReport, Problem, SegmentId, SegmentView, SuperblockView,
     inspect_batches, inspect_segments, inspect_superblocks, recover_log,
 };
+use forebay_host::EngineThread;
 use forebay_store::rados::{Claim, RadosStore, Waiting};
 use forebay_store::{DirectoryOptions, DirectoryStore, Store, StoreError};
+use forebay_text::Size;
 use parking_lot::Mutex;
 use serde_json::json;
 
 use super::progress::{Progress, Step};
 use super::{CliError, output};
 use crate::config::PoolLocation;
-use crate::serve::EngineThread;
-use crate::size::Size;
 
 /// Why an offline command failed.
 #[derive(Debug, thiserror::Error)]

@@ -5,16 +5,15 @@ use std::io::{self, Write};
 use clap::CommandFactory;
 use clap_complete::Shell;
 use comfy_table::{CellAlignment, Table, presets};
+use forebay_api::{DiskView, Kind, LimitSet, Reset, SyncPolicy};
+use forebay_host::clock::unix_ms;
+use forebay_text as text;
+use forebay_text::Size;
 use serde::Serialize;
 
 use super::CliError;
 use super::args::Cli;
 use super::limit;
-use crate::clock::unix_ms;
-use crate::control::{DiskView, Kind, Reset, SyncPolicy};
-use crate::limits::LimitSet;
-use crate::size::Size;
-use crate::text;
 
 /// Moves the cursor to the top left and clears to the end of the screen (ECMA-48, CUP and ED).
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";

@@ -1,15 +1,15 @@
 //! `forebay pool`: the pools in a Ceph cluster, and which servers hold them, for which no server has to run;
 //! and the handover of a pool by its server.
 
+use forebay_api::client::Client;
+use forebay_api::{Handover, NewOwner, StandbyView};
 use forebay_store::rados::{Ownership, RadosAddress, list_pools, ownership};
 use serde::Serialize;
 
 use super::args::CephArgs;
-use super::client::Client;
 use super::offline::{OfflineError, cannot_open};
 use super::{CliError, output};
 use crate::config::rados_options;
-use crate::control::{Handover, NewOwner, StandbyView};
 
 /// A pool in a list.
 #[derive(Debug, Serialize)]
@@ -56,7 +56,8 @@ pub(super) fn show(address: RadosAddress, ceph: CephArgs, json: bool) -> Result<
     let options = rados_options(ceph.ceph_conf, ceph.ceph_user)?;
     let found = ownership(&address, &options).map_err(|source| cannot_open(&address, source))?;
     let Ownership { owner, reserved_for, term, alive, is_serving, open_segments, standbys } = found;
-    let standbys = standbys.into_iter().map(StandbyView::from).collect();
+    let standbys =
+        standbys.into_iter().map(|it| StandbyView { server: it.server, alive: it.alive }).collect();
     let address = address.to_string();
     let view =
         PoolView { address, owner, reserved_for, term, alive, serving: is_serving, open_segments, standbys };

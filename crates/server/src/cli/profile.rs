@@ -1,13 +1,14 @@
 //! `forebay image profile`: the boot profile of an image, that is, the blocks that a boot of its clones
 //! reads.
 
+use forebay_api::client::Client;
+use forebay_api::{ChangeProfile, PrefetchedView, ProfileAction, ProfileView};
+use forebay_host::clock::unix_ms;
+use forebay_text::Size;
+
 use super::CliError;
 use super::args::ProfileChange;
-use super::client::Client;
 use super::output::{age, print_result};
-use crate::clock::unix_ms;
-use crate::control::{ChangeProfile, PrefetchedView, ProfileAction, ProfileView};
-use crate::size::Size;
 
 /// Shows or changes the profile.
 pub(super) async fn run(

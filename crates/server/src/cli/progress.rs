@@ -55,7 +55,7 @@ impl Progress {
             }
             Progress::Lines { last } if last.elapsed() >= LINE_EVERY => {
                 *last = Instant::now();
-                eprintln!("{}", crate::text::one_line(&line()));
+                eprintln!("{}", forebay_text::one_line(&line()));
             }
             Progress::Lines { .. } | Progress::Off => (),
         }

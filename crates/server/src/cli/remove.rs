@@ -6,14 +6,14 @@
 use std::collections::HashSet;
 use std::io::{self, IsTerminal, Write};
 
+use forebay_api::client::{Client, ClientError};
+use forebay_api::{DiskView, ErrorDetail, ErrorKind, Kind};
+use forebay_text::NamePattern;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::args::RemoveArgs;
-use super::client::{Client, ClientError};
 use super::{CliError, output};
-use crate::control::{DiskView, ErrorDetail, ErrorKind, Kind};
-use crate::nbd::ExportPattern;
 
 /// Most names that a prompt lists.
 const LISTED: usize = 5;
@@ -101,7 +101,7 @@ fn report(
         return Err(ClientError::from(only).into());
     }
     for failure in &failures {
-        eprintln!("forebay: {}", crate::text::one_line(&failure.message));
+        eprintln!("forebay: {}", forebay_text::one_line(&failure.message));
     }
     match (broken, failures.len()) {
         (Some(e), _) => Err(e.into()),
@@ -157,7 +157,7 @@ fn resolve(args: &[String], present: &[String]) -> Resolved {
             }
             continue;
         }
-        let pattern: Option<ExportPattern> = arg.parse().ok();
+        let pattern: Option<NamePattern> = arg.parse().ok();
         let matches = |name: &&String| pattern.as_ref().is_some_and(|pattern| pattern.matches(name));
         let matching: Vec<_> = present.iter().filter(matches).collect();
         if matching.is_empty() {
@@ -188,7 +188,7 @@ fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), Cli
     for (pattern, names) in resolved.patterns.iter().filter(|(_, names)| !names.is_empty()) {
         let text =
             format!("'{pattern}' matches {} {}: {}", names.len(), among.noun(names.len()), listed(names));
-        eprintln!("{}", crate::text::one_line(&text));
+        eprintln!("{}", forebay_text::one_line(&text));
     }
     eprint!("Remove them? [y/N] ");
     let mut answer = String::new();

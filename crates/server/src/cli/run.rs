@@ -4,13 +4,19 @@ use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use forebay_api::client::{Client, ClientError};
+use forebay_api::import::Request;
+use forebay_api::{
+    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Handover, Kind, Persist, Resets,
+    Resize, Rollback, Upgrade, Upgraded,
+};
+use forebay_text::Size;
 use serde::Serialize;
 
 use super::args::{
     Cli, Command, Global, ImageCommand, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SnapshotCommand,
     VolumeCommand,
 };
-use super::client::{Client, ClientError};
 use super::{
     CliError, classes, clients, config, gc, import, job, limit, memory, offline, output, pool, profile,
     remove, sizing, space, stats, target, token, top,
@@ -19,12 +25,6 @@ use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
     SOCKET_NAME, ServeConfig, StoreFlags, TlsSection,
 };
-use crate::control::{
-    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Handover, Kind, Persist, Resets,
-    Resize, Rollback, Upgrade, Upgraded,
-};
-use crate::import::Request;
-use crate::size::Size;
 
 /// Runs a parsed command line.
 pub(super) fn run(cli: Cli) -> Result<(), CliError> {

@@ -1,10 +1,11 @@
 //! `forebay size`: what a fleet of desktops needs.
 
+use forebay_api::client::Client;
+use forebay_api::{ActivityView, ServerView, StatsView};
+use forebay_text::Size;
+
 use super::args::SizeArgs;
-use super::client::Client;
 use super::{CliError, output};
-use crate::control::{ActivityView, ServerView, StatsView};
-use crate::size::Size;
 use crate::sizing::{Fleet, Measured, Needs};
 
 /// The fleet of the options.

@@ -1,12 +1,12 @@
 //! `forebay space`: the room of the store in one table. The figures are those of `GET /stats`.
 
+use forebay_api::client::Client;
+use forebay_api::{RoomView, StatsView};
+use forebay_host::clock::unix_ms;
+use forebay_text::Size;
 use serde::Serialize;
 
-use super::client::Client;
 use super::{CliError, output};
-use crate::clock::unix_ms;
-use crate::control::{RoomView, StatsView};
-use crate::size::Size;
 
 /// The figures, named as in `GET /stats`.
 #[derive(Debug, Serialize)]

@@ -3,15 +3,16 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use super::args::StatsArgs;
-use super::client::Client;
-use super::{CliError, output};
-use crate::clock::unix_ms;
-use crate::control::{
+use forebay_api::client::Client;
+use forebay_api::{
     CacheAdviceView, CacheView, CountView, DiskSpaceView, DiskStatsView, GuestView, ReadCacheView,
     ReductionView, RoomView, SpaceView, StatsView,
 };
-use crate::size::Size;
+use forebay_host::clock::unix_ms;
+use forebay_text::Size;
+
+use super::args::StatsArgs;
+use super::{CliError, output};
 
 /// Interval of `--watch`.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -32,7 +33,7 @@ pub(super) async fn run(client: &Client, args: &StatsArgs, json: bool) -> Result
 async fn repeat<T: serde::Serialize>(
     watch: bool,
     json: bool,
-    fetch: impl AsyncFn() -> super::client::Result<T>,
+    fetch: impl AsyncFn() -> forebay_api::client::Result<T>,
     text: impl Fn(&T, Option<&T>) -> String,
 ) -> Result<(), CliError> {
     let redraw = watch && !json && std::io::stdout().is_terminal();
@@ -360,8 +361,8 @@ mod tests {
 
     #[test]
     fn space_and_reduction_are_shown() {
-        use forebay_engine::{ReductionStats, SpaceStats};
-        let space = SpaceStats {
+        use forebay_api::{IndexView, ReductionView, SpaceView};
+        let space = SpaceView {
             as_of_ms: 0,
             logical_bytes: 10 << 30,
             mapped_bytes: 6 << 30,
@@ -369,22 +370,19 @@ mod tests {
             live_bytes: 1 << 30,
             reclaimable_bytes: 1 << 20,
             damaged_disks: 2,
+            dedup_ratio: Some(3.0),
+            compression_ratio: Some(2.0),
+            reduction_ratio: Some(6.0),
         };
-        let reduction = ReductionStats {
+        let reduction = ReductionView {
             zero_blocks: 25,
             duplicate_blocks: 50,
             new_blocks: 25,
             new_bytes: 51_200,
-            index_sampling: 2,
-            index_segments_left: 3,
-            ..ReductionStats::default()
+            index: IndexView { one_of: 4, segments_left: 3, ..IndexView::default() },
+            ..ReductionView::default()
         };
-        let s = StatsView {
-            space: Some(space.into()),
-            reduction: reduction.into(),
-            room: RoomView::Full,
-            ..StatsView::default()
-        };
+        let s = StatsView { space: Some(space), reduction, room: RoomView::Full, ..StatsView::default() };
         let text = space_facts(&s, 180_000);
         assert!(line(&text, "space").ends_with("as of 3 min ago"), "{text}");
         assert!(line(&text, "unique").ends_with("2 GiB, 3.00x by sharing"), "{text}");

@@ -3,16 +3,17 @@
 use std::fs::File;
 use std::path::Path;
 
+use forebay_api::client::Client;
+use forebay_api::{
+    AllowInitiator, Chap, CreateTarget, InitiatorView, LunView, MapLun, ReservationsView, SessionView,
+    TargetView,
+};
+use forebay_host::clock::unix_ms;
+use forebay_text::{Secret, Size};
+
 use super::CliError;
 use super::args::{ChapArgs, LunCommand, TargetCommand};
-use super::client::Client;
 use super::output::{age, print_result, render, table};
-use crate::clock::unix_ms;
-use crate::control::{
-    AllowInitiator, CreateTarget, InitiatorView, LunView, MapLun, ReservationsView, SessionView, TargetView,
-};
-use crate::size::Size;
-use crate::targets::{Chap, Secret};
 
 /// Runs `forebay target …`.
 pub(super) async fn target(client: &Client, command: TargetCommand, as_json: bool) -> Result<(), CliError> {
@@ -111,8 +112,8 @@ fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
     let secret = match path.as_os_str().as_encoded_bytes() {
         b"-" => Secret::read(std::io::stdin().lock()),
         _ => {
-            if let Some(warning) = crate::modes::secret_warning(&path) {
-                eprintln!("forebay: {}", crate::text::one_line(&warning));
+            if let Some(warning) = forebay_host::modes::secret_warning(&path) {
+                eprintln!("forebay: {}", forebay_text::one_line(&warning));
             }
             File::open(&path).and_then(Secret::read)
         }

@@ -1,11 +1,12 @@
 //! `forebay token`: tokens for clients of the API over TCP.
 
+use forebay_api::client::Client;
+use forebay_api::{CreateToken, CreatedToken, Scope, TokenView};
+use forebay_host::clock::unix_ms;
+
 use super::CliError;
 use super::args::TokenCommand;
-use super::client::Client;
 use super::output::{age, print_result, render, table};
-use crate::access::{CreateToken, CreatedToken, Scope, TokenView};
-use crate::clock::unix_ms;
 
 /// The time until a token expires, in seconds; `None` for never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,14 +7,14 @@ use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use forebay_api::client::Client;
+use forebay_api::{ActivityView, CountView, GuestView, StatsView};
+use forebay_host::clock::unix_ms;
+use forebay_text::Size;
 use serde::Serialize;
 
 use super::args::{TopArgs, TopOrder};
-use super::client::Client;
 use super::{CliError, output};
-use crate::clock::unix_ms;
-use crate::control::{ActivityView, CountView, GuestView, StatsView};
-use crate::size::Size;
 
 /// A sample of all counters.
 struct Sample {

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use forebay_guest::{Class, Treatment};
+use forebay_text::Size;
 
 use super::explain::joined;
 use super::{PoolLocation, ServeConfig, line_of};
-use crate::size::Size;
 
 /// What applies a change of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +138,7 @@ fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>,
     add("nbd.tls.certificates", c.nbd.tls.dir.as_ref().map(|dir| quoted(dir.display())), Upgrade);
     add(
         "nbd.tls.verify_peer",
-        Some((c.nbd.tls.clients == crate::nbd::ClientCertificates::Required).to_string()),
+        Some((c.nbd.tls.clients == forebay_frontend::nbd::ClientCertificates::Required).to_string()),
         Upgrade,
     );
     add("nbd.listener", (!others.is_empty()).then(|| list(others.iter().map(|l| format!("{l:?}")))), Upgrade);

@@ -4,14 +4,15 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use forebay_frontend::iscsi::{Algorithm, SessionLimits, WhileStandby};
+use forebay_frontend::plane::ListenAddr;
+use forebay_frontend::targets::{Chap, Initiator, IqnName, Lun, Target, TargetError};
+use forebay_host::modes;
 use forebay_store::rados::MAX_GROUPS;
+use forebay_text::Secret;
 use serde::Deserialize;
 
 use super::{ConfigError, PoolLocation};
-use crate::iscsi::Algorithm;
-use crate::modes;
-use crate::plane::ListenAddr;
-use crate::targets::{Chap, Initiator, IqnName, Lun, Secret, Target, TargetError};
 
 /// Maximum number of portals that initiators discover.
 const MAX_PORTALS: usize = 16;
@@ -113,19 +114,6 @@ pub struct InitiatorSection {
     pub luns: Option<Vec<u16>>,
 }
 
-/// What the portals of a server do while another server has the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WhileStandby {
-    /// They are not bound.
-    #[default]
-    Closed,
-    /// They redirect logins to the owner.
-    Redirect,
-    /// They serve sessions, whose units are in the state standby.
-    Alua,
-}
-
 /// The paths of a server to its pool, among those of other servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IscsiPaths {
@@ -136,19 +124,6 @@ pub struct IscsiPaths {
     pub while_standby: WhileStandby,
     /// Target port group.
     pub group: u16,
-}
-
-/// Limits on sessions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SessionLimits {
-    /// Maximum number of sessions.
-    pub all: usize,
-    /// Maximum number of sessions of one initiator at one target. The name of an initiator is no proof of its
-    /// identity: with one number for all targets, sessions at an open target could exclude the initiator from
-    /// the others.
-    pub per_initiator: usize,
-    /// Maximum number of sessions from one address, or one /64 network of IPv6.
-    pub per_address: usize,
 }
 
 impl IscsiSection {
@@ -274,7 +249,7 @@ fn chap(
     };
     if let Some(warning) = modes::secret_warning(&path) {
         // Logging has not started yet.
-        eprintln!("forebay: {}", crate::text::one_line(&warning));
+        eprintln!("forebay: {}", forebay_text::one_line(&warning));
     }
     let secret = File::open(&path).and_then(Secret::read);
     let secret = secret.map_err(|e| bad(format!("cannot read the secret in {}: {e}", path.display())))?;

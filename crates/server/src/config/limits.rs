@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use forebay_frontend::plane::{ConnectionLimits, MIN_BUDGET, MemoryLimits};
+use forebay_text::Size;
 use serde::Deserialize;
 
 use super::ConfigError;
-use crate::plane::{ConnectionLimits, MIN_BUDGET, MemoryLimits};
-use crate::size::Size;
 
 /// Maximum of all timeouts, in seconds.
 const MAX_TIMEOUT_S: u64 = 3600;

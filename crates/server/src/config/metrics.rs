@@ -1,10 +1,10 @@
 //! `[metrics]`: which volumes have separate metrics.
 
+use forebay_control::metrics::VolumeSeries;
+use forebay_text::NamePattern;
 use serde::Deserialize;
 
 use super::ConfigError;
-use crate::metrics::VolumeSeries;
-use crate::nbd::ExportPattern;
 
 /// Most volumes with separate metrics: each has nine series.
 const MOST_VOLUMES: usize = 10_000;
@@ -15,7 +15,7 @@ const MOST_VOLUMES: usize = 10_000;
 pub struct MetricsSection {
     /// Names of volumes with separate metrics, where `*` matches any characters.
     #[serde(default)]
-    pub volumes: Vec<ExportPattern>,
+    pub volumes: Vec<NamePattern>,
     /// Most volumes with separate metrics.
     pub max_volumes: Option<usize>,
 }

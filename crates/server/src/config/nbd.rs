@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use forebay_frontend::nbd::{
+    Access, ClientCertificates, Config, ListenerConfig, SubjectPattern, TlsConfig, TlsMode,
+};
+use forebay_frontend::plane::ListenAddr;
+use forebay_text::NamePattern;
 use serde::Deserialize;
 
 use super::ConfigError;
-use crate::nbd::{
-    Access, ClientCertificates, Config, ExportPattern, ListenerConfig, SubjectPattern, TlsConfig, TlsMode,
-};
-use crate::plane::ListenAddr;
 
 /// `[nbd]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -36,7 +37,7 @@ pub struct NbdListenerSection {
     /// Addresses.
     pub listen: Vec<ListenAddr>,
     /// Exported disks; all if absent.
-    pub exports: Option<Vec<ExportPattern>>,
+    pub exports: Option<Vec<NamePattern>>,
     /// Whether writes are refused.
     #[serde(default)]
     pub read_only: bool,
@@ -47,7 +48,7 @@ pub struct NbdListenerSection {
     pub allow_remote: bool,
     /// Exports visible to each client certificate; if empty, all clients see all exports of the listener.
     #[serde(default)]
-    pub clients: BTreeMap<SubjectPattern, Vec<ExportPattern>>,
+    pub clients: BTreeMap<SubjectPattern, Vec<NamePattern>>,
 }
 
 /// `[nbd.tls]`.
@@ -90,7 +91,7 @@ impl NbdSection {
 impl NbdListenerSection {
     fn config(self, index: usize, mode: TlsMode, allow_remote: bool) -> Result<ListenerConfig, ConfigError> {
         let access = Access {
-            exports: self.exports.unwrap_or_else(|| vec![ExportPattern::all()]),
+            exports: self.exports.unwrap_or_else(|| vec![NamePattern::all()]),
             clients: self.clients.into_iter().collect(),
             read_only: self.read_only,
         };

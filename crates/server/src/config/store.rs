@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use forebay_store::DiskArray;
 use forebay_store::rados::{RadosAddress, RadosOptions};
+use forebay_text::Size;
 use serde::Deserialize;
 
 use super::ConfigError;
-use crate::size::Size;
 
 /// Minimum size limit of a pool.
 const MIN_STORE: u64 = 64 << 20;

@@ -1,8 +1,9 @@
+use forebay_frontend::iscsi::WhileStandby;
+use forebay_frontend::nbd::{Access, ClientCertificates, TlsMode};
+use forebay_frontend::plane::ListenAddr;
 use forebay_guest::CachePriority;
 
 use super::*;
-use crate::nbd::{Access, ClientCertificates, TlsMode};
-use crate::plane::ListenAddr;
 
 /// The configuration of a file, or the error without its line.
 fn resolve(text: &str, flags: Overrides) -> Result<ServeConfig, ConfigError> {
@@ -413,7 +414,7 @@ fn iscsi_portals_and_targets_are_validated() {
     );
     let target = &c.iscsi_targets[0];
     assert_eq!((target.name.as_str(), target.open), ("iqn.2026-01.org.example:a", false));
-    assert_eq!(target.chap.as_ref().unwrap().secret.reveal(), b"twelve bytes");
+    assert_eq!(target.chap.as_ref().unwrap().secret.reveal(), "twelve bytes");
     assert_eq!((target.luns.len(), target.luns[&4].read_only), (2, true));
     let flags = Overrides { iscsi: vec![parse_portal("h:1").unwrap()], ..data() };
     assert_eq!(resolve(&text, flags).unwrap().iscsi, [ListenAddr::Tcp("h:1".into())]);

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_engine::{Pool, PoolConfig};
+use forebay_frontend::iscsi::WhileStandby;
+use forebay_frontend::plane::Bound;
 use forebay_store::rados::PoolConnection;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -19,8 +21,7 @@ use super::sockets::{self, Sockets};
 use super::standby::StandbyPortals;
 use super::store::{self, Opened};
 use super::{EngineThread, ServeError, Server};
-use crate::config::{PoolLocation, RadosPool, WhileStandby};
-use crate::plane::Bound;
+use crate::config::{PoolLocation, RadosPool};
 
 impl Server<'_> {
     pub(super) async fn open_store(&self, path: &Path) -> Result<Opened, ServeError> {

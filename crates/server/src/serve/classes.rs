@@ -1,7 +1,7 @@
 //! Learning of block classes in the background: each disk that the engine reports as changed, one after the
 //! other.
 
-use crate::control::Control;
+use forebay_control::operations::Control;
 
 pub(super) async fn learn(control: Control) {
     loop {

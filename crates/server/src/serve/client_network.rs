@@ -11,9 +11,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_api::Handover;
+use forebay_control::operations::Control;
 use tokio::time::Instant;
-
-use crate::control::{Control, Handover};
 
 /// The state of network interfaces.
 const INTERFACES: &str = "/sys/class/net";

@@ -20,14 +20,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::serve::Listener;
+use forebay_frontend::plane::network;
+use forebay_frontend::registry::{Registered, Registry};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use super::http::ClientAddress;
-use crate::plane::network;
-use crate::registry::{Registered, Registry};
 
 /// How long an idle connection keeps its place while another connection needs one.
 const GRACE: Duration = Duration::from_millis(500);

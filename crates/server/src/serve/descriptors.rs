@@ -5,8 +5,9 @@
 
 use std::io;
 
+use forebay_frontend::plane::MAX_LEAVING;
+
 use super::rlimit::raise;
-use crate::plane::MAX_LEAVING;
 
 /// Highest limit that is requested: the size of the kernel's tables bounds it.
 const ENOUGH: u64 = 1 << 20;

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use forebay_frontend::nbd;
+use forebay_frontend::plane::{ListenAddr, ListenError};
+
 use super::https::HttpsError;
-use crate::nbd;
-use crate::plane::{ListenAddr, ListenError};
 
 /// Reasons for which a server cannot run.
 #[derive(Debug, thiserror::Error)]

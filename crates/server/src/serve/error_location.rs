@@ -5,10 +5,11 @@
 
 use std::path::Path;
 
+use forebay_frontend::nbd::{BindError, TlsError};
+use forebay_frontend::plane::{ListenAddr, ListenError};
+
 use super::{HttpsError, ServeError};
 use crate::config::Source;
-use crate::nbd::{BindError, TlsError};
-use crate::plane::{ListenAddr, ListenError};
 
 const CERTIFICATES: &[&str] = &["nbd.tls.certificates"];
 const ADDRESSES: &[&str] = &["nbd.listen", "nbd.listener.listen"];

@@ -13,6 +13,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_api::{ErrorKind, Handover, NewOwner};
+use forebay_control::operations::ControlError;
 use forebay_store::rados::{HandedOver as Settled, Heir, RadosStore, Waiting};
 use tokio::task::JoinHandle;
 
@@ -26,7 +28,6 @@ use super::services::Services;
 use super::signals::Signals;
 use super::upgrade::{Binary, HandedOver, VARIABLE};
 use crate::config::ServeConfig;
-use crate::control::{ControlError, ErrorKind, Handover, NewOwner};
 
 /// The first descriptor that is not a standard one.
 const FIRST_DESCRIPTOR: u32 = 3;

@@ -3,28 +3,28 @@
 
 use std::time::Duration;
 
+use forebay_control::operations::{Control, Topic};
+use forebay_engine::Room;
 use serde_json::json;
-
-use crate::control::{Control, RoomView, Topic};
 
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Publishes changes until it is aborted.
 pub(super) async fn watch(control: Control) {
-    let mut known: Option<(RoomView, u64)> = None;
+    let mut known: Option<(Room, u64)> = None;
     loop {
         tokio::time::sleep(INTERVAL).await;
         if !control.events().has_readers() {
             continue;
         }
         let stats = control.pool().stats().await;
-        let (room, damaged) = (RoomView::from(stats.room), stats.damaged_blocks);
-        let (old_room, old_damaged) = known.replace((room, damaged)).unwrap_or((RoomView::Ok, damaged));
+        let (room, damaged) = (stats.room, stats.damaged_blocks);
+        let (old_room, old_damaged) = known.replace((room, damaged)).unwrap_or((Room::Ok, damaged));
         if room != old_room {
             let what = match room {
-                RoomView::Ok => "ok",
-                RoomView::Low => "low",
-                RoomView::Full => "full",
+                Room::Ok => "ok",
+                Room::Low => "low",
+                Room::Full => "full",
             };
             let data = json!({"free_bytes": stats.store_free_bytes, "total_bytes": stats.store_total_bytes});
             control.events().publish("", Topic::Capacity, what, Vec::new(), data);

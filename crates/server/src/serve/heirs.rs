@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use forebay_control::operations::Control;
 use forebay_store::rados::StandbyWatch;
-
-use crate::control::Control;
 
 /// Longer than a standby that lives needs to renew its announcement.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

@@ -16,6 +16,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::serve::Listener;
+use forebay_control::http::Peer;
 use hyper::Request;
 use hyper::body::{Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
@@ -29,7 +30,6 @@ use tower::ServiceExt;
 use super::connection_limit::{self, Busy, LimitedListener, Place};
 use super::https::HttpsCertificate;
 use super::send_timeout::SendTimeout;
-use crate::api::Peer;
 
 const HEADER_TIME: Duration = Duration::from_secs(20);
 const HEADER_BYTES: usize = 32 << 10;

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_frontend::pem::{self, PemError};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::HttpsFiles;
-use crate::pem::{self, PemError};
 
 /// Least time between two checks whether the files have changed.
 const CHECK: Duration = Duration::from_secs(2);

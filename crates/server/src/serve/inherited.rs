@@ -8,8 +8,9 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use forebay_frontend::plane::{ListenAddr, Listener};
+
 use super::ServeError;
-use crate::plane::{ListenAddr, Listener};
 
 /// The first passed descriptor.
 const FIRST: i32 = 3;

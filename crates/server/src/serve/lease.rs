@@ -9,14 +9,14 @@ use std::future::{Future, pending, ready};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use forebay_control::metrics::Held;
 use forebay_format::{SegmentId, Superblock};
+use forebay_frontend::plane::Gate;
 use forebay_store::rados::RadosStore;
 use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 use parking_lot::RwLock;
 
 use super::store::Opened;
-use crate::metrics::Held;
-use crate::plane::Gate;
 
 /// A store that can be taken away.
 pub(super) struct Lease(RwLock<Option<Opened>>);

@@ -12,12 +12,11 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::PoolId;
 use forebay_format::{BLOCK, Superblock};
+use forebay_host::{Location, PoolDirectory, of_all_users, pool_of_name, short_name};
 use forebay_retained::{Examined, SharedFile};
 use forebay_store::SUPERBLOCK;
 use serde::Serialize;
 
-use super::memory::{Location, PoolDirectory, pool_of_name, short_name};
-use super::memory_directories::of_all_users;
 use crate::config::{ConfigFile, DEFAULT_CONFIG};
 
 /// Bounds of the search on one file system.

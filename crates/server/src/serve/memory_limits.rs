@@ -7,11 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use forebay_engine::PoolConfig;
+use forebay_text::Size;
 
 use super::memory_files::{own_bytes, unused_bytes_of_ceph};
 use super::pressure;
 use crate::config::{PoolLocation, ServeConfig};
-use crate::size::Size;
 
 /// Who compares, which decides whose control group is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

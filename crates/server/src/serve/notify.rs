@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_engine::Pool;
+use forebay_frontend::plane::Probe;
+use forebay_host::clock;
 
 use super::abort_on_drop::AbortOnDrop;
-use crate::clock;
-use crate::plane::Probe;
 
 /// Time limit for a service manager that does not read its socket. The caller's thread waits.
 const SEND_TIME: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What the owner of a pool in Ceph publishes for servers that wait for it ([`crate::iscsi::Notice`]).
+//! The [`Notice`] that the owner of a pool in Ceph publishes for servers that wait for it.
 //!
 //! An edition is published when the targets change, and when a look at each interval finds another change,
 //! such as of the size of a disk. A failure is repaired by the next look.
@@ -8,13 +8,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use forebay_engine::Pool;
+use forebay_frontend::iscsi::{Notice, PortGroups, WhileStandby, portals_of};
+use forebay_frontend::targets::ServedTargets;
 use forebay_store::StoreError;
 use forebay_store::rados::{NoticeBoard, RadosStore};
 
 use super::standby::own_record;
-use crate::config::{IscsiPaths, WhileStandby};
-use crate::iscsi::{Notice, PortGroups, portals_of};
-use crate::targets::ServedTargets;
+use crate::config::IscsiPaths;
 
 /// Interval of looks for changes, and at what other servers announced.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

@@ -7,7 +7,11 @@
 
 use std::sync::Arc;
 
+use forebay_control::access::Access;
+use forebay_control::operations::Control;
 use forebay_engine::PoolConfig;
+use forebay_frontend::nbd;
+use forebay_frontend::plane::LimitsHandle;
 use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -16,12 +20,8 @@ use super::https::HttpsCertificate;
 use super::pressure::Budgets;
 use super::services::lowered;
 use super::{memory_limits, notify};
-use crate::access::Access;
 use crate::config::{AppliedBy, ConfigError, ServeConfig, settings};
-use crate::control::Control;
 use crate::log::set_filter;
-use crate::nbd;
-use crate::plane::LimitsHandle;
 
 /// Reads the configuration of the process again.
 pub type Load = Box<dyn Fn() -> Result<ServeConfig, ConfigError> + Send + Sync>;

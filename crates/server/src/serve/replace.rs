@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_api::{ErrorKind, Upgraded};
+use forebay_control::operations::ControlError;
 use forebay_engine::{Error as EngineError, Pool};
+use forebay_frontend::plane::Parked;
 use forebay_store::rados::RadosStore;
 use tokio::task::JoinHandle;
 
@@ -20,8 +23,6 @@ use super::signals::Signals;
 use super::sockets::Sockets;
 use super::upgrade::{CacheCopy, Failure, HandedOver, Predecessor};
 use crate::config::ServeConfig;
-use crate::control::{ControlError, ErrorKind, Upgraded};
-use crate::plane::Parked;
 
 /// Time in which the requests in progress have to be finished.
 const QUIESCE: Duration = Duration::from_millis(500);

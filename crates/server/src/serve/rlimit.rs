@@ -3,8 +3,7 @@
 use std::io;
 
 use forebay_engine::PoolConfig;
-
-use crate::size::Size;
+use forebay_text::Size;
 
 /// Raises a soft limit to the hard limit, but not beyond `enough`; returns the soft limit then.
 pub(super) fn raise(resource: libc::__rlimit_resource_t, enough: u64, what: &str) -> io::Result<u64> {

@@ -8,7 +8,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::serve::Listener;
+use forebay_control::access::{Access, Audit};
+use forebay_control::http::{Entry, Origin, router};
+use forebay_control::limits::LimitTable;
+use forebay_control::metrics::Observed;
+use forebay_control::operations::{Control, ServerInfo, ServerRequest};
 use forebay_engine::Pool;
+use forebay_frontend::iscsi::{self, PortGroups};
+use forebay_frontend::nbd;
+use forebay_frontend::plane::{self, ConnectionLimits, Gate, ListenAddr, Parked, Plane};
+use forebay_frontend::scsi::Units;
+use forebay_frontend::targets::Targets;
 use forebay_store::rados::StandbyWatch;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
@@ -31,17 +41,7 @@ use super::publish::Publisher;
 use super::reload::{self, Followers, Reloader};
 use super::sockets::{Sockets, specific};
 use super::upgrade::{CacheCopy, HandedOver};
-use crate::access::{Access, Audit};
-use crate::api::{self, Entry, Origin};
 use crate::config::{ServeConfig, TokenMode};
-use crate::control::{Control, ServerInfo, ServerRequest};
-use crate::iscsi::{self, PortGroups};
-use crate::limits::LimitTable;
-use crate::metrics::Observed;
-use crate::nbd;
-use crate::plane::{self, ConnectionLimits, Gate, ListenAddr, Parked, Plane};
-use crate::scsi::Units;
-use crate::targets::Targets;
 
 /// Time that requests and jobs in progress have to finish after a stop signal.
 pub(super) const DRAIN: Duration = Duration::from_millis(2500);
@@ -359,7 +359,7 @@ impl Api {
         L::Io: Sync,
         L::Addr: ClientAddress + Send,
     {
-        let router = api::router(self.control.clone(), self.access.clone(), entry);
+        let router = router(self.control.clone(), self.access.clone(), entry);
         let control = self.control.clone();
         self.requests.spawn(async move {
             let stop = async move {

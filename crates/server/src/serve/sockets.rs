@@ -5,6 +5,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use forebay_frontend::plane::{Bound, ListenAddr, Listener};
 use tokio::net::UnixListener;
 
 use super::ServeError;
@@ -12,7 +13,6 @@ use super::inherited::Inherited;
 use super::socket::ControlSocket;
 use super::upgrade::{ListenerState, Service};
 use crate::config::ServeConfig;
-use crate::plane::{Bound, ListenAddr, Listener};
 
 /// The listening sockets.
 pub(super) struct Sockets {

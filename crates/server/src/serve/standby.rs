@@ -7,6 +7,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_frontend::iscsi::{
+    self, Notice, PortGroups, Record, Settings, Standby, WhileStandby, portals_of,
+};
+use forebay_frontend::plane::{Bound, Handle, Plane};
 use forebay_store::StoreError;
 use forebay_store::rados::{NoticeBoard, PoolView};
 
@@ -16,9 +20,7 @@ use super::claim;
 use super::services::connection_limits;
 use super::sockets::specific;
 use super::{Descriptors, HandedOver};
-use crate::config::{IscsiPaths, RadosPool, ServeConfig, WhileStandby};
-use crate::iscsi::{self, Notice, PortGroups, Record, Settings, Standby, portals_of};
-use crate::plane::{Bound, Handle, Plane};
+use crate::config::{IscsiPaths, RadosPool, ServeConfig};
 
 /// Interval between two looks at the pool.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

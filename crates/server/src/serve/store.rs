@@ -5,16 +5,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use forebay_engine::Host;
+use forebay_frontend::plane::Gate;
+use forebay_host::PoolDirectory;
 use forebay_store::rados::{Claim, Heir, PoolConnection, RadosStore, Waiting};
 use forebay_store::{BoxFuture, DirectoryOptions, DirectoryStore, Limited, Slow, Store, StoreError};
 
 use super::ServeError;
 use super::claim::{self, Stopped};
 use super::descriptors::Descriptors;
-use super::memory::PoolDirectory;
 use super::notify;
 use crate::config::{PoolLocation, RadosPool, ServeConfig};
-use crate::plane::Gate;
 
 /// Creates a future that completes when another server has taken the store. It may keep the store open.
 pub(super) type Lost = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;

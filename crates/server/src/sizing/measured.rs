@@ -1,7 +1,8 @@
 //! Needs of a fleet from what a running server has measured on a smaller one.
 
+use forebay_api::{ActivityView, ServerView, StatsView};
+
 use super::{BOOT_S, Fleet, LIVE_SHARE, Memory, Needs, cores};
-use crate::control::{ActivityView, ServerView, StatsView};
 
 /// The counters of a server.
 pub struct Measured<'a> {
@@ -66,7 +67,7 @@ impl Measured<'_> {
 mod tests {
     use super::super::{ImageKind, Profile};
     use super::*;
-    use crate::control::{CountView, GuestView};
+    use forebay_api::{CountView, GuestView};
 
     #[test]
     fn rates_are_scaled_to_the_fleet() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_wire::nbd::CMD_READ;
 
-use crate::nbd::client::Client;
+use crate::nbd_client::Client;
 use crate::process::PoolDir;
 
 /// CPU time of all threads of a process.

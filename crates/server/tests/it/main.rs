@@ -1,23 +1,14 @@
-//! Integration tests of the server: the API, imports, the binary, and NBD and SCSI on a pool in memory.
-//! `sessions` is a separate binary because it counts the panics of the whole process.
+//! Integration tests of the binary.
 
 #![allow(clippy::unwrap_used)] // an error fails the test
 
-mod access;
-mod api;
+#[path = "../../../control/tests/it/common.rs"]
+#[allow(dead_code, reason = "the tests of the control plane use the rest")]
 mod common;
-mod dashboard;
 mod fleet;
-mod formats;
-mod host;
-mod hostile;
 mod idle;
-mod import;
-mod monitoring;
-mod nbd;
-mod openapi;
+#[path = "../../../frontend/tests/it/nbd/client.rs"]
+#[allow(dead_code, reason = "the tests of the front ends use the rest")]
+mod nbd_client;
 mod operate;
 mod process;
-mod scsi;
-mod targets;
-mod watch;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, header};
-use forebay_server::api::{Entry, Origin, router};
+use forebay_control::http::{Entry, Origin, router};
 use serde_json::Value;
 use tower::ServiceExt;
 

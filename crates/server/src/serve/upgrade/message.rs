@@ -1,10 +1,9 @@
 //! The messages between predecessor and successor. Each is a JSON object; bytes and descriptors that belong
 //! to it follow separately ([`super::channel`]).
 
+use forebay_frontend::plane::{ListenAddr, Parked, ParkedStream};
+use forebay_frontend::scsi::UnitState;
 use serde::{Deserialize, Serialize};
-
-use crate::plane::{ListenAddr, Parked, ParkedStream};
-use crate::scsi::UnitState;
 
 /// A message of either side.
 #[derive(Debug, Serialize, Deserialize)]

@@ -11,14 +11,14 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::time::Duration;
 
+use forebay_frontend::plane::Parked;
+use forebay_frontend::scsi::UnitState;
 use forebay_store::rados::Heir;
 
 use super::VARIABLE;
 use super::cache::CacheCopy;
 use super::channel::{Channel, ChannelError, Frame};
 use super::message::{ConnectionState, Message};
-use crate::plane::Parked;
-use crate::scsi::UnitState;
 use crate::serve::sockets::Sockets;
 
 /// The process that is to take over, while this one decides whether it does.

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use forebay_frontend::peer::peer_of;
 use forebay_store::rados::Heir;
 
 use super::VARIABLE;
@@ -12,7 +13,6 @@ use super::channel::{Channel, ChannelError, Frame};
 use super::message::Message;
 use super::predecessor::HandedOver;
 use crate::config::ServeConfig;
-use crate::peer::peer_of;
 use crate::serve::ServeError;
 use crate::serve::sockets::Sockets;
 

@@ -66,7 +66,7 @@ pub(super) struct Op {
 
 impl Op {
     /// Reads `len` bytes, fewer at the end of the file. `finish` runs on an I/O thread and must not block.
-    pub(super) fn read(file: Arc<File>, offset: u64, len: usize, finish: Finish) -> Op {
+    pub fn read(file: Arc<File>, offset: u64, len: usize, finish: Finish) -> Op {
         Op::new(Action::Read, file, IoBuf::with_capacity(len), offset, len, finish)
     }
 

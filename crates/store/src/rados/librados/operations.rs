@@ -118,7 +118,7 @@ impl Connection {
     }
 
     /// See [`super::super::Cluster::read`].
-    pub(super) fn read(
+    pub fn read(
         self: &Arc<Self>,
         object: &str,
         offset: u64,

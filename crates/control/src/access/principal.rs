@@ -1,0 +1,215 @@
+//! Principals, and what they may do.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use forebay_api::{Role, Scope};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::hash::Hash;
+
+/// The right that a route requires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Right {
+    /// None: the route is public.
+    Anyone,
+    /// Look at disks in the scope of the principal.
+    Read,
+    /// Look at the server as a whole; not for principals with a scope.
+    ReadServer,
+    /// Look at the place of the pool and its free room; provisioners have it in spite of their scope.
+    ReadRoom,
+    /// Change disks in the scope of the principal, without creating or removing any but snapshots.
+    Operate,
+    /// Create and remove disks in the scope of the principal.
+    Provision,
+    /// Everything else.
+    Administer,
+    /// Act with the rights of the server's user: only over the control socket.
+    Local,
+}
+
+impl Right {
+    /// The name in the OpenAPI document.
+    pub fn name(self) -> &'static str {
+        match self {
+            Right::Anyone => "anyone",
+            Right::Read => "read",
+            Right::ReadServer => "read_server",
+            Right::ReadRoom => "read_room",
+            Right::Operate => "operate",
+            Right::Provision => "provision",
+            Right::Administer => "administer",
+            Right::Local => "local",
+        }
+    }
+}
+
+/// Whether a scope contains a disk.
+fn contains(scope: &Scope, disk: &DiskRef<'_>) -> bool {
+    match scope {
+        Scope::Disks(patterns) => patterns.iter().any(|pattern| pattern.matches(disk.name)),
+        Scope::Tenant(tenant) => disk.tenant == Some(tenant),
+    }
+}
+
+/// Whether a scope contains every disk, but not necessarily the snapshots, whose name begins with `prefix`.
+pub fn contains_all_beginning_with(scope: &Scope, prefix: &str) -> bool {
+    match scope {
+        Scope::Disks(patterns) => patterns.iter().any(|pattern| pattern.matches_all_beginning_with(prefix)),
+        Scope::Tenant(_) => false,
+    }
+}
+
+/// How a principal was authenticated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Via {
+    /// By the control socket, which only the server's user can open.
+    Socket,
+    /// By a loopback address, while no token is demanded there.
+    Loopback,
+    /// By a token.
+    Token,
+    /// By the session of a web page.
+    Session,
+}
+
+/// A client of the API that was authenticated.
+#[derive(Debug, Clone)]
+pub struct Principal {
+    /// Name of the token; for a client without one, that of the way in.
+    pub name: Arc<str>,
+    /// Role.
+    pub role: Role,
+    /// The disks to which it is restricted; `None` for the whole server.
+    pub scope: Option<Scope>,
+    /// Most disks in its scope: with as many, it creates no further ones. `None` for no limit.
+    pub max_disks: Option<u32>,
+    /// How it was authenticated.
+    pub via: Via,
+    /// Address of the client, over TCP.
+    pub address: Option<IpAddr>,
+    /// The id of its token.
+    pub(super) token: Option<Arc<str>>,
+    /// The hash of the secret of its session.
+    pub(super) session: Option<Hash>,
+}
+
+/// A disk, for the decision of [`may`].
+#[derive(Debug, Clone, Copy)]
+pub struct DiskRef<'a> {
+    /// Name; for a snapshot, `volume@snapshot`.
+    pub name: &'a str,
+    /// Tenant; for a snapshot, that of its volume.
+    pub tenant: Option<&'a str>,
+}
+
+impl Principal {
+    /// A client of the control socket.
+    pub fn local() -> Principal {
+        Principal::administrator("control socket", Via::Socket, None)
+    }
+
+    /// A client on a loopback address that needs no token.
+    pub fn loopback(address: Option<IpAddr>) -> Principal {
+        Principal::administrator("loopback", Via::Loopback, address)
+    }
+
+    /// The id of its token, which no other token has, also not a later one with its name.
+    pub fn token_id(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    /// The client to which entries of bounded tables belong: the id of its token, or its name without one.
+    pub fn owner(&self) -> String {
+        match self.token_id() {
+            Some(id) => format!("token {id}"),
+            None => self.name.to_string(),
+        }
+    }
+
+    /// Whether a tenant is in its scope.
+    pub fn sees_tenant(&self, name: &str) -> bool {
+        match &self.scope {
+            None => true,
+            Some(Scope::Tenant(own)) => own == name,
+            Some(Scope::Disks(_)) => false,
+        }
+    }
+
+    fn administrator(name: &str, via: Via, address: Option<IpAddr>) -> Principal {
+        let (name, role) = (name.into(), Role::Administrator);
+        Principal { name, role, scope: None, max_disks: None, via, address, token: None, session: None }
+    }
+}
+
+/// Whether a principal has a right: on the server, or on one disk.
+pub fn may(principal: &Principal, right: Right, disk: Option<&DiskRef<'_>>) -> bool {
+    let by_role = match right {
+        Right::Anyone | Right::Read => true,
+        Right::ReadServer => principal.scope.is_none(),
+        Right::ReadRoom => principal.scope.is_none() || principal.role >= Role::Provisioner,
+        Right::Operate => principal.role >= Role::Operator,
+        Right::Provision => principal.role >= Role::Provisioner,
+        Right::Administer => principal.role == Role::Administrator,
+        Right::Local => principal.role == Role::Administrator && principal.via == Via::Socket,
+    };
+    let in_scope = |disk: &DiskRef<'_>| principal.scope.as_ref().is_none_or(|scope| contains(scope, disk));
+    by_role && disk.is_none_or(in_scope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn principal(role: Role, scope: Option<Scope>) -> Principal {
+        let name = "t".into();
+        let (via, address) = (Via::Token, None);
+        Principal { name, role, scope, max_disks: None, via, address, token: None, session: None }
+    }
+
+    #[test]
+    fn each_role_has_the_rights_of_the_lower_ones() {
+        use Right::*;
+        for (role, rights) in [
+            (Role::Reader, [true, true, true, true, false, false, false, false]),
+            (Role::Operator, [true, true, true, true, true, false, false, false]),
+            (Role::Provisioner, [true, true, true, true, true, true, false, false]),
+            (Role::Administrator, [true, true, true, true, true, true, true, false]),
+        ] {
+            let found = [Anyone, Read, ReadServer, ReadRoom, Operate, Provision, Administer, Local]
+                .map(|right| may(&principal(role, None), right, None));
+            assert_eq!(found, rights, "{role:?}");
+        }
+        assert!(may(&Principal::local(), Local, None) && !may(&Principal::loopback(None), Local, None));
+    }
+
+    #[test]
+    fn a_scope_restricts_every_right_on_disks_and_excludes_the_server() {
+        let disk = |name, tenant| DiskRef { name, tenant };
+        let patterns = Scope::Disks(vec!["web-*".parse().unwrap(), "db".parse().unwrap()]);
+        for role in [Role::Reader, Role::Operator] {
+            let by_name = principal(role, Some(patterns.clone()));
+            let by_tenant = principal(role, Some(Scope::Tenant("acme".into())));
+            assert!(may(&by_name, Right::Read, Some(&disk("web-1", None))));
+            assert!(may(&by_name, Right::Read, Some(&disk("db@monday", Some("other")))));
+            assert!(!may(&by_name, Right::Read, Some(&disk("web", None))));
+            assert!(!may(&by_name, Right::Read, Some(&disk("mail", Some("acme")))));
+            assert!(may(&by_tenant, Right::Read, Some(&disk("mail", Some("acme")))));
+            assert!(!may(&by_tenant, Right::Read, Some(&disk("mail", Some("acme2")))));
+            assert!(!may(&by_tenant, Right::Read, Some(&disk("web-1", None))));
+            assert!(!may(&by_name, Right::ReadServer, None) && !may(&by_tenant, Right::ReadServer, None));
+        }
+        let provisioner = principal(Role::Provisioner, Some(patterns.clone()));
+        assert!(may(&provisioner, Right::Provision, Some(&disk("web-new", None))));
+        assert!(!may(&provisioner, Right::Provision, Some(&disk("mail", None))));
+        assert!(may(&provisioner, Right::ReadRoom, None) && !may(&provisioner, Right::ReadServer, None));
+        let operator = principal(Role::Operator, Some(patterns));
+        assert!(!may(&operator, Right::Provision, Some(&disk("web-1", None))));
+        assert!(!may(&operator, Right::ReadRoom, None));
+        assert!(may(&operator, Right::Operate, Some(&disk("db", None))));
+        assert!(!may(&operator, Right::Operate, Some(&disk("mail", None))));
+    }
+}

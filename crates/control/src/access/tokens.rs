@@ -1,0 +1,376 @@
+//! Tokens: a file of the data directory with the hash, role, scope and expiry of each.
+//!
+//! The file has mode 0600 and is replaced atomically: after a crash it has the tokens of before or after a
+//! change, and room for the next change is reserved. A change counts when it is durable. The times of last
+//! use are written by [`Tokens::flush`].
+//!
+//! **An unreadable file is kept.** Then no token is valid, none can be created, and tokens are demanded.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_api::{CreateToken, CreatedToken, Role, Scope, TokenView};
+use forebay_host::clock::unix_ms;
+use forebay_text::is_active;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+
+use super::Denied;
+use super::hash::{Hash, hash, hex, parse, random};
+use super::principal::{Principal, Via};
+use super::reserved_file::{replace, reserve};
+
+/// Name of the file in the data directory.
+pub const FILE_NAME: &str = "tokens.json";
+const VERSION: u32 = 1;
+/// Most tokens.
+const MAX: usize = 1024;
+/// Most bytes of a name.
+const MAX_NAME: usize = 64;
+/// Beginning of each secret, so that scanners for leaked secrets find it.
+const PREFIX: &str = "forebay_";
+/// Most disks in the scope of a token that creates disks, unless the token states another number.
+const DEFAULT_MAX_DISKS: u32 = 10_000;
+/// Longest life of a token: beyond it, one that never expires is meant.
+const MAX_LIFE_S: u64 = 100 * 365 * 86_400;
+
+/// Why tokens cannot be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The request is invalid.
+    #[error("{0}")]
+    Bad(String),
+    /// The name is taken.
+    #[error("a token named '{0}' exists; revoke it first, or choose another name")]
+    Exists(String),
+    /// No token has the name.
+    #[error("no token is named '{0}'; 'forebay token list' lists them")]
+    NotFound(String),
+    /// Too many tokens.
+    #[error("there are {MAX} tokens already; revoke some first")]
+    Full,
+    /// The file cannot be read.
+    #[error("the tokens in {} cannot be read: {why}; restore the file, or remove it and restart the server", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// The file cannot be written.
+    #[error("cannot write the tokens to {}: {error}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        error: io::Error,
+    },
+    /// The system has no random numbers.
+    #[error("cannot create a secret: {0}")]
+    Random(#[from] getrandom::Error),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    id: String,
+    name: String,
+    /// SHA-256 of the secret in hexadecimal digits.
+    sha256: String,
+    role: Role,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scope: Option<Scope>,
+    created_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_used_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_disks: Option<u32>,
+}
+
+impl Record {
+    fn max_disks(&self) -> Option<u32> {
+        self.role.is_limited().then(|| self.max_disks.unwrap_or(DEFAULT_MAX_DISKS))
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document<R> {
+    version: u32,
+    tokens: R,
+}
+
+#[derive(Debug, Clone)]
+struct Token {
+    hash: Hash,
+    record: Record,
+}
+
+impl Token {
+    fn is_expired(&self) -> bool {
+        self.record.expires_ms.is_some_and(|at| unix_ms() >= at)
+    }
+
+    fn view(&self) -> TokenView {
+        let max_disks = self.record.max_disks();
+        let Record { name, role, scope, created_ms, expires_ms, last_used_ms, .. } = self.record.clone();
+        let expired = self.is_expired();
+        TokenView { name, role, scope, created_ms, expires_ms, last_used_ms, expired, max_disks }
+    }
+
+    fn found(&mut self) -> Found {
+        self.record.last_used_ms = Some(unix_ms());
+        let Record { id, name, role, scope, .. } = &self.record;
+        let max_disks = self.record.max_disks();
+        Found { id: id.clone(), name: name.as_str().into(), role: *role, scope: scope.clone(), max_disks }
+    }
+}
+
+/// A valid token.
+pub(super) struct Found {
+    pub id: String,
+    name: Arc<str>,
+    role: Role,
+    scope: Option<Scope>,
+    max_disks: Option<u32>,
+}
+
+impl Found {
+    pub fn principal(self, via: Via, address: Option<IpAddr>) -> Principal {
+        let Found { id, name, role, scope, max_disks } = self;
+        Principal { name, role, scope, max_disks, via, address, token: Some(id.into()), session: None }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    /// The tokens, or the reason why the file cannot be read.
+    tokens: Result<Vec<Token>, String>,
+    /// The file exists.
+    created: bool,
+    /// Times of last use changed since the file was written.
+    used: bool,
+}
+
+/// The tokens of a server; see the module documentation.
+#[derive(Debug)]
+pub struct Tokens {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+impl Tokens {
+    /// Reads the tokens of a data directory.
+    pub(super) fn load(data: &Path) -> Tokens {
+        let path = data.join(FILE_NAME);
+        let (tokens, created, len) = match fs::read(&path) {
+            Ok(bytes) => (decode(&bytes), true, bytes.trim_ascii_end().len()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => (Ok(Vec::new()), false, 0),
+            Err(e) => (Err(e.to_string()), true, 0),
+        };
+        let tokens = match forebay_host::modes::open_to_others(&path) {
+            Some(mode) => Err(format!("other users can read or change it (mode {mode:03o}); chmod 600")),
+            None => tokens,
+        };
+        // Tokens can then be created and revoked when the file system is full.
+        if let Err(error) = reserve(&path, len) {
+            tracing::warn!(path = %path.display(), %error, "there is no room for changes of the tokens");
+        }
+        if let Err(why) = &tokens {
+            tracing::error!("{}", TokenError::Unreadable { path: path.clone(), why: why.clone() });
+        }
+        Tokens { path, state: Mutex::new(State { tokens, created, used: false }) }
+    }
+
+    /// Whether a token was created since the data directory exists.
+    pub fn were_created(&self) -> bool {
+        self.state.lock().created
+    }
+
+    /// The token with this secret. The time that this takes depends on the number of tokens only.
+    pub(super) fn verify(&self, secret: &str) -> Result<Found, Denied> {
+        let presented = hash(secret);
+        let mut state = self.state.lock();
+        let tokens = state.tokens.as_mut().map_err(|_| Denied::Unknown)?;
+        let mut found = None;
+        for (i, token) in tokens.iter().enumerate() {
+            if token.hash.ct_eq(&presented).into() {
+                found = Some(i);
+            }
+        }
+        let token = found.and_then(|i| tokens.get_mut(i)).ok_or(Denied::Unknown)?;
+        if token.is_expired() {
+            return Err(Denied::Expired);
+        }
+        let found = token.found();
+        state.used = true;
+        Ok(found)
+    }
+
+    /// The valid token with this id.
+    pub(super) fn by_id(&self, id: &str) -> Option<Found> {
+        let mut state = self.state.lock();
+        let found = state.tokens.as_mut().ok()?.iter_mut().find(|token| token.record.id == id)?;
+        let found = (!found.is_expired()).then(|| found.found());
+        state.used |= found.is_some();
+        found
+    }
+
+    /// All tokens, by name.
+    ///
+    /// # Errors
+    /// [`TokenError::Unreadable`].
+    pub fn list(&self) -> Result<Vec<TokenView>, TokenError> {
+        let state = self.state.lock();
+        let tokens = state.tokens.as_ref().map_err(|why| self.unreadable(why))?;
+        let mut views: Vec<TokenView> = tokens.iter().map(Token::view).collect();
+        views.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(views)
+    }
+
+    /// Creates a token.
+    ///
+    /// # Errors
+    /// [`TokenError`]; nothing was changed.
+    pub fn create(&self, new: CreateToken) -> Result<CreatedToken, TokenError> {
+        check(&new)?;
+        let secret = format!("{PREFIX}{}", random()?);
+        let created_ms = unix_ms();
+        let hash = hash(&secret);
+        let mut id = random()?;
+        id.truncate(16);
+        let record = Record {
+            id,
+            name: new.name,
+            sha256: hex(&hash),
+            role: new.role,
+            scope: new.scope,
+            created_ms,
+            expires_ms: new.expires_in_s.map(|s| created_ms + s.saturating_mul(1000)),
+            last_used_ms: None,
+            max_disks: new.max_disks,
+        };
+        let token = Token { hash, record };
+        let view = token.view();
+        self.change(|tokens| {
+            if tokens.iter().any(|other| other.record.name == token.record.name) {
+                return Err(TokenError::Exists(token.record.name));
+            }
+            if tokens.len() >= MAX {
+                return Err(TokenError::Full);
+            }
+            tokens.push(token);
+            Ok(())
+        })?;
+        Ok(CreatedToken { secret, token: view })
+    }
+
+    /// Revokes a token; its sessions end with it.
+    ///
+    /// # Errors
+    /// [`TokenError`]; nothing was changed.
+    pub fn revoke(&self, name: &str) -> Result<(), TokenError> {
+        self.change(|tokens| {
+            let count = tokens.len();
+            tokens.retain(|token| token.record.name != name);
+            if tokens.len() == count { Err(TokenError::NotFound(name.to_owned())) } else { Ok(()) }
+        })
+    }
+
+    /// Writes the times of last use, if there are new ones.
+    ///
+    /// # Errors
+    /// [`TokenError::Write`].
+    pub fn flush(&self) -> Result<(), TokenError> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        match (&state.tokens, state.used) {
+            (Ok(tokens), true) => self.write(tokens)?,
+            _ => return Ok(()),
+        }
+        state.used = false;
+        Ok(())
+    }
+
+    fn change(
+        &self,
+        change: impl FnOnce(&mut Vec<Token>) -> Result<(), TokenError>,
+    ) -> Result<(), TokenError> {
+        let mut state = self.state.lock();
+        let mut new = state.tokens.as_ref().map_err(|why| self.unreadable(why))?.clone();
+        change(&mut new)?;
+        self.write(&new)?;
+        *state = State { tokens: Ok(new), created: true, used: false };
+        Ok(())
+    }
+
+    fn write(&self, tokens: &[Token]) -> Result<(), TokenError> {
+        let records: Vec<&Record> = tokens.iter().map(|token| &token.record).collect();
+        let bytes = serde_json::to_vec_pretty(&Document { version: VERSION, tokens: records })
+            .expect("names and numbers can be represented in JSON");
+        replace(&self.path, &bytes).map_err(|error| TokenError::Write { path: self.path.clone(), error })
+    }
+
+    fn unreadable(&self, why: &str) -> TokenError {
+        TokenError::Unreadable { path: self.path.clone(), why: why.to_owned() }
+    }
+}
+
+fn decode(bytes: &[u8]) -> Result<Vec<Token>, String> {
+    let document: Document<Vec<Record>> =
+        forebay_frontend::document::decode(bytes, VERSION, ["it is", "it has"])?;
+    let token = |record: Record| {
+        let hash =
+            parse(&record.sha256).ok_or_else(|| format!("the hash of '{}' is invalid", record.name))?;
+        Ok(Token { hash, record })
+    };
+    document.tokens.into_iter().map(token).collect()
+}
+
+fn check(new: &CreateToken) -> Result<(), TokenError> {
+    let bad = |why: &str| Err(TokenError::Bad(why.to_owned()));
+    let name = &new.name;
+    if !(1..=MAX_NAME).contains(&name.len()) || name.contains('/') || name.chars().any(is_active) {
+        return bad(
+            "the name of a token must have 1 to 64 bytes, without '/', control and invisible characters",
+        );
+    }
+    if forebay_text::is_relative_path(name) {
+        return bad("a token cannot be named '.' or '..', which have another meaning in an address");
+    }
+    match (&new.scope, new.role) {
+        (None, Role::Operator) => {
+            return bad("an operator needs a scope: disks by name, such as '*', or a tenant");
+        }
+        // A disk that does not exist yet has a name, but no tenant.
+        (None | Some(Scope::Tenant(_)), Role::Provisioner) => {
+            return bad("a provisioner needs a scope of disks by name, such as 'acme.*'");
+        }
+        (Some(_), Role::Administrator) => {
+            return bad("an administrator cannot have a scope; use the role provisioner or operator");
+        }
+        (Some(Scope::Disks(patterns)), _) if patterns.is_empty() || patterns.len() > 64 => {
+            return bad("a scope of disks needs 1 to 64 patterns");
+        }
+        _ => {}
+    }
+    if new.max_disks == Some(0) || new.max_disks.is_some() && !new.role.is_limited() {
+        return bad("max_disks is a number from 1 on, for the roles operator and provisioner only");
+    }
+    match new.expires_in_s {
+        Some(s) if !(1..=MAX_LIFE_S).contains(&s) => {
+            bad("a token can expire in 1 second to 100 years; without expires_in_s it does not expire")
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "tokens/tests.rs"]
+mod tests;

@@ -1,0 +1,225 @@
+//! `/events`: events as they happen (server-sent events, WHATWG HTML, section 9.2).
+//!
+//! A stream holds a position in the ring of events and one event on its way to the client. A client that
+//! reads slowly gets an event `missed` in place of those that the ring does not have any more. A stream ends
+//! when the session or the token of its client is not valid any more, when the client does not read for
+//! [`KEEP_ALIVE`], after [`LIFETIME`], and when another client needs its place ([`Streams`]). Browsers
+//! connect again automatically, and continue after the last event that they received.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::extract::RawQuery;
+use axum::http::{HeaderMap, header};
+use axum::response::IntoResponse;
+use forebay_frontend::shares::Shares;
+use hyper::body::{Bytes, Frame};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+
+use super::auth::Caller;
+use super::problem::{ApiError, Refusal, Result};
+use super::route::{Answer, QueryParameter, Route};
+use crate::access::{DiskRef, Right, may};
+use crate::operations::{Delivery, Event, Subscription, Topic};
+
+/// How long a stream lasts.
+const LIFETIME: Duration = Duration::from_secs(900);
+/// Interval of comments that keep the connection open, and reveal one that is not.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Most streams of a listener: less than its connections.
+const MAX_STREAMS: usize = 32;
+
+const QUERY: &[QueryParameter] = &[QueryParameter {
+    name: "topics",
+    about: "Only these topics, separated by commas: volume, job, capacity, error, security",
+    schema: r#"{"type": "string", "pattern": "^(volume|job|capacity|error|security)$", "example": "volume"}"#,
+}];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::get(
+            "/events",
+            "Events as they happen: volumes, jobs, capacity, errors, security",
+            Right::Read,
+            events,
+        )
+        .follows::<Event>()
+        .with_query(QUERY),
+    ]
+}
+
+/// The streams of a listener, in the order in which they began.
+///
+/// When there are [`MAX_STREAMS`], a client with fewer streams than another one replaces the oldest
+/// stream of the client with the most. A client that would have the most then is refused instead: otherwise
+/// two clients would displace each other's streams again and again, since browsers connect again.
+#[derive(Clone, Default)]
+pub(super) struct Streams(Arc<Mutex<Vec<Arc<Follower>>>>);
+
+struct Follower {
+    owner: String,
+    /// Notified when another client takes the place.
+    displaced: Notify,
+}
+
+/// The place of a stream, until it is dropped.
+struct Place {
+    streams: Streams,
+    follower: Arc<Follower>,
+}
+
+impl Streams {
+    fn begin(&self, owner: String) -> Option<Place> {
+        let mut all = self.0.lock();
+        if all.len() >= MAX_STREAMS {
+            let shares: Shares<&str> = all.iter().map(|other| (other.owner.as_str(), 1)).collect();
+            let largest = shares.largest();
+            if shares.of(owner.as_str()) + 1 >= largest {
+                return None;
+            }
+            let oldest = all.iter().position(|other| shares.of(other.owner.as_str()) == largest)?;
+            all.remove(oldest).displaced.notify_one();
+        }
+        let follower = Arc::new(Follower { owner, displaced: Notify::new() });
+        all.push(follower.clone());
+        Some(Place { streams: self.clone(), follower })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.streams.0.lock().retain(|other| !Arc::ptr_eq(other, &self.follower));
+    }
+}
+
+/// The topics that a query names; all without a query.
+fn topics(query: Option<&str>) -> Result<Vec<Topic>> {
+    let malformed = |why: &str| ApiError::refused(Refusal::Malformed, why);
+    let names = match query {
+        None | Some("") => return Ok(Topic::ALL.to_vec()),
+        Some(query) => query.strip_prefix("topics=").filter(|names| !names.contains('&')),
+    };
+    let names = names.ok_or_else(|| malformed("unknown parameter; events have only topics"))?;
+    let topic = |name: &str| {
+        let found = Topic::ALL.into_iter().find(|topic| topic.name() == name);
+        found.ok_or_else(|| malformed("unknown topic; there are volume, job, capacity, error and security"))
+    };
+    names.replace("%2C", ",").split(',').map(topic).collect()
+}
+
+async fn events(caller: Caller, headers: HeaderMap, RawQuery(query): RawQuery) -> Answer {
+    let topics = topics(query.as_deref())?;
+    let Some(place) = caller.api.streams.begin(caller.principal.owner()) else {
+        let why = "too many clients follow the events; close one of them";
+        return Err(ApiError::refused(Refusal::TooManyStreams, why));
+    };
+    let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()).and_then(|id| id.parse().ok());
+    let subscription = caller.api.control.events().subscribe(after);
+    // One event is on its way; the ring has the others.
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(follow(caller, topics, subscription, sender, place));
+    Ok(([(header::CONTENT_TYPE, "text/event-stream")], axum::body::Body::new(Stream(receiver)))
+        .into_response())
+}
+
+/// Sends events until the client disconnects, loses its rights, or the server stops.
+async fn follow(
+    caller: Caller,
+    topics: Vec<Topic>,
+    mut subscription: Subscription,
+    sender: mpsc::Sender<Bytes>,
+    place: Place,
+) {
+    let begun = Instant::now();
+    let mut text = Some("retry: 2000\n\n".to_owned());
+    while begun.elapsed() < LIFETIME && caller.api.access.is_valid(&caller.principal) {
+        if let Some(text) = text.take() {
+            let sent = tokio::select! {
+                sent = sender.send(text.into()) => sent.is_ok(),
+                // A client that does not read does not keep its place.
+                () = tokio::time::sleep(KEEP_ALIVE) => false,
+                () = place.follower.displaced.notified() => false,
+                () = caller.api.control.stopped() => false,
+            };
+            if !sent {
+                return;
+            }
+        }
+        text = tokio::select! {
+            delivery = subscription.next() => encode(&caller, &topics, delivery),
+            () = tokio::time::sleep(KEEP_ALIVE) => Some(":\n\n".to_owned()),
+            () = sender.closed() => return,
+            () = place.follower.displaced.notified() => return,
+            () = caller.api.control.stopped() => return,
+        };
+    }
+}
+
+/// The text of an event that the client may see.
+fn encode(caller: &Caller, topics: &[Topic], delivery: Delivery) -> Option<String> {
+    match delivery {
+        Delivery::Missed(count, last) => {
+            Some(format!("id: {last}\nevent: missed\ndata: {}\n\n", json!({"count": count})))
+        }
+        Delivery::Event(event) if topics.contains(&event.topic) && sees(caller, &event) => {
+            // Line ends are escaped in JSON, so an event is one line.
+            Some(format!("id: {}\nevent: {}\ndata: {}\n\n", event.id, event.topic.name(), json!(*event)))
+        }
+        Delivery::Event(_) => None,
+    }
+}
+
+fn sees(caller: &Caller, event: &Arc<Event>) -> bool {
+    let principal = &caller.principal;
+    match event.topic {
+        Topic::Security => may(principal, Right::Administer, None),
+        _ if principal.scope.is_none() => true,
+        // All disks of the event are in the scope; one without disks concerns the server.
+        _ => {
+            let in_scope = |disk: &crate::operations::EventDisk| {
+                let disk = DiskRef { name: &disk.name, tenant: disk.tenant.as_deref() };
+                may(principal, Right::Read, Some(&disk))
+            };
+            !event.disks.is_empty() && event.disks.iter().all(in_scope)
+        }
+    }
+}
+
+struct Stream(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Stream {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Self::Error>>> {
+        self.0.poll_recv(context).map(|text| text.map(|text| Ok(Frame::data(text))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_takes_all_streams_leaves_places_to_others() {
+        let streams = Streams::default();
+        let reader: Vec<_> = (0..MAX_STREAMS).map(|_| streams.begin("reader".into()).unwrap()).collect();
+        assert!(streams.begin("reader".into()).is_none());
+        let administrator: Vec<_> = std::iter::from_fn(|| streams.begin("administrator".into())).collect();
+        assert_eq!(administrator.len(), MAX_STREAMS / 2);
+        assert_eq!(streams.0.lock().len(), MAX_STREAMS);
+        // No client displaces streams of the other one now.
+        assert!(streams.begin("reader".into()).is_none() && streams.begin("administrator".into()).is_none());
+        assert!(streams.begin("third".into()).is_some());
+        drop(reader);
+        assert!(streams.begin("reader".into()).is_some());
+    }
+}

@@ -1,0 +1,225 @@
+//! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP. The listeners serve the
+//! files of the dashboard, too, to clients without a right.
+//!
+//! Each resource is one file with its table of routes; the router and the OpenAPI document are built from the
+//! tables, and tests compare `docs/api.md` and `docs/openapi.json` with them. A handler decodes its request
+//! into an [`Action`] and passes it to the control plane. HTTP statuses of errors are in `problem`.
+//!
+//! **Trust.** Only the server's user can open the control socket. A client of the socket has all rights of
+//! the server, such as reading any file by importing it. Over TCP a client needs a token ([`crate::access`]),
+//! except on a loopback address before the first token is created; and each route declares the right that it
+//! requires. Requests that a web page may have sent are refused (`guard`).
+//!
+//! **A request** passes, in this order: the headers of the response (`headers`), panics (`panics`), `guard`,
+//! authentication and the audit log (`auth`), repetitions (`idempotent`), conditions (`etag`), the right of
+//! the route (`route`), the extractors, the handler.
+
+mod auth;
+mod clones;
+mod etag;
+mod events;
+mod extract;
+mod guard;
+mod headers;
+mod idempotent;
+mod images;
+mod jobs;
+mod lines;
+mod list;
+mod openapi;
+mod panics;
+mod pool;
+mod problem;
+mod request_id;
+mod response_memory;
+mod route;
+mod session;
+mod snapshots;
+mod stats;
+mod streamed;
+mod targets;
+mod tenants;
+mod tokens;
+mod volumes;
+
+use std::sync::Arc;
+
+use auth::Caller;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{StatusCode, header};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::IntoResponse;
+use axum::{Extension, Json, Router};
+use forebay_api::PREFIX;
+use tokio::sync::Semaphore;
+
+use crate::access::{Access, Right};
+use crate::operations::{Action, Control, Reply};
+use crate::{dashboard, metrics};
+pub use auth::{Peer, cookie_name};
+use guard::{Guard, guard};
+pub use openapi::document as openapi_document;
+pub use problem::{ApiError, PROBLEM_JSON};
+use problem::{Refusal, Result};
+use response_memory::Reservation;
+pub use route::Route;
+
+/// Most lists that are built as a whole at the same time.
+const MAX_BUILT: usize = 4;
+
+/// Where a request arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The control socket, which only the server's user can open.
+    Socket,
+    /// TCP on a loopback address.
+    Loopback,
+    /// TCP on any other address.
+    Remote,
+}
+
+/// A listener of the API.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Where it listens.
+    pub origin: Origin,
+    /// Its clients use TLS.
+    pub tls: bool,
+    /// Names by which clients may address this server, in addition to `localhost` and IP addresses.
+    pub hosts: Arc<[String]>,
+}
+
+impl Entry {
+    /// A listener without TLS.
+    pub fn new(origin: Origin, hosts: &[String]) -> Entry {
+        Entry { origin, tls: false, hosts: hosts.into() }
+    }
+}
+
+/// The state that handlers share.
+#[derive(Clone)]
+pub(crate) struct Api {
+    control: Control,
+    access: Arc<Access>,
+    entry: Entry,
+    keys: idempotent::Keys,
+    /// Clients that follow the events.
+    streams: events::Streams,
+    /// Memory of responses that clients have not read.
+    memory: response_memory::ResponseMemory,
+    /// Permits for lists that are built as a whole.
+    built: Arc<Semaphore>,
+}
+
+/// Returns all routes, grouped by resource.
+pub fn routes() -> Vec<Route> {
+    [
+        images::routes(),
+        volumes::routes(),
+        clones::routes(),
+        snapshots::routes(),
+        tenants::routes(),
+        targets::routes(),
+        stats::routes(),
+        pool::routes(),
+        jobs::routes(),
+        events::routes(),
+        tokens::routes(),
+        session::routes(),
+        vec![
+            Route::get(
+                "/openapi.json",
+                "The description of this API in the OpenAPI format",
+                Right::Read,
+                async || Json(openapi::document()),
+            )
+            .content(route::Content::Document),
+        ],
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Builds the router of a listener.
+pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
+    let api = Api {
+        control,
+        access,
+        entry,
+        keys: Default::default(),
+        streams: Default::default(),
+        memory: Default::default(),
+        built: Arc::new(Semaphore::new(MAX_BUILT)),
+    };
+    let mut router = Router::new();
+    for route in routes() {
+        router = router.route(&format!("{PREFIX}{}", route.path), route.handler);
+    }
+    let conditions = etag::Conditions { api: api.clone(), routes: router.clone().with_state(api.clone()) };
+    router
+        .route("/metrics", metrics_route().handler)
+        .merge(dashboard::router())
+        .fallback(|| async {
+            ApiError::refused(Refusal::NoSuchResource, "no such resource; see docs/api.md for all routes")
+        })
+        .method_not_allowed_fallback(|| async {
+            let message = "this resource does not support the method; see docs/api.md for all routes";
+            ApiError::refused(Refusal::MethodNotAllowed, message)
+        })
+        .layer(DefaultBodyLimit::max(extract::MAX_BODY))
+        .layer(from_fn_with_state(conditions, etag::conditions))
+        .layer(from_fn_with_state(api.clone(), idempotent::once))
+        // From here on, the last layer runs first; all apply to every route and to the fallbacks.
+        .layer(from_fn_with_state(api.clone(), auth::authenticate))
+        .layer(from_fn_with_state(Guard::new(&api.entry), guard))
+        .layer(from_fn(panics::answer_panics))
+        .layer(from_fn_with_state(api.entry.tls, headers::secure))
+        // Refused requests have an id, too.
+        .layer(from_fn(request_id::identify))
+        .with_state(api)
+}
+
+/// `GET /metrics`, at the place where Prometheus looks for it.
+fn metrics_route() -> Route {
+    let show = async |caller: Caller, Extension(memory): Extension<Reservation>| {
+        let body = memory.body(metrics::render(&caller.api.control).await)?;
+        Ok::<_, ApiError>(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], body))
+    };
+    Route::get("/metrics", "The counters in the text format of Prometheus", Right::ReadServer, show)
+}
+
+/// Runs an action and responds with status 200.
+async fn run(caller: Caller, action: Action) -> Result<Json<Reply>> {
+    Ok(Json(caller.run(action).await?))
+}
+
+/// Runs an action that returns a list of tenants or targets, and responds with a page of it.
+async fn list(caller: Caller, query: list::ListQuery, action: Action) -> route::Answer {
+    query.refuse_filters()?;
+    // An error means that the semaphore was closed, which never happens.
+    let _permit = caller.api.built.acquire().await;
+    match caller.run(action).await? {
+        Reply::Tenants(tenants) => list::page(tenants, &query, |tenant| tenant.name.clone()).await,
+        Reply::Targets(targets) => list::page(targets, &query, |target| target.name.clone()).await,
+        other => Ok(Json(other).into_response()),
+    }
+}
+
+/// Runs an action that creates a resource, and responds with status 201.
+async fn create(caller: Caller, action: Action) -> Result<(StatusCode, Json<Reply>)> {
+    Ok((StatusCode::CREATED, Json(caller.run(action).await?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_routes_are_distinct() {
+        let mut seen = std::collections::HashSet::new();
+        for r in routes() {
+            assert!(seen.insert((r.method.clone(), r.path)), "{} {}", r.method, r.path);
+        }
+    }
+}

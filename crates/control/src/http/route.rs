@@ -1,0 +1,210 @@
+//! The table of routes: each route with its handler, the right that it requires, and its description.
+
+use std::borrow::Cow;
+
+use axum::extract::Request;
+use axum::handler::Handler;
+use axum::http::{Method, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum::routing::{MethodFilter, MethodRouter, on};
+use utoipa::ToSchema;
+use utoipa::openapi::{RefOr, Schema};
+
+use super::Api;
+use super::auth;
+use crate::access::Right;
+
+/// One method of one path. A route cannot be built without the right that it requires.
+pub struct Route {
+    /// The HTTP method.
+    pub method: Method,
+    /// The path after [`PREFIX`], with `{parameters}`.
+    pub path: &'static str,
+    /// The description in `docs/api.md`.
+    pub about: &'static str,
+    /// The right that it requires.
+    pub right: Right,
+    pub(super) body: Option<Shape>,
+    pub(super) reply: Reply,
+    /// With `Prefer: respond-async`, the response is a job.
+    pub(super) or_job: bool,
+    pub(super) query: &'static [QueryParameter],
+    pub(super) handler: MethodRouter<Api>,
+}
+
+/// A JSON type of the API.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub name: fn() -> Cow<'static, str>,
+    /// Adds the schemas of the type and of its parts.
+    pub collect: fn(&mut Vec<(String, RefOr<Schema>)>),
+}
+
+impl Shape {
+    pub fn of<T: ToSchema>() -> Shape {
+        fn collect<T: ToSchema>(all: &mut Vec<(String, RefOr<Schema>)>) {
+            all.push((T::name().into_owned(), T::schema()));
+            T::schemas(all);
+        }
+        Shape { name: T::name, collect: collect::<T> }
+    }
+}
+
+/// The response of a route that succeeds.
+#[derive(Clone, Copy)]
+pub(super) struct Reply {
+    pub status: StatusCode,
+    pub content: Content,
+}
+
+/// The body of a response.
+#[derive(Clone, Copy)]
+pub(super) enum Content {
+    /// `{}`
+    Empty,
+    /// One value.
+    One(Shape),
+    /// An array.
+    Many(Shape),
+    /// One value for each line, while the work runs.
+    Lines(Shape),
+    /// Server-sent events.
+    Events(Shape),
+    /// An arbitrary JSON document.
+    Document,
+}
+
+/// A parameter of a query.
+pub(super) struct QueryParameter {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub schema: &'static str,
+}
+
+impl Route {
+    /// Creates a route that responds with status 200 and `{}`; `takes` and the following methods describe
+    /// others.
+    pub(super) fn new<H, T>(
+        method: Method,
+        path: &'static str,
+        about: &'static str,
+        right: Right,
+        handler: H,
+    ) -> Route
+    where
+        H: Handler<T, Api>,
+        T: 'static,
+    {
+        let filter = MethodFilter::try_from(method.clone()).expect("the table has standard methods only");
+        // Runs before the extractors: without the right, a request is refused before its body is read.
+        let authorize = move |request: Request, next: Next| async move {
+            match auth::authorize(right, request) {
+                Ok(request) => next.run(request).await,
+                Err(refused) => axum::response::IntoResponse::into_response(refused),
+            }
+        };
+        Route {
+            method,
+            path,
+            about,
+            right,
+            body: None,
+            reply: Reply { status: StatusCode::OK, content: Content::Empty },
+            or_job: false,
+            query: &[],
+            handler: on(filter, handler).layer(from_fn(authorize)),
+        }
+    }
+
+    pub(super) fn get<H: Handler<T, Api>, T: 'static>(
+        path: &'static str,
+        about: &'static str,
+        right: Right,
+        handler: H,
+    ) -> Route {
+        Route::new(Method::GET, path, about, right, handler)
+    }
+
+    pub(super) fn post<H: Handler<T, Api>, T: 'static>(
+        path: &'static str,
+        about: &'static str,
+        right: Right,
+        handler: H,
+    ) -> Route {
+        Route::new(Method::POST, path, about, right, handler)
+    }
+
+    pub(super) fn put<H: Handler<T, Api>, T: 'static>(
+        path: &'static str,
+        about: &'static str,
+        right: Right,
+        handler: H,
+    ) -> Route {
+        Route::new(Method::PUT, path, about, right, handler)
+    }
+
+    pub(super) fn delete<H: Handler<T, Api>, T: 'static>(
+        path: &'static str,
+        about: &'static str,
+        right: Right,
+        handler: H,
+    ) -> Route {
+        Route::new(Method::DELETE, path, about, right, handler)
+    }
+
+    /// The request has a body of this type.
+    pub(super) fn takes<T: ToSchema>(self) -> Route {
+        Route { body: Some(Shape::of::<T>()), ..self }
+    }
+
+    /// The query may have these parameters.
+    pub(super) fn with_query(self, query: &'static [QueryParameter]) -> Route {
+        Route { query, ..self }
+    }
+
+    /// The response is a value.
+    pub(super) fn returns<T: ToSchema>(self) -> Route {
+        self.content(Content::One(Shape::of::<T>()))
+    }
+
+    /// The response is an array.
+    pub(super) fn lists<T: ToSchema>(self) -> Route {
+        self.content(Content::Many(Shape::of::<T>()))
+    }
+
+    /// The response is a stream of values.
+    pub(super) fn streams<T: ToSchema>(self) -> Route {
+        self.content(Content::Lines(Shape::of::<T>()))
+    }
+
+    /// The response is a stream of server-sent events.
+    pub(super) fn follows<T: ToSchema>(self) -> Route {
+        self.content(Content::Events(Shape::of::<T>()))
+    }
+
+    /// The client can prefer a job to the stream.
+    pub(super) fn or_job(self) -> Route {
+        Route { or_job: true, ..self }
+    }
+
+    pub(super) fn content(mut self, content: Content) -> Route {
+        self.reply.content = content;
+        self
+    }
+
+    /// The route creates a resource: status 201.
+    pub(super) fn creates(mut self) -> Route {
+        self.reply.status = StatusCode::CREATED;
+        self
+    }
+}
+
+/// Whether a path after [`PREFIX`] is one of tokens or sessions: their requests or responses have
+/// secrets.
+pub(super) fn is_of_access(path: &str) -> bool {
+    ["/tokens", "/session"].iter().any(|of_access| path.starts_with(of_access))
+}
+
+/// The response of a handler.
+pub(super) type Answer = super::Result<Response>;

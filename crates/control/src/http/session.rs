@@ -1,0 +1,103 @@
+//! `/session`: sessions of web pages. A login exchanges a token for a cookie that scripts cannot read and
+//! that browsers do not send with requests of other sites.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use forebay_api::{Role, Scope};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Api;
+use super::auth::{Caller, Peer, cookie_name, denied_error, sessions_of};
+use super::extract::Body;
+use super::problem::{ApiError, Refusal};
+use super::route::{Answer, Route};
+use crate::access::{Principal, Right, SESSION_LIFETIME, Via};
+
+/// Body of `POST /session`.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"token": "forebay_0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}))]
+pub(super) struct Login {
+    /// The secret of a token.
+    token: String,
+}
+
+/// The client of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClientView {
+    /// Name of its token.
+    name: String,
+    /// Role.
+    role: Role,
+    /// The disks to which it is restricted; `null` for the whole server.
+    scope: Option<Scope>,
+    /// How it was authenticated.
+    via: Via,
+}
+
+impl From<&Principal> for ClientView {
+    fn from(p: &Principal) -> ClientView {
+        ClientView { name: (*p.name).to_owned(), role: p.role, scope: p.scope.clone(), via: p.via }
+    }
+}
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::get("/session", "Show the client of this request: name, role, scope", Right::Read, show)
+            .returns::<ClientView>(),
+        Route::post("/session", "Log in: exchange a token for the cookie of a session", Right::Anyone, login)
+            .takes::<Login>()
+            .returns::<ClientView>()
+            .creates(),
+        Route::delete("/session", "Log out: end the session of this request", Right::Anyone, logout),
+    ]
+}
+
+async fn show(caller: Caller) -> Json<ClientView> {
+    Json(ClientView::from(&caller.principal))
+}
+
+async fn login(
+    State(api): State<Api>,
+    peer: Option<axum::Extension<Peer>>,
+    headers: HeaderMap,
+    body: Body<Login>,
+) -> Answer {
+    let peer = peer.and_then(|peer| peer.0.0);
+    let begun = api.access.begin_session(&body.0.token, peer);
+    let (principal, session) = begun.map_err(|denied| denied_error(&api, denied, peer))?;
+    // The browser forgets the cookie of its former session, so nothing could end that session.
+    end_sessions(&api, &headers);
+    let mut response = (StatusCode::CREATED, Json(ClientView::from(&principal))).into_response();
+    set_cookie(&mut response, api.entry.tls, &session.0, SESSION_LIFETIME.as_secs())?;
+    // For the audit log.
+    response.extensions_mut().insert(principal);
+    Ok(response)
+}
+
+async fn logout(State(api): State<Api>, headers: HeaderMap) -> Answer {
+    end_sessions(&api, &headers);
+    let mut response = Json(serde_json::json!({})).into_response();
+    set_cookie(&mut response, api.entry.tls, "", 0)?;
+    Ok(response)
+}
+
+/// Ends the sessions that a request names.
+fn end_sessions(api: &Api, headers: &HeaderMap) {
+    for session in sessions_of(headers, api.entry.tls) {
+        api.access.sessions.end(session);
+    }
+}
+
+fn set_cookie(response: &mut Response, tls: bool, value: &str, seconds: u64) -> Result<(), ApiError> {
+    let secure = if tls { "; Secure" } else { "" };
+    let name = cookie_name(tls);
+    let cookie = format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+    let cookie = HeaderValue::from_str(&cookie);
+    let cookie = cookie.map_err(|e| ApiError::refused(Refusal::Panicked, e.to_string()))?;
+    response.headers_mut().insert(header::SET_COOKIE, cookie);
+    Ok(())
+}

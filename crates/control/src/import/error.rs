@@ -1,0 +1,206 @@
+//! Why an import fails.
+
+use std::io;
+
+use forebay_api::ErrorKind;
+use forebay_api::import::Format;
+use forebay_text::Size;
+
+use crate::operations::ControlError;
+
+/// Result of reading an image file.
+pub type Result<T> = std::result::Result<T, ImportError>;
+
+/// What a user can do about a file that cannot be imported. The tests run each command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// Convert the file with `qemu-img`, in which its format has this name.
+    Convert {
+        /// The name of the format.
+        from: &'static str,
+    },
+    /// Repair the file with `qemu-img`.
+    Repair,
+    /// Import the file as it is, if it is a raw disk.
+    UseRaw,
+    /// Something that is not done by one command.
+    Say(&'static str),
+}
+
+impl Remedy {
+    /// The remedy; `file` is the file as a word of a shell.
+    fn text(self, file: &str) -> String {
+        match self {
+            Remedy::Convert { from } => {
+                format!("convert it first: qemu-img convert -f {from} -O qcow2 {file} NEW.qcow2")
+            }
+            Remedy::Repair => format!("keep a copy, and repair it: qemu-img check -r all {file}"),
+            Remedy::UseRaw => "if it is a raw disk, import it with --format raw".to_owned(),
+            Remedy::Say(text) => text.to_owned(),
+        }
+    }
+}
+
+/// Why an import fails. Each message is one line that also states the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The file cannot be opened.
+    #[error("cannot open {path}: {error}")]
+    Open {
+        /// The file.
+        path: String,
+        /// The operating system's error.
+        error: io::Error,
+    },
+    /// The server finds no file at the path.
+    #[error("cannot open {path}: there is no such file as the server sees the file system{view}")]
+    Missing {
+        /// The path.
+        path: String,
+        /// How the server's view differs from the view of clients, if a difference is known.
+        view: &'static str,
+    },
+    /// The path is neither a regular file nor a block device.
+    #[error("{path} is {what}; use a regular file or a block device")]
+    NotAFile {
+        /// The path.
+        path: String,
+        /// The type of the file, with its article.
+        what: &'static str,
+    },
+    /// The path is relative.
+    #[error("'{0}' is not an absolute path")]
+    RelativePath(String),
+    /// Reading failed.
+    #[error("cannot read {path} at byte {offset}: {error}")]
+    Read {
+        /// The file.
+        path: String,
+        /// The offset.
+        offset: u64,
+        /// The operating system's error.
+        error: io::Error,
+    },
+    /// The file is shorter than its structures require.
+    #[error("{path} is truncated: it has {len} bytes, and at least {needed} are needed; copy it again")]
+    Truncated {
+        /// The file.
+        path: String,
+        /// The length of the file.
+        len: u64,
+        /// The end of the range that was to be read.
+        needed: u64,
+    },
+    /// The file violates its format.
+    #[error("{path} is damaged: {what}; copy it again from its source")]
+    Damaged {
+        /// The file.
+        path: String,
+        /// The damage.
+        what: &'static str,
+    },
+    /// The file uses a feature or a format that is not supported.
+    #[error("{path} {what}; {}", .remedy.text(.file))]
+    Unsupported {
+        /// The file.
+        path: String,
+        /// The feature or format, as the predicate of a sentence.
+        what: &'static str,
+        /// The remedy.
+        remedy: Remedy,
+        /// The file as a word of a shell.
+        file: String,
+    },
+    /// The disk has sectors that are not served.
+    #[error(
+        "{path} is a disk with sectors of 4096 bytes, and disks are served with sectors of 512 bytes, with which guests \
+         find no partition of it; copy its file systems to a disk with sectors of 512 bytes, or, for clients that set \
+         the sector size themselves, import it with --format {format}"
+    )]
+    LargeSectors {
+        /// The file.
+        path: String,
+        /// The format of the file.
+        format: Format,
+    },
+    /// The file is an archive.
+    #[error("{path} is {what}; unpack it first (if it is a raw disk, import it with --format raw)")]
+    Archive {
+        /// The file.
+        path: String,
+        /// The type of the archive, with its article.
+        what: &'static str,
+    },
+    /// The file or the disk in it is empty.
+    #[error("{0} is empty; there is nothing to import")]
+    Empty(String),
+    /// The scheme of the URL is not supported.
+    #[error("'{0}' is not a supported URL; use http://HOST/PATH or https://HOST/PATH")]
+    BadUrl(String),
+    /// The download failed.
+    #[error("cannot fetch {url}: {reason}")]
+    Fetch {
+        /// The URL.
+        url: String,
+        /// The cause.
+        reason: String,
+    },
+    /// The download would take room that the pool or other programs need.
+    #[error(
+        "the download of {url} was stopped, since {path} has only {free} left and {keep} are kept free for writes; make \
+         room, or download the file to another file system and import it from there"
+    )]
+    NoRoom {
+        /// The URL.
+        url: String,
+        /// The directory.
+        path: String,
+        /// Free room of its file system.
+        free: Size,
+        /// Room that downloads leave free.
+        keep: Size,
+    },
+    /// The downloaded data cannot be stored.
+    #[error("cannot store the download in {path}: {error}")]
+    Spool {
+        /// The directory.
+        path: String,
+        /// The operating system's error.
+        error: io::Error,
+    },
+    /// The client disconnected, or the server is stopping.
+    #[error("the import was interrupted and rolled back")]
+    Cancelled,
+    /// The pool returned an error.
+    #[error(transparent)]
+    Pool(#[from] forebay_engine::Error),
+    /// A defect of the server.
+    #[error("the import failed: {0}; see the server's log")]
+    Internal(&'static str),
+}
+
+impl From<ImportError> for ControlError {
+    fn from(e: ImportError) -> ControlError {
+        use ImportError as E;
+        let kind = match e {
+            E::Pool(e) => return e.into(),
+            E::Cancelled => ErrorKind::Cancelled,
+            E::Internal(_) => ErrorKind::Internal,
+            E::Spool { .. } | E::NoRoom { .. } => ErrorKind::NoSpace,
+            E::Fetch { .. } => ErrorKind::FetchFailed,
+            E::Open { .. }
+            | E::Missing { .. }
+            | E::LargeSectors { .. }
+            | E::NotAFile { .. }
+            | E::RelativePath(_)
+            | E::Read { .. }
+            | E::Truncated { .. }
+            | E::Damaged { .. }
+            | E::Unsupported { .. }
+            | E::Archive { .. }
+            | E::Empty(_)
+            | E::BadUrl(_) => ErrorKind::BadSource,
+        };
+        ControlError::new(kind, e.to_string())
+    }
+}

@@ -1,0 +1,16 @@
+//! The control plane: operations on the pool and the server, and the HTTP/JSON API that offers them.
+//!
+//! [`operations`] runs every administrative action; [`http`] decides which requests are served, and
+//! [`access`] by whom they are allowed. The control plane runs on separate threads and cannot delay a guest.
+
+pub mod access;
+mod dashboard;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use import::fuzzing;
+pub mod http;
+pub mod import;
+pub mod limits;
+pub mod metrics;
+pub mod operations;
+mod view;

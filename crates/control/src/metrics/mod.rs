@@ -1,0 +1,93 @@
+//! `GET /metrics`: the counters of the server in Prometheus' text format.
+//!
+//! **Guests do not wait for a scrape.** It reads counters that exist anyway; the only lock that it shares
+//! with requests is the catalogue's, which it holds for reading while it copies the list of disks. It waits
+//! for the store only to learn its free room, and not longer than [`POOL_WAIT`]: without an answer, it
+//! reports everything else.
+//!
+//! **Size.** The number of series is fixed, apart from those of single volumes, which are an option and
+//! limited ([`VolumeSeries`]).
+
+mod families;
+mod text;
+
+use std::time::Duration;
+
+use families::{Sample, write_all};
+use forebay_frontend::nbd::Clients;
+use forebay_frontend::plane::PlaneCounters;
+use forebay_store::rados::Standby;
+use forebay_text::NamePattern;
+
+use crate::operations::Control;
+
+/// The media type of the text format, version 0.0.4.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Longest wait for the store to report its free room.
+const POOL_WAIT: Duration = Duration::from_secs(2);
+/// Default of `max_volumes`.
+const MAX_VOLUMES: usize = 2000;
+
+/// The volumes with separate series.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeSeries {
+    /// Names; none by default.
+    pub volumes: Vec<NamePattern>,
+    /// Most volumes.
+    pub max: usize,
+}
+
+impl Default for VolumeSeries {
+    fn default() -> VolumeSeries {
+        VolumeSeries { volumes: Vec::new(), max: MAX_VOLUMES }
+    }
+}
+
+/// The ownership of a pool in Ceph.
+#[derive(Clone)]
+pub struct Held {
+    /// This server, as the pool names it.
+    pub owner: String,
+    /// Number of the ownership.
+    pub term: u64,
+    /// How long it is still certain that no other server has the pool.
+    pub lease_left: std::sync::Arc<dyn Fn() -> Duration + Send + Sync>,
+    /// The servers that wait for the pool; `None` before the first look.
+    pub standbys: Option<Vec<Standby>>,
+}
+
+/// What is measured in addition to the pool.
+#[derive(Clone, Default)]
+pub struct Observed {
+    /// Counters of the data plane.
+    pub plane: PlaneCounters,
+    /// The ownership of a pool in Ceph.
+    pub held: Option<Held>,
+    /// The NBD clients.
+    pub nbd: Clients,
+    /// Budget of the write buffers in bytes.
+    pub write_buffer: u64,
+    /// The volumes with separate series.
+    pub series: VolumeSeries,
+}
+
+/// Renders all metrics.
+pub async fn render(control: &Control) -> String {
+    let pool = control.pool().clone();
+    let stats = tokio::time::timeout(POOL_WAIT, pool.stats()).await.ok();
+    let observed = control.observed();
+    let sample = Sample {
+        stats: stats.as_ref(),
+        disks: pool.guest_stats(),
+        sessions: control.targets().session_count(),
+        uptime: control.info().started.elapsed(),
+        pool: &control.info().pool,
+        observed: &observed,
+    };
+    write_all(&sample)
+}
+
+/// All metrics: name, type and description.
+pub fn list() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    families::ABOUT.iter().map(|m| (m.name, m.kind, m.help))
+}

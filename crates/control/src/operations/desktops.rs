@@ -1,0 +1,19 @@
+//! Desktops in the API: request bodies and statistics.
+
+use forebay_api::DesktopsView;
+use forebay_engine::DesktopStats;
+
+use crate::view::View;
+
+impl View for DesktopStats {
+    type View = DesktopsView;
+
+    fn view(self) -> DesktopsView {
+        DesktopsView {
+            count: self.count,
+            cached_bytes: self.cached_bytes,
+            budget_bytes: self.budget,
+            overflow: self.overflow.view(),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! SendTargets (RFC 7143, appendix C): the targets that an initiator can use, and their addresses.
+
+use std::net::{IpAddr, SocketAddr};
+
+use forebay_wire::iscsi::text;
+
+use super::context::Context;
+use crate::plane::ListenAddr;
+use crate::targets::{IqnName, Target};
+
+/// Appends the answer to `SendTargets=wanted`. `current` is the target of the session; `None` for a discovery
+/// session. With a target, an empty value and `All` select only this one. Targets that do not admit the
+/// initiator are omitted.
+pub(super) fn send_targets(
+    context: &Context,
+    initiator: &IqnName,
+    current: Option<&IqnName>,
+    wanted: &str,
+    local: SocketAddr,
+    out: &mut Vec<u8>,
+) {
+    let (snapshot, portals) = (context.targets.snapshot(), portals(context, local));
+    // Portals of servers that serve the targets in the state standby.
+    let others = context.groups.others();
+    let named: Option<IqnName> = wanted.parse().ok();
+    let is_wanted = |target: &Target| match (wanted, current) {
+        ("All", None) => true,
+        ("" | "All", Some(current)) => target.name == *current,
+        _ => named.as_ref() == Some(&target.name),
+    };
+    for target in snapshot.values().filter(|t| is_wanted(t) && t.admission(initiator).is_some()) {
+        text::push(out, "TargetName", target.name.as_str());
+        for (group, portals) in [(context.groups.own(), &portals)]
+            .into_iter()
+            .chain(others.iter().map(|(group, portals)| (*group, portals)))
+        {
+            for portal in portals {
+                text::push(out, "TargetAddress", &format!("{portal},{group}"));
+            }
+        }
+    }
+}
+
+/// The addresses that an initiator connected to `local` discovers: those that are configured for initiators,
+/// such as the addresses of a router that translates addresses; otherwise the listening addresses, with
+/// `local` in place of an unspecified address of its family.
+fn portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
+    if let Some(announced) = &context.announced {
+        return announced.clone();
+    }
+    let mut portals = Vec::new();
+    for listen in context.portals.get().into_iter().flatten() {
+        let ListenAddr::Tcp(address) = listen else { continue };
+        let Ok(address) = address.parse::<SocketAddr>() else { continue };
+        let portal = match address.ip() {
+            ip if !ip.is_unspecified() => address,
+            IpAddr::V4(_) if local.is_ipv4() => SocketAddr::new(local.ip(), address.port()),
+            IpAddr::V6(_) if local.is_ipv6() => SocketAddr::new(local.ip(), address.port()),
+            _ => continue,
+        };
+        if !portals.contains(&portal) {
+            portals.push(portal);
+        }
+    }
+    if portals.is_empty() {
+        portals.push(local);
+    }
+    portals
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::context::Disks;
+    use super::super::groups::PortGroups;
+    use super::super::registry::Registry;
+    use super::super::standby::Standby;
+    use super::*;
+    use crate::iscsi::{SessionLimits, WhileStandby};
+    use crate::targets::ServedTargets;
+
+    fn discovered(announced: Option<&[&str]>) -> Vec<SocketAddr> {
+        let parse = |text: &&str| text.parse().unwrap();
+        let context = Context {
+            disks: Disks::OfOther(Standby::new(WhileStandby::Closed)),
+            targets: Arc::new(ServedTargets::new(Default::default())),
+            groups: Arc::new(PortGroups::new(1)),
+            registry: Registry::new(SessionLimits { all: 9, per_initiator: 9, per_address: 9 }),
+            attempts: Default::default(),
+            chap_algorithms: Vec::new(),
+            announced: announced.map(|portals| portals.iter().map(parse).collect()),
+            portals: Default::default(),
+        };
+        context.portals.set(vec![ListenAddr::Tcp("0.0.0.0:3260".into())]).unwrap();
+        portals(&context, parse(&"172.17.0.2:3260"))
+    }
+
+    #[test]
+    fn initiators_discover_the_portals_that_are_configured_for_them() {
+        assert_eq!(discovered(None), ["172.17.0.2:3260".parse().unwrap()]);
+        let outside = ["203.0.113.7:13260", "[2001:db8::7]:3260"];
+        assert_eq!(discovered(Some(&outside)), outside.map(|text| text.parse().unwrap()));
+    }
+}

@@ -1,0 +1,81 @@
+//! Starting the iSCSI target.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::attempts::Attempts;
+use super::chap::Algorithm;
+use super::connection::Front;
+use super::context::{Context, Disks};
+use super::groups::PortGroups;
+use super::known::KnownHosts;
+use super::registry::Registry;
+use super::standby::Standby;
+use crate::iscsi::SessionLimits;
+use crate::plane::{FrontEnd, ListenAddr, ListenError, Plane};
+use crate::scsi::Units;
+use crate::targets::{ServedTargets, Targets};
+
+/// Settings of the iSCSI target.
+pub struct Settings<'a> {
+    /// Limits on sessions.
+    pub limits: SessionLimits,
+    /// Hash functions that CHAP may use.
+    pub chap_algorithms: &'a [Algorithm],
+    /// The target port groups of the pool.
+    pub groups: Arc<PortGroups>,
+    /// The addresses from which hosts have proved their credentials.
+    pub known: Arc<KnownHosts>,
+    /// Addresses to listen on.
+    pub addresses: &'a [ListenAddr],
+    /// Addresses that initiators discover; those that are listened on if `None`.
+    pub portals: Option<&'a [SocketAddr]>,
+}
+
+/// Binds the addresses and lets the data plane serve targets over iSCSI. Returns the addresses with the
+/// actual ports.
+pub fn listen(
+    plane: &mut Plane,
+    disks: Disks,
+    targets: Arc<ServedTargets>,
+    settings: &Settings<'_>,
+) -> Result<Vec<ListenAddr>, ListenError> {
+    let context = Arc::new(Context {
+        disks,
+        targets,
+        groups: settings.groups.clone(),
+        registry: Registry::new(settings.limits),
+        attempts: Attempts::new(settings.known.clone()),
+        chap_algorithms: settings.chap_algorithms.to_vec(),
+        announced: settings.portals.map(<[_]>::to_vec),
+        portals: Default::default(),
+    });
+    let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));
+    let bound = plane.listen(&front, settings.addresses)?;
+    // This is the only call, and precedes the first connection: those are served once the plane runs.
+    let _ = context.portals.set(bound.clone());
+    Ok(bound)
+}
+
+/// As [`listen`], for a server that waits for the pool of another one.
+pub fn listen_as_standby(
+    plane: &mut Plane,
+    standby: Arc<Standby>,
+    settings: &Settings<'_>,
+) -> Result<Vec<ListenAddr>, ListenError> {
+    let targets = standby.targets().clone();
+    listen(plane, Disks::OfOther(standby), targets, settings)
+}
+
+/// Releases disks that no target maps any more: otherwise registrations of absent initiators hold them open.
+/// Never returns.
+pub async fn follow(targets: Arc<Targets>, units: Arc<Units>) {
+    let mut changed = targets.changed();
+    while changed.changed().await.is_ok() {
+        let mapped = || -> HashSet<String> {
+            targets.snapshot().values().flat_map(|t| t.luns.values().map(|lun| lun.disk.clone())).collect()
+        };
+        units.keep(mapped).await;
+    }
+}

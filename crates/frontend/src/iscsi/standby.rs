@@ -1,0 +1,276 @@
+//! The knowledge of a server that waits for the pool of another one, and its answer to logins.
+//!
+//! **Stale knowledge is harmless.** What a session can do here depends on what the owner published, which is
+//! some seconds old. It reveals at most the identity and the size of units to an initiator that has lost its
+//! access within these seconds. Blocks are not accessible, and when this server takes the pool over, each
+//! session is checked by the targets and the secrets in the pool before its first command.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_wire::iscsi::reply::LoginStatus;
+use parking_lot::{Mutex, RwLock};
+use serde::Deserialize;
+use tokio::sync::{oneshot, watch};
+
+use super::notice::Notice;
+use crate::plane::network;
+use crate::scsi::UnitFacts;
+use crate::targets::ServedTargets;
+
+/// What the portals of a server do while another server has the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhileStandby {
+    /// They are not bound.
+    #[default]
+    Closed,
+    /// They redirect logins to the owner.
+    Redirect,
+    /// They serve sessions, whose units are in the state standby.
+    Alua,
+}
+
+/// Longest time for which a login waits for an owner.
+const HOLD: Duration = Duration::from_secs(15);
+/// Maximum number of logins that wait. Beyond it, a login takes the place of one from the address with most
+/// waiting logins; it is refused if its own address is such an address.
+const MAX_HELD: usize = 256;
+
+/// What is known of the owner of the pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Owner {
+    /// No server has the pool, the owner is dead, or it has not published anything yet.
+    #[default]
+    Unknown,
+    /// It is alive, and has these portals.
+    Alive(Vec<SocketAddr>),
+}
+
+/// The knowledge of a server that waits.
+pub struct Standby {
+    mode: WhileStandby,
+    targets: Arc<ServedTargets>,
+    disks: RwLock<Arc<BTreeMap<String, UnitFacts>>>,
+    owner: watch::Sender<Owner>,
+    /// Sessions in the state standby can be served.
+    serves: watch::Sender<bool>,
+    held: Mutex<Waiting>,
+}
+
+impl Standby {
+    /// A server that has read nothing yet.
+    pub fn new(mode: WhileStandby) -> Arc<Standby> {
+        Arc::new(Standby {
+            mode,
+            targets: Arc::new(ServedTargets::new(Default::default())),
+            disks: RwLock::default(),
+            owner: watch::Sender::new(Owner::Unknown),
+            serves: watch::Sender::new(false),
+            held: Mutex::default(),
+        })
+    }
+
+    /// The targets that the owner published.
+    pub(super) fn targets(&self) -> &Arc<ServedTargets> {
+        &self.targets
+    }
+
+    /// What is known of a disk.
+    pub(super) fn disk(&self, name: &str) -> Option<UnitFacts> {
+        self.disks.read().get(name).copied()
+    }
+
+    /// The owner is alive, and published this.
+    pub fn owner_is(&self, portals: &[SocketAddr]) {
+        let new = Owner::Alive(portals.to_vec());
+        self.owner.send_if_modified(|owner| std::mem::replace(owner, new.clone()) != new);
+    }
+
+    /// There is no owner, or it is dead.
+    pub fn owner_is_unknown(&self) {
+        self.owner.send_if_modified(|owner| std::mem::take(owner) != Owner::Unknown);
+    }
+
+    /// Replaces what is known of targets and disks.
+    pub fn learn(&self, notice: Notice) {
+        // Disks first: sessions open them when the targets change.
+        *self.disks.write() = Arc::new(notice.disks);
+        self.targets.replace_with_disks(notice.targets);
+        self.serves.send_replace(true);
+    }
+
+    /// Sessions are refused from now on, until the next notice.
+    pub fn stop_serving(&self) {
+        self.serves.send_replace(false);
+    }
+
+    /// Returns the portal to which a login from `peer` has to be redirected, or `None` if it can proceed.
+    /// `local` is the address that the initiator connected to. Waits a bounded time while the owner is
+    /// unknown.
+    pub(super) async fn admit(
+        &self,
+        peer: IpAddr,
+        local: SocketAddr,
+    ) -> Result<Option<SocketAddr>, LoginStatus> {
+        let mut held = self.hold(network(peer))?;
+        let admitted = async {
+            if self.mode == WhileStandby::Alua {
+                // The sender is in `self`.
+                let _ = self.serves.subscribe().wait_for(|serves| *serves).await;
+                return Ok(None);
+            }
+            let mut owner = self.owner.subscribe();
+            let known = owner.wait_for(|owner| *owner != Owner::Unknown).await;
+            match known.as_deref() {
+                Ok(Owner::Alive(portals)) => portal_for(portals, local).map(Some),
+                _ => Err(LoginStatus::ServiceUnavailable),
+            }
+        };
+        tokio::select! {
+            biased;
+            admitted = tokio::time::timeout(HOLD, admitted) => {
+                admitted.unwrap_or(Err(LoginStatus::ServiceUnavailable))
+            }
+            // Its sender is dropped when another login takes the place.
+            _ = &mut held.taken => Err(LoginStatus::ServiceUnavailable),
+        }
+    }
+
+    fn hold(&self, peer: IpAddr) -> Result<Held<'_>, LoginStatus> {
+        let mut waiting = self.held.lock();
+        if waiting.logins >= MAX_HELD && !waiting.displace(peer) {
+            return Err(LoginStatus::ServiceUnavailable);
+        }
+        let (place, taken) = oneshot::channel();
+        waiting.logins += 1;
+        waiting.last += 1;
+        let number = waiting.last;
+        waiting.by_address.entry(peer).or_default().insert(number, place);
+        Ok(Held { waiting: &self.held, peer, number, taken })
+    }
+}
+
+/// The logins that wait, by address: their numbers, and what is dropped when they lose their place.
+#[derive(Default)]
+struct Waiting {
+    by_address: BTreeMap<IpAddr, BTreeMap<u64, oneshot::Sender<()>>>,
+    logins: usize,
+    last: u64,
+}
+
+impl Waiting {
+    /// Ends the last login of the address with most of them, if a login from `peer` may take its place.
+    fn displace(&mut self, peer: IpAddr) -> bool {
+        let own = self.by_address.get(&peer).map_or(0, BTreeMap::len);
+        let most = self.by_address.iter_mut().max_by_key(|(_, logins)| logins.len());
+        let Some((_, logins)) = most.filter(|(_, logins)| logins.len() > own + 1) else { return false };
+        self.logins -= usize::from(logins.pop_last().is_some());
+        true
+    }
+
+    fn leave(&mut self, peer: IpAddr, number: u64) {
+        let Some(logins) = self.by_address.get_mut(&peer) else { return };
+        self.logins -= usize::from(logins.remove(&number).is_some());
+        if logins.is_empty() {
+            self.by_address.remove(&peer);
+        }
+    }
+}
+
+/// A portal, of the same address family if possible.
+fn portal_for(portals: &[SocketAddr], local: SocketAddr) -> Result<SocketAddr, LoginStatus> {
+    let alike = portals.iter().find(|portal| portal.is_ipv4() == local.is_ipv4());
+    alike.or(portals.first()).copied().ok_or(LoginStatus::ServiceUnavailable)
+}
+
+/// The place of a login that may wait.
+struct Held<'a> {
+    waiting: &'a Mutex<Waiting>,
+    peer: IpAddr,
+    number: u64,
+    taken: oneshot::Receiver<()>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.waiting.lock().leave(self.peer, self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn logins_are_redirected_to_a_living_owner() {
+        let (standby, local) = (Standby::new(WhileStandby::Redirect), address("10.0.0.2:3260"));
+        let (six, four) = (address("[fd00::1]:3260"), address("10.0.0.1:3260"));
+        let learns = async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            standby.owner_is(&[six, four]);
+        };
+        assert_eq!(tokio::join!(standby.admit(PEER, local), learns).0, Ok(Some(four)), "it was held");
+        assert_eq!(standby.admit(PEER, address("[fd00::2]:3260")).await, Ok(Some(six)));
+        standby.owner_is(&[six]);
+        assert_eq!(standby.admit(PEER, local).await, Ok(Some(six)));
+        standby.owner_is(&[]);
+        assert_eq!(standby.admit(PEER, local).await, Err(LoginStatus::ServiceUnavailable));
+        standby.owner_is_unknown();
+        let begun = tokio::time::Instant::now();
+        assert_eq!(standby.admit(PEER, local).await, Err(LoginStatus::ServiceUnavailable));
+        assert_eq!(begun.elapsed(), HOLD);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn logins_that_wait_are_bounded_and_shared_by_addresses() {
+        let (standby, local) = (Standby::new(WhileStandby::Redirect), address("10.0.0.2:3260"));
+        let waiting: Vec<_> = (0..MAX_HELD)
+            .map(|_| {
+                let standby = standby.clone();
+                tokio::spawn(async move { standby.admit(PEER, local).await })
+            })
+            .collect();
+        while standby.held.lock().logins < MAX_HELD {
+            tokio::task::yield_now().await;
+        }
+        let begun = tokio::time::Instant::now();
+        assert_eq!(standby.admit(PEER, local).await, Err(LoginStatus::ServiceUnavailable));
+        let mut from_elsewhere = Box::pin(standby.admit([10, 0, 0, 9].into(), local));
+        tokio::select! {
+            biased;
+            _ = &mut from_elsewhere => panic!("the owner is unknown"),
+            () = std::future::ready(()) => {}
+        }
+        assert_eq!(standby.held.lock().logins, MAX_HELD, "it took a place of the other address");
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        drop(from_elsewhere);
+        for one in waiting {
+            one.abort();
+            let _ = one.await;
+        }
+        standby.owner_is(&[local]);
+        assert_eq!(standby.admit(PEER, local).await, Ok(Some(local)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_in_standby_need_a_notice() {
+        let (standby, local) = (Standby::new(WhileStandby::Alua), address("10.0.0.2:3260"));
+        standby.owner_is(&[local]);
+        assert_eq!(standby.admit(PEER, local).await, Err(LoginStatus::ServiceUnavailable));
+        let (targets, disks) = Default::default();
+        standby.learn(Notice { group: 1, portals: Vec::new(), targets, disks });
+        standby.owner_is_unknown();
+        assert_eq!(standby.admit(PEER, local).await, Ok(None), "also if the owner is dead");
+        standby.stop_serving();
+        assert_eq!(standby.admit(PEER, local).await, Err(LoginStatus::ServiceUnavailable));
+    }
+}

@@ -1,0 +1,23 @@
+//! The data plane and its protocols: NBD, iSCSI and SCSI.
+//!
+//! The front ends [`nbd`] and [`iscsi`] share the data plane ([`plane`]): threads, sockets, and the memory of
+//! clients. [`scsi`] has the logical units of iSCSI targets, [`targets`] decides who can access them.
+//!
+//! Disks and the durability of writes are the engine's responsibility. The control plane uses these modules
+//! through their handles, and is not known here.
+
+pub mod document;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod iscsi;
+pub mod nbd;
+pub mod peer;
+pub mod pem;
+pub mod plane;
+pub mod registry;
+pub mod scsi;
+pub mod shares;
+mod socket_option;
+pub mod targets;
+mod throttle;

@@ -1,0 +1,61 @@
+//! Configuration of the NBD server.
+
+use std::path::PathBuf;
+
+use super::access::Access;
+use crate::plane::ListenAddr;
+
+/// Configuration of the NBD server.
+#[derive(Debug, Clone, Default)]
+pub struct Config {
+    /// Addresses and their exports.
+    pub listeners: Vec<ListenerConfig>,
+    /// Certificates; needed if a listener uses TLS.
+    pub tls: TlsConfig,
+}
+
+/// Addresses, and the access of clients that connect there.
+#[derive(Debug, Clone, Default)]
+pub struct ListenerConfig {
+    /// The addresses.
+    pub listen: Vec<ListenAddr>,
+    /// Whether clients use TLS. Always required if `access` distinguishes clients by their certificates.
+    pub tls: TlsMode,
+    /// Serve addresses that other machines can reach without TLS.
+    pub allow_remote: bool,
+    /// Exports that the clients see.
+    pub access: Access,
+}
+
+/// Whether clients use TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TlsMode {
+    /// TLS is not available.
+    #[default]
+    Off,
+    /// Clients can use TLS.
+    On,
+    /// Clients have to use TLS; without it they receive no information and no service.
+    Require,
+}
+
+/// Verification of client certificates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ClientCertificates {
+    /// A client certificate has to be signed by the certificate authority (if `ca-cert.pem` exists); a client
+    /// without certificate is accepted.
+    #[default]
+    Optional,
+    /// Each client needs a certificate that is signed by the certificate authority.
+    Required,
+}
+
+/// Configuration of certificates.
+#[derive(Debug, Clone, Default)]
+pub struct TlsConfig {
+    /// The directory of the certificate files.
+    pub dir: Option<PathBuf>,
+    /// Verification of client certificates.
+    pub clients: ClientCertificates,
+}

@@ -1,0 +1,12 @@
+//! What people read and type: text from peers and files, escaped where it leaves the program; patterns for
+//! names, secrets, and sizes.
+
+mod escape;
+mod pattern;
+mod secret;
+mod size;
+
+pub use escape::{is_active, is_relative_path, json, lines, one_line, shorten, shortened};
+pub use pattern::{BadPattern, Glob, NamePattern};
+pub use secret::{BYTE_ORDER_MARK, Secret};
+pub use size::{Size, SizeError};
