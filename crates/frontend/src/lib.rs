@@ -7,6 +7,7 @@
 //! through their handles, and is not known here.
 
 pub mod document;
+mod exec;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -3,7 +3,6 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::Fast;
 use forebay_wire::iscsi::reply::{self, Residual};
 use forebay_wire::iscsi::{Command, DataOut};
 use forebay_wire::scsi::{self, Code, Sense, SenseKey, Transfer};
@@ -12,7 +11,8 @@ use super::gather::{Gather, OutOfOrder};
 use super::link::{CommandSlot, Link, Sent};
 use super::lun_map::LunMap;
 use super::task::{Data, TASK_COST, Task, Tasks, moved, work};
-use crate::plane::{Charge, Front, Kind, Output, Served, Worker};
+use crate::exec::Now;
+use crate::plane::{Charge, Kind, Output, Served, Worker};
 use crate::scsi::{Nexus, Response, absent};
 
 /// Most PDUs of one read that is answered at once; their headers fit into the room that the output reserves
@@ -39,16 +39,6 @@ enum Start {
     Run(Charge),
     /// It gathers data, or has all of it: the data and its charge.
     Gather(Gather, Charge),
-}
-
-/// What [`Commands::write_now`] did.
-enum Written {
-    /// Nothing.
-    Not,
-    /// The data is in the write buffers, and the command is answered when it is durable.
-    InBuffers,
-    /// All of it.
-    Done,
 }
 
 /// The commands of a session.
@@ -104,22 +94,21 @@ impl Commands {
         }
         match *request {
             scsi::Request::Read { offset, len } if self.read_now(command, &nexus, offset, len, output) => {
-                return self.worker.times().count(Front::Iscsi, Served::Ram);
+                return self.tasks.executor.count(Served::Ram);
             }
             scsi::Request::Write { offset, len, fua } => {
                 match self.write_now(command, &nexus, offset, len, fua) {
-                    Written::Done => {
-                        self.worker.times().count(Front::Iscsi, Served::Buffered);
+                    Now::Done => {
                         return self.respond(command, place, u64::from(len), &Response::good(), output);
                     }
-                    Written::InBuffers => {
+                    Now::InBuffers => {
                         let charge = self.link.backlog.account().force(TASK_COST, Kind::Work);
                         let task = Task::new(command, nexus, admitted, None, place);
-                        // No other has its tag.
+                        // The tag is unique within the session.
                         self.tasks.add(&task);
                         return self.tasks.run(task, Data::Written { fua }, charge);
                     }
-                    Written::Not => {}
+                    Now::Wait => {}
                 }
             }
             _ => {}
@@ -277,7 +266,7 @@ impl Commands {
         for at in (0..bytes).step_by(p.max_send) {
             let piece = p.max_send.min(bytes - at);
             let data = &mut out[used + head..used + head + piece];
-            if !matches!(nexus.disk().try_read(offset + at as u64, data), Ok(Fast::Done)) {
+            if !matches!(self.tasks.executor.read_now(nexus.disk(), offset + at as u64, data), Ok(true)) {
                 return false;
             }
             used += p.digests.pdu_len(piece);
@@ -300,20 +289,17 @@ impl Commands {
         true
     }
 
-    /// Writes the immediate data of a command directly from the input, if it needs no wait to do that, and if
-    /// no other task has its tag.
-    fn write_now(&self, command: &Command<'_>, nexus: &Nexus, offset: u64, len: u32, fua: bool) -> Written {
+    /// Writes the immediate data of a command directly from the input, if that needs no wait, and if no other
+    /// task has its tag.
+    fn write_now(&self, command: &Command<'_>, nexus: &Nexus, offset: u64, len: u32, fua: bool) -> Now {
         let is_whole = command.data.len() == len as usize
             && expected_out(command) >= u64::from(len)
             && (command.is_final || self.link.parameters.initial_r2t);
         if !is_whole || len == 0 || self.tasks.get(command.tag).is_some() {
-            return Written::Not;
+            return Now::Wait;
         }
-        let disk = nexus.disk();
-        let (written, then) = match disk.is_durable(nexus.durable(fua)) {
-            true => (disk.try_write_durably(offset, command.data), Written::InBuffers),
-            false => (disk.try_write(offset, command.data), Written::Done),
-        };
-        if matches!(written, Ok(Fast::Done)) { then } else { Written::Not }
+        // A command that fails is served again in a task, which answers it with sense data.
+        let written = self.tasks.executor.write_now(nexus.disk(), offset, command.data, nexus.durable(fua));
+        written.unwrap_or(Now::Wait)
     }
 }

@@ -13,11 +13,12 @@ use std::task::Poll;
 
 use forebay_wire::iscsi::{BHS, Command, Lun, reply};
 use forebay_wire::scsi::{self, BLOCK, TRANSFER_MAX};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::gather::Gather;
 use super::link::{CommandSlot, Link, SENT_AT_ONCE, Sent};
-use crate::plane::{Charge, Claim, FENCED, Front, Kind, MAX_UNSENT, Times, spawn_request};
+use crate::exec::{Executor, Job};
+use crate::plane::{Backlog, Charge, Claim, Front, Kind, MAX_UNSENT, Served, Times, spawn_request};
 use crate::scsi::{Admitted, Arrival, Nexus, Response, Underway, VERIFIED};
 
 /// Memory that a command is charged when it is accepted, in addition to its data and its work: its task, of
@@ -114,7 +115,7 @@ impl Task {
 /// The tasks of one session.
 pub(super) struct Tasks {
     link: Rc<Link>,
-    times: Rc<Times>,
+    pub executor: Executor,
     by_tag: RefCell<HashMap<u32, Rc<Task>>>,
     /// Tasks that gather and whose data is not solicited yet, in order of arrival.
     waiting: RefCell<VecDeque<Rc<Task>>>,
@@ -129,8 +130,8 @@ pub(super) struct Tasks {
 impl Tasks {
     pub fn new(link: Rc<Link>, times: Rc<Times>) -> Rc<Tasks> {
         Rc::new(Tasks {
+            executor: Executor::new(Front::Iscsi, link.backlog.clone(), times),
             link,
-            times,
             by_tag: RefCell::default(),
             waiting: RefCell::default(),
             solicited: Cell::new(0),
@@ -214,80 +215,8 @@ impl Tasks {
     /// Runs a command that has its data, in a task of this thread. `charge` is the memory that it holds
     /// already.
     pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Data, charge: Charge) {
-        let ticket = self.link.backlog.enter_charged(charge);
-        let timed = self.times.begin(Front::Iscsi);
         let running = Running { tasks: self.clone(), task };
-        spawn_request(&self.link.backlog, async move {
-            let _ticket = ticket;
-            let Running { tasks, task } = &running;
-            let (link, backlog) = (&tasks.link, &tasks.link.backlog);
-            // The work of a command that receives data was charged with that data.
-            let is_charged = matches!(task.request.transfer(), scsi::Transfer::Out(_));
-            let held = if is_charged { 0 } else { work(&task.request) };
-            // Response data is copied into PDUs, of which a bounded number can be unsent.
-            let copied = held.min(task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE);
-            let (mut work, mut _turn) = (None, None);
-            if held > 0 || is_long(&task.request) {
-                let begin = async {
-                    if is_long(&task.request) {
-                        _turn = tasks.long.clone().acquire_owned().await.ok();
-                    }
-                    if held > 0 {
-                        work = Some(backlog.account().take_shared(held + copied).await);
-                    }
-                };
-                tokio::select! {
-                    () = begin => {}
-                    // No command that waits here changes anything, and it has not begun.
-                    () = task.stop.notified() => {}
-                }
-                if task.aborted.get() || backlog.is_gone() {
-                    // No initiator waits for the response.
-                    return;
-                }
-            }
-            let response = tokio::select! {
-                biased;
-                () = std::future::ready(()), if task.put_off.get() => Response::busy(),
-                response = data.perform(&task.nexus, &task.request) => response,
-                // A VERIFY can be as long as the disk.
-                () = task.stop.notified(), if task.request.only_reads() => match task.aborted.get() {
-                    true => return,
-                    false if task.put_off.get() => Response::busy(),
-                    false => task.nexus.cleared(),
-                },
-            };
-            drop(data);
-            // It changes nothing any more: aborts need not wait until there is room for the response.
-            drop(task.underway.take());
-            if let Some(served) = task.nexus.served(&task.request, &response) {
-                timed.end(served);
-            }
-            if task.nexus.disk().is_fenced() {
-                return backlog.fail(FENCED);
-            }
-            let mut sent = Sent::default();
-            while !task.aborted.get() {
-                tokio::select! {
-                    () = backlog.room() => {}
-                    // The task management function must not wait for the initiator to receive the response.
-                    () = task.stop.notified() => continue,
-                }
-                if !link.push_some(task.tag, task.expected, &response, &mut sent) {
-                    break;
-                }
-                backlog.wake();
-                tokio::task::yield_now().await;
-            }
-            match &mut work {
-                None => tasks.end(task, Some((&response, sent)), |h, d| link.push(h, d)),
-                Some(work) => {
-                    tasks.end(task, Some((&response, sent)), |h, d| link.push_charged(h, d));
-                    backlog.charge_queued(work.split(copied));
-                }
-            }
-            drop(running);
-        });
+        self.executor.spawn_charged(charge, Run { running, data, work: None });
     }
 
     /// Ends a task: removes it from the list, and answers it unless it was aborted.
@@ -366,6 +295,118 @@ impl Tasks {
             tasks.link.push(&reply::task_management(tag, &tasks.link.status_numbers(), response), &[]);
             drop(ticket);
         });
+    }
+}
+
+/// A command that runs.
+struct Run {
+    running: Running,
+    /// Dropped when the command is performed.
+    data: Data,
+    /// Memory of the response, and of its copy in PDUs.
+    work: Option<Charge>,
+}
+
+impl Run {
+    /// Bytes of memory that the command needs to run and does not hold yet. The work of a command that
+    /// receives data was charged with that data.
+    fn held(&self) -> usize {
+        let request = &self.running.task.request;
+        if matches!(request.transfer(), scsi::Transfer::Out(_)) { 0 } else { work(request) }
+    }
+
+    /// Bytes of response data that are copied into PDUs at once: a bounded number of PDUs can be unsent.
+    fn copied(&self) -> usize {
+        self.held().min(self.running.task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE)
+    }
+
+    /// Waits for the memory of the command, and for its turn if it may take long. Returns false if no
+    /// initiator waits for its response any more.
+    async fn begin(&mut self, backlog: &Rc<Backlog>) -> Option<Turn> {
+        let (held, copied) = (self.held(), self.copied());
+        let Running { tasks, task } = &self.running;
+        let (mut work, mut turn) = (None, None);
+        if held > 0 || is_long(&task.request) {
+            let begin = async {
+                if is_long(&task.request) {
+                    turn = tasks.long.clone().acquire_owned().await.ok();
+                }
+                if held > 0 {
+                    work = Some(backlog.account().take_shared(held + copied).await);
+                }
+            };
+            tokio::select! {
+                () = begin => {}
+                // No command that waits here changes anything, and it has not begun.
+                () = task.stop.notified() => {}
+            }
+            if task.aborted.get() || backlog.is_gone() {
+                return None;
+            }
+        }
+        self.work = work;
+        Some(Turn(turn))
+    }
+}
+
+/// The turn of a command that may take long, until it is dropped.
+struct Turn(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>);
+
+impl Job for Run {
+    type Done = (Response, Turn);
+
+    async fn perform(&mut self, backlog: &Rc<Backlog>) -> Option<(Response, Turn)> {
+        let turn = self.begin(backlog).await?;
+        let task = &self.running.task;
+        let response = tokio::select! {
+            biased;
+            () = std::future::ready(()), if task.put_off.get() => Response::busy(),
+            response = self.data.perform(&task.nexus, &task.request) => response,
+            // A VERIFY can be as long as the disk.
+            () = task.stop.notified(), if task.request.only_reads() => match task.aborted.get() {
+                true => return None,
+                false if task.put_off.get() => Response::busy(),
+                false => task.nexus.cleared(),
+            },
+        };
+        // It changes nothing any more: aborts need not wait until there is room for the response.
+        drop(task.underway.take());
+        self.data = Data::Held(Vec::new());
+        Some((response, turn))
+    }
+
+    fn served(&self, (response, _): &(Response, Turn)) -> Option<Served> {
+        let task = &self.running.task;
+        task.nexus.served(&task.request, response)
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.running.task.nexus.disk().is_fenced()
+    }
+
+    async fn reply(mut self, (response, _turn): (Response, Turn), backlog: &Rc<Backlog>) {
+        let (work, copied) = (self.work.take(), self.copied());
+        let Running { tasks, task } = &self.running;
+        let (link, mut sent) = (&tasks.link, Sent::default());
+        while !task.aborted.get() {
+            tokio::select! {
+                () = backlog.room() => {}
+                // The task management function must not wait for the initiator to receive the response.
+                () = task.stop.notified() => continue,
+            }
+            if !link.push_some(task.tag, task.expected, &response, &mut sent) {
+                break;
+            }
+            backlog.wake();
+            tokio::task::yield_now().await;
+        }
+        match work {
+            None => tasks.end(task, Some((&response, sent)), |h, d| link.push(h, d)),
+            Some(mut work) => {
+                tasks.end(task, Some((&response, sent)), |h, d| link.push_charged(h, d));
+                backlog.charge_queued(work.split(copied));
+            }
+        }
     }
 }
 

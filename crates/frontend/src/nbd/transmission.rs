@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
 
-use forebay_engine::{DiskHandle, Fast};
+use forebay_engine::{DiskHandle, is_zero};
 use forebay_wire::nbd::{
     self, Command, DATA_CHUNK_HEADER, ErrorCode, Request, RequestDecoder, Rules, SIMPLE_REPLY, Step,
 };
@@ -16,11 +16,11 @@ use super::attachments::{Attachment, Order};
 use super::context::{Attached, Negotiated};
 use super::errors::{End, Fenced, error_code};
 use super::handover::HandedOver;
-use super::job::{self, Job};
+use super::reply::{MAX_EXTENTS, NbdReply, is_sent_as_hole};
 use super::stream::Stream;
-use crate::plane::{
-    Backlog, Charge, Conversation, Ended, Front, Output, Protocol, Served, Stop, Ticket, Worker,
-};
+use crate::exec::block::Io;
+use crate::exec::{Executor, Now};
+use crate::plane::{Backlog, Charge, Conversation, Ended, Front, Output, Protocol, Served, Stop, Worker};
 
 /// Memory of a TLS session, including its buffers.
 const TLS_COST: usize = 32 << 10;
@@ -41,7 +41,7 @@ pub(super) struct Transmission {
     /// The listener refuses writes.
     read_only: bool,
     decoder: RequestDecoder,
-    backlog: Rc<Backlog>,
+    executor: Executor,
     /// The client sent `NBD_CMD_DISC`.
     leaving: bool,
     /// The client is gone: its input is only searched for `NBD_CMD_DISC`.
@@ -68,7 +68,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
         block_status: n.block_status,
         read_only: n.read_only,
         decoder: RequestDecoder::new(),
-        backlog: backlog.clone(),
+        executor: Executor::new(Front::Nbd, backlog.clone(), worker.times().clone()),
         leaving: false,
         dropping: false,
         ending: None,
@@ -90,10 +90,10 @@ impl Protocol for Transmission {
             if output.is_full() {
                 return Ok((used, Stop::Output));
             }
-            if self.backlog.is_full() && !self.dropping {
+            if self.backlog().is_full() && !self.dropping {
                 return Ok((used, Stop::Backlog));
             }
-            if self.backlog.budget().turn_is_over() {
+            if self.backlog().budget().turn_is_over() {
                 return Ok((used, Stop::Turn));
             }
             if self.worker.is_quiescing() && !self.needs_input() {
@@ -101,7 +101,7 @@ impl Protocol for Transmission {
             }
             let (n, step) = self.decoder.next(&rules, &input[used..])?;
             used += n;
-            self.backlog.budget().count(n);
+            self.backlog().budget().count(n);
             self.attachment.served(n);
             match step {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
@@ -135,7 +135,7 @@ impl Protocol for Transmission {
             }
             Order::Stop => {
                 self.dropping = true;
-                self.backlog.abandon();
+                self.backlog().abandon();
             }
         }
         Ok(())
@@ -159,8 +159,9 @@ impl Protocol for Transmission {
                 if self.worker.closing() {
                     self.refuse(cookie, ErrorCode::Shutdown, SHUTTING_DOWN, output);
                 } else {
-                    self.job(cookie, self.backlog.enter_charged(charge))
-                        .spawn_write(message, start, offset, fua);
+                    let io = Io::Write { offset, message, start, fua };
+                    let reply = self.reply(cookie, false);
+                    self.executor.spawn_block_charged(charge, self.disk.clone(), io, reply);
                 }
             }
             // The decoder returns only writes as long messages; any other request is served as usual.
@@ -223,11 +224,26 @@ impl Transmission {
             }
             Command::Read { offset, len, dont_fragment } => {
                 if !self.read_now(cookie, offset, len, output)? {
-                    self.job(cookie, self.backlog.enter(job::COST)).spawn_read(offset, len, dont_fragment);
+                    self.spawn(Io::Read { offset, len }, self.reply(cookie, dont_fragment));
                 }
             }
             Command::Write { offset, fua } => self.write(cookie, offset, request.payload, fua, output)?,
-            command => self.job(cookie, self.backlog.enter(job::COST)).spawn_other(command),
+            Command::Trim { offset, len, fua } => {
+                self.spawn(Io::Discard { offset, len: len.into(), fua }, self.reply(cookie, false));
+            }
+            Command::WriteZeroes { offset, len, fua, no_hole } => {
+                let io = Io::Zero { offset, len: len.into(), allocated: no_hole, fua };
+                self.spawn(io, self.reply(cookie, false));
+            }
+            Command::Flush => self.spawn(Io::Flush, self.reply(cookie, false)),
+            Command::Cache { offset, len } => {
+                self.spawn(Io::Prefetch { offset, len: len.into() }, self.reply(cookie, false));
+            }
+            Command::BlockStatus { offset, len, one } => {
+                let max = if one { 1 } else { MAX_EXTENTS };
+                self.spawn(Io::Extents { offset, len: len.into(), max }, self.reply(cookie, false));
+            }
+            Command::Disconnect => unreachable!("it is handled above"),
         }
         Ok(())
     }
@@ -239,24 +255,24 @@ impl Transmission {
             return Ok(false);
         }
         let header_len = if self.structured { DATA_CHUNK_HEADER } else { SIMPLE_REPLY };
-        self.backlog.budget().count(bytes);
+        self.backlog().budget().count(bytes);
         let (header, data) = output.reserve(header_len, bytes);
-        match self.disk.try_read(offset, data) {
-            Ok(Fast::Wait) => return Ok(false),
-            Ok(Fast::Done) if !self.structured => header.copy_from_slice(&nbd::simple_reply(cookie, None)),
-            Ok(Fast::Done) if job::is_sent_as_hole(data) => {
+        match self.executor.read_now(&self.disk, offset, data) {
+            Ok(false) => return Ok(false),
+            Ok(true) if !self.structured => header.copy_from_slice(&nbd::simple_reply(cookie, None)),
+            Ok(true) if is_sent_as_hole(bytes) && is_zero(data) => {
                 output.push(&nbd::hole_chunk(cookie, offset, len, true));
-                self.worker.times().count(Front::Nbd, Served::Ram);
+                self.executor.count(Served::Ram);
                 return Ok(true);
             }
-            Ok(Fast::Done) => header.copy_from_slice(&nbd::data_chunk_header(cookie, offset, len, true)),
+            Ok(true) => header.copy_from_slice(&nbd::data_chunk_header(cookie, offset, len, true)),
             Err(e) => {
                 self.refuse(cookie, error_code(&e)?, &e.to_string(), output);
                 return Ok(true);
             }
         }
         output.keep(header_len + bytes);
-        self.worker.times().count(Front::Nbd, Served::Ram);
+        self.executor.count(Served::Ram);
         Ok(true)
     }
 
@@ -268,36 +284,38 @@ impl Transmission {
         fua: bool,
         output: &mut Output,
     ) -> Result<(), Fenced> {
-        let is_durable = !data.is_empty() && self.disk.is_durable(fua);
-        let now = if data.is_empty() {
-            Ok(Fast::Done)
-        } else if self.attachment.is_in_doubt() {
-            Ok(Fast::Wait)
-        } else if is_durable {
-            self.disk.try_write_durably(offset, data)
-        } else {
-            self.disk.try_write(offset, data)
+        if data.is_empty() {
+            self.done(cookie, false, output);
+            return Ok(());
+        }
+        let now = match self.attachment.is_in_doubt() {
+            true => Ok(Now::Wait),
+            false => self.executor.write_now(&self.disk, offset, data, fua),
         };
         match now {
-            Ok(Fast::Done) if is_durable => {
-                self.job(cookie, self.backlog.enter(job::COST)).spawn_end_of_write(fua);
-            }
-            Ok(Fast::Done) => {
-                self.worker.times().count(Front::Nbd, Served::Buffered);
-                self.done(cookie, false, output);
-            }
-            Ok(Fast::Wait) => {
-                let ticket = self.backlog.enter(job::COST + data.len());
-                self.job(cookie, ticket).spawn_write(data.to_vec(), 0, offset, fua);
+            Ok(Now::Done) => self.done(cookie, false, output),
+            Ok(Now::InBuffers) => self.spawn(Io::EndWrite { fua }, self.reply(cookie, false)),
+            Ok(Now::Wait) => {
+                let io = Io::Write { offset, message: data.to_vec(), start: 0, fua };
+                self.spawn(io, self.reply(cookie, false));
             }
             Err(e) => self.refuse(cookie, error_code(&e)?, &e.to_string(), output),
         }
         Ok(())
     }
 
-    fn job(&self, cookie: u64, ticket: Ticket) -> Job {
-        let timed = self.worker.times().begin(Front::Nbd);
-        Job::new(self.disk.clone(), ticket, self.attachment.begin(), cookie, self.structured, timed)
+    /// Serves a request in a task.
+    fn spawn(&self, io: Io, reply: NbdReply) {
+        self.executor.spawn_block(self.disk.clone(), io, reply);
+    }
+
+    fn reply(&self, cookie: u64, dont_fragment: bool) -> NbdReply {
+        let (begun, structured) = (self.attachment.begin(), self.structured);
+        NbdReply { begun, cookie, structured, dont_fragment }
+    }
+
+    fn backlog(&self) -> &Rc<Backlog> {
+        self.executor.backlog()
     }
 
     fn done(&self, cookie: u64, read: bool, output: &mut Output) {
@@ -309,12 +327,6 @@ impl Transmission {
     }
 
     fn refuse(&self, cookie: u64, code: ErrorCode, text: &str, output: &mut Output) {
-        if self.structured {
-            let mut chunk = Vec::with_capacity(128);
-            nbd::error_chunk(&mut chunk, cookie, code, text);
-            output.push(&chunk);
-        } else {
-            output.push(&nbd::simple_reply(cookie, Some(code)));
-        }
+        output.push(&NbdReply::error(cookie, self.structured, code, text));
     }
 }

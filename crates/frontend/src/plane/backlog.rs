@@ -135,6 +135,12 @@ impl Backlog {
             self.replies.borrow_mut().push_back((reply, charge));
         }
     }
+    /// Queues a reply with the charge of its memory, which may have been larger before.
+    pub fn push_shrunk(&self, reply: Vec<u8>, mut charge: Charge) {
+        charge.shrink(reply.capacity());
+        self.push_charged(reply, Some(charge));
+    }
+
     /// Holds a charge until all replies that are queued now are sent.
     pub fn charge_queued(&self, charge: Charge) {
         if let Some((_, last)) = self.replies.borrow_mut().back_mut() {
@@ -232,13 +238,6 @@ pub(crate) fn spawn_request<F: Future<Output = ()> + 'static>(backlog: &Rc<Backl
 pub(crate) struct Ticket {
     backlog: Rc<Backlog>,
     _charge: Charge,
-}
-
-impl Ticket {
-    /// The backlog that contains it.
-    pub fn backlog(&self) -> &Rc<Backlog> {
-        &self.backlog
-    }
 }
 
 impl Drop for Ticket {

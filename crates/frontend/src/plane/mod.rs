@@ -28,10 +28,10 @@ mod scratch;
 mod server;
 mod spin;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod worker;
 
-pub(crate) use backlog::{Backlog, FENCED, MAX_UNSENT, Ticket, spawn_request};
+pub(crate) use backlog::{Backlog, FENCED, MAX_UNSENT, spawn_request};
 pub(crate) use budget::{Budget, COSTLY_REQUEST};
 pub(crate) use connections::Cut;
 pub use connections::{ConnectionLimits, LimitsHandle, MAX_LEAVING, network};
@@ -42,8 +42,8 @@ pub(crate) use delegate::delegate_stream;
 pub use gate::Gate;
 pub(crate) use handover::{Ended, MAX_ASIDE, PlainSocket, Received, Resume, Resumed};
 pub use handover::{Parked, ParkedStream};
+pub(crate) use latency::Times;
 pub use latency::{BOUNDS_NS, Counts, Front, Served};
-pub(crate) use latency::{Timed, Times};
 pub use listen::{BadAddr, Bound, ListenAddr, ListenError, Listener};
 pub(crate) use listen::{RawSocket, Socket};
 pub(crate) use memory::{Charge, Claim, Kind, MemoryAccount};

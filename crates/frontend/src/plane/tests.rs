@@ -44,6 +44,16 @@ impl PlainSocket for DuplexStream {
     }
 }
 
+/// The state of one data-plane thread, without a data plane.
+pub(crate) fn worker() -> Rc<Worker> {
+    let (phase, followed) = watch::channel(Phase::Serving);
+    // The phase never changes.
+    std::mem::forget(phase);
+    let memory = memory::Memory::new(MemoryLimits::default());
+    let (total, latencies) = (Arc::new(AtomicUsize::new(0)), Arc::default());
+    Worker::new(followed, total, Arc::default(), memory, Gate::default(), latencies, Pace::default())
+}
+
 fn connect(worker: &Rc<Worker>) -> (DuplexStream, tokio::task::JoinHandle<std::io::Result<()>>) {
     let (client, server) = duplex(1 << 16);
     let backlog = Backlog::new(worker.memory());
@@ -54,11 +64,7 @@ fn connect(worker: &Rc<Worker>) -> (DuplexStream, tokio::task::JoinHandle<std::i
 
 #[test]
 fn a_panic_ends_its_connection_and_no_other() {
-    let (_phase, phase) = watch::channel(Phase::Serving);
-    let memory = memory::Memory::new(MemoryLimits::default());
-    let (total, latencies) = (Arc::new(AtomicUsize::new(0)), Arc::default());
-    let worker =
-        Worker::new(phase, total, Arc::default(), memory, Gate::default(), latencies, Pace::default());
+    let worker = worker();
     let done = worker.clone().block_on(async move {
         let (mut other, _served) = connect(&worker);
         for bomb in [b"abc!", b"abc?"] {

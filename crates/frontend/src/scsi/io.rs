@@ -10,6 +10,7 @@ use tokio::task::yield_now;
 use super::medium::{self, PIECE};
 use super::nexus::Nexus;
 use super::response::Response;
+use crate::exec::read_whole;
 
 /// Only COMPARE AND WRITE reports the offset of the difference (SBC-3).
 const MISCOMPARE: Sense = Sense::new(SenseKey::Miscompare, codes::MISCOMPARE_DURING_VERIFY);
@@ -34,18 +35,11 @@ impl Nexus {
 
     /// READ: the response has the data.
     pub async fn read(&self, offset: u64, len: u32) -> Response {
-        let (mut data, mut is_from_store) = (vec![0; len as usize], false);
-        for (n, piece) in data.chunks_mut(PIECE).enumerate() {
-            if n > 0 {
-                yield_now().await;
-            }
-            let (request, at) = (offset..offset + u64::from(len), offset + (n * PIECE) as u64);
-            match self.disk().read_part(request, at, piece).await {
-                Ok(from) => is_from_store |= from == ReadFrom::Store,
-                Err(error) => return self.failed(&error),
-            }
+        let mut data = vec![0; len as usize];
+        match read_whole(self.disk(), offset, &mut data, |_| ()).await {
+            Ok(from) => Response { is_from_store: from == ReadFrom::Store, ..Response::data(data, len) },
+            Err(error) => self.failed(&error),
         }
-        Response { is_from_store, ..Response::data(data, len) }
     }
 
     /// Writes the data that was sent, at most `len` bytes.

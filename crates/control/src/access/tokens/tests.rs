@@ -1,6 +1,6 @@
 use std::os::unix::fs::PermissionsExt;
 
-use forebay_api::{CreateToken, PREFIX, Role, Scope};
+use forebay_api::{CreateToken, Role, Scope};
 
 use super::*;
 

@@ -1,0 +1,246 @@
+//! The requests of protocols that serve a disk as a sequence of blocks, such as NBD.
+
+use std::mem::take;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_engine::{DiskHandle, Extent, ReadFrom, Result, is_zero};
+use tokio::task::yield_now;
+
+use super::read::{PIECE, read_whole};
+use super::{Executor, Job};
+use crate::plane::{Backlog, Charge, Served};
+
+/// Memory that a request is charged, in addition to its data and its task.
+const COST: usize = 512;
+/// Bytes that a prefetch reads at once.
+const PREFETCH: usize = 1 << 20;
+/// Memory of one extent while the reply to [`Io::Extents`] is built: the engine's extent, and its two encoded
+/// forms.
+const EXTENT_COST: usize = 64;
+
+/// A request on a disk. Offsets and lengths are in bytes, within the disk.
+pub(crate) enum Io {
+    /// Read `len` bytes.
+    Read { offset: u64, len: u32 },
+    /// Write `message[start..]`.
+    Write { offset: u64, message: Vec<u8>, start: usize, fua: bool },
+    /// Wait until a write is durable whose data is in the write buffers ([`super::Now::InBuffers`]).
+    EndWrite { fua: bool },
+    /// Zero a range: as a hole, or with `allocated`, so that it is reported as allocated.
+    Zero { offset: u64, len: u64, allocated: bool, fua: bool },
+    /// Discard a range.
+    Discard { offset: u64, len: u64, fua: bool },
+    /// Make all writes durable that were answered.
+    Flush,
+    /// Read a range into the read cache.
+    Prefetch { offset: u64, len: u64 },
+    /// Describe at most `max` extents from the beginning of a range.
+    Extents { offset: u64, len: u64, max: usize },
+}
+
+impl Io {
+    /// Whether the request changes the disk.
+    fn is_change(&self) -> bool {
+        matches!(self, Io::Write { .. } | Io::Zero { .. } | Io::Discard { .. })
+    }
+
+    /// How the request was served if it succeeded; `None` if it is not counted.
+    fn served(&self, disk: &DiskHandle, answer: &Answer) -> Option<Served> {
+        match (self, answer) {
+            (Io::Read { .. }, Answer::Data { from, .. } | Answer::Sent(from)) => {
+                Some(if *from == ReadFrom::Store { Served::Store } else { Served::Ram })
+            }
+            (
+                Io::Write { fua, .. } | Io::EndWrite { fua } | Io::Zero { fua, .. } | Io::Discard { fua, .. },
+                _,
+            ) => Some(Served::change(disk.is_durable(*fua))),
+            (Io::Flush, _) => Some(Served::change(disk.is_durable(true))),
+            _ => None,
+        }
+    }
+}
+
+/// How the data of a read is sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// Bytes of the header in front of each piece of data.
+    pub header: usize,
+    /// Each piece is sent when it is read, so that a long read needs as little memory as a short one.
+    /// Otherwise all data is read before the first byte is sent.
+    pub in_pieces: bool,
+}
+
+/// A piece of the data of a read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece {
+    /// Offset of its first byte on the disk.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// All bytes are zero.
+    pub is_zero: bool,
+    /// It is the last piece of its request.
+    pub is_last: bool,
+}
+
+/// The protocol's side of one request: how it is cancelled, and how its reply is encoded.
+pub(crate) trait Reply: 'static {
+    /// Runs `request`. Returns `None` if the protocol dropped the request, because its client is gone, before
+    /// it ended.
+    async fn run<T>(&self, is_change: bool, request: impl Future<Output = T>) -> Option<T>;
+
+    /// How the data of a read is sent.
+    fn layout(&self) -> Layout;
+
+    /// Completes a message with data: encodes its first [`Layout::header`] bytes, or replaces the message.
+    fn data(&self, message: &mut Vec<u8>, piece: Piece);
+
+    /// Encodes the reply to [`Io::Extents`].
+    fn extents(&self, extents: &[Extent], len: u64) -> Vec<u8>;
+
+    /// Encodes the end of a request without data: success, or its error.
+    fn end(&self, done: Result<()>) -> Vec<u8>;
+}
+
+/// The result of a request that has succeeded.
+pub(crate) enum Answer {
+    /// There is no data.
+    Empty,
+    /// A message with data, and the charge of its memory.
+    Data { message: Vec<u8>, charge: Charge, from: ReadFrom },
+    /// All data was sent while the request was performed.
+    Sent(ReadFrom),
+    /// An encoded description.
+    Description(Vec<u8>),
+}
+
+/// A request on one disk, in a task.
+struct Request<R> {
+    disk: Arc<DiskHandle>,
+    io: Io,
+    /// Dropped after `disk`: from then on, the request uses the disk no more.
+    reply: R,
+}
+
+impl Executor {
+    /// Serves a request on a disk in a task.
+    pub fn spawn_block(&self, disk: Arc<DiskHandle>, io: Io, reply: impl Reply) {
+        let data = if let Io::Write { message, .. } = &io { message.capacity() } else { 0 };
+        self.spawn(COST + data, Request { disk, io, reply });
+    }
+
+    /// As [`Executor::spawn_block`], for a request whose memory is charged already.
+    pub fn spawn_block_charged(&self, charge: Charge, disk: Arc<DiskHandle>, io: Io, reply: impl Reply) {
+        self.spawn_charged(charge, Request { disk, io, reply });
+    }
+}
+
+impl<R: Reply> Job for Request<R> {
+    type Done = Result<Answer>;
+
+    async fn perform(&mut self, backlog: &Rc<Backlog>) -> Option<Result<Answer>> {
+        let is_change = self.io.is_change();
+        let message = if let Io::Write { message, .. } = &mut self.io { take(message) } else { Vec::new() };
+        let this = &*self;
+        let done = this.reply.run(is_change, this.execute(&message, backlog)).await;
+        done.filter(|_| !backlog.is_gone())
+    }
+
+    fn served(&self, done: &Result<Answer>) -> Option<Served> {
+        self.io.served(&self.disk, done.as_ref().ok()?)
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.disk.is_fenced()
+    }
+
+    async fn reply(self, done: Result<Answer>, backlog: &Rc<Backlog>) {
+        match done {
+            Ok(Answer::Data { message, charge, .. }) => backlog.push_shrunk(message, charge),
+            Ok(Answer::Sent(_)) => return,
+            Ok(Answer::Description(message)) => backlog.push(message),
+            Ok(Answer::Empty) => backlog.push(self.reply.end(Ok(()))),
+            Err(error) => backlog.push(self.reply.end(Err(error))),
+        }
+        backlog.wake();
+    }
+}
+
+impl<R: Reply> Request<R> {
+    async fn execute(&self, message: &[u8], backlog: &Rc<Backlog>) -> Result<Answer> {
+        let disk = &self.disk;
+        match self.io {
+            Io::Read { offset, len } if self.reply.layout().in_pieces => {
+                self.read_in_pieces(offset, len as usize, backlog).await
+            }
+            Io::Read { offset, len } => self.read_whole(offset, len, backlog).await,
+            Io::Write { offset, start, fua, .. } => empty(disk.write(offset, &message[start..], fua).await),
+            Io::EndWrite { fua } => empty(disk.finish(fua).await),
+            Io::Zero { offset, len, allocated, fua } => {
+                empty(disk.write_zeroes(offset, len, allocated, fua).await)
+            }
+            Io::Discard { offset, len, fua } => empty(disk.discard(offset, len, fua).await),
+            Io::Flush => empty(disk.flush().await),
+            Io::Prefetch { offset, len } => {
+                let bytes = usize::try_from(len).map_or(PREFETCH, |len| PREFETCH.min(len));
+                let _charge = backlog.account().take_shared(bytes).await;
+                empty(disk.prefetch(offset, len).await)
+            }
+            Io::Extents { offset, len, max } => {
+                let _charge = backlog.account().take_shared(max * EXTENT_COST).await;
+                let extents = disk.extents(offset, len, max).await?;
+                Ok(Answer::Description(self.reply.extents(&extents, len)))
+            }
+        }
+    }
+
+    /// Sends each piece when it is read, and reads the next one when the client has received enough of the
+    /// pieces before.
+    async fn read_in_pieces(&self, offset: u64, len: usize, backlog: &Rc<Backlog>) -> Result<Answer> {
+        let header = self.reply.layout().header;
+        let request = offset..offset + len as u64;
+        let (mut at, mut from) = (0, ReadFrom::Ram);
+        while at < len {
+            let piece = PIECE.min(len - at);
+            backlog.room().await;
+            if backlog.is_gone() {
+                break;
+            }
+            let charge = backlog.account().take_shared(header + piece).await;
+            let mut message = vec![0; header + piece];
+            let start = offset + at as u64;
+            let read = self.disk.read_part(request.clone(), start, &mut message[header..]).await?;
+            from = if read == ReadFrom::Store { read } else { from };
+            at += piece;
+            let (is_zero, is_last) = (is_zero(&message[header..]), at == len);
+            self.reply.data(&mut message, Piece { offset: start, len: piece as u32, is_zero, is_last });
+            backlog.push_shrunk(message, charge);
+            backlog.wake();
+            if !is_last {
+                yield_now().await;
+            }
+        }
+        Ok(Answer::Sent(from))
+    }
+
+    /// Reads all data before the first byte is sent.
+    async fn read_whole(&self, offset: u64, len: u32, backlog: &Rc<Backlog>) -> Result<Answer> {
+        let header = self.reply.layout().header;
+        let charge = backlog.account().take_shared(header + len as usize).await;
+        if backlog.is_gone() {
+            return Ok(Answer::Sent(ReadFrom::Ram));
+        }
+        let mut message = vec![0; header + len as usize];
+        let mut all_zero = true;
+        let each = |piece: &[u8]| all_zero = all_zero && is_zero(piece);
+        let from = read_whole(&self.disk, offset, &mut message[header..], each).await?;
+        self.reply.data(&mut message, Piece { offset, len, is_zero: all_zero, is_last: true });
+        Ok(Answer::Data { message, charge, from })
+    }
+}
+
+/// The answer to a request without data in its reply.
+fn empty(done: Result<()>) -> Result<Answer> {
+    done.map(|()| Answer::Empty)
+}

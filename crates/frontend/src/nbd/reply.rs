@@ -1,0 +1,99 @@
+//! The reply to a request of the transmission phase.
+//!
+//! A request of a connection that is gone is dropped, wherever it waits ([`super::attachments`]): the futures
+//! of the engine release what they hold, and a write that is dropped has written whole blocks only.
+
+use forebay_engine::{Extent, Result};
+use forebay_wire::nbd::{
+    self, BlockDescriptor, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
+};
+
+use super::attachments::Begun;
+use super::errors::error_code;
+use crate::exec::block::{Layout, Piece, Reply};
+
+/// Maximum number of descriptors in a block status reply.
+pub(super) const MAX_EXTENTS: usize = 8192;
+/// Shorter data is sent as it is, also if it is zero.
+const MIN_HOLE: usize = 512;
+
+/// Whether zeroes of this length are sent as a hole.
+pub(super) fn is_sent_as_hole(len: usize) -> bool {
+    len >= MIN_HOLE
+}
+
+/// The reply to one request.
+pub(super) struct NbdReply {
+    pub begun: Begun,
+    pub cookie: u64,
+    pub structured: bool,
+    /// The data of a read is sent in one chunk.
+    pub dont_fragment: bool,
+}
+
+impl NbdReply {
+    /// Encodes an error.
+    pub fn error(cookie: u64, structured: bool, code: ErrorCode, text: &str) -> Vec<u8> {
+        if !structured {
+            return nbd::simple_reply(cookie, Some(code)).to_vec();
+        }
+        let mut chunk = Vec::with_capacity(128);
+        nbd::error_chunk(&mut chunk, cookie, code, text);
+        chunk
+    }
+}
+
+impl Reply for NbdReply {
+    async fn run<T>(&self, is_change: bool, request: impl Future<Output = T>) -> Option<T> {
+        match is_change {
+            true => self.begun.run_change(request).await,
+            false => self.begun.run(request).await,
+        }
+    }
+
+    fn layout(&self) -> Layout {
+        let header = if self.structured { DATA_CHUNK_HEADER } else { SIMPLE_REPLY };
+        Layout { header, in_pieces: self.structured && !self.dont_fragment }
+    }
+
+    fn data(&self, message: &mut Vec<u8>, piece: Piece) {
+        let Piece { offset, len, is_zero, is_last } = piece;
+        if !self.structured {
+            message[..SIMPLE_REPLY].copy_from_slice(&nbd::simple_reply(self.cookie, None));
+        } else if is_zero && is_sent_as_hole(len as usize) {
+            *message = nbd::hole_chunk(self.cookie, offset, len, is_last).to_vec();
+        } else {
+            let header = nbd::data_chunk_header(self.cookie, offset, len, is_last);
+            message[..DATA_CHUNK_HEADER].copy_from_slice(&header);
+        }
+    }
+
+    fn extents(&self, extents: &[Extent], len: u64) -> Vec<u8> {
+        let mut left = len;
+        let mut descriptors: Vec<BlockDescriptor> = Vec::with_capacity(extents.len());
+        for extent in extents {
+            let run = extent.len.min(left);
+            if run == 0 {
+                break;
+            }
+            left -= run;
+            let state = if extent.hole { STATE_HOLE } else { 0 } | if extent.zero { STATE_ZERO } else { 0 };
+            descriptors.push(BlockDescriptor { len: run as u32, state });
+        }
+        debug_assert!(!descriptors.is_empty(), "the engine describes at least the first byte");
+        let mut reply = Vec::new();
+        nbd::block_status_chunk(&mut reply, self.cookie, &descriptors);
+        reply
+    }
+
+    fn end(&self, done: Result<()>) -> Vec<u8> {
+        match done {
+            Ok(()) => nbd::simple_reply(self.cookie, None).to_vec(),
+            Err(error) => {
+                // The executor answers no request after the loss of the pool; the code is not sent.
+                let code = error_code(&error).unwrap_or(ErrorCode::Shutdown);
+                NbdReply::error(self.cookie, self.structured, code, &error.to_string())
+            }
+        }
+    }
+}
