@@ -12,14 +12,14 @@ use forebay_store::rados::PoolConnection;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::claim;
-use super::inherited::Inherited;
-use super::lease::Lease;
-use super::loss::{Loss, exit_without_pool};
+use super::listen::inherited::Inherited;
+use super::listen::sockets::{self, Sockets};
 use super::open::OpenPool;
-use super::sockets::{self, Sockets};
-use super::standby::StandbyPortals;
-use super::store::{self, Opened};
+use super::ownership::claim;
+use super::ownership::lease::Lease;
+use super::ownership::loss::{Loss, exit_without_pool};
+use super::ownership::standby::StandbyPortals;
+use super::ownership::store::{self, Opened};
 use super::{EngineThread, ServeError, Server};
 use crate::config::{PoolLocation, RadosPool};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use forebay_frontend::nbd;
 use forebay_frontend::plane::{ListenAddr, ListenError};
 
-use super::https::HttpsError;
+use super::listen::https::HttpsError;
 
 /// Reasons for which a server cannot run.
 #[derive(Debug, thiserror::Error)]

@@ -4,7 +4,7 @@
 //! the pool: clients that reconnect after a crash wait for the pool instead of failing. Last, it moves the
 //! control socket into place, prints one line, and accepts clients. A failure before that leaves no files
 //! behind. A server on another host may hold a pool in Ceph: then the listeners are bound first, unless this
-//! server is a standby, and it waits for the store ([`claim`]).
+//! server is a standby, and it waits for the store ([`ownership::claim`]).
 //!
 //! **Stop.** On the first SIGTERM or SIGINT the server accepts no new connections, finishes requests in
 //! progress (within a bounded time), undoes imports, makes everything durable and closes the pool. Exit
@@ -14,49 +14,24 @@
 //! the connections ([`upgrade`]). If that fails, this process takes them back: it builds its services
 //! ([`services`]) again.
 //!
-//! **Handover.** On request of the API, a standby on another host takes a pool in Ceph over ([`handover`]).
+//! **Handover.** On request of the API, a standby on another host takes a pool in Ceph over ([`ownership::handover`]).
 //! This server stands by then, if it was started as a standby, and ends otherwise.
 //!
 //! **Loss of the pool.** If another server has opened the pool, or taken its store, this one ends at once,
 //! with an error and without answering a request: its clients lose their connections, and look for the other
 //! server.
 
-mod abort_on_drop;
 mod begin;
-mod claim;
 mod classes;
-mod client_network;
-mod connection_limit;
-mod descriptors;
 mod error;
 mod error_location;
-mod handover;
 mod health;
-mod heirs;
-mod http;
-mod https;
-mod inherited;
-mod lease;
-mod loss;
-mod memory_files;
-mod memory_limits;
-mod notify;
+mod host;
+mod listen;
 mod open;
-mod pressure;
-mod publish;
+mod ownership;
 mod reload;
-mod reopen;
-mod replace;
-mod requests;
-mod rlimit;
-mod send_timeout;
-mod sentinel;
 mod services;
-mod signals;
-mod socket;
-mod sockets;
-mod standby;
-mod store;
 mod upgrade;
 
 use std::io::Write;
@@ -64,12 +39,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use begin::exit_while_opening;
-use descriptors::Descriptors;
 use forebay_api::{Handover, NewOwner, Upgrade, Upgraded};
 use forebay_control::operations::{Control, ControlError, ServerRequest};
 use forebay_frontend::iscsi::PortGroups;
 use forebay_frontend::nbd;
 use forebay_host::EngineThread;
+use host::descriptors::Descriptors;
+use host::{memory_limits, notify, rlimit};
+use ownership::store;
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -77,24 +54,24 @@ use tokio::task::JoinHandle;
 
 use crate::config::{PoolLocation, ServeConfig};
 pub use error::ServeError;
-use handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
-use https::HttpsCertificate;
-pub use https::HttpsError;
-use inherited::Inherited;
-use loss::{Loss, exit_without_pool};
 #[cfg(test)]
-pub(crate) use memory_files::FileState;
-pub(crate) use memory_files::{MemoryFile, memory_files};
-pub(crate) use memory_limits::{Measured, MemoryLimit, memory_limit, memory_limit_of_unit, warnings};
+pub(crate) use host::memory_files::FileState;
+pub(crate) use host::memory_files::{MemoryFile, memory_files};
+pub(crate) use host::memory_limits::{Measured, MemoryLimit, memory_limit, memory_limit_of_unit, warnings};
+use host::signals::Signals;
+use listen::https::HttpsCertificate;
+pub use listen::https::HttpsError;
+use listen::inherited::Inherited;
+use listen::requests::RequestThread;
+use listen::sockets::Sockets;
 use open::OpenPool;
+use ownership::handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
+use ownership::loss::{Loss, exit_without_pool};
+use ownership::reopen::Reopened;
 pub use reload::Load;
 use reload::Reloader;
-use reopen::Reopened;
-use replace::{Outcome, Resumption, cut, replace};
-use requests::RequestThread;
 use services::{Prepared, Services};
-use signals::Signals;
-use sockets::Sockets;
+use upgrade::replace::{Outcome, Resumption, cut, replace};
 use upgrade::{Binary, HandedOver, Successor, stop_successor};
 
 /// Longest time for each step of the new process in an upgrade, unless the request has another one.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use forebay_engine::Pool;
 
-use super::lease::Lease;
-use super::loss::Loss;
+use super::ownership::lease::Lease;
+use super::ownership::loss::Loss;
 use super::{EngineThread, ServeError};
 
 /// See the module.

@@ -16,10 +16,10 @@ use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use super::https::HttpsCertificate;
-use super::pressure::Budgets;
+use super::host::pressure::Budgets;
+use super::host::{memory_limits, notify};
+use super::listen::https::HttpsCertificate;
 use super::services::lowered;
-use super::{memory_limits, notify};
 use crate::config::{AppliedBy, ConfigError, ServeConfig, settings};
 use crate::log::set_filter;
 

@@ -21,7 +21,7 @@
 //! predecessor does not know which requests were executed: it closes the connections, and continues to serve
 //! clients that reconnect.
 //!
-//! For a pool in Ceph, a successor that hangs is ended before its time is over: [`super::sentinel`].
+//! For a pool in Ceph, a successor that hangs is ended before its time is over: [`sentinel`].
 //!
 //! If the predecessor ends after it sent `State`, the successor continues alone, since the pool was closed in
 //! good order. If it ends earlier, the successor exits: the connections must not outlive data that was
@@ -31,6 +31,8 @@ mod cache;
 mod channel;
 mod message;
 mod predecessor;
+pub(super) mod replace;
+pub(super) mod sentinel;
 mod successor;
 
 pub(super) use cache::CacheCopy;

@@ -19,7 +19,7 @@ use super::VARIABLE;
 use super::cache::CacheCopy;
 use super::channel::{Channel, ChannelError, Frame};
 use super::message::{ConnectionState, Message};
-use crate::serve::sockets::Sockets;
+use crate::serve::listen::sockets::Sockets;
 
 /// The process that is to take over, while this one decides whether it does.
 static CHILD: AtomicI32 = AtomicI32::new(0);

@@ -14,7 +14,7 @@ use super::message::Message;
 use super::predecessor::HandedOver;
 use crate::config::ServeConfig;
 use crate::serve::ServeError;
-use crate::serve::sockets::Sockets;
+use crate::serve::listen::sockets::Sockets;
 
 /// Time limit for messages that the predecessor sends or receives at once.
 const TIME: Duration = Duration::from_secs(10);

@@ -6,7 +6,11 @@ use forebay_engine::PoolConfig;
 use forebay_text::Size;
 
 /// Raises a soft limit to the hard limit, but not beyond `enough`; returns the soft limit then.
-pub(super) fn raise(resource: libc::__rlimit_resource_t, enough: u64, what: &str) -> io::Result<u64> {
+pub(in crate::serve) fn raise(
+    resource: libc::__rlimit_resource_t,
+    enough: u64,
+    what: &str,
+) -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid structure for the call to fill.
     if unsafe { libc::getrlimit(resource, &raw mut limit) } < 0 {
@@ -27,7 +31,7 @@ pub(super) fn raise(resource: libc::__rlimit_resource_t, enough: u64, what: &str
 ///
 /// # Errors
 /// It is below the size of a file that the server makes.
-pub(super) fn raise_file_size(pool: &PoolConfig) -> io::Result<()> {
+pub(in crate::serve) fn raise_file_size(pool: &PoolConfig) -> io::Result<()> {
     let limit = raise(libc::RLIMIT_FSIZE, libc::RLIM_INFINITY, "the size of files")?;
     let needed = pool.retained_memory().max(u64::from(pool.segment_bytes));
     if limit < needed {

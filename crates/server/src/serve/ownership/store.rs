@@ -10,17 +10,17 @@ use forebay_host::PoolDirectory;
 use forebay_store::rados::{Claim, Heir, PoolConnection, RadosStore, Waiting};
 use forebay_store::{BoxFuture, DirectoryOptions, DirectoryStore, Limited, Slow, Store, StoreError};
 
-use super::ServeError;
 use super::claim::{self, Stopped};
-use super::descriptors::Descriptors;
-use super::notify;
 use crate::config::{PoolLocation, RadosPool, ServeConfig};
+use crate::serve::ServeError;
+use crate::serve::host::descriptors::Descriptors;
+use crate::serve::host::notify;
 
 /// Creates a future that completes when another server has taken the store. It may keep the store open.
-pub(super) type Lost = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+pub(in crate::serve) type Lost = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// An open store.
-pub(super) struct Opened {
+pub(in crate::serve) struct Opened {
     pub store: Arc<dyn Store>,
     pub lost: Lost,
     pub gate: Gate,
@@ -34,7 +34,7 @@ pub(super) struct Opened {
 ///
 /// # Errors
 /// It contains a pool, which the server would not serve.
-pub(super) fn prepare_data(config: &ServeConfig) -> Result<(), ServeError> {
+pub(in crate::serve) fn prepare_data(config: &ServeConfig) -> Result<(), ServeError> {
     let PoolLocation::Rados(pool) = &config.location else { return Ok(()) };
     let data = &config.data;
     let failed = |error| ServeError::Data { path: data.clone(), error };
@@ -50,7 +50,7 @@ pub(super) fn prepare_data(config: &ServeConfig) -> Result<(), ServeError> {
 ///
 /// # Errors
 /// [`StoreError::Busy`] if another server holds the pool.
-pub(super) async fn open(
+pub(in crate::serve) async fn open(
     path: &Path,
     config: &ServeConfig,
     descriptors: &Descriptors,
@@ -60,14 +60,14 @@ pub(super) async fn open(
 }
 
 /// Connects to the cluster of a pool.
-pub(super) async fn connect(pool: &RadosPool) -> Result<Arc<PoolConnection>, StoreError> {
+pub(in crate::serve) async fn connect(pool: &RadosPool) -> Result<Arc<PoolConnection>, StoreError> {
     let RadosPool { address, options } = pool.clone();
     claim::blocking(move || PoolConnection::new(&address, &options)).await
 }
 
 /// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop`
 /// completes before. Calls `waits` when the wait begins.
-pub(super) async fn open_when_free(
+pub(in crate::serve) async fn open_when_free(
     config: &ServeConfig,
     pool: &RadosPool,
     host: Arc<dyn Host>,
@@ -88,7 +88,7 @@ pub(super) async fn open_when_free(
 }
 
 /// As [`open_when_free`], over a connection, for a process that took part in an upgrade or a handover.
-pub(super) async fn claim(
+pub(in crate::serve) async fn claim(
     config: &ServeConfig,
     connection: Arc<PoolConnection>,
     claim: Claim,
@@ -104,7 +104,7 @@ pub(super) async fn claim(
 }
 
 /// The store of a pool that this process has taken back.
-pub(super) async fn taken_back(
+pub(in crate::serve) async fn taken_back(
     config: &ServeConfig,
     store: Arc<RadosStore>,
     heir: Heir,

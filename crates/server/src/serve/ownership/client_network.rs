@@ -60,7 +60,7 @@ fn is_up(interfaces: &Path, name: &str) -> bool {
 }
 
 /// Watches the interfaces until it is aborted.
-pub(super) async fn watch(names: Vec<String>, control: Control) {
+pub(in crate::serve) async fn watch(names: Vec<String>, control: Control) {
     let (interfaces, mut seen, mut failure) = (PathBuf::from(INTERFACES), Seen::default(), None);
     loop {
         let is_up = names.iter().any(|name| is_up(&interfaces, name));

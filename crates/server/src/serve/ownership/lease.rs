@@ -19,7 +19,7 @@ use parking_lot::RwLock;
 use super::store::Opened;
 
 /// A store that can be taken away.
-pub(super) struct Lease(RwLock<Option<Opened>>);
+pub(in crate::serve) struct Lease(RwLock<Option<Opened>>);
 
 impl Lease {
     pub fn new(opened: Opened) -> Arc<Lease> {

@@ -41,7 +41,7 @@ struct Memory {
 
 /// Budgets or memory in use, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Budgets {
+pub(in crate::serve) struct Budgets {
     pub read_cache: u64,
     pub desktops: u64,
 }
@@ -109,18 +109,18 @@ fn next(now: Budgets, used: Budgets, configured: Budgets, memory: &Memory, calm:
 }
 
 /// The spare memory; 0 if it is not known.
-pub(super) fn spare() -> u64 {
+pub(in crate::serve) fn spare() -> u64 {
     Source::default().look().map_or(0, |memory| memory.spare())
 }
 
 /// The RAM of the host.
-pub(super) fn ram() -> Option<u64> {
+pub(in crate::serve) fn ram() -> Option<u64> {
     host(&std::fs::read_to_string("/proc/meminfo").ok()?).map(|(total, _)| total)
 }
 
 /// The RAM of the host, or the lowest limit of the control groups if that is less; and whether it is that of
 /// the host.
-pub(super) fn total() -> Option<(u64, bool)> {
+pub(in crate::serve) fn total() -> Option<(u64, bool)> {
     let total = ram()?;
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits = groups(&own, Path::new("/sys/fs/cgroup")).into_iter().filter_map(|group| group.look());
@@ -129,7 +129,7 @@ pub(super) fn total() -> Option<(u64, bool)> {
 }
 
 /// Adapts the budgets of a pool, forever. `budgets` has the configured ones, which can change.
-pub(super) async fn watch(pool: Arc<Pool>, mut budgets: watch::Receiver<Budgets>) {
+pub(in crate::serve) async fn watch(pool: Arc<Pool>, mut budgets: watch::Receiver<Budgets>) {
     let mut configured = *budgets.borrow_and_update();
     let (mut now, mut short) = (configured, Instant::now() - CALM);
     let (mut source, mut before) = (Source::default(), 0);

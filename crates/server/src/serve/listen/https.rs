@@ -61,7 +61,7 @@ struct State {
 }
 
 /// The certificate of the API.
-pub(super) struct HttpsCertificate {
+pub(in crate::serve) struct HttpsCertificate {
     files: HttpsFiles,
     state: Mutex<State>,
 }

@@ -5,7 +5,7 @@ const FENCED_STATUS: i32 = 69;
 
 /// How a server lost its pool.
 #[derive(Clone, Copy)]
-pub(super) enum Loss {
+pub(in crate::serve) enum Loss {
     /// Another server has opened the pool.
     Opened,
     /// Another server has taken the store, or may take it.
@@ -27,7 +27,7 @@ impl std::fmt::Display for Loss {
 }
 
 /// Ends the process: all connections end unanswered.
-pub(super) fn exit_without_pool(loss: Loss) -> ! {
+pub(in crate::serve) fn exit_without_pool(loss: Loss) -> ! {
     eprintln!("forebay: {loss}; exiting");
     // SAFETY: the call accesses no memory. Unlike exit(3) it runs no handlers, during which the other threads
     // would answer requests.

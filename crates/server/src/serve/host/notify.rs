@@ -66,7 +66,7 @@ pub async fn feed_watchdog(plane: Probe, pool: Arc<Pool>) {
 /// Reports to the watchdog, as long as the result exists, for a time in which there are no data-plane
 /// threads: other processes and the store determine how long it is, and a restart would only disconnect the
 /// clients that wait.
-pub(super) fn feed_meanwhile() -> Option<AbortOnDrop> {
+pub(in crate::serve) fn feed_meanwhile() -> Option<AbortOnDrop> {
     let feed = |time| async move {
         let mut ticks = tokio::time::interval(time / 3);
         loop {

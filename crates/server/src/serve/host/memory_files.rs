@@ -106,7 +106,7 @@ fn unreadable(file: PathBuf, why: &io::Error) -> MemoryFile {
 }
 
 /// RAM that the file of a pool in a directory occupies already.
-pub(super) fn own_bytes(files: &Path, directory: &Path) -> u64 {
+pub(in crate::serve) fn own_bytes(files: &Path, directory: &Path) -> u64 {
     let path = directory.join(SUPERBLOCK);
     let (Ok(status), Some(superblock)) = (std::fs::metadata(&path), superblock_of(directory)) else {
         return 0;
@@ -120,7 +120,7 @@ pub(super) fn own_bytes(files: &Path, directory: &Path) -> u64 {
 }
 
 /// RAM that the files of pools in Ceph occupy which no server has open, such as that of a killed server.
-pub(super) fn unused_bytes_of_ceph(files: &Path) -> u64 {
+pub(in crate::serve) fn unused_bytes_of_ceph(files: &Path) -> u64 {
     let is_short = |name: &str| pool_of_name(name).is_some_and(|pool| name == short_name(pool));
     occupied(files, |name, found| is_short(name) && !found.is_in_use)
 }

@@ -18,9 +18,10 @@ use forebay_store::rados::{Claim, Heir, PoolConnection, RadosStore};
 use super::claim::blocking;
 use super::lease::Lease;
 use super::loss::{Loss, exit_without_pool};
-use super::open::OpenPool;
-use super::{ServeError, Server, store};
+use super::store;
 use crate::config::{PoolLocation, ServeConfig};
+use crate::serve::open::OpenPool;
+use crate::serve::{ServeError, Server};
 
 /// Time for another process on this host to release a store, and the interval of attempts to open it.
 const RELEASE: Duration = Duration::from_secs(5);
@@ -30,7 +31,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// A pool in Ceph that this process is about to release: the means to get it back, which need no monitor.
 #[derive(Clone)]
-pub(super) struct Back {
+pub(in crate::serve) struct Back {
     pub connection: Arc<PoolConnection>,
     /// The ownership that ends.
     pub term: u64,
@@ -39,7 +40,7 @@ pub(super) struct Back {
 }
 
 /// The pool, opened again.
-pub(super) struct Reopened {
+pub(in crate::serve) struct Reopened {
     pub open: OpenPool,
     /// No other server had the pool in between.
     pub is_same: bool,
@@ -64,7 +65,7 @@ impl Back {
 
 impl Server<'_> {
     /// Opens a store that another process, or this one, has just closed.
-    pub(super) async fn open_released_store(
+    pub(in crate::serve) async fn open_released_store(
         &self,
         connection: Option<&Arc<PoolConnection>>,
     ) -> Result<Arc<Lease>, ServeError> {
@@ -91,7 +92,7 @@ impl Server<'_> {
     /// Opens the pool after another process did not take it; from `store`, if this one has taken that back
     /// already. `None` if a signal to stop arrives before; then the pool may still be being opened, and the
     /// caller ends the process.
-    pub(super) async fn reopen(
+    pub(in crate::serve) async fn reopen(
         &mut self,
         back: Option<Back>,
         mut store: Option<Arc<RadosStore>>,

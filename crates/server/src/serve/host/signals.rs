@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 static REPLACED_BY: AtomicI32 = AtomicI32::new(0);
 
 /// SIGTERM and SIGINT.
-pub(super) struct Signals {
+pub(in crate::serve) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     /// One has arrived, which was not waited for yet.

@@ -27,7 +27,7 @@ const MIN_CLIENTS: usize = 8;
 
 /// The descriptors of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Descriptors {
+pub(in crate::serve) struct Descriptors {
     /// Limit of open descriptors of the process.
     pub limit: usize,
     /// Most segment files that the store keeps open in addition to those in use.

@@ -9,7 +9,7 @@ use forebay_store::rados::StandbyWatch;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Looks until it is aborted.
-pub(super) async fn watch(mut standbys: StandbyWatch, control: Control) {
+pub(in crate::serve) async fn watch(mut standbys: StandbyWatch, control: Control) {
     loop {
         // While the cluster does not answer, the last list remains.
         if let Ok(Some(found)) = standbys.look().await {

@@ -16,7 +16,7 @@ use tokio::time::{Sleep, sleep};
 const SEND_TIME: Duration = Duration::from_secs(20);
 
 /// A connection with a limit on the time in which nothing can be written.
-pub(super) struct SendTimeout<T> {
+pub(in crate::serve) struct SendTimeout<T> {
     io: T,
     /// Ends the wait of a write; `None` while no write waits.
     stall: Option<Pin<Box<Sleep>>>,

@@ -20,7 +20,7 @@ use crate::config::IscsiPaths;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Publishes for the owner of a pool.
-pub(super) struct Publisher {
+pub(in crate::serve) struct Publisher {
     store: Weak<RadosStore>,
     pool: Weak<Pool>,
     targets: Arc<ServedTargets>,

@@ -14,13 +14,13 @@ use forebay_frontend::plane::{Bound, Handle, Plane};
 use forebay_store::StoreError;
 use forebay_store::rados::{NoticeBoard, PoolView};
 
-use super::ServeError;
-use super::abort_on_drop::AbortOnDrop;
 use super::claim;
-use super::services::connection_limits;
-use super::sockets::specific;
-use super::{Descriptors, HandedOver};
 use crate::config::{IscsiPaths, RadosPool, ServeConfig};
+use crate::serve::ServeError;
+use crate::serve::host::abort_on_drop::AbortOnDrop;
+use crate::serve::listen::sockets::specific;
+use crate::serve::services::connection_limits;
+use crate::serve::{Descriptors, HandedOver};
 
 /// Interval between two looks at the pool.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -31,7 +31,7 @@ const SILENT_AFTER: Duration = Duration::from_millis(2500);
 const QUIESCE: Duration = Duration::from_millis(500);
 
 /// The portals of a server that waits.
-pub(super) struct StandbyPortals {
+pub(in crate::serve) struct StandbyPortals {
     plane: Handle,
     follower: AbortOnDrop,
 }
@@ -90,7 +90,7 @@ impl StandbyPortals {
 }
 
 /// What this server announces.
-pub(super) fn own_record(paths: &IscsiPaths, bound: Vec<SocketAddr>) -> Record {
+pub(in crate::serve) fn own_record(paths: &IscsiPaths, bound: Vec<SocketAddr>) -> Record {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let portals = paths.portals.clone().unwrap_or(bound);
     Record { server: format!("{} {}", host.trim(), std::process::id()), portals }

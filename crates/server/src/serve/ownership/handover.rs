@@ -18,16 +18,16 @@ use forebay_control::operations::ControlError;
 use forebay_store::rados::{HandedOver as Settled, Heir, RadosStore, Waiting};
 use tokio::task::JoinHandle;
 
-use super::ServeError;
 use super::claim;
-use super::notify;
-use super::open::OpenPool;
 use super::reopen::Back;
-use super::replace::{JOBS, Outcome, Resumption, cut, flush, park, quiesce};
-use super::services::Services;
-use super::signals::Signals;
-use super::upgrade::{Binary, HandedOver, VARIABLE};
 use crate::config::ServeConfig;
+use crate::serve::ServeError;
+use crate::serve::host::notify;
+use crate::serve::host::signals::Signals;
+use crate::serve::open::OpenPool;
+use crate::serve::services::Services;
+use crate::serve::upgrade::replace::{JOBS, Outcome, Resumption, cut, flush, park, quiesce};
+use crate::serve::upgrade::{Binary, HandedOver, VARIABLE};
 
 /// The first descriptor that is not a standard one.
 const FIRST_DESCRIPTOR: u32 = 3;
@@ -74,7 +74,7 @@ async fn invite(open: &OpenPool, heir: Option<&Heir>) -> Result<(), ControlError
 }
 
 /// Hands the pool over to a standby.
-pub(super) async fn hand_over(
+pub(in crate::serve) async fn hand_over(
     request: Handover,
     config: &ServeConfig,
     open: &OpenPool,
@@ -188,7 +188,7 @@ fn taken_back(store: Arc<RadosStore>, state: HandedOver, back: Back) -> Outcome<
 }
 
 /// Sends the last replies of the API.
-pub(super) async fn last_replies(api: Vec<JoinHandle<()>>, time: Duration) {
+pub(in crate::serve) async fn last_replies(api: Vec<JoinHandle<()>>, time: Duration) {
     let replies = async {
         for listener in api {
             let _ = listener.await;
@@ -203,7 +203,7 @@ fn errno() -> Option<i32> {
 
 /// Whether systemd started this process, or one that an upgrade has replaced by it (systemd.exec(5),
 /// `$SYSTEMD_EXEC_PID`). Only systemd can then give a standby the sockets that it holds.
-pub(super) fn is_main_process_of_unit() -> bool {
+pub(in crate::serve) fn is_main_process_of_unit() -> bool {
     let started = std::env::var("SYSTEMD_EXEC_PID").ok().and_then(|pid| pid.parse::<libc::pid_t>().ok());
     let own = std::process::id().cast_signed();
     // SAFETY: signal 0 sends nothing; the call only takes integers.
@@ -213,7 +213,7 @@ pub(super) fn is_main_process_of_unit() -> bool {
 
 /// Executes this program again, as the standby that it was when it was started. All descriptors and threads
 /// end with the former one, so there is nothing to undo. Returns if that is not possible.
-pub(super) fn stand_by_again(binary: &Binary) -> ServeError {
+pub(in crate::serve) fn stand_by_again(binary: &Binary) -> ServeError {
     // SAFETY: the call accesses no memory. The descriptors stay open until the program is executed. A kernel
     // that lacks the call leaves those open that a library opened without the flag.
     unsafe {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_store::rados::Waiting;
 use parking_lot::Mutex;
 
-use super::reopen::Back;
+use crate::serve::ownership::reopen::Back;
 
 /// What is awaited of the process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ enum Answer {
 }
 
 /// See the module.
-pub(super) struct Sentinel(Arc<Mutex<Answer>>);
+pub(in crate::serve) struct Sentinel(Arc<Mutex<Answer>>);
 
 impl Sentinel {
     /// Watches a child that is not waited for before [`Sentinel::end`] has returned.

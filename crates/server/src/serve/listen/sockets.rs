@@ -8,14 +8,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use forebay_frontend::plane::{Bound, ListenAddr, Listener};
 use tokio::net::UnixListener;
 
-use super::ServeError;
 use super::inherited::Inherited;
 use super::socket::ControlSocket;
-use super::upgrade::{ListenerState, Service};
 use crate::config::ServeConfig;
+use crate::serve::ServeError;
+use crate::serve::upgrade::{ListenerState, Service};
 
 /// The listening sockets.
-pub(super) struct Sockets {
+pub(in crate::serve) struct Sockets {
     data: Bound,
     http: Option<(ListenAddr, Listener)>,
     control: ControlSocket,
@@ -24,7 +24,7 @@ pub(super) struct Sockets {
 }
 
 /// The addresses that are not wildcards.
-pub(super) fn specific(addresses: &[ListenAddr]) -> Vec<SocketAddr> {
+pub(in crate::serve) fn specific(addresses: &[ListenAddr]) -> Vec<SocketAddr> {
     let specific = |address: &ListenAddr| match address {
         ListenAddr::Tcp(text) => text.parse().ok().filter(|addr: &SocketAddr| !addr.ip().is_unspecified()),
         ListenAddr::Unix(_) => None,
@@ -33,7 +33,10 @@ pub(super) fn specific(addresses: &[ListenAddr]) -> Vec<SocketAddr> {
 }
 
 /// Binds the addresses of iSCSI, except those of inherited sockets.
-pub(super) fn bind_iscsi(config: &ServeConfig, inherited: &mut Inherited) -> Result<Bound, ServeError> {
+pub(in crate::serve) fn bind_iscsi(
+    config: &ServeConfig,
+    inherited: &mut Inherited,
+) -> Result<Bound, ServeError> {
     let mut bound = Bound::default();
     for address in &config.iscsi {
         bound.0.push((address.clone(), bind(inherited, "iscsi", address)?));

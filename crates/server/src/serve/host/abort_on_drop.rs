@@ -3,7 +3,7 @@
 use tokio::task::JoinHandle;
 
 /// Ends a task when dropped.
-pub(super) struct AbortOnDrop(pub JoinHandle<()>);
+pub(in crate::serve) struct AbortOnDrop(pub JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {

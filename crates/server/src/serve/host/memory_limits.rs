@@ -60,7 +60,7 @@ pub(crate) fn warnings(config: &ServeConfig, limit: Option<&MemoryLimit>, by: Me
 }
 
 /// Logs the warnings.
-pub(super) fn log_warnings(config: &ServeConfig, by: Measured) {
+pub(in crate::serve) fn log_warnings(config: &ServeConfig, by: Measured) {
     for warning in warnings(config, memory_limit().as_ref(), by) {
         tracing::warn!("{warning}");
     }

@@ -36,7 +36,7 @@ const IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// The place of a connection.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(in crate::serve) struct Place {
     /// Since when no request is in progress; `None` while one is.
     idle_since: Mutex<Option<Instant>>,
     displaced: Notify,
@@ -76,7 +76,7 @@ impl Place {
 }
 
 /// A request in progress; it ends when this is dropped. A connection has one request at a time.
-pub(super) struct Busy(Arc<Place>);
+pub(in crate::serve) struct Busy(Arc<Place>);
 
 impl Drop for Busy {
     fn drop(&mut self) {
@@ -108,7 +108,7 @@ impl Addresses {
 }
 
 /// A listener with a limit on its open connections.
-pub(super) struct LimitedListener<L: Listener> {
+pub(in crate::serve) struct LimitedListener<L: Listener> {
     listener: L,
     permits: Arc<Semaphore>,
     places: Registry<Arc<Place>>,
@@ -191,13 +191,13 @@ where
 }
 
 /// Waits until the control plane has stopped.
-pub(super) async fn stopped(stopping: &mut watch::Receiver<bool>) {
+pub(in crate::serve) async fn stopped(stopping: &mut watch::Receiver<bool>) {
     // An error means that the control plane was dropped, so it has stopped.
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
 /// A connection that holds a permit of its listener.
-pub(super) struct WithPermit<T> {
+pub(in crate::serve) struct WithPermit<T> {
     io: T,
     place: Arc<Place>,
     _held: (Option<OwnedSemaphorePermit>, Counted, Registered<Arc<Place>>),

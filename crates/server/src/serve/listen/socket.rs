@@ -12,7 +12,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use super::ServeError;
+use crate::serve::ServeError;
 
 /// Longest path of a UNIX socket: `sun_path` of `sockaddr_un` without its terminating zero (unix(7)).
 const MAX_PATH: usize = 107;

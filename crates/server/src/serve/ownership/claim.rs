@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_store::StoreError;
 
-use super::notify;
+use crate::serve::host::notify;
 
 /// Time for the thread to give up after a signal to stop.
 const GIVE_UP: Duration = Duration::from_millis(500);
@@ -19,7 +19,7 @@ const EXTENDED: Duration = Duration::from_secs(60);
 
 /// Whether the opening is to be given up.
 #[derive(Clone, Default)]
-pub(super) struct Stopped(Arc<AtomicBool>);
+pub(in crate::serve) struct Stopped(Arc<AtomicBool>);
 
 impl Stopped {
     pub fn get(&self) -> bool {
@@ -28,7 +28,7 @@ impl Stopped {
 }
 
 /// Opens a store with a function that may block. `None` if `stop` completes before.
-pub(super) async fn open<T: Send + 'static>(
+pub(in crate::serve) async fn open<T: Send + 'static>(
     open: impl FnOnce(&Stopped) -> Result<T, StoreError> + Send + 'static,
     stop: impl Future<Output = ()>,
 ) -> Result<Option<T>, StoreError> {
@@ -52,7 +52,7 @@ pub(super) async fn open<T: Send + 'static>(
 }
 
 /// Reports to the service manager that the start is in progress. Never completes.
-pub(super) async fn keep_starting() {
+pub(in crate::serve) async fn keep_starting() {
     loop {
         tokio::time::sleep(EXTEND).await;
         notify::notify(&format!("EXTEND_TIMEOUT_USEC={}", EXTENDED.as_micros()));
@@ -60,7 +60,7 @@ pub(super) async fn keep_starting() {
 }
 
 /// Runs work that blocks, on a separate thread.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(in crate::serve) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(e) => std::panic::resume_unwind(e.into_panic()),

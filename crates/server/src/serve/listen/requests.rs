@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 /// The thread; it ends when this value is dropped.
-pub(super) struct RequestThread {
+pub(in crate::serve) struct RequestThread {
     handle: Handle,
     _running: oneshot::Sender<()>,
 }

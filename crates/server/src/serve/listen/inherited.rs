@@ -10,7 +10,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use forebay_frontend::plane::{ListenAddr, Listener};
 
-use super::ServeError;
+use crate::serve::ServeError;
 
 /// The first passed descriptor.
 const FIRST: i32 = 3;
@@ -21,7 +21,7 @@ const NAMES: [&str; 4] = ["nbd", "iscsi", "http", "control"];
 
 /// Sockets that were passed to this process and are not in use yet.
 #[derive(Default)]
-pub(super) struct Inherited(Vec<(String, Listener)>);
+pub(in crate::serve) struct Inherited(Vec<(String, Listener)>);
 
 impl Inherited {
     /// The sockets that the environment names. Called once, before the process opens any descriptor.

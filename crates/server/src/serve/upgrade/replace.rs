@@ -1,4 +1,4 @@
-//! The steps of an upgrade on the side of the predecessor. [`super::upgrade`] states the rules.
+//! The steps of an upgrade on the side of the predecessor. [`crate::serve::upgrade`] states the rules.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,28 +11,28 @@ use forebay_frontend::plane::Parked;
 use forebay_store::rados::RadosStore;
 use tokio::task::JoinHandle;
 
-use super::ServeError;
-use super::claim::blocking;
-use super::notify;
-use super::open::OpenPool;
-use super::pressure;
-use super::reopen::Back;
 use super::sentinel::Sentinel;
-use super::services::Services;
-use super::signals::Signals;
-use super::sockets::Sockets;
-use super::upgrade::{CacheCopy, Failure, HandedOver, Predecessor};
+use super::{CacheCopy, Failure, HandedOver, Predecessor};
 use crate::config::ServeConfig;
+use crate::serve::ServeError;
+use crate::serve::host::notify;
+use crate::serve::host::pressure;
+use crate::serve::host::signals::Signals;
+use crate::serve::listen::sockets::Sockets;
+use crate::serve::open::OpenPool;
+use crate::serve::ownership::claim::blocking;
+use crate::serve::ownership::reopen::Back;
+use crate::serve::services::Services;
 
 /// Time in which the requests in progress have to be finished.
 const QUIESCE: Duration = Duration::from_millis(500);
 /// Time in which acknowledged writes have to become durable, while clients wait.
 const FLUSH: Duration = Duration::from_secs(3);
 /// Time in which administrative jobs have to be finished.
-pub(super) const JOBS: Duration = Duration::from_secs(2);
+pub(in crate::serve) const JOBS: Duration = Duration::from_secs(2);
 
 /// The outcome of an attempt to leave the pool to another process.
-pub(super) enum Outcome<T> {
+pub(in crate::serve) enum Outcome<T> {
     /// Another process has the pool. The tasks answer the last requests of the API.
     Done(T, Vec<JoinHandle<()>>),
     /// The server was not interrupted.
@@ -44,7 +44,7 @@ pub(super) enum Outcome<T> {
 }
 
 /// With what the server continues.
-pub(super) struct Resumption {
+pub(in crate::serve) struct Resumption {
     pub state: HandedOver,
     pub back: Option<Back>,
     /// The store, if it was taken back already.
@@ -65,7 +65,7 @@ fn failed(error: impl std::fmt::Display, then: &str) -> ControlError {
 const CONTINUES: &str = "this process continues to serve its clients";
 
 /// Replaces this process by one of `binary`. `sockets` is returned unless it was left to the successor.
-pub(super) async fn replace(
+pub(in crate::serve) async fn replace(
     binary: PathBuf,
     time: Duration,
     config: &ServeConfig,
@@ -191,7 +191,7 @@ async fn release(open: &OpenPool, back: Option<&Back>) -> Result<(), ServeError>
 
 /// Ends the services, and returns their connections; also the number of those that were closed, and the tasks
 /// that answer the last requests of the API.
-pub(super) async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
+pub(in crate::serve) async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
     let Services { plane, control, access, units, listeners, background } = services;
     // The API answers the requests that it has; the connection that requested the upgrade stays open.
     control.end();
@@ -219,7 +219,7 @@ async fn lost(error: Failure, successor: Predecessor, state: HandedOver) -> (Han
 
 /// Finishes the requests that were read, and makes them durable as far as the store has room. After an error
 /// the services continue.
-pub(super) async fn quiesce(services: &Services, open: &OpenPool) -> Result<(), String> {
+pub(in crate::serve) async fn quiesce(services: &Services, open: &OpenPool) -> Result<(), String> {
     let quiet = async {
         let quiet = services.plane.quiesce(QUIESCE).await;
         quiet.map_err(|busy| format!("requests of {busy} connections were not finished within {QUIESCE:?}"))
@@ -240,13 +240,13 @@ pub(super) async fn quiesce(services: &Services, open: &OpenPool) -> Result<(), 
 ///
 /// # Errors
 /// The store does not answer in time. The inner error is that of the pool.
-pub(super) async fn flush(open: &OpenPool) -> Result<Result<(), EngineError>, String> {
+pub(in crate::serve) async fn flush(open: &OpenPool) -> Result<Result<(), EngineError>, String> {
     let late = |_| format!("acknowledged writes did not become durable within {FLUSH:?}");
     tokio::time::timeout(FLUSH, open.pool.flush()).await.map_err(late)
 }
 
 /// Closes connections without an answer.
-pub(super) fn cut(state: &HandedOver) {
+pub(in crate::serve) fn cut(state: &HandedOver) {
     for Parked { stream, .. } in &state.connections {
         // Other descriptors of the socket may be open for a moment.
         let _ = socket2::SockRef::from(&stream.socket).shutdown(std::net::Shutdown::Both);
