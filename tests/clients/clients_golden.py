@@ -1,5 +1,5 @@
-"""Golden pools: one of each format version from 3 on, as its release wrote it, opens with this release and
-reads the same. A pool of a later version is refused.
+"""Golden pools: one of each format version from 4 on, as its release wrote it, opens with this release and
+reads the same. A pool of another version is refused.
 
 FOREBAY_WRITE_GOLDEN=1 writes the pool of the present version. Never change it after a release.
 """
@@ -98,7 +98,7 @@ def pools_of_every_golden_version_open(t):
 
 
 @test
-def a_pool_of_a_later_version_is_refused(t):
+def a_pool_of_another_version_is_refused(t):
     s = t.server("--cache", "16M")
     s.cli("volume", "create", "v", "--size", "16M")
     s.stop()
@@ -106,15 +106,17 @@ def a_pool_of_a_later_version_is_refused(t):
     with open(file, "rb") as f:
         before = f.read()
     present = int.from_bytes(before[8:12], "little")
-    with open(file, "r+b") as f:
-        for copy in (0, 4096):
-            f.seek(copy + 8)
-            f.write((present + 1).to_bytes(4, "little"))
-    argv = [s.bin, "serve", "--data", s.data, "--socket", s.control]
-    refused = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    expected = f"format version {present + 1} is newer than version {present}"
-    check(refused.returncode == 1 and expected in refused.stderr, f"serve: {refused.stderr}")
-    check("upgrade forebay" in refused.stderr, f"what to do: {refused.stderr}")
+    serve = ["serve", "--data", s.data, "--socket", s.control]
+    for version, remedy in ((3, "copy the disks to a new pool"), (present + 1, "upgrade forebay")):
+        with open(file, "r+b") as f:
+            for copy in (0, 4096):
+                f.seek(copy + 8)
+                f.write(version.to_bytes(4, "little"))
+        for command in (serve, ["check", "--data", s.data], ["inspect", "--data", s.data]):
+            refused = subprocess.run([s.bin, *command], capture_output=True, text=True, timeout=60)
+            check(refused.returncode == 1, f"{command[0]}, version {version}: {refused}")
+            for part in (f"format version {version}", remedy):
+                check(part in refused.stderr, f"{command[0]}, version {version}: {refused.stderr}")
     with open(file, "r+b") as f:
         f.write(before)
     s.start()

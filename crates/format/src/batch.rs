@@ -34,7 +34,7 @@ layout!(batch_header, "batch header", 96, {
     ENTRIES_LEN @ 60, 4, "bytes of entries";
     PAYLOAD_LEN @ 64, 4, "bytes of payload, whole blocks";
     VERSION @ 68, 4, "format version";
-    GROUP @ 72, 8, "sequence number of the first batch of its group; 0 from writers that do not record it";
+    GROUP @ 72, 8, "sequence number of the first batch of its group";
     CHECK @ 88, 8, "CRC-64/NVME of the batch without these 8 bytes";
 });
 
@@ -55,7 +55,7 @@ pub struct BatchHeader {
     pub offset: u32,
     /// [`GROUP_END`] or 0.
     pub flags: u32,
-    /// Sequence number of the first batch of its group, at most `seq`; 0 if the writer did not record it.
+    /// Sequence number of the first batch of its group, at least 1 and at most `seq`.
     pub group: u64,
 }
 
@@ -78,7 +78,7 @@ impl BatchHeader {
         assert!(payload.len().is_multiple_of(BLOCK as u64) && entries.len().is_multiple_of(8));
         assert!(u64::from(self.offset) + head.len() as u64 + payload.len() <= MAX_SEGMENT);
         assert!(self.offset.is_multiple_of(BLOCK as u32) && self.flags & !GROUP_END == 0);
-        assert!(self.group <= self.seq);
+        assert!((1..=self.seq).contains(&self.group));
         put_bytes(head, l::MAGIC, MAGIC);
         put_bytes(head, l::POOL_ID, &self.pool.0);
         put_u64(head, l::EPOCH, self.epoch);
@@ -193,7 +193,7 @@ impl<'a> Batch<'a> {
         if header.flags & !GROUP_END != 0 {
             return Err(FormatError::Value { what: WHAT, field: "flags" });
         }
-        if header.group > header.seq {
+        if !(1..=header.seq).contains(&header.group) {
             return Err(FormatError::Value { what: WHAT, field: "group" });
         }
         Ok(Batch {

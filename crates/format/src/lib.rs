@@ -12,7 +12,6 @@
 
 mod address;
 mod batch;
-mod checkpoint;
 mod checksum;
 mod disk;
 mod entry;
@@ -27,12 +26,12 @@ mod relocation;
 mod retained;
 mod root;
 mod segment;
+mod segment_record;
 mod superblock;
 mod values;
 
 pub use address::{Address, BlockRef, Codec, Form, MapValue, SegmentId, Slot};
 pub use batch::{Batch, BatchHeader, GROUP_END};
-pub use checkpoint::{Checkpoint, SegmentRecord, SegmentState};
 pub use checksum::{Check64, Sum64, check64, crc32c};
 pub use disk::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, Mark, Role, SyncMode};
 pub use entry::{Entry, EntryIter, Fingerprint};
@@ -48,14 +47,15 @@ pub use retained::{
 };
 pub use root::{CheckpointRoot, DirectoryRef};
 pub use segment::{DirectoryEntry, SegmentFooter, SegmentHeader, SlotKind, Stream};
+pub use segment_record::{SegmentRecord, SegmentState};
 pub use superblock::{BlobRef, MAX_BLOBS, PoolId, Superblock};
 
 /// Bytes of a block: the unit of mapping, deduplication and compression.
 pub const BLOCK: usize = 4096;
 /// Bytes of a sector: the smallest unit that a guest addresses.
 pub const SECTOR: usize = 512;
-/// Format version written by this release; `docs/format.md` lists the older versions that it can read.
-pub const VERSION: u32 = 3;
+/// Format version that this release reads and writes.
+pub const VERSION: u32 = 4;
 /// Largest size of a segment in bytes, so that every slot has a number: 1 GiB. Its directory may follow
 /// beyond it.
 pub const MAX_SEGMENT: u64 = Slot::LIMIT as u64 * Slot::UNIT as u64;
@@ -67,7 +67,8 @@ const _: () = assert!(usize::BITS >= 64, "a 64-bit platform is needed");
 pub(crate) fn check_version(what: &'static str, found: u32) -> Result<()> {
     match found {
         0 => Err(FormatError::Value { what, field: "version" }),
-        1..=VERSION => Ok(()),
+        1..VERSION => Err(FormatError::Older { found }),
+        VERSION => Ok(()),
         _ => Err(FormatError::Newer { found }),
     }
 }
@@ -83,6 +84,15 @@ pub enum FormatError {
         "format version {found} is newer than version {VERSION}, the newest that this release supports: upgrade forebay"
     )]
     Newer {
+        /// The version in the bytes.
+        found: u32,
+    },
+    /// Written by a build from before the first release.
+    #[error(
+        "only builds before the first release wrote format version {found}, and this release cannot read it: copy the \
+         disks to a new pool with the build that wrote it"
+    )]
+    Older {
         /// The version in the bytes.
         found: u32,
     },
@@ -108,6 +118,14 @@ pub enum FormatError {
         /// The field in it.
         field: &'static str,
     },
+}
+
+impl FormatError {
+    /// Whether the bytes have a format that this release does not support. They are not damaged, so no repair
+    /// may replace them.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, FormatError::Newer { .. } | FormatError::Older { .. })
+    }
 }
 
 /// Result of decoding.

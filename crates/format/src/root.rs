@@ -23,7 +23,7 @@ layout!(directory_ref, "directory reference", 32, {
 });
 
 /// Largest value of [`CheckpointRoot::sampling`].
-pub(crate) const MAX_SAMPLING: u8 = 64;
+const MAX_SAMPLING: u8 = 64;
 
 /// The location of a directory page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,11 +64,6 @@ impl CheckpointRoot {
         } else {
             None
         }
-    }
-
-    /// Whether bytes begin as a root does; a checkpoint of an older version begins otherwise.
-    pub fn is_root(b: &[u8]) -> bool {
-        b.starts_with(MAGIC)
     }
 
     /// Encodes the root; the caller splits the bytes into pieces.

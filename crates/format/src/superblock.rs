@@ -55,7 +55,7 @@ layout!(superblock, "superblock", BLOCK, {
     FINGERPRINT_KEY @ 48, 32, "key of the pool's fingerprints, random and secret";
     CREATED_MS @ 80, 8, "creation time, Unix milliseconds";
     SEGMENT_BYTES @ 88, 4, "size at which segments are sealed";
-    BLOB_COUNT @ 92, 4, "pieces of the root of the checkpoint; in versions 1 and 2: of the checkpoint";
+    BLOB_COUNT @ 92, 4, "pieces of the root of the checkpoint";
     SEQ @ 96, 8, "sequence number of the last batch that the checkpoint covers";
     CHAIN @ 104, 8, "checksum of that batch, to which the next one must link";
     MEMORY @ 112, 8, "id of the retained memory that belongs to the pool; 0 if none does";
@@ -163,8 +163,8 @@ impl Superblock {
         b
     }
 
-    /// Decodes one copy. The version is checked before the checksum, so that a newer pool is reported as
-    /// such.
+    /// Decodes one copy. The version is checked before the checksum, so that a pool of another version is
+    /// reported as such.
     pub fn decode(b: &[u8]) -> Result<Superblock> {
         use superblock as l;
         const WHAT: &str = "superblock";
@@ -174,14 +174,10 @@ impl Superblock {
         if &b[l::MAGIC] != MAGIC {
             return Err(FormatError::Magic(WHAT));
         }
-        let found = get_u32(b, l::VERSION);
-        if found > VERSION {
-            return Err(FormatError::Newer { found });
-        }
+        check_version(WHAT, get_u32(b, l::VERSION))?;
         if !is_checksum_valid(b) {
             return Err(FormatError::Checksum(WHAT));
         }
-        check_version(WHAT, found)?;
         let count = get_u32(b, l::BLOB_COUNT) as usize;
         if count > MAX_BLOBS {
             return Err(FormatError::Value { what: WHAT, field: "blob_count" });
@@ -212,10 +208,10 @@ impl Superblock {
         let mut decoded = Vec::new();
         for copy in copies.into_iter().flatten() {
             let result = Superblock::decode(copy);
-            // A newer format takes precedence over an older copy: opening the older one would revert to an
-            // old state. But only with a correct checksum: a damaged version field must not make the good
-            // copy unusable.
-            if matches!(result, Err(FormatError::Newer { .. })) && is_checksum_valid(copy) {
+            // A copy of an unsupported format takes precedence: opening the other copy would revert to an old
+            // state. The checksum must be correct: damage to the version must not make the good copy
+            // unusable.
+            if result.as_ref().is_err_and(FormatError::is_unsupported) && is_checksum_valid(copy) {
                 return result;
             }
             decoded.push(result);
@@ -227,11 +223,11 @@ impl Superblock {
         }
         let best = decoded.into_iter().max_by_key(|result| match result {
             Ok(superblock) => (6, superblock.generation),
-            Err(FormatError::Newer { .. }) => (5, 0),
-            Err(FormatError::Value { .. } | FormatError::Foreign { .. }) => (4, 0),
+            Err(e) if e.is_unsupported() => (5, 0),
             Err(FormatError::Checksum(_)) => (3, 0),
             Err(FormatError::Truncated(_)) => (2, 0),
             Err(FormatError::Magic(_)) => (1, 0),
+            Err(_) => (4, 0),
         });
         best.unwrap_or(Err(FormatError::Truncated("superblock")))
     }

@@ -1,6 +1,6 @@
 //! The rule of the superblock's compare-and-swap, the same for every backend.
 
-use forebay_format::{FormatError, Superblock};
+use forebay_format::Superblock;
 
 use crate::{Result, StoreError};
 
@@ -21,12 +21,11 @@ pub(crate) fn copy_of(new: &Superblock) -> usize {
 }
 
 /// Checks that `new` may be written over the present copies: the newest valid copy must belong to the same
-/// pool and be one generation older. A copy of a newer format counts as another server's.
+/// pool and be one generation older. A copy of an unsupported format counts as another server's.
 pub(crate) fn check_swap(copies: [Option<&[u8]>; 2], new: &Superblock) -> Result<()> {
     let newest = match Superblock::choose(copies) {
         Ok(newest) => newest,
-        Err(FormatError::Newer { .. }) => return Err(StoreError::Fenced),
-        Err(_) if new.generation <= 1 => return Ok(()),
+        Err(e) if !e.is_unsupported() && new.generation <= 1 => return Ok(()),
         Err(_) => return Err(StoreError::Fenced),
     };
     let successor = newest.generation.checked_add(1) == Some(new.generation);

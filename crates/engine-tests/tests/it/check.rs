@@ -1,9 +1,10 @@
-//! Damage to footers and directories is detected, and remains of a crash are not reported as damage.
+//! Damage to footers, directories and pages is detected, and remains of a crash are not reported as damage.
 
 use std::sync::Arc;
 
 use crate::common::*;
 use forebay_engine::{SegmentId, SyncMode, inspect_segments};
+use forebay_format::{CheckpointRoot, Superblock};
 use forebay_store::{MemoryStore, Store};
 
 /// Objects with a footer, and the offset of the footer.
@@ -126,4 +127,29 @@ async fn an_object_created_again_after_its_deletion_is_not_reported() {
     store.damage(needed[0], Vec::clear);
     let found = check(&store).await;
     assert!(!found.is_empty() && found.iter().all(|problem| problem.ends_with("of [\"v\"]")), "{found:?}");
+}
+
+/// Each page has a checksum: damage to any byte of one is detected when the pool is opened.
+#[tokio::test]
+async fn a_pool_with_a_damaged_page_is_refused() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+    pool.close().await.unwrap();
+    let copies = store.read_superblock().await.unwrap();
+    let superblock = Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]).unwrap();
+    let piece = superblock.blobs[0];
+    let object = store.list().await.unwrap().into_iter().find(|o| o.id == piece.segment).unwrap();
+    let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+    let root = CheckpointRoot::decode(&bytes[piece.offset as usize..][..piece.len as usize]).unwrap();
+    assert_eq!(root.directories.len(), 2);
+    for directory in &root.directories {
+        let at = directory.at;
+        let flip = |bytes: &mut Vec<u8>| bytes[at.offset as usize + 20] ^= 1;
+        store.damage(at.segment, flip);
+        let refused = try_open_with(&store, config()).await.err().unwrap();
+        assert!(matches!(refused, forebay_engine::Error::Damaged(_)), "{refused}");
+        store.damage(at.segment, flip);
+    }
+    open(&store).await.close().await.unwrap();
 }

@@ -15,8 +15,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use forebay_format::{
-    BLOCK, Batch, BatchHeader, EntryIter, FormatError, PoolId, SegmentFooter, SegmentHeader, SegmentId,
-    SegmentRecord, Stream,
+    BLOCK, Batch, BatchHeader, EntryIter, PoolId, SegmentFooter, SegmentHeader, SegmentId, SegmentRecord,
+    Stream,
 };
 use forebay_store::{BoxFuture, IoBuf, Store};
 
@@ -104,7 +104,8 @@ enum Found {
 /// header does not belong to this pool.
 ///
 /// # Errors
-/// Those of the store, and [`FormatError::Newer`]; damage ends the scan instead.
+/// Those of the store; a [`FormatError`](forebay_format::FormatError) if a structure has an unsupported
+/// version. Damage ends the scan instead.
 pub(crate) async fn scan_segment(
     store: &dyn Store,
     pool: PoolId,
@@ -117,7 +118,7 @@ pub(crate) async fn scan_segment(
         Some(stream) => stream,
         None => match SegmentHeader::decode(reader.bytes(0, BLOCK).await?, pool, segment) {
             Ok(header) => header.stream,
-            Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
+            Err(e) if e.is_unsupported() => return Err(e.into()),
             Err(_) => return Ok(Vec::new()),
         },
     };
@@ -145,7 +146,7 @@ pub(crate) async fn scan_past_gaps(
     let mut head = Reader::past_damage(store, segment, len.min(BLOCK as u64));
     let header = match SegmentHeader::decode(head.bytes(0, BLOCK).await?, pool, segment) {
         Ok(header) => Some(header),
-        Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
+        Err(e) if e.is_unsupported() => return Err(e.into()),
         Err(_) => None,
     };
     let stream = record.map(|r| r.stream).or(header.map(|h| h.stream));
@@ -252,7 +253,7 @@ impl<'a> Reader<'a> {
         }
         let batch = match Batch::decode(self.bytes(at, batch_len).await?, pool, segment, at as u32) {
             Ok(batch) => batch,
-            Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
+            Err(e) if e.is_unsupported() => return Err(e.into()),
             Err(_) => return Ok(Found::Nothing),
         };
         Ok(Found::Batch(Scanned {

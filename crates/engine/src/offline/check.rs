@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, BlockRef, FormatError, PoolId, SegmentId, SegmentRecord, Superblock};
+use forebay_format::{BLOCK, BlockRef, PoolId, SegmentId, SegmentRecord, Superblock};
 use forebay_store::{Metered, Store};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
@@ -25,7 +25,7 @@ use crate::log::{SegmentScan, scan_past_gaps};
 use crate::lost::{is_lost, location_text, place_text};
 use crate::map::{Dirty, NeedNode, Node, Ref, Tree};
 use crate::read::{Reader, RelocationRef};
-use crate::recovery::{Mode, OnLoss, read_checkpoint, recover};
+use crate::recovery::{Mode, OnLoss, recover};
 use crate::sync::RwLock;
 use crate::text::shorten;
 use crate::{Error, Host, PoolConfig, Result};
@@ -69,8 +69,8 @@ impl CheckReport {
 /// Verifies the pool on a store that no server has open. `progress` is called periodically.
 ///
 /// # Errors
-/// If there is no pool, if it is of a newer format, and if damage prevents opening it: no intact superblock
-/// copy, or no intact checkpoint. All other problems are in the report.
+/// If there is no pool, if this release does not support its format, and if damage prevents opening it: no
+/// intact superblock copy, or no intact checkpoint. All other problems are in the report.
 pub async fn check(
     store: Arc<dyn Store>,
     host: Arc<dyn Host>,
@@ -106,11 +106,8 @@ pub async fn check(
         report.bytes_read = reader.source.store.counts().read.bytes;
         progress(&report);
     }
-    let (checkpoint, _) = read_checkpoint(&reader.source, &superblock).await?;
     let in_place = |r: &&SegmentRecord| r.map.is_none() && objects.contains(&r.segment);
-    for record in
-        ended_in_order(&table, &epochs, &superblock, &checkpoint.segments).into_iter().filter(in_place)
-    {
+    for record in ended_in_order(&table, &epochs).into_iter().filter(in_place) {
         if let Err(e) = reader.source.read_footer(record).await {
             let why = match e {
                 Error::Format(why) => why.to_string(),
@@ -134,11 +131,7 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     }
     let best = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
         // As on opening a pool: copy 1 is the first to be written.
-        Err(e)
-            if copies[0].is_none()
-                && !matches!(e, FormatError::Newer { .. })
-                && store.list().await?.is_empty() =>
-        {
+        Err(e) if copies[0].is_none() && !e.is_unsupported() && store.list().await?.is_empty() => {
             return Err(Error::NoPool(
                 "the creation of a pool was interrupted; open it to complete the creation".into(),
             ));

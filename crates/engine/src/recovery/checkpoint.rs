@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use forebay_format::{
-    BlobRef, Checkpoint, CheckpointRoot, DirectoryRef, DiskRecord, FormatError, PageLevel, SegmentRecord,
-    Superblock, Table, decode_directory, decode_page,
+    BlobRef, CheckpointRoot, DirectoryRef, DiskRecord, FormatError, PageLevel, SegmentRecord, Superblock,
+    Table, decode_directory, decode_page,
 };
 
 use crate::Result;
@@ -16,12 +16,12 @@ fn invalid(field: &'static str) -> FormatError {
 }
 
 /// Reads the checkpoint that a superblock references: its contents, and where its pages are. Both are empty
-/// for a new pool. A checkpoint of an older version has no pages; the next one stores all of them.
+/// for a new pool.
 ///
 /// # Errors
 /// Those of the store; [`crate::Error::Damaged`] and [`crate::Error::Format`] if a piece or a page is
 /// damaged.
-pub(crate) async fn read_checkpoint(
+pub(super) async fn read_checkpoint(
     source: &StoreReader,
     superblock: &Superblock,
 ) -> Result<(Contents, StoredTables)> {
@@ -35,24 +35,11 @@ pub(crate) async fn read_checkpoint(
             Ok(())
         })
         .await?;
-    let bytes = pieces.concat();
-    let (seq, contents, tables) = if CheckpointRoot::is_root(&bytes) {
-        let root = CheckpointRoot::decode(&bytes)?;
-        let (seq, (contents, tables)) = (root.seq, read_tables(source, root).await?);
-        (seq, contents, tables)
-    } else {
-        let old = Checkpoint::decode(&bytes)?;
-        (old.seq, contents_of(old), StoredTables::default())
-    };
-    if seq != superblock.seq {
+    let root = CheckpointRoot::decode(&pieces.concat())?;
+    if root.seq != superblock.seq {
         return Err(FormatError::Foreign { what: "checkpoint", field: "seq" }.into());
     }
-    Ok((contents, tables))
-}
-
-fn contents_of(old: Checkpoint) -> Contents {
-    let Checkpoint { seq: _, next_disk, next_segment, disks, segments, warm, sampling } = old;
-    Contents { next_disk, next_segment, disks, segments: segments.into_iter().collect(), warm, sampling }
+    read_tables(source, root).await
 }
 
 /// Reads all pages. Tables that this release does not know are left out.

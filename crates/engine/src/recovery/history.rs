@@ -30,10 +30,6 @@
 //!   its epoch is below that of the end of history. Until the first batch of that epoch is durable, the same
 //!   damage is detected again.
 //!
-//! Every batch records where its group begins. Batches of older writers do not; for these, a group begins
-//! after each batch that ends one, and within one epoch each number is assigned once. So a batch of the same
-//! epoch after such an end proves damage as well.
-//!
 //! Damage to the last group cannot be detected: it is indistinguishable from a group that was not synced. But
 //! if the medium cannot read a location that may hold the next batch, its writer must be assumed to have
 //! completed that write: this counts as damage.
@@ -91,7 +87,6 @@ pub(crate) fn history(scans: Vec<SegmentScan>, head: Head) -> History {
         gaps.extend(scan.gaps);
         scan.batches.into_iter().for_each(|batch| found.add(batch));
     }
-    found.record_group_starts();
     let newest_epoch = found.last_begun.last_key_value().map_or(0, |(epoch, _)| *epoch);
     let (mut applied, mut group, mut bridged) = (Vec::new(), Vec::new(), Vec::new());
     let (mut end, mut end_epoch) = (head, 0);
@@ -157,10 +152,8 @@ struct IntactBatches {
     by_seq: BTreeMap<u64, Vec<Scanned>>,
     /// Number and epoch of each, including those already taken.
     all: BTreeSet<(u64, u64)>,
-    /// For each epoch, the highest number at which a group is known to begin.
+    /// For each epoch, the highest number at which a group begins.
     last_begun: BTreeMap<u64, u64>,
-    /// For each epoch, the batches that end a group.
-    ends: BTreeMap<u64, BTreeSet<u64>>,
 }
 
 impl IntactBatches {
@@ -169,21 +162,7 @@ impl IntactBatches {
         self.all.insert((header.seq, header.epoch));
         let begun = self.last_begun.entry(header.epoch).or_default();
         *begun = header.group.max(*begun);
-        if header.flags & GROUP_END != 0 {
-            self.ends.entry(header.epoch).or_default().insert(header.seq);
-        }
         self.by_seq.entry(header.seq).or_default().push(batch);
-    }
-
-    /// A batch after the end of a group of its epoch belongs to a later one.
-    fn record_group_starts(&mut self) {
-        for (seq, epoch) in &self.all {
-            let ends = self.ends.get(epoch);
-            let before =
-                ends.and_then(|ends| ends.range(..seq).next_back()).map_or(0, |end| end.saturating_add(1));
-            let begun = self.last_begun.entry(*epoch).or_default();
-            *begun = before.max(*begun);
-        }
     }
 
     /// Removes and returns the batch with this number that links to `chain`.
@@ -216,7 +195,7 @@ impl IntactBatches {
         }
         let next = self.by_seq.get(&seq.checked_add(1)?)?.iter().max_by_key(|b| b.header.epoch)?;
         let header = &next.header;
-        if header.epoch < epoch || header.group == 0 {
+        if header.epoch < epoch {
             return None;
         }
         let held_it = |gap: &&Gap| {
@@ -368,17 +347,6 @@ mod tests {
         // Damage since then is detected.
         let since = [Some((2, 6, 2, true)), None, Some((4, 6, 4, true))];
         assert_eq!(found(&[(DATA, &old), (DATA, &since)], &[lost, (3, 6, 3, true)]), (2, Some(3)));
-    }
-
-    #[test]
-    fn batches_without_a_group_start_prove_damage_by_the_group_ends_before_them() {
-        let (one, two, three) = ((1, 5, 0, true), (2, 5, 0, true), (3, 5, 0, true));
-        let four = (4, 5, 0, true);
-        assert_eq!(found(&[(DATA, &[Some(one), None, Some(three), Some(four)])], &[two]), (1, Some(2)));
-        // The later batch may belong to the group that was being written.
-        assert_eq!(found(&[(DATA, &[Some(one), None, Some(three)])], &[two]), (1, None));
-        let torn = [Some(one), None, Some((3, 5, 0, false)), Some(four)];
-        assert_eq!(found(&[(DATA, &torn)], &[(2, 5, 0, false)]), (1, None));
     }
 
     #[test]

@@ -47,7 +47,6 @@ mod recover;
 mod replay;
 mod superblock;
 
-pub(crate) use checkpoint::read_checkpoint;
 pub(crate) use memory::{MemoryLoss, TakenOver};
 pub(crate) use recover::{OnLoss, Recovered, recover};
 pub(crate) use superblock::Mode;

@@ -32,7 +32,7 @@ pub(super) async fn load_superblock(
     let copies = store.read_superblock().await?;
     let mut superblock = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
         Ok(superblock) => superblock,
-        Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
+        Err(e) if e.is_unsupported() => return Err(e.into()),
         // Copy 1 is the first to be written. If only this copy exists and is damaged, and there are no
         // segments, the creation of a pool was interrupted: it contains no data.
         Err(_) if copies[0].is_none() && is_empty(store).await? => new_superblock(host),

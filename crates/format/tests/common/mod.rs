@@ -64,14 +64,15 @@ pub fn disk(id: u32, name: &str, role: Role) -> DiskRecord {
     }
 }
 
-/// A checkpoint with a disk of each mark.
-pub fn checkpoint_marks() -> Checkpoint {
+/// A disk of each mark.
+pub fn marked_disks() -> Vec<DiskRecord> {
     let marked =
         |(n, mark): (u32, &Mark)| DiskRecord { mark: *mark, ..disk(n, &format!("v{n}"), Role::Volume) };
-    Checkpoint { disks: (1..).zip(&MARKS).map(marked).collect(), ..checkpoint() }
+    (1..).zip(&MARKS).map(marked).collect()
 }
 
-pub fn checkpoint() -> Checkpoint {
+/// A sealed segment with a footer that was moved, an open one, and a sealed one without a footer.
+pub fn segment_records() -> [SegmentRecord; 3] {
     let segment = |n: u32, stream, state| SegmentRecord {
         segment: SegmentId(n),
         stream,
@@ -83,36 +84,17 @@ pub fn checkpoint() -> Checkpoint {
         last_seq: u64::from(n) * 100 + 50,
         map: None,
     };
-    let image = DiskRecord { root: MapValue::Hole, height: 0, ..disk(77, "debian-12", Role::Image) };
-    Checkpoint {
-        seq: 1234,
-        next_disk: 78,
-        next_segment: 5,
-        disks: vec![disk(1, "büro-001", Role::Volume), disk(2, "before-update", Role::Snapshot), image],
-        segments: vec![
-            segment(2, Stream::Data, SegmentState::Sealed),
-            segment(3, Stream::Map, SegmentState::Open),
-            segment(4, Stream::Short, SegmentState::Open),
-        ],
-        warm: Vec::new(),
-        sampling: 0,
-    }
-}
-
-/// A checkpoint of a pool that was cleaned.
-pub fn checkpoint_moved() -> Checkpoint {
-    let mut checkpoint = checkpoint();
-    checkpoint.disks[0].dedup_domain = 7;
-    checkpoint.segments[0].container = 4;
-    checkpoint.segments[0].map = Some((1 << 20, RelocationMap::encoded_len(3) as u32));
-    Checkpoint { warm: vec![SegmentId(4), SegmentId(2)], sampling: 3, ..checkpoint }
-}
-
-/// A checkpoint that records which segments have a footer.
-pub fn checkpoint_footers() -> Checkpoint {
-    let mut checkpoint = checkpoint();
-    checkpoint.segments[0].footer = true;
-    checkpoint
+    let moved = Some((1 << 20, RelocationMap::encoded_len(3) as u32));
+    [
+        SegmentRecord {
+            footer: true,
+            container: 4,
+            map: moved,
+            ..segment(256, Stream::Data, SegmentState::Sealed)
+        },
+        segment(300, Stream::Map, SegmentState::Open),
+        segment(383, Stream::Short, SegmentState::Sealed),
+    ]
 }
 
 pub fn root() -> CheckpointRoot {
@@ -138,12 +120,8 @@ pub fn root() -> CheckpointRoot {
 
 /// A page of the segment table, and its records.
 pub fn segment_page() -> (Vec<(u32, SegmentRecord)>, Vec<u8>) {
-    let records: Vec<(u32, SegmentRecord)> = [256, 300, 383]
-        .into_iter()
-        .zip(checkpoint_moved().segments)
-        .map(|(n, record)| (n, SegmentRecord { segment: SegmentId(n), ..record }))
-        .map(|(n, record)| (n, SegmentRecord { container: if n == 256 { 4 } else { n }, ..record }))
-        .collect();
+    let records: Vec<(u32, SegmentRecord)> =
+        segment_records().into_iter().map(|record| (record.segment.0, record)).collect();
     let mut page = PageEncoder::new(Table::SEGMENTS, PageLevel::Records, 2);
     records.iter().for_each(|(key, record)| page.add(*key, |out| record.encode(out)));
     (records, page.finish().expect("it has records"))
@@ -267,13 +245,13 @@ pub fn batch() -> Vec<u8> {
     encode_batch(&bytes, &[0xa5; 2 * BLOCK])
 }
 
-/// Like [`batch`], from a writer that records the first batch of the group.
+/// A batch that is not the first one of its group.
 pub fn batch_of_group() -> Vec<u8> {
     encode_batch_of(199, &[], &[0xa5; BLOCK])
 }
 
 pub fn encode_batch(entries: &[u8], payload: &[u8]) -> Vec<u8> {
-    encode_batch_of(0, entries, payload)
+    encode_batch_of(201, entries, payload)
 }
 
 fn encode_batch_of(group: u64, entries: &[u8], payload: &[u8]) -> Vec<u8> {
@@ -424,8 +402,8 @@ pub fn any_node() -> impl Strategy<Value = MapNode> {
     })
 }
 
-pub fn any_checkpoint() -> impl Strategy<Value = Checkpoint> {
-    let segment = (1..u32::MAX, 0..4_usize, any::<bool>(), 0..=1_u32 << 30, any::<(u64, u64)>()).prop_map(
+pub fn any_segment_record() -> impl Strategy<Value = SegmentRecord> {
+    (1..u32::MAX, 0..4_usize, any::<bool>(), 0..=1_u32 << 30, any::<(u64, u64)>()).prop_map(
         |(n, stream, open, written, (first_seq, last_seq))| SegmentRecord {
             segment: SegmentId(n),
             stream: Stream::ALL[stream],
@@ -437,16 +415,7 @@ pub fn any_checkpoint() -> impl Strategy<Value = Checkpoint> {
             last_seq,
             map: (first_seq % 2 != 0).then_some((4096, 72)),
         },
-    );
-    (any::<u64>(), vec(any_disk(), 0..8), vec(segment, 0..40)).prop_map(|(seq, disks, segments)| Checkpoint {
-        seq,
-        next_disk: disks.iter().map(|d| d.id.0 + 1).max().unwrap_or(1),
-        next_segment: segments.iter().map(|s| s.segment.0 + 1).max().unwrap_or(1),
-        warm: segments.iter().map(|s| s.segment).take(seq as usize % 4).collect(),
-        sampling: (seq % 64) as u8,
-        disks,
-        segments,
-    })
+    )
 }
 
 pub fn any_superblock() -> impl Strategy<Value = Superblock> {

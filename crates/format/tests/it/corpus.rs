@@ -28,8 +28,6 @@ fn samples_are_current() {
     );
     write("superblock", "sample", &two[..BLOCK]);
     write("superblock", "two-copies", &two);
-    write("checkpoint", "sample", &checkpoint().encode());
-    write("checkpoint", "empty", &forebay_format::Checkpoint::default().encode());
     write("checkpoint_root", "sample", &root().encode());
     write("checkpoint_root", "empty", &forebay_format::CheckpointRoot::default().encode());
     write("table_page", "segments", &segment_page().1);
@@ -50,7 +48,6 @@ fn samples_are_current() {
         write("entries", &format!("sample-{n}"), &bytes);
     }
     write("relocation_map", "sample", &relocation_map().encode());
-    write("checkpoint", "moved", &checkpoint_moved().encode());
     for (n, node) in nodes().into_iter().enumerate() {
         write("map_node", &format!("sample-{n}"), &node.encode());
     }

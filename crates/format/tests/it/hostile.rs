@@ -20,7 +20,6 @@ fn superblock_fields_out_of_bounds_are_refused() {
     let good = superblock().encode();
     let refused = |at, bytes: &[u8]| Superblock::decode(&forged(good.clone(), at, bytes)).unwrap_err();
     assert_eq!(refused(8, &[0]), value("superblock", "version"));
-    assert_eq!(refused(8, &[4]), FormatError::Newer { found: 4 });
     assert_eq!(refused(88, &[0; 4]), value("superblock", "segment_bytes"));
     assert_eq!(refused(88, &[0xff; 4]), value("superblock", "segment_bytes"));
     assert_eq!(refused(92, &[129]), value("superblock", "blob_count"));
@@ -51,9 +50,6 @@ fn the_newer_valid_superblock_is_chosen() {
         assert_eq!(Superblock::choose([Some(&b), Some(&damaged)]), Ok(old.clone()), "byte {at}");
         assert_eq!(Superblock::choose([Some(&a[..at]), Some(&b)]), Ok(old.clone()));
     }
-    // A copy with a newer version and a correct checksum takes precedence.
-    let newer = forged(a.clone(), 8, &[4]);
-    assert_eq!(Superblock::choose([Some(&newer), Some(&b)]), Err(FormatError::Newer { found: 4 }));
     // Copies of different pools are refused.
     let other = Superblock { pool: PoolId([1; 16]), ..old };
     let foreign = Superblock::choose([Some(&a), Some(&other.encode())]);
@@ -66,11 +62,45 @@ fn the_newer_valid_superblock_is_chosen() {
     }
 }
 
+/// The error names the version and what to do. A copy of another version takes precedence if its checksum is
+/// correct, so that a pool is not reverted to an old state; otherwise the other copy is used.
+#[test]
+fn superblocks_of_other_versions_are_refused_by_name() {
+    let (good, other) = (superblock().encode(), Superblock { generation: 42, ..superblock() }.encode());
+    for version in [1, 2, 3, 5, u32::MAX] {
+        let forged = forged(good.clone(), 8, &version.to_le_bytes());
+        let refused = Superblock::decode(&forged).unwrap_err();
+        let expected = match version {
+            ..4 => FormatError::Older { found: version },
+            _ => FormatError::Newer { found: version },
+        };
+        assert_eq!(refused, expected);
+        let text = refused.to_string();
+        let remedy = if version < 4 { "copy the disks to a new pool" } else { "upgrade forebay" };
+        assert!(text.contains(&format!("format version {version}")) && text.contains(remedy), "{text}");
+        assert!(!text.contains('\n'), "{text}");
+
+        let mut damaged = good.clone();
+        damaged[8..12].copy_from_slice(&version.to_le_bytes());
+        for (copies, chosen) in [
+            ([Some(&forged[..]), Some(&other[..])], Err(expected.clone())),
+            ([Some(&other), Some(&forged)], Err(expected.clone())),
+            ([Some(&forged), None], Err(expected.clone())),
+            ([None, Some(&damaged)], Err(expected)),
+            ([Some(&damaged), Some(&other)], Superblock::decode(&other)),
+            ([Some(&other), Some(&damaged)], Superblock::decode(&other)),
+        ] {
+            assert_eq!(Superblock::choose(copies), chosen, "version {version}");
+        }
+    }
+}
+
 #[test]
 fn segments_of_other_versions_pools_and_positions_are_reported() {
     let head = header().encode();
     let decode = |b: &[u8]| SegmentHeader::decode(b, POOL, SegmentId(2)).unwrap_err();
-    assert_eq!(decode(&forged(head.clone(), 8, &[4])), FormatError::Newer { found: 4 });
+    assert_eq!(decode(&forged(head.clone(), 8, &[5])), FormatError::Newer { found: 5 });
+    assert_eq!(decode(&forged(head.clone(), 8, &[3])), FormatError::Older { found: 3 });
     assert_eq!(decode(&forged(head.clone(), 8, &[0])), value("segment header", "version"));
     assert_eq!(decode(&forged(head.clone(), 12, &[5])), value("segment header", "stream"));
     assert!(matches!(decode(&forged(head.clone(), 16, &[1])), FormatError::Foreign { field: "pool_id", .. }));
@@ -79,7 +109,7 @@ fn segments_of_other_versions_pools_and_positions_are_reported() {
     let (footer, directory) = footer();
     let foot = footer.encode(&directory);
     let decode = |b: &[u8]| SegmentFooter::decode(b, POOL, SegmentId(2), 1 << 20).unwrap_err();
-    assert_eq!(decode(&forged(foot.clone(), 8, &[4])), FormatError::Newer { found: 4 });
+    assert_eq!(decode(&forged(foot.clone(), 8, &[5])), FormatError::Newer { found: 5 });
     assert_eq!(decode(&forged(foot.clone(), 12, &[0xff; 4])), value("segment footer", "count"));
     assert!(matches!(decode(&forged(foot, 36, &[1])), FormatError::Foreign { .. }));
 }
@@ -136,8 +166,12 @@ fn batches_with_invalid_headers_are_refused() {
     assert_eq!(decode(&batch(), BATCH_OFFSET), Ok(()));
     assert!(matches!(decode(&batch(), 0), Err(FormatError::Foreign { .. })));
     assert_eq!(decode(&forge(56, 2), BATCH_OFFSET), Err(value("batch", "flags")));
-    assert_eq!(decode(&forge(68, 4), BATCH_OFFSET), Err(FormatError::Newer { found: 4 }));
+    assert_eq!(decode(&forge(68, 5), BATCH_OFFSET), Err(FormatError::Newer { found: 5 }));
+    assert_eq!(decode(&forge(68, 3), BATCH_OFFSET), Err(FormatError::Older { found: 3 }));
     assert_eq!(decode(&forge(68, 0), BATCH_OFFSET), Err(value("batch", "version")));
+    // The group begins after the batch, or nowhere.
+    assert_eq!(decode(&forge(72, 202), BATCH_OFFSET), Err(value("batch", "group")));
+    assert_eq!(decode(&forge(72, 0), BATCH_OFFSET), Err(value("batch", "group")));
     assert_eq!(decode(&forge(52, 8200), 8200), Err(value("batch", "offset")));
     assert_eq!(decode(&forge(52, (1 << 30) - 4096), (1 << 30) - 4096), Err(value("batch", "offset")));
     assert_eq!(decode(&forge(52, u32::MAX - 4095), u32::MAX - 4095), Err(value("batch", "offset")));
@@ -271,26 +305,23 @@ fn invalid_catalogue_changes_are_refused() {
 }
 
 #[test]
-fn checkpoints_that_would_reuse_an_id_are_refused() {
-    let good = checkpoint().encode();
+fn invalid_segment_records_are_refused() {
+    let mut good = Vec::new();
+    segment_records()[2].encode(&mut good);
     let forge = |at: usize, bytes: &[u8]| {
         let mut b = good.clone();
         b[at..at + bytes.len()].copy_from_slice(bytes);
-        Checkpoint::decode(&b).unwrap_err()
+        SegmentRecord::decode(&b).unwrap_err()
     };
-    let bad = |field| value("checkpoint", field);
-    assert_eq!(forge(16, &[77]), bad("next_disk"));
-    assert_eq!(forge(20, &[4]), bad("next_segment"));
-    assert!(matches!(forge(24, &[0xff; 4]), FormatError::Value { what: "disk record", .. }));
-    assert_eq!(forge(28, &[0xff; 4]), FormatError::Truncated("checkpoint"));
-    assert_eq!(forge(28, &[2]), bad("length"));
-    let table = good.len() - 3 * 40;
     let bad = |field| value("segment record", field);
-    assert_eq!(forge(table, &[0; 4]), bad("segment"));
-    assert_eq!(forge(table + 4, &[0]), bad("stream"));
-    assert_eq!(forge(table + 5, &[3]), bad("state"));
-    assert_eq!(forge(table + 8, &[0; 4]), bad("container"));
-    assert_eq!(forge(table + 12, &[0xff; 4]), bad("written"));
+    assert_eq!(forge(0, &[0; 4]), bad("segment"));
+    assert_eq!(forge(4, &[0]), bad("stream"));
+    assert_eq!(forge(5, &[3]), bad("state"));
+    assert_eq!(forge(5, &[1, 1]), bad("footer"));
+    assert_eq!(forge(8, &[0; 4]), bad("container"));
+    assert_eq!(forge(12, &[0xff; 4]), bad("written"));
+    assert_eq!(forge(8, &[4]), bad("map_offset"));
+    assert_eq!(SegmentRecord::decode(&good[..39]).unwrap_err(), FormatError::Truncated("segment record"));
 }
 
 #[test]

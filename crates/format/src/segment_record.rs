@@ -1,22 +1,8 @@
-//! Segment records, and a checkpoint of versions 1 and 2: catalogue and segment table as of one batch, in one
-//! piece. The roots in its disk records lead to the block maps.
+//! Segment records: the segment table of a checkpoint.
 
 use crate::layout::*;
-use crate::root::MAX_SAMPLING;
-use crate::{BLOCK, DiskRecord, FormatError, MAX_SEGMENT, Result, SegmentId, Stream};
+use crate::{BLOCK, FormatError, MAX_SEGMENT, Result, SegmentId, Stream};
 
-pub(crate) const MAGIC: &[u8; 8] = b"FBCHECKP";
-
-layout!(checkpoint, "checkpoint", 48, {
-    MAGIC @ 0, 8, "`FBCHECKP`";
-    SEQ @ 8, 8, "sequence number of the last batch that it covers";
-    NEXT_DISK @ 16, 4, "next disk id";
-    NEXT_SEGMENT @ 20, 4, "next segment id";
-    DISKS @ 24, 4, "disk records, which follow";
-    SEGMENTS @ 28, 4, "segment records, which follow those";
-    WARM @ 32, 4, "segment ids, four bytes each, which follow those: fingerprints of these were found last";
-    SAMPLING @ 36, 1, "the fingerprint index kept one of 2^n fingerprints";
-});
 layout!(segment_record, "segment record", 40, {
     SEGMENT @ 0, 4, "segment id";
     STREAM @ 4, 1, "1 data, 2 short, 3 map, 4 moved";
@@ -61,25 +47,6 @@ pub struct SegmentRecord {
     pub last_seq: u64,
     /// Byte offset and length of its relocation map in its container, once it is moved.
     pub map: Option<(u32, u32)>,
-}
-
-/// A checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Checkpoint {
-    /// Sequence number of the last batch that it covers.
-    pub seq: u64,
-    /// Next disk id.
-    pub next_disk: u32,
-    /// Next segment id.
-    pub next_segment: u32,
-    /// All disks.
-    pub disks: Vec<DiskRecord>,
-    /// All segments.
-    pub segments: Vec<SegmentRecord>,
-    /// Segments in which fingerprints were found most recently, to preload the index.
-    pub warm: Vec<SegmentId>,
-    /// The fingerprint index kept one of `2^sampling` fingerprints.
-    pub sampling: u8,
 }
 
 impl SegmentRecord {
@@ -151,74 +118,6 @@ impl SegmentRecord {
         match record.bad_field() {
             Some(field) => Err(bad(field)),
             None => Ok(record),
-        }
-    }
-}
-
-impl Checkpoint {
-    /// A field with a value that writers never produce, if any. Ids must be below the next ids to allocate,
-    /// because an id must never be used twice.
-    fn bad_field(&self) -> Option<&'static str> {
-        if self.disks.iter().any(|d| d.id.0 >= self.next_disk) {
-            Some("next_disk")
-        } else if self.segments.iter().any(|s| s.segment.0 >= self.next_segment) {
-            Some("next_segment")
-        } else if self.sampling > MAX_SAMPLING {
-            Some("sampling")
-        } else {
-            None
-        }
-    }
-
-    /// Encodes the checkpoint as version 2 does.
-    pub fn encode(&self) -> Vec<u8> {
-        use checkpoint as l;
-        assert_eq!(self.bad_field(), None, "the encoded checkpoint would be rejected when decoded");
-        let mut b = vec![0; l::SIZE];
-        put_bytes(&mut b, l::MAGIC, MAGIC);
-        put_u64(&mut b, l::SEQ, self.seq);
-        put_u32(&mut b, l::NEXT_DISK, self.next_disk);
-        put_u32(&mut b, l::NEXT_SEGMENT, self.next_segment);
-        put_u32(&mut b, l::DISKS, self.disks.len() as u32);
-        put_u32(&mut b, l::SEGMENTS, self.segments.len() as u32);
-        put_u32(&mut b, l::WARM, self.warm.len() as u32);
-        put_u8(&mut b, l::SAMPLING, self.sampling);
-        self.disks.iter().for_each(|d| d.encode(&mut b));
-        self.segments.iter().for_each(|s| s.encode(&mut b));
-        self.warm.iter().for_each(|s| b.extend_from_slice(&s.0.to_le_bytes()));
-        b
-    }
-
-    /// Decodes the joined pieces, whose checksums the caller must have verified.
-    pub fn decode(b: &[u8]) -> Result<Checkpoint> {
-        use {checkpoint as l, segment_record as s};
-        const WHAT: &str = "checkpoint";
-        let bad = |field| FormatError::Value { what: WHAT, field };
-        let (head, mut rest) = b.split_at_checked(l::SIZE).ok_or(FormatError::Truncated(WHAT))?;
-        if &head[l::MAGIC] != MAGIC {
-            return Err(FormatError::Magic(WHAT));
-        }
-        let disks = (0..get_u32(head, l::DISKS)).map(|_| DiskRecord::decode(&mut rest));
-        let disks = disks.collect::<Result<Vec<_>>>()?;
-        let count = get_u32(head, l::SEGMENTS) as usize;
-        let (table, rest) = rest.split_at_checked(count * s::SIZE).ok_or(FormatError::Truncated(WHAT))?;
-        let warm = get_u32(head, l::WARM) as usize;
-        let (warm, rest) = rest.split_at_checked(warm * 4).ok_or(FormatError::Truncated(WHAT))?;
-        if !rest.is_empty() {
-            return Err(bad("length"));
-        }
-        let checkpoint = Checkpoint {
-            seq: get_u64(head, l::SEQ),
-            next_disk: get_u32(head, l::NEXT_DISK),
-            next_segment: get_u32(head, l::NEXT_SEGMENT),
-            disks,
-            segments: table.chunks_exact(s::SIZE).map(SegmentRecord::decode).collect::<Result<_>>()?,
-            warm: warm.chunks_exact(4).map(|b| SegmentId(get_u32(b, 0..4))).collect(),
-            sampling: get_u8(head, l::SAMPLING),
-        };
-        match checkpoint.bad_field() {
-            Some(field) => Err(bad(field)),
-            None => Ok(checkpoint),
         }
     }
 }
