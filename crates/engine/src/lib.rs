@@ -80,8 +80,8 @@ use mutation::Mutation;
 #[doc(hidden)]
 pub use mutation::Mutation;
 pub use offline::{
-    BatchView, CheckReport, LossReport, Problem, SegmentView, SuperblockView, check, inspect_batches,
-    inspect_segments, inspect_superblocks, recover_log,
+    BatchView, CheckReport, FeaturesView, LossReport, Problem, SegmentView, SuperblockView, check,
+    inspect_batches, inspect_segments, inspect_superblocks, recover_log,
 };
 pub use pool::{CloneRequest, DiskInfo, DiskLimits, Pool, TenantInfo, VolumePage};
 pub use profile::ProfileInfo;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_format::{DiskId, DiskRecord, MapValue, Mark, PoolId, Role, Superblock, SyncMode};
+use forebay_format::{DiskId, DiskRecord, Features, MapValue, Mark, PoolId, Role, Superblock, SyncMode};
 use forebay_retained::{Identity, Retained};
 use forebay_store::{MemoryStore, Metered, Store};
 
@@ -89,6 +89,7 @@ pub(crate) async fn parts() -> Parts {
         seq: 0,
         chain: 0,
         blobs: Vec::new(),
+        features: Features::default(),
         memory: 0,
         boot: 0,
     };

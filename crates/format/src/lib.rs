@@ -15,6 +15,7 @@ mod batch;
 mod checksum;
 mod disk;
 mod entry;
+mod features;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -35,6 +36,7 @@ pub use batch::{Batch, BatchHeader, GROUP_END};
 pub use checksum::{Check64, Sum64, check64, crc32c};
 pub use disk::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, Mark, Role, SyncMode};
 pub use entry::{Entry, EntryIter, Fingerprint};
+pub use features::{FeatureKind, Features, UnknownFeatures};
 pub use group::GroupHeader;
 pub use layout::{Field, LAYOUTS, Layout};
 pub use node::{FANOUT, MAX_BLOCKS, MAX_LEVEL, MapNode, NodeEntries};
@@ -96,6 +98,9 @@ pub enum FormatError {
         /// The version in the bytes.
         found: u32,
     },
+    /// The pool has features that this release does not know.
+    #[error("{0}")]
+    Features(UnknownFeatures),
     /// The checksum does not match.
     #[error("{0}: checksum mismatch")]
     Checksum(&'static str),
@@ -124,7 +129,7 @@ impl FormatError {
     /// Whether the bytes have a format that this release does not support. They are not damaged, so no repair
     /// may replace them.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, FormatError::Newer { .. } | FormatError::Older { .. })
+        matches!(self, FormatError::Newer { .. } | FormatError::Older { .. } | FormatError::Features(_))
     }
 }
 

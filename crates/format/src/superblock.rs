@@ -5,7 +5,7 @@
 
 use crate::checksum::check64;
 use crate::layout::*;
-use crate::{BLOCK, FormatError, MAX_SEGMENT, Result, SegmentId, VERSION, check_version};
+use crate::{BLOCK, Features, FormatError, MAX_SEGMENT, Result, SegmentId, VERSION, check_version};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FOREBAY\0";
 /// Most pieces of the root of a checkpoint.
@@ -61,6 +61,9 @@ layout!(superblock, "superblock", BLOCK, {
     MEMORY @ 112, 8, "id of the retained memory that belongs to the pool; 0 if none does";
     BOOT @ 120, 8, "CRC-64/NVME of the host's boot id when local clients were last served; 0 if none were";
     BLOBS @ 128, MAX_BLOBS * blob_ref::SIZE, "the pieces, as blob references";
+    COMPATIBLE @ 3200, 8, "compatible features: a release that does not know one ignores it";
+    READ_ONLY @ 3208, 8, "read-only compatible features: a release that does not know one changes nothing in the pool";
+    INCOMPATIBLE @ 3216, 8, "incompatible features: a release that does not know one refuses the pool";
     CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
 });
 
@@ -89,6 +92,8 @@ pub struct Superblock {
     pub boot: u64,
     /// The checkpoint's pieces; empty in a pool without a checkpoint.
     pub blobs: Vec<BlobRef>,
+    /// The features of the pool. All are kept, including those that this release does not know.
+    pub features: Features,
 }
 
 /// Whether the checksum at the end of a superblock's block is correct. Its position is the same in every
@@ -158,6 +163,9 @@ impl Superblock {
         for (r, at) in self.blobs.iter().zip(b[l::BLOBS].chunks_exact_mut(blob_ref::SIZE)) {
             at.copy_from_slice(&r.encode());
         }
+        put_u64(&mut b, l::COMPATIBLE, self.features.compatible);
+        put_u64(&mut b, l::READ_ONLY, self.features.read_only);
+        put_u64(&mut b, l::INCOMPATIBLE, self.features.incompatible);
         let check = check64(&b[..l::CHECK.start]);
         put_u64(&mut b, l::CHECK, check);
         b
@@ -178,6 +186,12 @@ impl Superblock {
         if !is_checksum_valid(b) {
             return Err(FormatError::Checksum(WHAT));
         }
+        let features = Features {
+            compatible: get_u64(b, l::COMPATIBLE),
+            read_only: get_u64(b, l::READ_ONLY),
+            incompatible: get_u64(b, l::INCOMPATIBLE),
+        };
+        features.check_readable().map_err(FormatError::Features)?;
         let count = get_u32(b, l::BLOB_COUNT) as usize;
         if count > MAX_BLOBS {
             return Err(FormatError::Value { what: WHAT, field: "blob_count" });
@@ -196,6 +210,7 @@ impl Superblock {
             memory: get_u64(b, l::MEMORY),
             boot: get_u64(b, l::BOOT),
             blobs: blobs.ok_or(FormatError::Value { what: WHAT, field: "blobs" })?,
+            features,
         };
         match superblock.bad_field() {
             Some(field) => Err(FormatError::Value { what: WHAT, field }),
@@ -203,7 +218,16 @@ impl Superblock {
         }
     }
 
-    /// The newer of the two copies that decodes; if neither does, the error of the better one.
+    /// Whether this release can change the pool.
+    ///
+    /// # Errors
+    /// [`FormatError::Features`] if it can only read the pool.
+    pub fn check_writable(&self) -> Result<()> {
+        self.features.check_writable().map_err(FormatError::Features)
+    }
+
+    /// The newer of the two copies that decodes, with the features of both; if neither does, the error of the
+    /// better one.
     pub fn choose(copies: [Option<&[u8]>; 2]) -> Result<Superblock> {
         let mut decoded = Vec::new();
         for copy in copies.into_iter().flatten() {
@@ -221,6 +245,10 @@ impl Superblock {
         {
             return Err(FormatError::Foreign { what: "superblock copy", field: "pool_id" });
         }
+        // A feature of one copy is a feature of the pool: the newest copy may be damaged, and the pool uses a
+        // feature only while both copies have it.
+        let readable = decoded.iter().flatten();
+        let features = readable.fold(Features::default(), |all, copy| all.union(copy.features));
         let best = decoded.into_iter().max_by_key(|result| match result {
             Ok(superblock) => (6, superblock.generation),
             Err(e) if e.is_unsupported() => (5, 0),
@@ -229,6 +257,7 @@ impl Superblock {
             Err(FormatError::Magic(_)) => (1, 0),
             Err(_) => (4, 0),
         });
-        best.unwrap_or(Err(FormatError::Truncated("superblock")))
+        let best = best.unwrap_or(Err(FormatError::Truncated("superblock")))?;
+        Ok(Superblock { features, ..best })
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn check_swap(copies: [Option<&[u8]>; 2], new: &Superblock) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_format::PoolId;
+    use forebay_format::{Features, PoolId};
 
     fn block(pool: u8, generation: u64) -> Superblock {
         Superblock {
@@ -50,6 +50,7 @@ mod tests {
             memory: 0,
             boot: 0,
             blobs: Vec::new(),
+            features: Features::default(),
         }
     }
 

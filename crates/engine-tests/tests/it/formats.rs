@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::common::*;
 use forebay_engine::{Result, inspect_batches, inspect_segments, inspect_superblocks, recover_log};
-use forebay_format::{BLOCK, SegmentId, check64};
+use forebay_format::{BLOCK, Features, SegmentId, Superblock, check64};
 use forebay_store::{MemoryStore, Store};
 
 /// The store of a pool with one volume, whose superblock has two copies.
@@ -67,5 +67,71 @@ async fn pools_of_other_versions_are_refused_by_name() {
         let errors: Vec<_> = views.iter().filter_map(|view| view.error.as_deref()).collect();
         assert!(matches!(&errors[..], [one] if is_named(one)), "version {version}: {errors:?}");
         assert!(both_copies(&store).await == before, "a refused pool is not changed");
+    }
+}
+
+/// Offsets of the feature words in a superblock.
+const COMPATIBLE: usize = 3200;
+const READ_ONLY: usize = 3208;
+const INCOMPATIBLE: usize = 3216;
+
+#[tokio::test]
+async fn unknown_incompatible_features_are_refused_by_everything() {
+    for copy in 0..2 {
+        let store = pool().await;
+        forge(&store, copy, INCOMPATIBLE, &[0x12]).await;
+        let before = both_copies(&store).await;
+        let expected = "incompatible features that this release does not know (bits 1, 4): upgrade forebay";
+        for text in refusals(&store).await {
+            assert!(text.contains(expected), "{text}");
+        }
+        let views = inspect_superblocks(&*store).await.unwrap();
+        assert!(views[copy].error.as_ref().is_some_and(|e| e.contains(expected)));
+        assert!(views[1 - copy].error.is_none());
+        assert!(both_copies(&store).await == before, "a refused pool is not changed");
+    }
+}
+
+#[tokio::test]
+async fn unknown_read_only_compatible_features_allow_check_and_inspect_only() {
+    for copy in 0..2 {
+        let store = pool().await;
+        forge(&store, copy, READ_ONLY, &[0x20]).await;
+        let before = both_copies(&store).await;
+        let text = refused(try_open_with(&store, config()).await);
+        assert!(
+            text.contains("read-only compatible features that this release does not know (bit 5)"),
+            "{text}"
+        );
+        assert_eq!(check(&store).await, [""; 0]);
+        let views = inspect_superblocks(&*store).await.unwrap();
+        assert!(views.iter().all(|view| view.error.is_none()));
+        assert_eq!(views[copy].features.read_only_compatible, [5]);
+        let segments = inspect_segments(&*store).await.unwrap();
+        assert!(segments.iter().all(|segment| segment.error.is_none()));
+        let batches = inspect_batches(&*store, SegmentId(1)).await.unwrap();
+        assert!(!batches.is_empty());
+        let host = Arc::new(TestHost(Instant::now()));
+        assert!(recover_log(store.clone(), host, None).await.unwrap().damage.is_none());
+        assert!(both_copies(&store).await == before, "nothing is changed");
+    }
+}
+
+/// A server changes neither the version nor the features of a pool, and keeps features that it does not know.
+#[tokio::test]
+async fn serving_a_pool_does_not_change_its_format() {
+    let store = pool().await;
+    for copy in 0..2 {
+        forge(&store, copy, COMPATIBLE, &[0x81]).await;
+    }
+    let pool = open(&store).await;
+    pool.create_volume("w", 1 << 20, forebay_engine::SyncMode::Flush, 0).await.unwrap();
+    pool.checkpoint().await.unwrap();
+    pool.reclaim(&|_| ()).await.unwrap();
+    pool.close().await.unwrap();
+    for (copy, block) in both_copies(&store).await.iter().enumerate() {
+        assert_eq!(block[8..12], 4_u32.to_le_bytes(), "copy {copy}");
+        let features = Superblock::decode(block).unwrap().features;
+        assert_eq!(features, Features { compatible: 0x81, ..Features::default() }, "copy {copy}");
     }
 }

@@ -1,6 +1,6 @@
 //! Lists the contents of a pool that no server has open, without verifying them.
 
-use forebay_format::{Entry, SegmentHeader, SegmentId, Superblock};
+use forebay_format::{Entry, Features, SegmentHeader, SegmentId, Superblock};
 use forebay_store::Store;
 use serde::Serialize;
 
@@ -28,6 +28,30 @@ pub struct SuperblockView {
     pub checkpoint_seq: u64,
     /// Bytes of the checkpoint.
     pub checkpoint_bytes: u64,
+    /// Features of the pool.
+    pub features: FeaturesView,
+}
+
+/// The features of a pool: the numbers of their bits.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct FeaturesView {
+    /// Features that every release may ignore.
+    pub compatible: Vec<u32>,
+    /// Features that a release has to know to change the pool.
+    pub read_only_compatible: Vec<u32>,
+    /// Features that a release has to know to read the pool.
+    pub incompatible: Vec<u32>,
+}
+
+impl FeaturesView {
+    fn of(features: Features) -> FeaturesView {
+        let bits = |word| Features::bits(word).collect();
+        FeaturesView {
+            compatible: bits(features.compatible),
+            read_only_compatible: bits(features.read_only),
+            incompatible: bits(features.incompatible),
+        }
+    }
 }
 
 /// A segment, according to its header.
@@ -96,6 +120,7 @@ pub async fn inspect_superblocks(store: &dyn Store) -> Result<Vec<SuperblockView
             segment_bytes: s.as_ref().map_or(0, |s| s.segment_bytes),
             checkpoint_seq: s.as_ref().map_or(0, |s| s.seq),
             checkpoint_bytes: s.as_ref().map_or(0, |s| s.blobs.iter().map(|b| b.len as u64).sum()),
+            features: s.as_ref().map(|s| FeaturesView::of(s.features)).unwrap_or_default(),
         }
     };
     Ok(copies.iter().enumerate().map(view).collect())

@@ -7,6 +7,7 @@ mod loss;
 
 pub use check::{CheckReport, Problem, check};
 pub use inspect::{
-    BatchView, SegmentView, SuperblockView, inspect_batches, inspect_segments, inspect_superblocks,
+    BatchView, FeaturesView, SegmentView, SuperblockView, inspect_batches, inspect_segments,
+    inspect_superblocks,
 };
 pub use loss::{LossReport, recover_log};

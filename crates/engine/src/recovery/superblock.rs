@@ -1,6 +1,6 @@
 //! Reads the superblock, and advances the pool's epoch.
 
-use forebay_format::{BLOCK, FormatError, PoolId, Superblock};
+use forebay_format::{BLOCK, Features, FormatError, PoolId, Superblock};
 use forebay_store::{Metered, Store};
 
 use super::plausible::check_superblock;
@@ -45,6 +45,7 @@ pub(super) async fn load_superblock(
     if mode == Mode::Look {
         return Ok(superblock);
     }
+    superblock.check_writable()?;
     superblock.generation += 1;
     superblock.epoch += 1;
     superblock.segment_bytes = segment_bytes;
@@ -120,6 +121,7 @@ fn new_superblock(host: &dyn Host) -> Superblock {
         seq: 0,
         chain: 0,
         blobs: Vec::new(),
+        features: Features::default(),
         memory: 0,
         boot: 0,
     }

@@ -31,6 +31,7 @@ pub fn superblock() -> Superblock {
         memory: 0x0102_0304_0506_0708,
         boot: 0x1112_1314_1516_1718,
         blobs: (1..4).map(blob).collect(),
+        features: Features::default(),
     }
 }
 
@@ -436,6 +437,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
             memory: epoch ^ created_ms,
             boot: seq ^ chain,
             blobs,
+            features: Features { compatible: seq ^ epoch, ..Features::default() },
         },
     )
 }

@@ -4,95 +4,15 @@ use crate::common::*;
 use forebay_format::*;
 
 /// Changes bytes of a structure of one block, and updates the checksum at its end.
-fn forged(mut block: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
+pub fn forged(mut block: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
     block[at..at + bytes.len()].copy_from_slice(bytes);
     let check = check64(&block[..BLOCK - 8]);
     block[BLOCK - 8..BLOCK].copy_from_slice(&check.to_le_bytes());
     block
 }
 
-fn value(what: &'static str, field: &'static str) -> FormatError {
+pub fn value(what: &'static str, field: &'static str) -> FormatError {
     FormatError::Value { what, field }
-}
-
-#[test]
-fn superblock_fields_out_of_bounds_are_refused() {
-    let good = superblock().encode();
-    let refused = |at, bytes: &[u8]| Superblock::decode(&forged(good.clone(), at, bytes)).unwrap_err();
-    assert_eq!(refused(8, &[0]), value("superblock", "version"));
-    assert_eq!(refused(88, &[0; 4]), value("superblock", "segment_bytes"));
-    assert_eq!(refused(88, &[0xff; 4]), value("superblock", "segment_bytes"));
-    assert_eq!(refused(92, &[129]), value("superblock", "blob_count"));
-    assert_eq!(refused(92, &[0xff; 4]), value("superblock", "blob_count"));
-    // A piece that is empty, without a segment, or beyond the largest segment.
-    assert_eq!(refused(92, &[4]), value("superblock", "blobs"));
-    assert_eq!(refused(128, &[0; 4]), value("superblock", "blobs"));
-    assert_eq!(refused(132, &[0xff; 8]), value("superblock", "blobs"));
-}
-
-#[test]
-fn the_newer_valid_superblock_is_chosen() {
-    let (old, new) = (superblock(), Superblock { generation: 42, ..superblock() });
-    let (a, b) = (new.encode(), old.encode());
-    assert_eq!(Superblock::choose([Some(&a), Some(&b)]), Ok(new.clone()));
-    assert_eq!(Superblock::choose([None, Some(&b)]), Ok(old.clone()));
-    assert_eq!(Superblock::choose([None, None]), Err(FormatError::Truncated("superblock")));
-
-    // The highest possible generation is valid.
-    let last = Superblock { generation: u64::MAX, ..superblock() };
-    assert_eq!(Superblock::choose([Some(&last.encode()), Some(&a)]), Ok(last));
-
-    // A damaged copy does not make the other unusable, whichever byte is damaged, including the version.
-    for at in [0, 8, 9, 40, 4000, 4095] {
-        let mut damaged = a.clone();
-        damaged[at] ^= 0xff;
-        assert_eq!(Superblock::choose([Some(&damaged), Some(&b)]), Ok(old.clone()), "byte {at}");
-        assert_eq!(Superblock::choose([Some(&b), Some(&damaged)]), Ok(old.clone()), "byte {at}");
-        assert_eq!(Superblock::choose([Some(&a[..at]), Some(&b)]), Ok(old.clone()));
-    }
-    // Copies of different pools are refused.
-    let other = Superblock { pool: PoolId([1; 16]), ..old };
-    let foreign = Superblock::choose([Some(&a), Some(&other.encode())]);
-    assert!(matches!(foreign, Err(FormatError::Foreign { .. })));
-    // Of two invalid copies, the more specific error is returned: an unwritten copy is less specific.
-    let mut damaged = a.clone();
-    damaged[50] ^= 1;
-    for copies in [[Some(&damaged[..]), Some(&[0; BLOCK][..])], [Some(&[0; BLOCK][..]), Some(&damaged[..])]] {
-        assert_eq!(Superblock::choose(copies), Err(FormatError::Checksum("superblock")));
-    }
-}
-
-/// The error names the version and what to do. A copy of another version takes precedence if its checksum is
-/// correct, so that a pool is not reverted to an old state; otherwise the other copy is used.
-#[test]
-fn superblocks_of_other_versions_are_refused_by_name() {
-    let (good, other) = (superblock().encode(), Superblock { generation: 42, ..superblock() }.encode());
-    for version in [1, 2, 3, 5, u32::MAX] {
-        let forged = forged(good.clone(), 8, &version.to_le_bytes());
-        let refused = Superblock::decode(&forged).unwrap_err();
-        let expected = match version {
-            ..4 => FormatError::Older { found: version },
-            _ => FormatError::Newer { found: version },
-        };
-        assert_eq!(refused, expected);
-        let text = refused.to_string();
-        let remedy = if version < 4 { "copy the disks to a new pool" } else { "upgrade forebay" };
-        assert!(text.contains(&format!("format version {version}")) && text.contains(remedy), "{text}");
-        assert!(!text.contains('\n'), "{text}");
-
-        let mut damaged = good.clone();
-        damaged[8..12].copy_from_slice(&version.to_le_bytes());
-        for (copies, chosen) in [
-            ([Some(&forged[..]), Some(&other[..])], Err(expected.clone())),
-            ([Some(&other), Some(&forged)], Err(expected.clone())),
-            ([Some(&forged), None], Err(expected.clone())),
-            ([None, Some(&damaged)], Err(expected)),
-            ([Some(&damaged), Some(&other)], Superblock::decode(&other)),
-            ([Some(&other), Some(&damaged)], Superblock::decode(&other)),
-        ] {
-            assert_eq!(Superblock::choose(copies), chosen, "version {version}");
-        }
-    }
 }
 
 #[test]

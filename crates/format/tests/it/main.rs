@@ -9,3 +9,4 @@ mod document;
 mod golden;
 mod hostile;
 mod properties;
+mod superblocks;

@@ -135,16 +135,16 @@ impl Header {
         })
     }
 
-    /// Whether this server can read the format of the pool. A server that took another pool would fence its
+    /// Whether this server can serve a pool of this format. A server that took another pool would fence its
     /// owner and then fail to open it.
     ///
     /// # Errors
-    /// `EPROTONOSUPPORT` if a newer release wrote it.
-    pub fn check_version(&self) -> Answer<()> {
-        match Superblock::choose(self.copies.each_ref().map(Option::as_deref)) {
-            Err(FormatError::Newer { .. }) => Err(Errno(libc::EPROTONOSUPPORT)),
-            // Damage is reported, and repaired, by a server that has the pool.
-            Ok(_) | Err(_) => Ok(()),
+    /// If the format is not supported. Damage is reported, and repaired, by a server that has the pool.
+    pub fn check_format(&self) -> Result<(), FormatError> {
+        let chosen = Superblock::choose(self.copies.each_ref().map(Option::as_deref));
+        match chosen.and_then(|superblock| superblock.check_writable()) {
+            Err(e) if e.is_unsupported() => Err(e),
+            Ok(()) | Err(_) => Ok(()),
         }
     }
 }

@@ -94,7 +94,7 @@ pub(super) fn taking_failed(e: Errno) -> StoreError {
     let reason = match e {
         Errno(libc::EUCLEAN) => "the object \"pool\" of this namespace is not the header of a Forebay pool",
         Errno(libc::EPROTONOSUPPORT) => {
-            "a newer version of Forebay has written it; install that version on this server"
+            "this release does not support the format of the pool; install the release that wrote it"
         }
         Errno(libc::EOPNOTSUPP) => "the Ceph pool is erasure-coded and has no omap; use a replicated pool",
         e => return store_error("taking over the pool", e),
@@ -121,7 +121,7 @@ pub(super) async fn swap_owner(
     owner: &Owner,
     obsolete_keys: Vec<String>,
 ) -> Answer<Taken> {
-    seen.check_version()?;
+    seen.check_format().map_err(|_| Errno(libc::EPROTONOSUPPORT))?;
     let term = seen.term.checked_add(1).ok_or(Errno(libc::EOVERFLOW))?;
     let steps = vec![
         Step::Require(TERM, digits(seen.term)),
@@ -169,9 +169,10 @@ async fn observe(
     loop {
         // Also while another server has it: a standby that could not read the pool must not be chosen as
         // heir.
-        if let Err(e) = watch.seen.check_version() {
+        if let Err(e) = watch.seen.check_format() {
             announcement.withdraw(cluster);
-            return Err(taking_failed(e));
+            let (what, reason) = ("opening the pool".into(), e.to_string());
+            return Err(StoreError::Io { what, reason, errno: libc::EPROTONOSUPPORT });
         }
         if is_free(&watch.seen, here, claim) || watch.is_silent() {
             return Ok(Some(watch.seen));

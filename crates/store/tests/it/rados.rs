@@ -370,39 +370,51 @@ fn a_segment_of_the_next_owner_is_no_damage() {
     });
 }
 
-/// A superblock copy of a format that this release does not know.
-fn newer_superblock(generation: u64) -> IoBuf {
+/// A superblock copy with a number of another format: a version, or a feature word.
+fn foreign_superblock(generation: u64, at: usize, number: u32) -> IoBuf {
     let mut bytes = superblock(generation).encode();
-    bytes[8..12].copy_from_slice(&(forebay_format::VERSION + 1).to_le_bytes());
+    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
     let check = forebay_format::check64(&bytes[..4088]);
     bytes[4088..].copy_from_slice(&check.to_le_bytes());
     IoBuf::from(&bytes[..])
 }
 
+/// A pool of another version, with an unknown read-only compatible feature, and with an unknown incompatible
+/// feature.
 #[test]
-fn a_standby_does_not_take_a_pool_that_it_cannot_read() {
-    on_a_cluster(async |site| {
+fn a_standby_does_not_take_a_pool_that_it_cannot_serve() {
+    let cases = [
+        (8, forebay_format::VERSION + 1, "format version 5"),
+        (8, 3, "format version 3"),
+        (3208, 1 << 5, "read-only compatible features that this release does not know (bit 5)"),
+        (3216, 1 << 5, "incompatible features that this release does not know (bit 5)"),
+    ];
+    cases.into_iter().for_each(|(at, number, expected)| does_not_take(at, number, expected));
+}
+
+fn does_not_take(at: usize, number: u32, expected: &'static str) {
+    on_a_cluster(async move |site| {
         let first = site.open("first", Claim::IfFree).await.unwrap();
         first.swap_superblock(&superblock(1)).await.unwrap();
         let waiting = tokio::spawn(RadosStore::open_simulated(site.rados.client(), "second", Claim::Wait));
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!((site.rados.standbys(), waiting.is_finished()), (1, false));
-        let steps = vec![Step::Write(0, Arc::new(newer_superblock(2)))];
+        let steps = vec![Step::Write(0, Arc::new(foreign_superblock(2, at, number)))];
         site.rados.client().operate("pool", steps, WhenFull::Proceed).await.unwrap();
 
-        let too_new = |opened: Result<Arc<RadosStore>, StoreError>| match opened {
-            Err(StoreError::Io { reason, .. }) => assert!(reason.contains("newer version"), "{reason}"),
+        let is_refused = |opened: Result<Arc<RadosStore>, StoreError>| match opened {
+            Err(StoreError::Io { reason, .. }) => assert!(reason.contains(expected), "{reason}"),
             other => panic!("{:?}", other.map(drop)),
         };
         let waited = tokio::time::timeout(LATE, waiting).await.expect("it does not wait any more");
-        too_new(waited.unwrap());
+        is_refused(waited.unwrap());
         // Its announcement is removed without a wait.
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(site.rados.standbys(), 0, "it must not be chosen as heir");
         let term = site.rados.term();
         drop(first);
         for claim in [Claim::IfFree, Claim::Wait] {
-            too_new(site.open("third", claim).await);
+            is_refused(site.open("third", claim).await);
         }
         assert_eq!((site.rados.term(), first_owner(&site)), (term, true), "the pool is as it was");
     });

@@ -320,6 +320,7 @@ mod tests {
             memory,
             boot: 0,
             blobs: Vec::new(),
+            features: forebay_format::Features::default(),
         };
         let mut bytes = vec![0; BLOCK];
         bytes.extend_from_slice(&superblock.encode());

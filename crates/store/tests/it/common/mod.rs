@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_format::{PoolId, SegmentId, Superblock};
+use forebay_format::{Features, PoolId, SegmentId, Superblock};
 use forebay_store::rados::{Claim, RadosStore, SimulatedRados};
 use forebay_store::{DirectoryOptions, DirectoryStore, FaultyStore, IoBuf, IoMode, MemoryStore, Store};
 
@@ -98,6 +98,7 @@ pub fn superblock(generation: u64) -> Superblock {
         memory: 0,
         boot: 0,
         blobs: Vec::new(),
+        features: Features::default(),
     }
 }
 
