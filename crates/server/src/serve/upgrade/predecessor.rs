@@ -83,9 +83,9 @@ pub(in crate::serve) enum Failure {
     #[error("the new process cannot take over: {0}")]
     Channel(String),
     #[error(
-        "release {release} reads on-store formats up to version {newest}, this pool has version {needed}"
+        "release {release} reads on-store format versions {oldest} to {newest}, this pool has version {needed}"
     )]
-    Format { release: String, newest: u32, needed: u32 },
+    Format { release: String, oldest: u32, newest: u32, needed: u32 },
 }
 
 /// What is handed over, in addition to the pool and the listening sockets.
@@ -144,8 +144,10 @@ impl Predecessor {
         let (listeners, fds) = sockets.describe();
         this.send(&Message::Start { listeners }, &[], &fds)?;
         match this.receive()? {
-            Message::Ready { release, formats: (_, newest), .. } if newest < forebay_format::VERSION => {
-                Err(Failure::Format { release, newest, needed: forebay_format::VERSION })
+            Message::Ready { release, formats: (oldest, newest), .. }
+                if !(oldest..=newest).contains(&forebay_format::VERSION) =>
+            {
+                Err(Failure::Format { release, oldest, newest, needed: forebay_format::VERSION })
             }
             Message::Ready { release, heir, .. } => {
                 this.release = release;

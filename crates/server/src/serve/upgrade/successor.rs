@@ -66,7 +66,7 @@ impl Successor {
     /// Reports that this process is prepared. A pool in Ceph is to be released to `heir`.
     pub fn ready(&self, heir: Option<&Heir>) -> Result<(), ServeError> {
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        let formats = (1, forebay_format::VERSION);
+        let formats = (forebay_format::VERSION, forebay_format::VERSION);
         self.send(&Message::Ready { release, formats, heir: heir.map(Heir::text) })
     }
 
