@@ -10,14 +10,14 @@ use forebay_retained::{Flag, Retained};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
+use crate::block_classes::Classes;
 use crate::buffer::Buffers;
-use crate::classes::Classes;
 use crate::client::Clientele;
 use crate::fair::Flow;
 use crate::limit::Limiter;
 use crate::map::{Touch, Tree};
 use crate::memory::VALID;
-use crate::quota::Blocks;
+use crate::occupied_blocks::Blocks;
 use crate::stats::{Counter, GuestCounters};
 use crate::streams::Streams;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};

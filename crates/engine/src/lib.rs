@@ -24,6 +24,8 @@ mod reclaim;
 mod recovery;
 mod space;
 
+mod block_classes;
+mod block_ranges;
 mod buffer;
 mod cache;
 mod catalogue;
@@ -35,9 +37,13 @@ mod limit;
 mod log;
 mod map;
 mod memory;
+mod occupied_blocks;
 mod progress;
+mod recordings;
+mod scan_queue;
 mod streams;
 mod tables;
+mod write_caches;
 
 mod config;
 mod error;
@@ -59,9 +65,10 @@ mod turns;
 mod workers;
 mod zero;
 
+pub use block_classes::{ClassStats, ClassesInfo};
 pub use cache::CachedBlock;
 pub use catalogue::check_name;
-pub use classes::{ClassStats, ClassesInfo, Peek};
+pub use classes::Peek;
 pub use client::Client;
 pub use commit::{commit_here, may_commit_here};
 pub use config::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};
@@ -70,7 +77,7 @@ pub use forebay_format::SegmentId;
 pub use forebay_format::{DiskId, Mark, PoolId, Role, SyncMode};
 pub use handle::{DiskHandle, Extent, Fast, ReadFrom};
 pub use host::{BoxFuture, Host};
-pub use limit::{Limits, Rate, RateLimits};
+pub use limit::{Limits, Rate, RateLimits, TenantUsage};
 pub use log_damage::{DamagedPlace, DiskLoss, LogDamage};
 #[doc(hidden)]
 pub use mutation::Broken;
@@ -85,7 +92,6 @@ pub use offline::{
 };
 pub use pool::{CloneRequest, DiskInfo, DiskLimits, Pool, TenantInfo, VolumePage};
 pub use profile::ProfileInfo;
-pub use quota::TenantUsage;
 pub use read::Prefetched;
 pub use stats::{
     CacheAdvice, CacheStats, ClassReads, CommitStats, Count, DesktopStats, DiskGuestStats, DiskSpace,

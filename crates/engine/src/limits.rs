@@ -242,3 +242,8 @@ const _: () = assert!(AHEAD_CHUNK * BLOCK as u64 <= AHEAD_BESIDE_OTHERS);
 const _: () = assert!(SCAN_BYTES >= 2 * BATCH_BYTES);
 const _: () = assert!(TIGHT_SHARE < ROOM_SHARE, "room is tight before it is short");
 const _: () = assert!(NODE_GAP + BLOCK as u64 <= NODE_READ_BYTES);
+
+/// The budget of zeroed ranges: `budget` plus a part that only they may use.
+pub(crate) fn zeroes_budget(budget: u64) -> u64 {
+    budget.saturating_add(budget / 8)
+}

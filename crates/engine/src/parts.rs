@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::admin::{CatalogueEditor, Metadata};
 use crate::catalogue::Catalogue;
-use crate::classes::{ClassLearner, ScanQueue};
+use crate::classes::ClassLearner;
 use crate::commit::{Committer, Intake, Reducer};
 use crate::context::Context;
 use crate::desktop::Desktops;
@@ -14,6 +14,7 @@ use crate::quota::Counter;
 use crate::read::Reader;
 use crate::reclaim::Reclaimer;
 use crate::recovery::Recovered;
+use crate::scan_queue::ScanQueue;
 use crate::space::SpaceGovernor;
 use crate::sync::RwLock;
 

@@ -10,13 +10,13 @@ use forebay_store::{MemoryStore, Metered, Store};
 use crate::catalogue::Catalogue;
 use crate::commit::Applier;
 use crate::context::Context;
-use crate::desktop::WriteCaches;
 use crate::log::{Head, Log};
 use crate::memory::heap;
 use crate::progress::CommitProgress;
 use crate::read::{Reader, StoreReader};
 use crate::sync::RwLock;
 use crate::sync::atomic::AtomicU64;
+use crate::write_caches::WriteCaches;
 use crate::{BoxFuture, Host, PoolConfig};
 
 /// A clock that stands still, and no tasks.

@@ -2,17 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_format::{DiskId, Role};
 use forebay_guest::{ClassMap, Content};
 
-use super::queue::ScanQueue;
-use super::state::Learned;
 use crate::admin::{DiskMetadata, Metadata};
+use crate::block_classes::Learned;
 use crate::catalogue::{Catalogue, disk_by_id};
 use crate::disk::Disk;
 use crate::read::{ReadMode, Reader};
+use crate::scan_queue::ScanQueue;
 use crate::sync::RwLock;
 use crate::{Error, Result};
 
@@ -34,7 +33,7 @@ pub struct Peek {
 
 impl Peek {
     fn new(classes: Arc<ClassLearner>, disk: Arc<Disk>) -> Peek {
-        let contents_version = disk.classes.contents_version.load(Relaxed);
+        let contents_version = disk.classes.contents_version();
         Peek { classes, disk, contents_version }
     }
 
@@ -86,7 +85,7 @@ impl ClassLearner {
     }
 
     async fn keep(&self, disk: &Arc<Disk>, contents_version: u64, learned: Learned) -> Result<()> {
-        let is_stale = || disk.classes.contents_version.load(Relaxed) != contents_version;
+        let is_stale = || disk.classes.contents_version() != contents_version;
         if is_stale() {
             return Ok(());
         }
@@ -104,7 +103,7 @@ impl ClassLearner {
     /// Gives a new image the map of the disk from which it was made, and requests a scan.
     pub(crate) async fn give_to_image(&self, image: &Arc<Disk>, from: &Disk) {
         if let Some(learned) = from.classes.learned() {
-            let contents_version = image.classes.contents_version.load(Relaxed);
+            let contents_version = image.classes.contents_version();
             if let Err(e) = self.keep(image, contents_version, (*learned).clone()).await {
                 tracing::warn!(image = %image.record().name, "cannot keep the block classes: {e}");
             }
@@ -120,11 +119,7 @@ impl ClassLearner {
         for disk in catalogue.visible() {
             let record = disk.record();
             if let Some(from) = record.origin.or(record.parent).and_then(|from| catalogue.get(from)) {
-                let inherited = from.classes.learned();
-                let mut state = disk.classes.state.write();
-                if !state.is_separate && state.learned.is_none() {
-                    state.learned = inherited;
-                }
+                disk.classes.share_if_none(from.classes.learned());
             }
         }
     }
@@ -143,7 +138,7 @@ impl ClassLearner {
             match self.metadata.get(&disk, DiskMetadata::Classes).await.map(|bytes| Learned::decode(&bytes?))
             {
                 // A scan may have completed since, which is newer.
-                Ok(Some(learned)) if !disk.classes.state.read().is_separate => disk.classes.set(learned),
+                Ok(Some(learned)) if !disk.classes.is_scanned() => disk.classes.set(learned),
                 Ok(Some(_)) => {}
                 Ok(None) => {
                     tracing::warn!(disk = name, "the block classes cannot be decoded and are ignored")
@@ -154,8 +149,7 @@ impl ClassLearner {
         self.propagate();
         let images: Vec<_> = {
             let catalogue = self.catalogue.read();
-            let unscanned =
-                |disk: &&Arc<Disk>| disk.role() == Role::Image && !disk.classes.state.read().is_separate;
+            let unscanned = |disk: &&Arc<Disk>| disk.role() == Role::Image && !disk.classes.is_scanned();
             catalogue.visible().filter(unscanned).cloned().collect()
         };
         images.iter().for_each(|image| self.scans.request(image));

@@ -1,6 +1,6 @@
 //! Block classes: the use of each block by the guest's file systems, and the policy that depends on it.
 //!
-//! A disk has a map of its classes ([`forebay_guest::ClassMap`]), made by reading the disk as its guest does.
+//! A disk has a map of its classes ([`crate::block_classes`]), made by reading the disk as its guest does.
 //! A policy determines how blocks of each class are treated: whether they are deduplicated and compressed
 //! ([`crate::commit`]), and their priority in the read cache ([`crate::read`], [`crate::commit`]).
 //!
@@ -14,16 +14,10 @@
 //! not survive a restart either. The stored maps are loaded after the pool was opened, while it serves
 //! clients.
 //!
-//! **Scans.** This module decides when a disk is scanned ([`queue`]), by the bytes written to blocks that
+//! **Scans.** [`crate::scan_queue`] decides when a disk is scanned, by the bytes written to blocks that
 //! belonged to no file. The scan blocks its thread, so the server runs it, through a [`Peek`].
 
-mod encoding;
 mod learn;
-mod queue;
-mod state;
 
 pub(crate) use learn::ClassLearner;
 pub use learn::Peek;
-pub(crate) use queue::ScanQueue;
-pub use state::{ClassStats, ClassesInfo};
-pub(crate) use state::{Classes, Classifier, ReadsByClass};

@@ -8,13 +8,13 @@ use forebay_format::{BlockRef, CatalogueOp, DiskId, DiskRecord, FormatError, Map
 
 use crate::catalogue::Catalogue;
 use crate::context::Context;
-use crate::desktop::WriteCaches;
 use crate::disk::{Disk, blocks};
 use crate::map::{NeedNode, NodeCache, Tree};
 use crate::read::{NodeReader, Reader, with_nodes};
 use crate::stats::GuestStats;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::{Mutex, RwLock};
+use crate::write_caches::WriteCaches;
 use crate::{Error, Result};
 
 /// A change to the block map of one disk.

@@ -15,19 +15,20 @@ use tokio::sync::{Notify, oneshot};
 
 use super::driver::Driver;
 use super::schedule::Schedule;
+use crate::block_ranges::{blocks_of, pieces};
 use crate::buffer::{Buffers, WriteBuffer};
 use crate::client::Clientele;
 use crate::context::Context;
 use crate::dedup::{Fingerprinter, HASHED_TOGETHER};
-use crate::desktop::WriteCaches;
 use crate::disk::Disk;
 use crate::limits::{MEMORY_RETRY, MEMORY_WARNINGS};
 use crate::progress::{CommitProgress, Progress};
-use crate::read::{Reader, blocks_of, pieces};
+use crate::read::Reader;
 use crate::space::{Admission, SpaceGovernor};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Mutex, RwLock};
+use crate::write_caches::WriteCaches;
 use crate::zero::is_zero;
 use crate::{Error, Mutation, Result};
 

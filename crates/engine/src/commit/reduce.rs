@@ -28,8 +28,8 @@ use hashbrown::HashMap;
 
 use super::examine::{Examined, Given, examine};
 use super::parts::{Part, Written};
+use crate::block_classes::Classifier;
 use crate::cache::Rank;
-use crate::classes::Classifier;
 use crate::context::Context;
 use crate::dedup::{Dedup, Fingerprinter, Misses};
 use crate::limits::WORKER_BLOCKS;

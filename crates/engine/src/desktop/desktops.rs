@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, Stream};
 
-use super::caches::{WriteCaches, is_nearly_spent};
 use crate::admin::CatalogueEditor;
 use crate::commit::{Committer, Group, Warm, by_leaf};
 use crate::context::Context;
@@ -15,6 +14,7 @@ use crate::progress::CommitProgress;
 use crate::space::SpaceGovernor;
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering::Relaxed;
+use crate::write_caches::{WriteCaches, is_nearly_spent};
 use crate::{DesktopStats, Error, Result};
 
 /// One overflow takes at most one part in this many of the reserve.

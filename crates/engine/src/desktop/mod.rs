@@ -20,10 +20,8 @@
 //! **Locking.** An overflow holds the lock of the log from the freeze to the end, as a commit does, and so
 //! does each step here that changes whether a disk is a desktop; so none of these run concurrently.
 
-mod caches;
 mod desktops;
 mod persist;
 mod reset;
 
-pub(crate) use caches::WriteCaches;
 pub(crate) use desktops::Desktops;

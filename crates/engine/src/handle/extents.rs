@@ -5,9 +5,10 @@ use forebay_store::StoreError;
 use tokio::task::yield_now;
 
 use super::handle::DiskHandle;
+use crate::block_ranges::blocks_of;
 use crate::limits::{LEAF_STEPS, READ_RETRIES, TURN_STEPS};
 use crate::map::{NeedNode, RunKind};
-use crate::read::{blocks_of, with_nodes};
+use crate::read::with_nodes;
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::{Error, Result};
 

@@ -28,10 +28,10 @@ use forebay_retained::Reservation;
 
 use super::handle::{DiskHandle, aligned};
 use crate::Result;
+use crate::block_ranges::{blocks_of, pieces};
 use crate::commit::Answer;
 use crate::disk::Disk;
 use crate::limit::Kind;
-use crate::read::{blocks_of, pieces};
 
 impl DiskHandle {
     /// Reads a range, changes it, and writes it in one atomic step (SBC-3, 5.2 COMPARE AND WRITE, and

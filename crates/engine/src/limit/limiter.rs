@@ -16,9 +16,9 @@ use tokio::sync::Notify;
 
 use super::bucket::Bucket;
 use super::rates::{Limits, Rate, RateLimits};
+use super::usage::Usage;
 use crate::Host;
 use crate::fair::DEFAULT_WEIGHT;
-use crate::quota::Usage;
 use crate::stats::Counter;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::Relaxed;

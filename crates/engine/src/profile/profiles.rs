@@ -11,14 +11,13 @@ use roaring::RoaringTreemap;
 use serde::Serialize;
 use tokio::task::yield_now;
 
-use super::list::{Profile, Recorder};
-use super::recording::Recording;
 use crate::admin::{DiskMetadata, Metadata};
 use crate::catalogue::{Catalogue, disk_by_id};
 use crate::config::BootProfile;
 use crate::context::Context;
 use crate::disk::{Disk, blocks};
 use crate::read::{Prefetched, Reader};
+use crate::recordings::{Profile, Recorder, Recording};
 use crate::sync::{Mutex, RwLock};
 use crate::text::shorten;
 use crate::{Error, Result};
@@ -152,7 +151,7 @@ impl BootProfiles {
     async fn record(self: Arc<BootProfiles>, image: &Arc<Disk>, clone: &Arc<Disk>) {
         let now = self.cx.host.now();
         {
-            let mut recordings = self.reader.recordings.0.lock();
+            let mut recordings = self.reader.recordings.lock();
             if recordings.iter().any(|r| r.image == image.id() || r.clone == clone.id()) {
                 return;
             }
@@ -172,7 +171,7 @@ impl BootProfiles {
         }
         clone.is_recorded.store(false, Relaxed);
         let profile = {
-            let mut recordings = self.reader.recordings.0.lock();
+            let mut recordings = self.reader.recordings.lock();
             let at = recordings.iter().position(|r| r.clone == clone.id());
             at.map(|at| recordings.swap_remove(at).recorder.finish(self.cx.host.unix_ms()))
         };
@@ -189,7 +188,7 @@ impl BootProfiles {
 
     fn recording_has_ended(&self, clone: &Disk) -> bool {
         let now = self.cx.host.now();
-        let recordings = self.reader.recordings.0.lock();
+        let recordings = self.reader.recordings.lock();
         recordings.iter().find(|r| r.clone == clone.id()).is_none_or(|r| {
             let is_quiet = r.recorder.blocks() >= MIN_BLOCKS && now.saturating_sub(r.last_new) >= QUIET_TIME;
             let is_over = r.end || r.recorder.is_full() || now.saturating_sub(r.began) >= MAX_RECORDING;
@@ -247,7 +246,7 @@ impl BootProfiles {
     pub fn end_recording(&self, image: &str) -> Result<bool> {
         let image = self.find_image(image)?;
         let was_wanted = self.wanted.lock().remove(&image.id());
-        let mut recordings = self.reader.recordings.0.lock();
+        let mut recordings = self.reader.recordings.lock();
         let recording = recordings.iter_mut().find(|r| r.image == image.id());
         Ok(recording.map(|r| r.end = true).is_some() || was_wanted)
     }

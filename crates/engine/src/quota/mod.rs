@@ -14,8 +14,9 @@
 //! begins when the group with the snapshot is frozen, so it includes exactly the writes before the snapshot.
 //! When a snapshot is removed, the next older one may keep more than before: the volume is counted again.
 //!
-//! **Invariant.** [`Blocks`] of a volume of a tenant with a quota holds the blocks that it occupies, and
-//! [`Usage::used`] of the tenant is the sum of their numbers. The set is changed under the lock of the
+//! **Invariant.** The [set](crate::occupied_blocks::Blocks) of a volume of a tenant with a quota holds the
+//! blocks that it occupies, and the use of the tenant's quota ([`crate::limit`]) is the sum of the numbers of
+//! blocks in these sets. A set is changed under the lock of the
 //! volume's write buffers, in the same step as the buffer: so a write is refused before it changes anything
 //! and before it is answered, an acknowledged write is never affected, and no concurrent write exceeds the
 //! quota. A write needs no look-up in the block map: whether a block is occupied already is in the set.
@@ -29,11 +30,6 @@
 //! more are occupied: 32 MiB for a full volume of 1 TB. Some 50 bytes for each region with few blocks.
 //! Nothing for volumes without a quota.
 
-mod blocks;
 mod counter;
-mod usage;
 
-pub(crate) use blocks::Blocks;
 pub(crate) use counter::Counter;
-pub use usage::TenantUsage;
-pub(crate) use usage::Usage;

@@ -24,12 +24,13 @@ use std::sync::Arc;
 use forebay_format::{BLOCK, BlockRef, FANOUT, MapValue};
 use futures_util::future::join_all;
 
-use super::gap::{Origin, blocks_of};
+use super::gap::Origin;
 use super::reader::Reader;
 use super::relocation::{Location, Token};
 use super::run::{Run, Wanted};
+use crate::block_classes::Classifier;
+use crate::block_ranges::blocks_of;
 use crate::cache::{Owner, Rank, Turn};
-use crate::classes::Classifier;
 use crate::disk::{Disk, blocks};
 use crate::limits::{
     AHEAD_CACHE_SHARE, AHEAD_CHUNK, AHEAD_GAP, AHEAD_WINDOW, BATCH_BYTES, CHUNK_BLOCKS, READAHEAD_MIN,

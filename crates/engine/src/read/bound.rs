@@ -12,10 +12,17 @@
 use std::time::Duration;
 
 use crate::limits::READS_AT_ONCE;
-use crate::space::Flushing;
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Relaxed;
+
+/// The disks that flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flushing {
+    None,
+    Only(u64),
+    Several,
+}
 
 /// A commit is slowed if it takes this many times as long as a calm one, ...
 const SLOWED: f64 = 2.0;

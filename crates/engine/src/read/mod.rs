@@ -23,7 +23,8 @@ mod store;
 mod tests;
 mod turns;
 
-pub(crate) use gap::{Gap, Gathered, Origin, ReadMode, blocks_of, pieces};
+pub(crate) use bound::Flushing;
+pub(crate) use gap::{Gap, Gathered, Origin, ReadMode};
 pub(crate) use nodes::{NodeReader, with_nodes};
 pub use prefetch::Prefetched;
 pub(crate) use reader::Reader;

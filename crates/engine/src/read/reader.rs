@@ -15,21 +15,22 @@ use forebay_format::{BLOCK, BlockRef, MapValue};
 use forebay_guest::{CachePriority, Class};
 use forebay_store::StoreError;
 
-use super::gap::{Gap, Gathered, Origin, Outcome, ReadMode, pieces};
+use super::gap::{Gap, Gathered, Origin, Outcome, ReadMode};
 use super::nodes::{NodeReader, with_nodes};
 use super::run::Fetched;
 use super::store::StoreReader;
 use super::turns::ReadTurns;
+use crate::block_classes::ReadsByClass;
+use crate::block_ranges::pieces;
 use crate::buffer::{ALL_SECTORS, BlockBox, copy_sectors, sectors, zero_sectors};
 use crate::cache::{MissTable, Owner, Rank, ReadCache};
-use crate::classes::ReadsByClass;
 use crate::context::Context;
 use crate::disk::Disk;
 use crate::limits::{CHUNK_BLOCKS, READ_RETRIES};
 use crate::lost::{is_lost, lost_block};
 use crate::map::NeedNode;
-use crate::profile::Recordings;
 use crate::progress::CommitProgress;
+use crate::recordings::Recordings;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{BoxFuture, Error, Result};
 

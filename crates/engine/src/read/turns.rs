@@ -13,13 +13,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bound::ReadBound;
+use super::bound::{Flushing, ReadBound};
 use crate::Result;
 use crate::context::Context;
 use crate::disk::Disk;
 use crate::fair::{Budget, Flow, Gate};
 use crate::limits::{AHEAD_AT_ONCE, AHEAD_BESIDE_OTHERS, READS_AT_ONCE, READS_RESERVE};
-use crate::space::Flushing;
 
 /// The reads of guests at the store; see the module documentation.
 pub(crate) struct ReadTurns {

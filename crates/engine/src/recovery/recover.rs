@@ -19,7 +19,6 @@ use crate::catalogue::Catalogue;
 use crate::commit::{Applier, segments_with_blocks};
 use crate::context::Context;
 use crate::dedup::Dedup;
-use crate::desktop::WriteCaches;
 use crate::disk::{Disk, blocks};
 use crate::limits::SCANS_AT_ONCE;
 use crate::log::{Gap, Head, Log, SYNC, Scanned, SegmentScan, for_good, scan_past_gaps};
@@ -31,6 +30,7 @@ use crate::read::{Reader, StoreReader};
 use crate::sync::RwLock;
 use crate::sync::atomic::AtomicU64;
 use crate::tables::{Contents, StoredTables};
+use crate::write_caches::WriteCaches;
 use crate::{Error, Host, PoolConfig, Result};
 
 /// The reaction to damage to the log that loses flushed writes.

@@ -15,6 +15,7 @@
 use std::time::Duration;
 
 use crate::limits::TURN_BYTES;
+use crate::read::Flushing;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
@@ -73,14 +74,6 @@ struct Measured {
     last: Duration,
     /// Seconds from one flush to the next: a moving mean, at first as of rare ones.
     gap: f64,
-}
-
-/// The disks that flush.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flushing {
-    None,
-    Only(u64),
-    Several,
 }
 
 /// Measures commits and bounds the write buffers; see the module documentation.

@@ -31,7 +31,7 @@ use super::flush_bound::FlushBound;
 use super::policy::{FreeingRate, Level, MAX_DELAY, Outcome, PATIENCE, Situation, min_reclaim_bytes};
 use crate::buffer::ZEROES_COST;
 use crate::fair::{Budget, Flow, Gate, Waiting};
-use crate::limits::TURN_BYTES;
+use crate::limits::{TURN_BYTES, zeroes_budget};
 use crate::progress::CommitProgress;
 use crate::stats::Counter;
 use crate::sync::Mutex;
@@ -56,11 +56,6 @@ const OBSERVED_MOST: u64 = 32 << 20;
 const OBSERVED_RESERVE_PART: u64 = 4;
 /// ... and by the first commit after this time.
 const OBSERVED_EACH: Duration = Duration::from_millis(50);
-
-/// The budget of zeroed ranges: `budget` plus a part that only they may use.
-pub(crate) fn zeroes_budget(budget: u64) -> u64 {
-    budget.saturating_add(budget / 8)
-}
 
 /// Owns the numbers about room; see the module documentation.
 pub(crate) struct SpaceGovernor {

@@ -7,6 +7,5 @@ mod flush_bound;
 mod governor;
 mod policy;
 
-pub(crate) use flush_bound::Flushing;
-pub(crate) use governor::{Admission, SpaceGovernor, zeroes_budget};
+pub(crate) use governor::{Admission, SpaceGovernor};
 pub(crate) use policy::SPACE_CHECK;

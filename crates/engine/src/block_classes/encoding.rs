@@ -10,7 +10,7 @@ const FILE_SYSTEMS: [Content; 5] =
     [Content::Unknown, Content::Ntfs, Content::Ext, Content::Xfs, Content::Swap];
 
 impl Learned {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
         let number = |content: &Content| FILE_SYSTEMS.iter().position(|c| c == content).unwrap_or(0) as u8;
         let file_systems: Vec<u8> = self.file_systems.iter().take(u8::MAX.into()).map(number).collect();
         let mut out = vec![VERSION];
@@ -22,7 +22,7 @@ impl Learned {
     }
 
     /// Decodes metadata; `None` if no release up to this one writes such bytes.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Learned> {
+    pub fn decode(bytes: &[u8]) -> Option<Learned> {
         let (version, rest) = bytes.split_first()?;
         let (learned_ms, rest) = rest.split_first_chunk()?;
         let (count, rest) = rest.split_first()?;

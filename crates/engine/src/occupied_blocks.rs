@@ -6,8 +6,8 @@ use std::sync::Arc;
 use forebay_format::BLOCK;
 use roaring::RoaringTreemap;
 
+use crate::block_ranges::pieces;
 use crate::limit::Tenant;
-use crate::read::pieces;
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::Relaxed;

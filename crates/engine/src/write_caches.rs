@@ -4,7 +4,7 @@ use tokio::sync::Notify;
 
 use crate::buffer::ZEROES_COST;
 use crate::disk::Disk;
-use crate::space::zeroes_budget;
+use crate::limits::zeroes_budget;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// The write caches of all desktops.
@@ -21,7 +21,7 @@ pub(crate) struct WriteCaches {
 }
 
 /// Whether a desktop must begin to overflow: early enough that writers do not have to wait for it.
-pub(super) fn is_nearly_spent(used: u64, budget: u64) -> bool {
+pub(crate) fn is_nearly_spent(used: u64, budget: u64) -> bool {
     used > budget - budget / 8
 }
 

@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_format::{DiskId, Role};
@@ -89,7 +88,7 @@ impl ScanQueue {
     /// Appends a volume to the queue if enough was written to blocks that belonged to no file, and the last
     /// scan was long enough ago.
     pub fn request_if_changed(&self, disk: &Disk) {
-        if disk.classes.changed_bytes.load(Relaxed) < LEARN_BYTES
+        if disk.classes.changed_bytes() < LEARN_BYTES
             || !self.cx.config.learn_classes
             || disk.role() != Role::Volume
         {
@@ -101,7 +100,7 @@ impl ScanQueue {
         if !self.last.lock().record(key, now) {
             return;
         }
-        disk.classes.changed_bytes.store(0, Relaxed);
+        disk.classes.forget_changed_bytes();
         if self.class_maps_bytes() < CLASS_MAPS_BYTES {
             self.request(disk);
         }
@@ -109,15 +108,7 @@ impl ScanQueue {
 
     /// Memory of all separate maps.
     fn class_maps_bytes(&self) -> usize {
-        let of = |disk: &Arc<Disk>| {
-            let state = disk.classes.state.read();
-            state
-                .learned
-                .as_ref()
-                .filter(|_| state.is_separate)
-                .map_or(0, |learned| learned.map.len() * size_of::<u64>())
-        };
-        self.catalogue.read().iter().map(of).sum()
+        self.catalogue.read().iter().map(|disk| disk.classes.separate_bytes()).sum()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Recordings of boots: the blocks that the first client of a clone reads through its block map, in order.
 
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::time::Duration;
 
 use forebay_format::{DiskId, MapValue};
@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::sync::Mutex;
 
 /// A boot that is being recorded.
-pub(super) struct Recording {
+pub(crate) struct Recording {
     pub image: DiskId,
     pub clone: DiskId,
     pub recorder: Recorder,
@@ -26,7 +26,7 @@ pub(super) struct Recording {
 
 /// The boots that are being recorded.
 #[derive(Default)]
-pub(crate) struct Recordings(pub(super) Mutex<Vec<Recording>>);
+pub(crate) struct Recordings(Mutex<Vec<Recording>>);
 
 impl Recordings {
     /// Records blocks that a recorded clone writes: they no longer belong to its image, even after they have
@@ -54,7 +54,12 @@ impl Recordings {
         }
     }
 
-    pub(super) fn is_recorded(&self, image: DiskId) -> bool {
+    /// The recordings, which are changed only under this lock.
+    pub fn lock(&self) -> impl DerefMut<Target = Vec<Recording>> {
+        self.0.lock()
+    }
+
+    pub fn is_recorded(&self, image: DiskId) -> bool {
         self.0.lock().iter().any(|r| r.image == image)
     }
 }

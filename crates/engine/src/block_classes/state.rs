@@ -16,11 +16,11 @@ const READ_SAMPLE: u64 = 16;
 /// The result of scanning a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Learned {
-    pub(super) map: ClassMap,
+    pub(crate) map: ClassMap,
     /// The contents of its partitions.
-    pub(super) file_systems: Vec<Content>,
+    pub(crate) file_systems: Vec<Content>,
     /// Time of the scan, in Unix milliseconds.
-    pub(super) learned_ms: u64,
+    pub(crate) learned_ms: u64,
 }
 
 impl Learned {
@@ -33,19 +33,19 @@ impl Learned {
 /// The classes of one disk.
 #[derive(Default)]
 pub(crate) struct Classes {
-    pub(super) state: RwLock<State>,
+    state: RwLock<State>,
     /// Incremented when the disk gets other contents, for which a scan of the previous contents is invalid.
-    pub(super) contents_version: AtomicU64,
+    contents_version: AtomicU64,
     /// Bytes written since the last scan to blocks that belonged to no file.
-    pub(super) changed_bytes: AtomicU64,
+    changed_bytes: AtomicU64,
     counters: [Counters; Class::COUNT],
 }
 
 #[derive(Default)]
-pub(super) struct State {
+struct State {
     /// It results from a scan of this disk, even if that found nothing useful; otherwise it is inherited.
-    pub is_separate: bool,
-    pub learned: Option<Arc<Learned>>,
+    is_separate: bool,
+    learned: Option<Arc<Learned>>,
 }
 
 /// Traffic of guests to blocks of one class.
@@ -57,8 +57,43 @@ struct Counters {
 }
 
 impl Classes {
-    pub(super) fn learned(&self) -> Option<Arc<Learned>> {
+    pub fn learned(&self) -> Option<Arc<Learned>> {
         self.state.read().learned.clone()
+    }
+
+    /// Whether the disk was scanned itself, even if the scan found nothing useful.
+    pub fn is_scanned(&self) -> bool {
+        self.state.read().is_separate
+    }
+
+    /// Memory of the map, if no other disk shares it.
+    pub fn separate_bytes(&self) -> usize {
+        let state = self.state.read();
+        let separate = state.learned.as_ref().filter(|_| state.is_separate);
+        separate.map_or(0, |learned| learned.map.len() * size_of::<u64>())
+    }
+
+    /// Changes when the disk gets other contents.
+    pub fn contents_version(&self) -> u64 {
+        self.contents_version.load(Relaxed)
+    }
+
+    /// Bytes written since the last scan to blocks that belonged to no file.
+    pub fn changed_bytes(&self) -> u64 {
+        self.changed_bytes.load(Relaxed)
+    }
+
+    /// A scan was requested.
+    pub fn forget_changed_bytes(&self) {
+        self.changed_bytes.store(0, Relaxed);
+    }
+
+    /// Shares a map, unless the disk was scanned or shares another map.
+    pub fn share_if_none(&self, learned: Option<Arc<Learned>>) {
+        let mut state = self.state.write();
+        if !state.is_separate && state.learned.is_none() {
+            state.learned = learned;
+        }
     }
 
     /// Shares the map of the disk whose contents this disk gets.
@@ -70,7 +105,7 @@ impl Classes {
     }
 
     /// Replaces the map by the result of a scan of this disk.
-    pub(super) fn set(&self, learned: Learned) {
+    pub fn set(&self, learned: Learned) {
         self.changed_bytes.store(0, Relaxed);
         let learned = learned.is_useful().then(|| Arc::new(learned));
         *self.state.write() = State { is_separate: true, learned };

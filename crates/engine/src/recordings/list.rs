@@ -11,11 +11,11 @@ const VERSION: u8 = 1;
 /// Bytes of version and time.
 const HEADER: usize = 9;
 /// Most blocks of a profile: 2 GiB. A longer recording is not of a boot, or not worth keeping in RAM.
-pub(super) const MAX_BLOCKS: u64 = 1 << 19;
+const MAX_BLOCKS: u64 = 1 << 19;
 
 /// The blocks that a boot reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Profile {
+pub(crate) struct Profile {
     /// When it was recorded, in Unix milliseconds.
     pub recorded_ms: u64,
     /// Blocks, each once.
@@ -86,7 +86,7 @@ fn take(bytes: &mut &[u8]) -> Option<u64> {
 
 /// A profile that is being recorded.
 #[derive(Default)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     /// For each 64 blocks, those that were recorded: every read looks here, and this stays in the processor's
     /// cache.
     seen: HashMap<u64, u64, BuildU64Hasher>,
