@@ -39,6 +39,24 @@ pub fn find(base: &Path, folder: &str) -> io::Result<Vec<Circle>> {
     Ok(circles(&uses(base, folder)?))
 }
 
+/// The part of a file's path directly below `folder`: a folder, or the file itself.
+pub fn top<'a>(file: &'a str, folder: &str) -> &'a str {
+    let below = file.strip_prefix(folder).unwrap_or(file).trim_start_matches('/');
+    below.split_once('/').map_or(below, |(first, _)| first)
+}
+
+/// The circles of folders directly below `folder`. A file that is in none of them counts as a folder.
+pub fn find_folders(base: &Path, folder: &str) -> io::Result<Vec<Circle>> {
+    Ok(circles_of_folders(&uses(base, folder)?, folder.trim_end_matches('/')))
+}
+
+/// As [`find_folders`], of these uses.
+pub fn circles_of_folders(uses: &BTreeSet<Use>, folder: &str) -> Vec<Circle> {
+    let name = |file: &str| top(file, folder).to_owned();
+    let between = uses.iter().map(|u| Use { from: name(&u.from), to: name(&u.to), ..u.clone() });
+    circles(&between.filter(|u| u.from != u.to).collect())
+}
+
 /// The nearest `lib.rs` or `main.rs` in `folder` or above.
 fn root_file(base: &Path, folder: &str) -> Option<String> {
     let mut dir = folder;
@@ -95,8 +113,22 @@ fn reachable<'a>(next: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &'a str) -> 
 /// Prints the circles in a folder, with the uses that close them; returns their number.
 pub fn print(base: &Path, folder: &str) -> io::Result<usize> {
     let circles = find(base, folder)?;
-    for circle in &circles {
-        println!("circle of {} files:", circle.files.len());
+    print_all(&circles, "files");
+    let of_folders = find_folders(base, folder)?;
+    print_all(&of_folders, "folders");
+    let files: usize = circles.iter().map(|c| c.files.len()).sum();
+    let folders: usize = of_folders.iter().map(|c| c.files.len()).sum();
+    println!(
+        "{folder}: {} circles of files, {files} files in them; {} circles of folders, {folders} folders in them",
+        circles.len(),
+        of_folders.len()
+    );
+    Ok(circles.len() + of_folders.len())
+}
+
+fn print_all(circles: &[Circle], what: &str) {
+    for circle in circles {
+        println!("circle of {} {what}:", circle.files.len());
         for file in &circle.files {
             println!("  {file}");
             let mut names: BTreeMap<&str, Vec<String>> = BTreeMap::new();
@@ -108,9 +140,6 @@ pub fn print(base: &Path, folder: &str) -> io::Result<usize> {
             }
         }
     }
-    let files: usize = circles.iter().map(|c| c.files.len()).sum();
-    println!("{folder}: {} circles, {files} files in them", circles.len());
-    Ok(circles.len())
 }
 
 #[cfg(test)]
