@@ -1,7 +1,8 @@
 //! The data plane and its protocols: NBD, iSCSI and SCSI.
 //!
 //! The front ends [`nbd`] and [`iscsi`] share the data plane ([`plane`]): threads, sockets, and the memory of
-//! clients. [`scsi`] has the logical units of iSCSI targets, [`targets`] decides who can access them.
+//! clients. [`scsi`] has the logical units of iSCSI targets; [`targets`] decides which initiators can access
+//! these units.
 //!
 //! Disks and the durability of writes are the engine's responsibility. The control plane uses these modules
 //! through their handles, and is not known here.

@@ -69,7 +69,7 @@ impl HeapMemory {
             let Some(from) = from else { continue };
             assert_eq!(from.len(), CHUNK, "a chunk has this size");
             let new = allocate().expect("memory for the copy");
-            // SAFETY: `new` was allocated with CHUNK bytes just now, and nothing else refers to it.
+            // SAFETY: `new` was allocated with CHUNK bytes just now, and no other reference to it exists.
             unsafe { new.as_ptr().copy_from_nonoverlapping(from.as_ptr(), CHUNK) };
             to.store(new.as_ptr(), Ordering::Release);
         }

@@ -313,7 +313,7 @@ impl Retained {
             None => NonNull::from(Box::leak(Box::new([0; PAGE]))),
         };
         let mut page = Page { slot: Slot::new(self, place), bytes, crc: 0, order: 0 };
-        // SAFETY: the page belongs to `page`, which nothing else refers to yet.
+        // SAFETY: the page belongs to `page`, to which no other reference exists yet.
         let content = unsafe { page.bytes.as_mut() };
         fill(content);
         step();

@@ -1,5 +1,5 @@
-//! The binary `forebay`: its command line and configuration, and the running server, which connects the engine
-//! and its store with the front ends and the control plane.
+//! The binary `forebay`: its command line and configuration, and the running server, which connects the
+//! engine and its store with the front ends and the control plane.
 
 pub mod cli;
 pub mod config;

@@ -1,5 +1,5 @@
 //! Decompression of clusters and grains. The length of the output is known in advance. Malformed, short or
-//! long input is an error. Its decompression takes no more memory and time than valid input, except for one
+//! long input is an error. Its decompression needs no more memory and time than valid input, except for one
 //! block of Zstandard, which has at most 128 KiB.
 
 use std::io::Read;

@@ -23,7 +23,7 @@ use super::share::{Owner, Shares};
 /// Hits that are counted: 0 to 3, as in the paper.
 const MAX_HITS: u8 = 3;
 /// Times that a used block of a disk below its share passes through the main queue before it is evicted: it
-/// may be used so much more rarely than the blocks of busier disks.
+/// may be used much more rarely than the blocks of busier disks.
 const LAPS_BELOW_SHARE: u8 = 63;
 /// Hits in the small queue that promote a block to the main queue. The paper uses two; one gives the same hit
 /// rates on skewed loads and scans, and follows a moving working set sooner (see the tests).

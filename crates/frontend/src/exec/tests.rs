@@ -1,7 +1,7 @@
-//! A front end of a protocol that exists only here: a new protocol needs a decoder, an encoder, and no more.
+//! A front end of a protocol that exists only here. A new protocol needs a decoder and an encoder.
 //!
-//! A request has an operation, an offset and a length (1, 8 and 4 bytes, big-endian), and the data of a write.
-//! A reply has the operation, 0 or 1 for an error, and the data of a read; replies come in any order.
+//! A request has an operation, an offset and a length (1, 8 and 4 bytes, big-endian), and the data of a
+//! write. A reply has the operation, 0 or 1 for an error, and the data of a read; replies come in any order.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -442,7 +442,7 @@ fn open_file(path: &std::path::Path) -> Result<(Arc<Retained>, Contents), Lost> 
     Retained::open(Arc::new(file), &IDENTITY, LIMIT)
 }
 
-/// A chunk in the table that is incomplete is damage. What lies behind, or is not in the table, has no
+/// A chunk in the table that is incomplete is damage. Bytes behind it, or outside of the table, have no
 /// effect.
 #[test]
 fn a_file_of_another_length_is_lost_or_complete() {

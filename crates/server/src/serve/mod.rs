@@ -14,8 +14,8 @@
 //! the connections ([`upgrade`]). If that fails, this process takes them back: it builds its services
 //! ([`services`]) again.
 //!
-//! **Handover.** On request of the API, a standby on another host takes a pool in Ceph over ([`ownership::handover`]).
-//! This server stands by then, if it was started as a standby, and ends otherwise.
+//! **Handover.** On request of the API, a standby on another host takes a pool in Ceph over
+//! ([`ownership::handover`]). This server stands by then, if it was started as a standby, and ends otherwise.
 //!
 //! **Loss of the pool.** If another server has opened the pool, or taken its store, this one ends at once,
 //! with an error and without answering a request: its clients lose their connections, and look for the other
