@@ -6,7 +6,7 @@
 //!   connection that received it, if the request does not have to wait: a read whose data is in RAM, a write
 //!   for which the write buffers have room.
 //! - **In a task.** [`Executor::spawn`] serves a [`Job`] in a task of the connection's thread. The task holds
-//!   the memory that the job is charged, until the job ends. [`block`] has the job of protocols whose requests
+//!   the memory that the job is charged until the job ends. [`block`] has the job of protocols whose requests
 //!   concern one disk; a SCSI command is a separate kind of job, because it may combine several changes.
 //! - **Latency figures.** Every request that succeeds is counted with its path ([`Served`]).
 //! - **Loss of the pool.** If another server has opened the pool, the request gets no reply, and the
