@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_xray::ats;
 use forebay_xray::bench::Part;
-use forebay_xray::iscsi::{Address, Load};
-use forebay_xray::load::{Access, Spec, Stop};
+use forebay_xray::device::Endpoint;
+use forebay_xray::iscsi::Address;
+use forebay_xray::load::{Access, Rate, Spec, Stop};
 use forebay_xray::nbd::Target;
 use forebay_xray::vdi::{self, Cache, Phase};
 
@@ -145,7 +146,7 @@ impl Vdi {
     }
 }
 
-/// A load.
+/// A load over NBD.
 #[derive(Debug, Args)]
 pub struct NbdLoad {
     /// Server: unix:PATH or HOST:PORT
@@ -154,6 +155,38 @@ pub struct NbdLoad {
     /// Export
     #[arg(long, default_value = "")]
     export: String,
+    /// Connections; the range is divided between them
+    #[arg(long, default_value_t = 1)]
+    connections: u16,
+    /// Request simple replies, as the Linux kernel's client does, instead of structured ones
+    #[arg(long)]
+    simple_replies: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// A load over iSCSI.
+#[derive(Debug, Args)]
+pub struct IscsiLoad {
+    /// Portal: HOST:PORT
+    #[arg(long)]
+    portal: String,
+    /// Name of the target
+    #[arg(long)]
+    target: String,
+    /// Logical unit
+    #[arg(long, default_value_t = 0)]
+    lun: u8,
+    /// Initiators, each with a session; the range is divided between them
+    #[arg(long, default_value_t = 1)]
+    initiators: u16,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// What all loads have in common.
+#[derive(Debug, Args)]
+struct LoadArgs {
     /// Access pattern
     #[arg(long, value_enum, default_value_t = Rw::Randread)]
     rw: Rw,
@@ -166,9 +199,6 @@ pub struct NbdLoad {
     /// Requests in progress on each connection
     #[arg(long, default_value_t = 32)]
     depth: u16,
-    /// Connections; the range is divided between them
-    #[arg(long, default_value_t = 1)]
-    connections: u16,
     /// Duration in seconds
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
@@ -190,85 +220,18 @@ pub struct NbdLoad {
     /// First byte of the range
     #[arg(long, default_value = "0", value_parser = size)]
     offset: u64,
-    /// Bytes of the range [default: to the end of the export]
+    /// Bytes of the range [default: to the end of the disk]
     #[arg(long, value_parser = size)]
     size: Option<u64>,
     /// Seed of offsets, mix, arrivals and content [default: the time, so that no run repeats content]
     #[arg(long)]
     seed: Option<u64>,
-    /// Request simple replies, as the Linux kernel's client does, instead of structured ones
-    #[arg(long)]
-    simple_replies: bool,
     /// Verify reads against the writes of this run; read all written blocks at the end
     #[arg(long)]
     verify: bool,
     /// Print the report as JSON
     #[arg(long)]
-    pub json: bool,
-}
-
-/// A load over iSCSI.
-#[derive(Debug, Args)]
-pub struct IscsiLoad {
-    /// Portal: HOST:PORT
-    #[arg(long)]
-    portal: String,
-    /// Name of the target
-    #[arg(long)]
-    target: String,
-    /// Logical unit
-    #[arg(long, default_value_t = 0)]
-    lun: u8,
-    /// Access pattern; iscsi-load does not support mix
-    #[arg(long, value_enum, default_value_t = Rw::Randread)]
-    rw: Rw,
-    /// Bytes of each command, such as 4k or 64k
-    #[arg(long, default_value = "4k", value_parser = size)]
-    bs: u64,
-    /// Commands in progress in each session
-    #[arg(long, default_value_t = 32)]
-    depth: u16,
-    /// Initiators, each with a session
-    #[arg(long, default_value_t = 1)]
-    initiators: u16,
-    /// Duration in seconds
-    #[arg(long, default_value_t = 10.0)]
-    seconds: f64,
-    /// SYNCHRONIZE CACHE at this interval and at the end, such as 1s or 100ms
-    #[arg(long, value_parser = duration)]
-    flush_each: Option<Duration>,
-    /// Seed of offsets and content [default: the time, so that no run repeats content]
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Print the report as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl IscsiLoad {
-    /// The load with these options.
-    pub fn load(&self) -> Result<Load<'static>, &'static str> {
-        let address = Address { portal: self.portal.clone(), target: self.target.clone(), lun: self.lun };
-        let mut load = Load::new(address);
-        (load.access, load.writes) = match self.rw {
-            Rw::Randread => (Access::Random, false),
-            Rw::Randwrite => (Access::Random, true),
-            Rw::Read => (Access::Sequential, false),
-            Rw::Write => (Access::Sequential, true),
-            Rw::Mix => return Err("iscsi-load does not support --rw mix"),
-        };
-        load.block_bytes = u32::try_from(self.bs)
-            .ok()
-            .filter(|n| *n > 0 && n % 512 == 0)
-            .ok_or("--bs must be a multiple of 512 below 4G")?;
-        if self.depth == 0 || self.initiators == 0 {
-            return Err("--depth and --initiators must be at least 1");
-        }
-        (load.depth, load.initiators) = (self.depth, self.initiators);
-        load.stop = Stop::After(Duration::try_from_secs_f64(self.seconds).unwrap_or_default());
-        (load.flush_each, load.seed) = (self.flush_each, seed_or_time(self.seed));
-        Ok(load)
-    }
+    json: bool,
 }
 
 const PER_CENT: RangeInclusive<i64> = 0..=100;
@@ -285,6 +248,32 @@ enum Rw {
 impl NbdLoad {
     /// The load with these options.
     pub fn spec(&self) -> Spec {
+        let endpoint = Endpoint::Nbd(self.uri.clone(), self.export.clone());
+        Spec { simple_replies: self.simple_replies, ..self.load.spec(endpoint, self.connections) }
+    }
+
+    /// Whether the report is printed as JSON.
+    pub fn json(&self) -> bool {
+        self.load.json
+    }
+}
+
+impl IscsiLoad {
+    /// The load with these options.
+    pub fn spec(&self) -> Spec {
+        let (portal, target) = (self.portal.clone(), self.target.clone());
+        let endpoint = Endpoint::Iscsi(Address { portal, target, lun: self.lun });
+        self.load.spec(endpoint, self.initiators)
+    }
+
+    /// Whether the report is printed as JSON.
+    pub fn json(&self) -> bool {
+        self.load.json
+    }
+}
+
+impl LoadArgs {
+    fn spec(&self, endpoint: Endpoint, connections: u16) -> Spec {
         let (access, read_percent) = match self.rw {
             Rw::Randread => (Access::Random, 100),
             Rw::Randwrite => (Access::Random, 0),
@@ -303,16 +292,15 @@ impl NbdLoad {
             read_percent,
             block_bytes: u32::try_from(self.bs).unwrap_or(u32::MAX),
             depth: self.depth,
-            connections: self.connections,
+            connections,
             stop,
             flush_each: self.flush_each,
             fua: self.fua,
-            rate: self.rate,
+            rate: self.rate.map(Rate::Poisson),
             range: Some(self.offset..end),
             seed: seed_or_time(self.seed),
-            structured: !self.simple_replies,
             verify: self.verify,
-            ..Spec::new(self.uri.clone(), &self.export)
+            ..Spec::new(endpoint)
         }
     }
 }

@@ -11,8 +11,11 @@
 pub mod ats;
 pub mod bench;
 pub mod device;
+mod error;
+mod files;
 pub mod iscsi;
 pub mod load;
+mod machine;
 pub mod nbd;
 pub mod report;
 mod rng;

@@ -4,21 +4,20 @@ mod args;
 mod run_command;
 mod scenario_command;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use forebay_xray::ats;
-use forebay_xray::bench::{self, Options};
-use forebay_xray::load::{self, Report};
-use forebay_xray::vdi;
+use forebay_xray::load::{self, Report, Spec};
+use forebay_xray::report::{BenchReport, Details};
+use forebay_xray::{ats, bench, vdi};
 
-use args::{Cli, Command, IscsiLoad, NbdLoad};
+use args::{Cli, Command};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::NbdLoad(args) => nbd_load(&args),
-        Command::IscsiLoad(args) => iscsi_load(&args),
+        Command::NbdLoad(args) => run_load(&args.spec(), args.json()),
+        Command::IscsiLoad(args) => run_load(&args.spec(), args.json()),
         Command::Bench(args) => bench(&args),
         Command::Vdi(args) => vdi(&args),
         Command::Ats(args) => ats(&args),
@@ -35,15 +34,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn nbd_load(args: &NbdLoad) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    show(&load::run(&args.spec())?, args.json)
-}
-
-fn iscsi_load(args: &IscsiLoad) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    show(&args.load()?.run()?.report, args.json)
-}
-
-fn show(report: &Report, json: bool) -> Result<ExitCode, Box<dyn std::error::Error>> {
+fn run_load(spec: &Spec, json: bool) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let report = &load::run(spec)?;
     if json {
         println!("{}", serde_json::to_string_pretty(report)?);
     } else {
@@ -65,8 +57,11 @@ fn print(r: &Report) {
         let l = r.flush_latency;
         println!("{} flushes, in ms: median {:.2}, longest {:.2}", r.flushes, l.p50_us / 1e3, l.max_us / 1e3);
     }
+    if r.conflicts > 0 {
+        println!("{} requests met a reservation", r.conflicts);
+    }
     if let Some(code) = r.first_error {
-        println!("{} ERRORS, first: {code}", r.errors);
+        println!("{} ERRORS, first: {code} ({code:#08x})", r.errors);
     }
     if r.verified > 0 {
         println!("{} requests verified, {} MISMATCHES", r.verified, r.mismatches);
@@ -91,56 +86,26 @@ fn server(named: Option<&PathBuf>) -> Result<PathBuf, Box<dyn std::error::Error>
 fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let binary = server(args.forebay.as_ref())?;
     let forebay = (binary.as_os_str() != "none").then_some(binary);
-    let report = bench::run(&Options {
-        forebay,
-        parent: args.dir.clone(),
-        quick: args.quick,
-        only: args.only.clone(),
-    })?;
-    println!("{}", report.machine.line());
-    println!("{}", report.peers.join("; "));
-    println!("{}", report.table());
-    for note in &report.notes {
-        println!("{note}");
-    }
-    println!("{}", report.trust());
-    let file = args.dir.join("bench.json");
-    std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
-    println!("{:.0} s; all rounds: {}", report.seconds, file.display());
-    Ok(ExitCode::SUCCESS)
+    let (parent, quick, only) = (args.dir.clone(), args.quick, args.only.clone());
+    publish(&bench::run(&bench::Options { forebay, parent, quick, only })?, &args.dir, "bench")
 }
 
 fn vdi(args: &args::Vdi) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let report = vdi::run(&args.options(server(args.forebay.as_ref())?))?;
-    println!("{}", report.machine.line());
-    println!("{}", report.guest_table());
-    println!("{}", report.store_table());
-    println!("{}", report.table());
-    println!("{}", report.notes().join("\n"));
-    let file = args.dir.join("vdi.json");
-    std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
-    println!("{:.0} s; all counters: {}", report.seconds, file.display());
-    Ok(if report.wrong_blocks() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let options = args.options(server(args.forebay.as_ref())?);
+    publish(&vdi::run(&options)?, &args.dir, "vdi")
 }
 
 fn ats(args: &args::Ats) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let report = ats::run(&ats::Options {
-        forebay: server(args.forebay.as_ref())?,
-        parent: args.dir.clone(),
-        quick: args.quick,
-        only: args.only.clone(),
-    })?;
-    println!("{}", report.machine.line());
-    println!("{}", report.peers.join("; "));
-    let (file, plot) = (args.dir.join("ats.json"), args.dir.join("ats.svg"));
-    if !report.scenes.is_empty() {
-        println!("{}", report.scene_table());
-        std::fs::write(&plot, ats::svg(&report.scenes))?;
-        println!("plot: {}", plot.display());
-    }
-    println!("{}", report.table());
-    println!("{}", report.trust());
-    std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
-    println!("{:.0} s; all rounds: {}", report.seconds, file.display());
-    Ok(ExitCode::SUCCESS)
+    let forebay = server(args.forebay.as_ref())?;
+    let (parent, quick, only) = (args.dir.clone(), args.quick, args.only.clone());
+    publish(&ats::run(&ats::Options { forebay, parent, quick, only })?, &args.dir, "ats")
+}
+
+fn publish<D: Details>(
+    report: &BenchReport<D>,
+    dir: &Path,
+    name: &str,
+) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    report.publish(dir, name)?;
+    Ok(if report.details.is_sound() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -5,8 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use crate::bench::Result;
-use crate::bench::error::{BenchError, During};
+use crate::error::{During, Error, Result};
 
 /// A connection.
 pub struct Control(BufReader<UnixStream>);
@@ -25,7 +24,7 @@ impl Control {
         let status = self.exchange(method, path, body).during(what)?;
         match status {
             200..=299 => Ok(()),
-            _ => Err(BenchError::Command { command: what(), stderr: format!("status {status}") }),
+            _ => Err(Error::Command { command: what(), stderr: format!("status {status}") }),
         }
     }
 

@@ -1,35 +1,30 @@
 //! Volumes that hosts share over iSCSI: the cost of locks for other hosts, and throughput compared with
 //! `tgtd`.
 //!
-//! `servers` runs both targets, `throughput` loads them in turns, `updates` is a host that changes metadata
-//! under a lock, `scenes` runs it, or snapshots, concurrently with a host that reads, `report` and `plot`
-//! format the results.
+//! `servers` runs both targets, `throughput` loads them in turns, `scenes` runs a host that changes metadata
+//! under a lock, or snapshots, concurrently with a host that reads, `report` and `plot` format the results.
 
 mod control;
 mod perf;
 mod plot;
 mod report;
 mod scenes;
-pub(crate) mod servers;
+mod servers;
 #[cfg(test)]
 mod tests;
 mod throughput;
-pub(crate) mod updates;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-pub use plot::svg;
-pub use report::AtsReport;
+use serde::Serialize;
+
 pub use scenes::{Moment, Scene};
-pub use updates::METADATA_BYTES;
 
-use crate::bench::Result;
-use crate::bench::error::{BenchError, During};
-use crate::bench::machine::{CpuTimes, Machine};
-use crate::bench::servers::version;
-use crate::bench::workdir::WorkDir;
-use servers::{Ours, Tgtd};
+use crate::error::{Error, Result};
+use crate::report::{Begun, BenchReport, Details};
+use crate::targets::servers::{WorkDir, version};
+use servers::Ours;
 
 /// Options of a run.
 #[derive(Debug, Clone)]
@@ -95,34 +90,44 @@ fn say(what: &str) {
     eprintln!("ats: {what}");
 }
 
+/// Two hosts on one volume, and snapshots.
+#[derive(Debug, Serialize)]
+pub struct Scenes {
+    /// The scenes in which A has a rate, then the other ones.
+    pub scenes: Vec<Scene>,
+}
+
+impl Details for Scenes {
+    fn tables(&self) -> Vec<String> {
+        if self.scenes.is_empty() { Vec::new() } else { vec![report::scene_table(&self.scenes)] }
+    }
+
+    fn plot(&self) -> Option<String> {
+        (!self.scenes.is_empty()).then(|| plot::svg(&self.scenes))
+    }
+}
+
 /// Runs the selected parts.
-pub fn run(options: &Options) -> Result<AtsReport> {
+pub fn run(options: &Options) -> Result<BenchReport<Scenes>> {
     measure(options, &Pace::of(options.quick))
 }
 
-fn measure(options: &Options, pace: &Pace) -> Result<AtsReport> {
-    let begun = Instant::now();
-    let (machine, cpu) = (Machine::here(), CpuTimes::now());
+fn measure(options: &Options, pace: &Pace) -> Result<BenchReport<Scenes>> {
+    let begun = Begun::now();
     let peers = vec![format!("tgtd {}", version("tgtd", "tgt")?)];
     if std::process::Command::new("iscsi-perf").arg("--version").output().is_err() {
-        return Err(BenchError::Missing { program: "iscsi-perf", package: "libiscsi-bin" });
+        return Err(Error::Missing { program: "iscsi-perf", package: "libiscsi-bin" });
     }
-    let parent = std::path::absolute(&options.parent);
-    let dir = WorkDir::create(&parent.during(|| format!("cannot resolve {}", options.parent.display()))?)?;
+    let dir = WorkDir::create(&options.parent)?;
     let wants = |part| options.only.is_empty() || options.only.contains(&part);
-    let mut rows = Vec::new();
     let ours = Ours::start(&dir, &options.forebay, pace.size)?;
-    let mut scenes = Vec::new();
-    if wants(Part::Shared) {
-        let shared = scenes::run(&ours, pace)?;
-        (scenes, rows) = (shared.scenes, shared.rows);
-    }
+    let (scenes, mut rows) =
+        if wants(Part::Shared) { scenes::run(&ours, pace)? } else { (Vec::new(), Vec::new()) };
     if wants(Part::Throughput) {
-        let tgtd = Tgtd::start(&dir, pace.size)?;
+        let tgtd = servers::tgtd(&dir, pace.size)?;
         rows.extend(throughput::rows(&ours, &tgtd, pace)?);
     }
     // The servers end here, so that their CPU time counts as this process's.
     drop(ours);
-    let (seconds, others_percent) = (begun.elapsed().as_secs_f64(), cpu.others_percent());
-    Ok(AtsReport { machine, peers, quick: options.quick, seconds, others_percent, scenes, rows })
+    Ok(begun.report(options.quick, peers, rows, Scenes { scenes }))
 }

@@ -3,17 +3,17 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::servers::Target;
-use crate::bench::Result;
-use crate::bench::servers::{run, unusable};
+use crate::device::Endpoint;
+use crate::error::Result;
 use crate::load::Report;
+use crate::targets::servers::{run, unusable};
 
 /// 4 KiB random reads of a unit at depth 32.
-pub fn random_reads(target: Target<'_>, lun: u8, time: Duration) -> Result<Report> {
+pub fn random_reads(unit: &Endpoint, time: Duration) -> Result<Report> {
     // The program accepts only whole seconds.
     let seconds = time.as_secs_f64().ceil();
     let mut command = Command::new("iscsi-perf");
-    command.args(["-m", "32", "-b", "8", "-r", "-t", &seconds.to_string()]).arg(target.url(lun));
+    command.args(["-m", "32", "-b", "8", "-r", "-t", &seconds.to_string()]).arg(unit.to_string());
     let output = run(&mut command)?;
     let iops =
         average(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| unusable(&command, "average"))?;

@@ -3,8 +3,7 @@
 use std::fmt::Write;
 
 use super::scenes::{Moment, Scene};
-use crate::bench::report::median;
-use crate::bench::thousands;
+use crate::report::{median, thousands};
 
 const NAME: f64 = 270.0;
 const PANEL: f64 = 250.0;

@@ -1,49 +1,12 @@
-//! The results of a run: tables for the terminal, and the structure of the JSON report.
+//! The scenes as a table.
 
 use comfy_table::Cell;
-use serde::Serialize;
 
 use super::scenes::Scene;
-use crate::bench::machine::Machine;
-use crate::bench::{Row, new_table, right, table, thousands, trust};
+use crate::report::{new_table, right, thousands};
 
-/// The results of a run.
-#[derive(Debug, Serialize)]
-pub struct AtsReport {
-    /// The machine.
-    pub machine: Machine,
-    /// Versions of the peers.
-    pub peers: Vec<String>,
-    /// Whether it was the quick run.
-    pub quick: bool,
-    /// How long the run took.
-    pub seconds: f64,
-    /// Share of the machine's CPU time that other processes used during the run, in percent.
-    pub others_percent: f64,
-    /// Two hosts on one volume, and snapshots.
-    pub scenes: Vec<Scene>,
-    /// The promises, and the figures next to those of the peer.
-    pub rows: Vec<Row>,
-}
-
-impl AtsReport {
-    /// Figures and promises.
-    pub fn table(&self) -> String {
-        table(&self.rows)
-    }
-
-    /// How reliable the figures are.
-    pub fn trust(&self) -> String {
-        trust(self.others_percent)
-    }
-
-    /// Figures of host A and of the operations concurrent with it, by scene.
-    pub fn scene_table(&self) -> String {
-        scene_table(&self.scenes)
-    }
-}
-
-fn scene_table(scenes: &[Scene]) -> String {
+/// Figures of host A and of the operations concurrent with it, by scene.
+pub(super) fn scene_table(scenes: &[Scene]) -> String {
     let mut table = new_table(&[
         "A requests",
         "B, or snapshots",
@@ -73,7 +36,7 @@ fn scene_table(scenes: &[Scene]) -> String {
 mod tests {
     use super::*;
     use crate::ats::Moment;
-    use crate::bench::assert_fits;
+    use crate::report::assert_fits;
 
     #[test]
     fn the_scene_table_fits_a_terminal_of_120_columns() {

@@ -20,14 +20,12 @@ use serde::Serialize;
 
 use super::control::Control;
 use super::servers::{BASE, Ours, SHARED};
-use super::updates::{Host, Lock, METADATA_BYTES};
 use super::{Pace, say};
-use crate::bench::error::BenchError;
-use crate::bench::report::median;
-use crate::bench::rounds::alternate;
-use crate::bench::{Bound, Result, Row, Unit};
-use crate::iscsi::{Address, IscsiError, Load};
-use crate::load::{Access, Stop};
+use crate::bench::rounds::{alternate, generate, sound};
+use crate::error::{Error, Result};
+use crate::iscsi::{Address, FIRST_RESERVED, IscsiError};
+use crate::load::{self, Access, Host, Lock, METADATA_BYTES, Rate, Spec, Stop};
+use crate::report::{Bound, Row, Unit, median};
 
 /// Queue depth of A.
 const DEPTH: u16 = 8;
@@ -42,8 +40,8 @@ const UPDATES: f64 = 50.0;
 const SNAPSHOTS: f64 = 20.0;
 /// Number of volumes whose snapshots are created.
 const VOLUMES: usize = 10;
-/// Initiator number of host B; those of A start at 1.
-const HOST_B: u16 = 100;
+/// Initiator number of host B.
+const HOST_B: u16 = FIRST_RESERVED;
 
 /// The load concurrent with A: at most this many operations per second, or unlimited.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -106,16 +104,8 @@ impl Scene {
     }
 }
 
-/// The measured scenes and the promises.
-pub struct Scenes {
-    /// The scenes in which A has a rate, then the others.
-    pub scenes: Vec<Scene>,
-    /// The promises.
-    pub rows: Vec<Row>,
-}
-
-/// Measures all scenes.
-pub fn run(ours: &Ours, pace: &Pace) -> Result<Scenes> {
+/// Measures all scenes: first the scenes in which A has a rate. Returns them and the promises.
+pub fn run(ours: &Ours, pace: &Pace) -> Result<(Vec<Scene>, Vec<Row>)> {
     use Lock::{CompareAndWrite, Reserve};
     use OtherLoad::{Nothing, Snapshots, Updates};
     prepare(ours)?;
@@ -150,7 +140,7 @@ pub fn run(ours: &Ours, pace: &Pace) -> Result<Scenes> {
             rows.push(Row::compare(what, Unit::Iops, bound, &iops(scene), ("A alone", &iops(alone))));
         }
     }
-    Ok(Scenes { scenes: [paced, flat_out].concat(), rows })
+    Ok(([paced, flat_out].concat(), rows))
 }
 
 fn volume(n: usize) -> String {
@@ -159,18 +149,18 @@ fn volume(n: usize) -> String {
 
 /// Loads the data into the cache, releases the lock, and creates the volumes for snapshots.
 fn prepare(ours: &Ours) -> Result<()> {
-    ours.target().load(SHARED, |load| {
+    generate(&ours.disk(SHARED), |load| {
         load.access = Access::Sequential;
         load.block_bytes = 64 << 10;
         load.stop = Stop::OncePerBlock;
     })?;
-    let host = Host::connect(&ours.target().unit(SHARED), HOST_B, Lock::Reserve, BACKOFF);
+    let host = Host::connect(&ours.unit(SHARED), HOST_B, Lock::Reserve, BACKOFF);
     host.and_then(|mut host| host.format()).map_err(failed)?;
     (0..VOLUMES).try_for_each(|n| ours.forebay.clone_disk(BASE, &volume(n)))
 }
 
-fn failed(source: IscsiError) -> BenchError {
-    BenchError::Iscsi { server: "forebay", source }
+fn failed(source: IscsiError) -> Error {
+    Error::request("forebay", source)
 }
 
 fn measure(ours: &Ours, pace: &Pace, data_rate: Option<f64>, what: &[OtherLoad]) -> Result<Vec<Scene>> {
@@ -189,16 +179,16 @@ fn moment(
     data_rate: Option<f64>,
     other_load: OtherLoad,
 ) -> Result<Moment> {
-    let unit = ours.target().unit(SHARED);
-    let mut load = Load::new(unit.clone());
-    load.rate = data_rate;
+    let (unit, disk) = (ours.unit(SHARED), ours.disk(SHARED));
+    let mut load = Spec::new(disk.endpoint.clone());
+    load.rate = data_rate.map(Rate::Bursts);
     load.access = Access::Sequential;
     load.depth = DEPTH;
     load.stop = Stop::After(time);
     load.backoff = Some(BACKOFF);
-    load.bytes = Some(size - METADATA_BYTES);
+    load.range = Some(0..size - METADATA_BYTES);
     // A logs in before B reserves the unit: the reservation would reject the commands of a login.
-    let ready = load.connect().map_err(failed)?;
+    let ready = load::connect(&load).map_err(|source| Error::Load { server: "forebay", source })?;
     let halt = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| match other_load {
@@ -206,14 +196,14 @@ fn moment(
             OtherLoad::Updates(lock, rate) => updates(&unit, lock, rate, &halt),
             OtherLoad::Snapshots(rate) => snapshots(ours, rate, &halt),
         });
-        let loaded = ours.target().sound(ready.run());
+        let report = sound(&disk, ready.run());
         halt.store(true, Relaxed);
-        let other = other.join().unwrap_or(Err(failed(IscsiError::Panicked)))?;
-        let loaded = loaded?;
+        let other = other.join().unwrap_or_else(|_| Err(Error::panicked("forebay")))?;
+        let report = report?;
         Ok(Moment {
-            data_iops: loaded.report.iops,
-            data_p99_us: loaded.report.latency.p99_us,
-            data_conflicts: loaded.conflicts as f64 / loaded.report.seconds,
+            data_iops: report.iops,
+            data_p99_us: report.latency.p99_us,
+            data_conflicts: report.conflicts as f64 / report.seconds,
             ..other
         })
     })

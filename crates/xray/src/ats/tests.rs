@@ -26,7 +26,7 @@ fn what_is_written_in_any_length_is_read() {
     let ours = Ours::start(&dir, &forebay, SIZE).expect("starts");
     let mut rng = Rng::new(1);
     for lun in [WRITES, DURABLE] {
-        let mut session = InitiatorSession::connect(&ours.target().unit(lun), 1, 1).expect("logs in");
+        let mut session = InitiatorSession::connect(&ours.unit(lun), 1, 1).expect("logs in");
         assert_eq!(session.capacity().expect("has one"), SIZE);
         assert!(session.must(&Command::inquiry(), &[]).expect("answers")[8..].starts_with(b"FOREBAY"));
         // Immediate data only, with additional unsolicited data, and with R2Ts.
@@ -40,8 +40,7 @@ fn what_is_written_in_any_length_is_read() {
         session.leave().expect("logs out");
     }
 
-    let mut hosts =
-        [1, 2].map(|n| InitiatorSession::connect(&ours.target().unit(DURABLE), n, 1).expect("logs in"));
+    let mut hosts = [1, 2].map(|n| InitiatorSession::connect(&ours.unit(DURABLE), n, 1).expect("logs in"));
     let mut status =
         |n: usize, command: &Command, data: &[u8]| hosts[n].execute(command, data).expect("answers").status;
     let zero = status(0, &Command::write(0, 512), &[0; 512]);
@@ -64,15 +63,15 @@ fn reservations_are_in_the_way_and_compare_and_write_is_not() {
     let scene = Duration::from_millis(200);
     let pace = Pace { rounds: 1, perf_rounds: 1, load: scene, scene_rounds: 1, scene, size: SIZE };
     let report = match measure(&options, &pace) {
-        Err(BenchError::Missing { program, .. }) => return eprintln!("skipped: {program} is not installed"),
+        Err(Error::Missing { program, .. }) => return eprintln!("skipped: {program} is not installed"),
         report => report.expect("runs"),
     };
-    assert_eq!((report.scenes.len(), report.rows.len()), (12, 10));
-    for scene in &report.scenes {
+    assert_eq!((report.details.scenes.len(), report.rows.len()), (12, 10));
+    for scene in &report.details.scenes {
         let reserved = scene.name.starts_with("RESERVE");
         assert!(reserved || scene.median(|m| m.data_iops) > 0.0, "{}", scene.name);
         assert_eq!(scene.median(|m| m.data_conflicts) > 0.0, reserved, "{}", scene.name);
         assert_eq!(scene.median(|m| m.operations) > 0.0, scene.name != "alone", "{}", scene.name);
     }
-    assert!(report.scene_table().contains("RESERVE") && report.table().contains("COMPARE"));
+    assert!(report.details.tables().concat().contains("RESERVE") && report.table().contains("COMPARE"));
 }

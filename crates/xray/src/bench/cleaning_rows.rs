@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::error::{BenchError, Result};
-use super::limited::{NO_SPACE, SEGMENT, SLICE, create, disk, fill, limited, persist};
-use super::report::{Bound, Row, Unit};
+use super::limited::{NO_SPACE, SEGMENT, SLICE, fill, limited, persist};
 use super::rounds::generate;
-use super::servers::Forebay;
 use super::{Bench, Pace};
-use crate::load::{Access, Fill, LoadError, Stop};
+use crate::error::{Error, Result};
+use crate::load::{Access, Fill, Rate, Stop};
+use crate::report::{Bound, Row, Unit};
+use crate::targets::servers::Forebay;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -90,7 +90,7 @@ struct Guests<'a> {
 impl Guests<'_> {
     /// Adds a volume and writes all of it.
     fn add(&mut self, name: &str) -> Result<()> {
-        create(self.forebay, name, self.size)?;
+        self.forebay.create(name, self.size)?;
         fill(self.forebay, name, self.size, self.volumes.len() as u64 + 1, &self.content.fill)?;
         self.volumes.push(name.to_owned());
         Ok(())
@@ -132,7 +132,7 @@ impl Guests<'_> {
         let mut refused = 0;
         for (slice, volume) in (0..bytes / SLICE).zip(self.volumes.iter().cycle()) {
             refused += persist(|| {
-                generate(disk(self.forebay, volume), |spec| {
+                generate(&self.forebay.disk(volume), |spec| {
                     spec.read_percent = 0;
                     spec.access = access;
                     spec.seed = seed << 32 | slice;
@@ -150,9 +150,9 @@ impl Guests<'_> {
         let mut timed = Timed::default();
         for round in 0..pace.rounds {
             let load = |export, read_percent, rate| {
-                generate(disk(self.forebay, export), |spec| {
+                generate(&self.forebay.disk(export), |spec| {
                     spec.read_percent = read_percent;
-                    spec.rate = Some(rate);
+                    spec.rate = Some(Rate::Poisson(rate));
                     spec.seed = u64::from(round) + 50;
                     spec.fill = self.content.fill.clone();
                     spec.stop = Stop::After(pace.write);
@@ -163,12 +163,9 @@ impl Guests<'_> {
                 let report = load("reads", 100, READS);
                 // Writes that a full store rejects are counted elsewhere.
                 match writer.join() {
-                    Ok(Ok(_) | Err(BenchError::Errors { code: NO_SPACE, .. })) => report,
+                    Ok(Ok(_) | Err(Error::Errors { code: NO_SPACE, .. })) => report,
                     Ok(Err(e)) => Err(e),
-                    Err(_) => {
-                        let server = self.forebay.server.name;
-                        Err(BenchError::Load { server, source: LoadError::Panicked })
-                    }
+                    Err(_) => Err(Error::panicked("forebay")),
                 }
             })?;
             timed.p99_us.push(report.latency.p99_us);

@@ -5,12 +5,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::error::{BenchError, During, Result};
-use super::files::{self, Package, Recipe};
-use super::report::{Bound, Row, Unit};
-use super::servers::{Forebay, ForebayConfig, run};
 use super::{Bench, Pace};
+use crate::error::{During, Error, Result};
+use crate::files::{self, Package, Recipe};
 use crate::nbd;
+use crate::report::{Bound, Row, Unit};
+use crate::targets::servers::{Forebay, ForebayConfig, run};
 
 const MIB: f64 = 1_048_576.0;
 /// Bytes compared and written at a time.
@@ -65,8 +65,7 @@ fn updated(base: &Path, added: &[(String, PathBuf)], n: u32) -> Result<PathBuf> 
 
 /// Writes the blocks in which `work` differs from `base`, as a guest would. Returns the number of bytes.
 fn write_changes(forebay: &Forebay, export: &str, base: &Path, work: &Path) -> Result<u64> {
-    let server = forebay.server.name;
-    let failed = |source| BenchError::Nbd { server, source };
+    let failed = |source: nbd::NbdError| Error::request("forebay", source);
     let open = |path: &Path| File::open(path).during(|| format!("cannot open {}", path.display()));
     let (old, new) = (open(base)?, open(work)?);
     let mut disk = nbd::Disk::open(&forebay.server.target(), export).map_err(failed)?;

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::error::Result;
-use super::servers::{run, unusable};
+use crate::device::Endpoint;
+use crate::error::Result;
 use crate::load::{Latency, Report};
+use crate::targets::servers::{run, unusable};
 
 /// 4 KiB random reads of the whole export.
-pub fn random_reads(uri: &str, depth: u16, time: Duration, seed: u32) -> Result<Report> {
+pub fn random_reads(disk: &Endpoint, depth: u16, time: Duration, seed: u32) -> Result<Report> {
     let mut command = Command::new("fio");
     command.args(["--name=reads", "--ioengine=nbd", "--rw=randread", "--bs=4k", "--time_based"]);
     command.args(["--norandommap", "--output-format=json"]);
-    command.arg(format!("--uri={uri}"));
+    command.arg(format!("--uri={disk}"));
     command.arg(format!("--iodepth={depth}"));
     command.arg(format!("--runtime={}ms", time.as_millis()));
     command.arg(format!("--randseed={}", seed + 1));

@@ -18,15 +18,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::error::{BenchError, Result};
-use super::limited::create;
-use super::machine::CpuTimes;
-use super::report::{Bound, Row, Unit};
-use super::rounds::{Disk, generate};
-use super::servers::{Forebay, ForebayConfig};
+use super::rounds::generate;
 use super::{Bench, Pace};
-use crate::load::{Access, LoadError, Report, Spec, Stop};
+use crate::error::{During, Error, Result};
+use crate::load::{Access, Rate, Report, Spec, Stop};
+use crate::machine::CpuTimes;
 use crate::nbd;
+use crate::report::{Bound, Row, Unit};
+use crate::targets::servers::{Forebay, ForebayConfig};
 
 const MIB: u64 = 1 << 20;
 /// The read cache: the data that the victim reads fits in, that of the scanner does not.
@@ -86,7 +85,6 @@ impl Hog {
     /// Loads its volume for `time`, or until `stop`. Returns its rate.
     fn run(self, forebay: &Forebay, time: Duration, stop: &AtomicBool, names: &AtomicU32) -> Result<f64> {
         leave_cpu_to_others()?;
-        let disk = |export| Disk { server: &forebay.server, export };
         let large = |spec: &mut Spec, read_percent| {
             spec.read_percent = read_percent;
             spec.block_bytes = MIB as u32;
@@ -94,10 +92,10 @@ impl Hog {
             spec.stop = Stop::After(time);
         };
         match self {
-            Hog::Writer => Ok(generate(disk("hog-writes"), |spec| large(spec, 0))?.mib_s),
-            Hog::Scanner => Ok(generate(disk("hog-reads"), |spec| large(spec, 100))?.mib_s),
+            Hog::Writer => Ok(generate(&forebay.disk("hog-writes"), |spec| large(spec, 0))?.mib_s),
+            Hog::Scanner => Ok(generate(&forebay.disk("hog-reads"), |spec| large(spec, 100))?.mib_s),
             Hog::Trimmer => {
-                let failed = |source| BenchError::Nbd { server: forebay.server.name, source };
+                let failed = |source: nbd::NbdError| Error::request("forebay", source);
                 let mut disk = nbd::Disk::open(&forebay.server.target(), "hog-trims").map_err(failed)?;
                 let mut written = vec![0x5a; TRIMMED as usize];
                 each_until(stop, |n| {
@@ -129,11 +127,11 @@ impl Victim {
             Victim::Reads | Victim::Guests => ("victim-reads", 100),
             Victim::Writes => ("victim-writes", 0),
         };
-        let report = generate(Disk { server: &forebay.server, export }, |spec| {
+        let report = generate(&forebay.disk(export), |spec| {
             spec.read_percent = read_percent;
             spec.depth = 1;
             if let Victim::Guests = self {
-                (spec.connections, spec.rate) = (GUESTS, Some(GUEST_RATE));
+                (spec.connections, spec.rate) = (GUESTS, Some(Rate::Poisson(GUEST_RATE)));
             }
             spec.seed = seed;
             spec.range = Some(0..VICTIM_BYTES);
@@ -159,15 +157,13 @@ fn leave_cpu_to_others() -> Result<()> {
     // SAFETY: the pointer is valid during the call, which changes only the scheduling of this thread.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &none) } {
         0 => Ok(()),
-        _ => Err(BenchError::Io {
-            what: "cannot reduce the priority of a thread".into(),
-            source: std::io::Error::last_os_error(),
-        }),
+        _ => Err(std::io::Error::last_os_error())
+            .during(|| "cannot reduce the priority of a thread".to_owned()),
     }
 }
 
 fn write_all(forebay: &Forebay, export: &str, bytes: u64) -> Result<Report> {
-    generate(Disk { server: &forebay.server, export }, |spec| {
+    generate(&forebay.disk(export), |spec| {
         spec.read_percent = 0;
         spec.access = Access::Sequential;
         spec.block_bytes = MIB as u32;
@@ -179,11 +175,11 @@ fn write_all(forebay: &Forebay, export: &str, bytes: u64) -> Result<Report> {
 }
 
 fn prepare(forebay: &Forebay) -> Result<()> {
-    create(forebay, "victim-reads", VICTIM_BYTES)?;
+    forebay.create("victim-reads", VICTIM_BYTES)?;
     let size = VICTIM_BYTES.to_string();
     forebay.cli(&["volume", "create", "victim-writes", "--size", &size, "--sync", "always"])?;
     for hog in ["hog-writes", "hog-reads", "hog-trims"] {
-        create(forebay, hog, HOG_BYTES)?;
+        forebay.create(hog, HOG_BYTES)?;
     }
     for (export, bytes) in [("victim-reads", VICTIM_BYTES), ("hog-reads", HOG_BYTES)] {
         write_all(forebay, export, bytes)?;
@@ -217,8 +213,7 @@ fn next_to(
         stop.store(true, Relaxed);
         let mut rates = Vec::new();
         for hog in running {
-            let server = loaded.server.name;
-            rates.push(hog.join().unwrap_or(Err(BenchError::Load { server, source: LoadError::Panicked }))?);
+            rates.push(hog.join().unwrap_or_else(|_| Err(Error::panicked("forebay")))?);
         }
         Ok((p99?, rates.first().copied().unwrap_or_default()))
     })
@@ -293,12 +288,12 @@ pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
 pub fn limits(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     bench.say("limits");
     let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new("limits", CACHE))?;
-    create(&forebay, "limited", VICTIM_BYTES)?;
+    forebay.create("limited", VICTIM_BYTES)?;
     let iops = (LIMIT_IOPS as u64).to_string();
     forebay.cli(&["volume", "limit", "limited", "--iops", &iops])?;
     let mut off = Vec::new();
     for round in 0..pace.rounds {
-        let report = generate(Disk { server: &forebay.server, export: "limited" }, |spec| {
+        let report = generate(&forebay.disk("limited"), |spec| {
             spec.read_percent = 50;
             spec.depth = 16;
             spec.seed = u64::from(round) + 1;

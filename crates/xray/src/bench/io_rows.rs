@@ -2,77 +2,50 @@
 
 use std::time::Duration;
 
-use super::error::Result;
-use super::report::{Bound, Row, Unit};
-use super::rounds::{Disk, Sample, Series, fio_reads, generate, in_turns};
-use super::{Bench, CACHED_IMAGES, Pace};
-use crate::load::{Access, Spec, Stop};
+use super::rounds::{Figure, Series, generate, in_turns};
+use super::{Bench, CACHED_IMAGES, Pace, fio};
+use crate::error::Result;
+use crate::load::{Access, Report, Spec, Stop};
+use crate::report::{Bound, Row};
+use crate::targets::servers::Disk;
 
 const MIB: u32 = 1 << 20;
 
-/// The disks of a row: Forebay's, if measured, and the peers'.
+/// The disks of a row: Forebay's, if measured, and those of `nbdkit` and `qemu-nbd`.
 struct Field<'a> {
-    ours: Option<Disk<'a>>,
-    nbdkit: Disk<'a>,
-    qemu: Disk<'a>,
-}
-
-/// Their series.
-struct Measured {
-    ours: Series,
-    nbdkit: Series,
-    qemu: Series,
+    bench: &'a Bench,
+    disks: [Option<Disk<'a>>; 3],
 }
 
 impl<'a> Field<'a> {
     fn reads(bench: &'a Bench) -> Field<'a> {
-        Field {
-            ours: bench.ours.as_ref().map(|f| Disk { server: &f.server, export: "reads" }),
-            nbdkit: Disk { server: &bench.nbdkit, export: "" },
-            qemu: Disk { server: &bench.qemu_reads, export: "" },
-        }
+        let ours = bench.ours.as_ref().map(|f| f.disk("reads"));
+        Field { bench, disks: [ours, Some(bench.nbdkit.disk("")), Some(bench.qemu_reads.disk(""))] }
     }
 
     fn writes(bench: &'a Bench) -> Field<'a> {
-        Field {
-            ours: bench.ours.as_ref().map(|f| Disk { server: &f.server, export: "writes" }),
-            qemu: Disk { server: &bench.qemu_writes, export: "" },
-            ..Field::reads(bench)
-        }
-    }
-
-    fn all(&self) -> Vec<Disk<'a>> {
-        [self.ours, Some(self.nbdkit), Some(self.qemu)].into_iter().flatten().collect()
+        let ours = bench.ours.as_ref().map(|f| f.disk("writes"));
+        Field { bench, disks: [ours, Some(bench.nbdkit.disk("")), Some(bench.qemu_writes.disk(""))] }
     }
 
     fn in_turns(
         &self,
+        what: &str,
         rounds: u32,
-        load: impl Fn(Disk<'_>, u32) -> Result<crate::load::Report>,
-    ) -> Result<Measured> {
-        let mut series = in_turns(&self.all(), rounds, load)?.into_iter();
-        let mut next = || series.next().unwrap_or_default();
-        let ours = if self.ours.is_some() { next() } else { Series::default() };
-        Ok(Measured { ours, nbdkit: next(), qemu: next() })
+        load: impl Fn(&Disk<'_>, u32) -> Result<Report>,
+    ) -> Result<[Series; 3]> {
+        self.bench.say(what);
+        in_turns(&self.disks, rounds, load)
     }
 
     /// Measures with this crate's load generator.
-    fn generate(&self, rounds: u32, change: impl Fn(&mut Spec)) -> Result<Measured> {
-        self.in_turns(rounds, |disk, round| {
+    fn generate(&self, what: &str, rounds: u32, change: impl Fn(&mut Spec)) -> Result<[Series; 3]> {
+        self.in_turns(what, rounds, |disk, round| {
             generate(disk, |spec| {
                 spec.seed = u64::from(round) + 1;
                 change(spec);
             })
         })
-    }
-}
-
-impl Measured {
-    fn against_nbdkit(&self, what: &str, unit: Unit, bound: Bound, f: fn(&Sample) -> f64) -> Row {
-        Row::compare(what, unit, bound, &self.ours.of(f), ("nbdkit memory", &self.nbdkit.of(f)))
-    }
-    fn against_qemu(&self, what: &str, unit: Unit, bound: Bound, f: fn(&Sample) -> f64) -> Row {
-        Row::compare(what, unit, bound, &self.ours.of(f), ("qemu-nbd qcow2", &self.qemu.of(f)))
     }
 }
 
@@ -82,71 +55,74 @@ impl Measured {
 pub fn warm_up(bench: &Bench) -> Result<()> {
     bench.say("filling and warming up");
     for _ in 0..CACHED_IMAGES {
-        for disk in Field::writes(bench).all() {
+        for disk in Field::writes(bench).disks.iter().flatten() {
             generate(disk, |spec| whole(spec, 0))?;
         }
     }
-    for disk in Field::reads(bench).all() {
+    for disk in Field::reads(bench).disks.iter().flatten() {
         generate(disk, |spec| whole(spec, 100))?;
     }
     Ok(())
 }
 
 fn whole(spec: &mut Spec, read_percent: u8) {
-    spec.access = Access::Sequential;
-    spec.read_percent = read_percent;
-    spec.block_bytes = MIB;
-    spec.depth = 4;
+    sequential(spec, read_percent);
     spec.stop = Stop::OncePerBlock;
     spec.flush_each = (read_percent == 0).then_some(Duration::from_secs(1));
 }
 
+fn sequential(spec: &mut Spec, read_percent: u8) {
+    spec.access = Access::Sequential;
+    spec.read_percent = read_percent;
+    spec.block_bytes = MIB;
+    spec.depth = 4;
+}
+
 /// Cached random reads.
 pub fn reads(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
+    use Bound::{Nothing, RatioAtLeast, RatioAtMost};
     let field = Field::reads(bench);
-    let iops = |s: &Sample| s.iops;
-    let cpu = |s: &Sample| s.cpu_us;
 
-    bench.say("cached 4 KiB random reads, depth 32");
-    let m = field.generate(pace.rounds, |spec| spec.stop = Stop::After(pace.read))?;
     let what = "cached 4 KiB random reads, depth 32";
+    let [ours, nbdkit, qemu] =
+        field.generate(what, pace.rounds, |spec| spec.stop = Stop::After(pace.read))?;
     let mut rows = vec![
-        m.against_nbdkit(what, Unit::Iops, Bound::RatioAtLeast(1.0), iops),
-        m.against_nbdkit("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(0.5), cpu),
-        m.against_qemu(what, Unit::Iops, Bound::Nothing, iops),
-        m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(0.25), cpu),
+        ours.row(what, Figure::Iops, RatioAtLeast(1.0), &nbdkit),
+        ours.cpu_row(RatioAtMost(0.5), &nbdkit),
+        ours.row(what, Figure::Iops, Nothing, &qemu),
+        ours.cpu_row(RatioAtMost(0.25), &qemu),
     ];
 
-    bench.say("cached 4 KiB random reads, depth 32, by fio");
-    let m = field.in_turns(pace.fio_rounds, |disk, round| fio_reads(disk, 32, pace.read, round))?;
+    let load = |disk: &Disk<'_>, round| fio::random_reads(&disk.endpoint, 32, pace.read, round);
+    let [ours, nbdkit, qemu] = field.in_turns(&format!("{what}, by fio"), pace.fio_rounds, load)?;
     let what = "the same with fio, which limits the rate";
-    rows.push(m.against_nbdkit(what, Unit::Iops, Bound::RatioAtLeast(1.0), iops));
-    rows.push(m.against_nbdkit("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(0.5), cpu));
-    rows.push(m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(0.25), cpu));
+    rows.push(ours.row(what, Figure::Iops, RatioAtLeast(1.0), &nbdkit));
+    rows.push(ours.cpu_row(RatioAtMost(0.5), &nbdkit));
+    rows.push(ours.cpu_row(RatioAtMost(0.25), &qemu));
 
-    bench.say("cached 4 KiB random reads, depth 1");
-    let m = field.generate(pace.rounds, |spec| {
+    let what = "cached 4 KiB random reads, depth 1: median latency";
+    let [ours, nbdkit, qemu] = field.generate(what, pace.rounds, |spec| {
         spec.depth = 1;
         spec.stop = Stop::After(pace.read);
     })?;
-    let what = "cached 4 KiB random reads, depth 1: median latency";
-    rows.push(m.against_nbdkit(what, Unit::Micros, Bound::RatioAtMost(1.0), |s| s.p50_us));
-    rows.push(m.against_nbdkit("  server CPU of each", Unit::CpuMicros, Bound::Nothing, cpu));
-    rows.push(m.against_qemu(what, Unit::Micros, Bound::Nothing, |s| s.p50_us));
+    rows.push(ours.row(what, Figure::Latency, RatioAtMost(1.0), &nbdkit));
+    rows.push(ours.cpu_row(Nothing, &nbdkit));
+    rows.push(ours.row(what, Figure::Latency, Nothing, &qemu));
 
-    bench.say("cached sequential 1 MiB reads");
-    let m = field.generate(pace.fio_rounds, |spec| sequential(spec, 100, pace.read))?;
     let what = "cached sequential 1 MiB reads, depth 4";
-    rows.push(m.against_nbdkit(what, Unit::MibPerSecond, Bound::Nothing, |s| s.mib_s));
-    rows.push(m.against_qemu(what, Unit::MibPerSecond, Bound::Nothing, |s| s.mib_s));
+    let [ours, nbdkit, qemu] = field.generate(what, pace.fio_rounds, |spec| {
+        sequential(spec, 100);
+        spec.stop = Stop::After(pace.read);
+    })?;
+    rows.push(ours.row(what, Figure::Throughput, Nothing, &nbdkit));
+    rows.push(ours.row(what, Figure::Throughput, Nothing, &qemu));
     Ok(rows)
 }
 
 /// Writes with a flush every second and at the end of each round.
 pub fn writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
+    use Bound::{Nothing, RatioAtLeast, RatioAtMost};
     let field = Field::writes(bench);
-    let iops = |s: &Sample| s.iops;
-    let cpu = |s: &Sample| s.cpu_us;
     let random = |depth: u16| {
         move |spec: &mut Spec| {
             spec.read_percent = 0;
@@ -156,36 +132,32 @@ pub fn writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
         }
     };
 
-    bench.say("4 KiB random writes, depth 32");
-    let m = field.generate(pace.rounds, random(32))?;
     let what = "4 KiB random writes, depth 32, 1 flush/s";
+    let [ours, nbdkit, qemu] = field.generate(what, pace.rounds, random(32))?;
     let mut rows = vec![
-        m.against_qemu(what, Unit::Iops, Bound::RatioAtLeast(3.0), iops),
-        m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(1.0 / 3.0), cpu),
-        m.against_nbdkit("  compared with RAM, not durable", Unit::Iops, Bound::Nothing, iops),
+        ours.row(what, Figure::Iops, RatioAtLeast(3.0), &qemu),
+        ours.cpu_row(RatioAtMost(1.0 / 3.0), &qemu),
+        ours.row("  compared with RAM, not durable", Figure::Iops, Nothing, &nbdkit),
     ];
 
-    bench.say("4 KiB random writes, depth 1");
-    let m = field.generate(pace.rounds, random(1))?;
     let what = "4 KiB random writes, depth 1: median latency";
-    rows.push(m.against_nbdkit(what, Unit::Micros, Bound::RatioAtMost(1.0), |s| s.p50_us));
-    rows.push(m.against_qemu(what, Unit::Micros, Bound::Nothing, |s| s.p50_us));
+    let [ours, nbdkit, qemu] = field.generate(what, pace.rounds, random(1))?;
+    rows.push(ours.row(what, Figure::Latency, RatioAtMost(1.0), &nbdkit));
+    rows.push(ours.row(what, Figure::Latency, Nothing, &qemu));
 
-    bench.say("sequential 1 MiB writes");
-    let m = field.generate(pace.fio_rounds, |spec| {
-        sequential(spec, 0, pace.write);
-        spec.flush_each = Some(Duration::from_secs(1));
-    })?;
     let what = "sequential 1 MiB writes, depth 4, 1 flush/s";
-    rows.push(m.against_qemu(what, Unit::MibPerSecond, Bound::RatioAtLeast(1.2), |s| s.mib_s));
+    let [ours, _, qemu] = field.generate(what, pace.fio_rounds, |spec| {
+        random(4)(spec);
+        sequential(spec, 0);
+    })?;
+    rows.push(ours.row(what, Figure::Throughput, RatioAtLeast(1.2), &qemu));
 
-    bench.say("64 KiB random writes, depth 32");
-    let m = field.generate(pace.fio_rounds, |spec| {
+    let what = "64 KiB random writes, depth 32, 1 flush/s";
+    let [ours, _, qemu] = field.generate(what, pace.fio_rounds, |spec| {
         random(32)(spec);
         spec.block_bytes = 64 << 10;
     })?;
-    let what = "64 KiB random writes, depth 32, 1 flush/s";
-    rows.push(m.against_qemu(what, Unit::MibPerSecond, Bound::RatioAtLeast(1.2), |s| s.mib_s));
+    rows.push(ours.row(what, Figure::Throughput, RatioAtLeast(1.2), &qemu));
     Ok(rows)
 }
 
@@ -200,25 +172,15 @@ pub fn durable_writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
             spec.stop = Stop::After(pace.write);
         }
     };
-    bench.say("4 KiB durable random writes, depth 32");
-    let m = field.generate(pace.rounds, durable(32))?;
     let what = "4 KiB random writes with FUA, depth 32";
+    let [ours, _, qemu] = field.generate(what, pace.rounds, durable(32))?;
     let mut rows = vec![
-        m.against_qemu(what, Unit::Iops, Bound::RatioAtLeast(1.5), |s| s.iops),
-        m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(1.0), |s| s.cpu_us),
+        ours.row(what, Figure::Iops, Bound::RatioAtLeast(1.5), &qemu),
+        ours.cpu_row(Bound::RatioAtMost(1.0), &qemu),
     ];
-    bench.say("4 KiB durable random writes, depth 1");
-    let m = field.generate(pace.rounds, durable(1))?;
     let what = "4 KiB random writes with FUA, depth 1: median latency";
-    rows.push(m.against_qemu(what, Unit::Micros, Bound::RatioAtMost(1.0), |s| s.p50_us));
-    rows.push(m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::AtMost(120.0), |s| s.cpu_us));
+    let [ours, _, qemu] = field.generate(what, pace.rounds, durable(1))?;
+    rows.push(ours.row(what, Figure::Latency, Bound::RatioAtMost(1.0), &qemu));
+    rows.push(ours.cpu_row(Bound::AtMost(120.0), &qemu));
     Ok(rows)
-}
-
-fn sequential(spec: &mut Spec, read_percent: u8, time: Duration) {
-    spec.access = Access::Sequential;
-    spec.read_percent = read_percent;
-    spec.block_bytes = MIB;
-    spec.depth = 4;
-    spec.stop = Stop::After(time);
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Bench;
-use super::error::{BenchError, Result};
-use super::rounds::{Disk, generate};
-use super::servers::{Forebay, ForebayConfig};
+use super::rounds::generate;
+use crate::error::{Error, Result};
 use crate::load::{Access, Fill, Report, Stop};
+use crate::targets::servers::{Forebay, ForebayConfig};
 
 const MIB: u64 = 1 << 20;
 /// Bytes written between two checks of the progress.
@@ -28,22 +28,12 @@ pub fn limited(bench: &Bench, binary: &Path, name: &'static str, limit: u64) -> 
     Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, 32 * MIB).with(settings))
 }
 
-/// Creates a volume.
-pub fn create(forebay: &Forebay, volume: &str, bytes: u64) -> Result<()> {
-    forebay.cli(&["volume", "create", volume, "--size", &bytes.to_string()]).map(drop)
-}
-
-/// A volume of a pool.
-pub fn disk<'a>(forebay: &'a Forebay, export: &'a str) -> Disk<'a> {
-    Disk { server: &forebay.server, export }
-}
-
 /// Writes a whole volume, in slices.
 pub fn fill(forebay: &Forebay, volume: &str, bytes: u64, seed: u64, content: &Fill) -> Result<u32> {
     let mut refused = 0;
     for start in (0..bytes).step_by(SLICE as usize) {
         refused += persist(|| {
-            generate(disk(forebay, volume), |spec| {
+            generate(&forebay.disk(volume), |spec| {
                 spec.read_percent = 0;
                 spec.access = Access::Sequential;
                 spec.block_bytes = 64 << 10;
@@ -63,7 +53,7 @@ pub fn fill(forebay: &Forebay, volume: &str, bytes: u64, seed: u64, content: &Fi
 pub fn persist(load: impl Fn() -> Result<Report>) -> Result<u32> {
     for refused in 0..RETRIES {
         match load() {
-            Err(BenchError::Errors { code: NO_SPACE, .. }) => std::thread::sleep(RETRY_AFTER),
+            Err(Error::Errors { code: NO_SPACE, .. }) => std::thread::sleep(RETRY_AFTER),
             done => return done.map(|_| refused),
         }
     }

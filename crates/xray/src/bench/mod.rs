@@ -7,37 +7,26 @@
 
 mod cleaning_rows;
 mod clone_rows;
-pub(crate) mod error;
-pub(crate) mod files;
 mod fio;
 mod hog_rows;
 mod io_rows;
 mod limited;
-pub(crate) mod machine;
 mod pool_rows;
-pub(crate) mod process;
 mod reduce_rows;
-pub(crate) mod report;
 pub(crate) mod rounds;
-pub(crate) mod servers;
 mod slow_rows;
 mod space_rows;
-pub(crate) mod workdir;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-pub use error::{BenchError, Result};
-#[cfg(test)]
-pub(crate) use report::assert_fits;
-pub use report::{BenchReport, Bound, Row, Unit, Verdict};
-pub(crate) use report::{new_table, right, table, thousands, trust};
+use serde::Serialize;
 
-use error::During;
-use machine::{CpuTimes, Machine};
-use servers::{Forebay, ForebayConfig, Server};
-use workdir::WorkDir;
+use crate::error::Result;
+use crate::files;
+use crate::report::{Begun, BenchReport, Details, Row};
+use crate::targets::servers::{self, Forebay, ForebayConfig, Server, WorkDir};
 
 /// Options of a run.
 #[derive(Debug, Clone)]
@@ -165,12 +154,9 @@ const MAIN_POOL: &str = "main";
 
 impl Bench {
     fn start(options: &Options, size: u64) -> Result<Bench> {
-        // qemu-img resolves a relative path of a backing file from the directory of the qcow2 image.
-        let parent = std::path::absolute(&options.parent);
-        let dir =
-            WorkDir::create(&parent.during(|| format!("cannot resolve {}", options.parent.display()))?)?;
+        let dir = WorkDir::create(&options.parent)?;
         let base = dir.data("base.raw");
-        workdir::random_image(&base, size)?;
+        servers::random_image(&base, size)?;
         let ours = match &options.forebay {
             None => None,
             Some(binary) => {
@@ -241,10 +227,22 @@ fn own_rows(
     Ok(rows)
 }
 
+/// Rows that were omitted, with the reason.
+#[derive(Debug, Serialize)]
+pub struct Omitted {
+    /// A line each.
+    pub notes: Vec<String>,
+}
+
+impl Details for Omitted {
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+}
+
 /// Runs the selected rows.
-pub fn run(options: &Options) -> Result<BenchReport> {
-    let begun = Instant::now();
-    let (machine, cpu) = (Machine::here(), CpuTimes::now());
+pub fn run(options: &Options) -> Result<BenchReport<Omitted>> {
+    let begun = Begun::now();
     let peers = vec![
         servers::version("nbdkit", "nbdkit")?,
         servers::version("qemu-nbd", "qemu-utils")?,
@@ -268,6 +266,5 @@ pub fn run(options: &Options) -> Result<BenchReport> {
     }
     // The peers end here, so that their CPU time counts as this process's.
     drop(bench);
-    let (seconds, others_percent) = (begun.elapsed().as_secs_f64(), cpu.others_percent());
-    Ok(BenchReport { machine, peers, quick: options.quick, seconds, others_percent, rows, notes })
+    Ok(begun.report(options.quick, peers, rows, Omitted { notes }))
 }

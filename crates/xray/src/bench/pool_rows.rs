@@ -4,13 +4,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::error::Result;
-use super::report::{Bound, Row, Unit};
-use super::rounds::{Disk, generate, in_turns};
-use super::servers::{Forebay, ForebayConfig, run};
-use super::workdir::sparse_image;
+use super::rounds::{Figure, generate, in_turns};
 use super::{Bench, Pace};
-use crate::load::{Access, Spec, Stop};
+use crate::error::Result;
+use crate::load::{Access, Stop};
+use crate::report::{Bound, Row, Unit};
+use crate::targets::servers::{Forebay, ForebayConfig, run, sparse_image};
 
 const GIB: u64 = 1 << 30;
 const CLONES: u32 = 1000;
@@ -66,9 +65,8 @@ pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Ro
     for volume in [plain, snapped] {
         forebay.clone_disk("base", volume)?;
     }
-    let disk = |export| Disk { server: &forebay.server, export };
     let write = |export, seed: u32, n: u64| {
-        generate(disk(export), |spec| {
+        generate(&forebay.disk(export), |spec| {
             spec.read_percent = 0;
             spec.range = Some(range.clone());
             spec.seed = u64::from(seed);
@@ -80,39 +78,28 @@ pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Ro
         forebay.cli(&["snapshot", "create", snapped, &format!("s{n:04}")])?;
     }
     write(plain, pace.snapshots, WRITES_BETWEEN * u64::from(pace.snapshots))?;
-    let read = |spec: &mut Spec, round: u32| {
-        spec.range = Some(range.clone());
-        spec.seed = u64::from(round) + 1;
-        spec.stop = Stop::After(pace.read / 2);
-    };
     // Reads both volumes completely into the cache. A scan-resistant cache keeps only blocks that are read
     // again.
-    let disks = [disk(snapped), disk(plain)];
-    for disk in disks.iter().cycle().take(disks.len() * WARM_PASSES) {
-        generate(*disk, |spec| {
+    let disks = [snapped, plain].map(|volume| Some(forebay.disk(volume)));
+    for disk in disks.iter().flatten().cycle().take(disks.len() * WARM_PASSES) {
+        generate(disk, |spec| {
             spec.range = Some(range.clone());
             spec.access = Access::Sequential;
             spec.stop = Stop::OncePerBlock;
         })?;
     }
-    let series = in_turns(&disks, pace.rounds * 2, |disk, round| generate(disk, |spec| read(spec, round)))?;
-    let [with, without] = [0, 1].map(|i| series.get(i).cloned().unwrap_or_default());
+    let [with, without] = in_turns(&disks, pace.rounds * 2, |disk, round| {
+        generate(disk, |spec| {
+            spec.range = Some(range.clone());
+            spec.seed = u64::from(round) + 1;
+            spec.stop = Stop::After(pace.read / 2);
+        })
+    })?;
+    let without = without.named("forebay without");
     let what = format!("4 KiB random reads after {} snapshots", pace.snapshots);
     Ok(vec![
-        Row::compare(
-            what,
-            Unit::Iops,
-            Bound::RatioAtLeast(0.97),
-            &with.of(|s| s.iops),
-            ("forebay without", &without.of(|s| s.iops)),
-        ),
-        Row::compare(
-            "  server CPU of each",
-            Unit::CpuMicros,
-            Bound::Nothing,
-            &with.of(|s| s.cpu_us),
-            ("forebay without", &without.of(|s| s.cpu_us)),
-        ),
+        with.row(what, Figure::Iops, Bound::RatioAtLeast(0.97), &without),
+        with.cpu_row(Bound::Nothing, &without),
     ])
 }
 
@@ -124,7 +111,7 @@ pub fn recovery(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     let mut forebay = Forebay::start(&bench.dir, binary, &config)?;
     forebay.cli(&["volume", "create", "log", "--size", "8G"])?;
     let before = forebay.stat("/store/write/bytes")?;
-    generate(Disk { server: &forebay.server, export: "log" }, |spec| {
+    generate(&forebay.disk("log"), |spec| {
         spec.read_percent = 0;
         spec.stop = Stop::Requests(pace.recovery_bytes / 4096);
         spec.flush_each = Some(Duration::from_secs(1));
@@ -158,7 +145,7 @@ pub fn memory(bench: &Bench, pace: &Pace, binary: &Path, pool: &'static str) -> 
     let config = ForebayConfig::new(pool, bench.size / 4);
     let forebay = Forebay::start(&bench.dir, binary, &config)?;
     for (export, read_percent) in [("reads", 100), ("writes", 50)] {
-        generate(Disk { server: &forebay.server, export }, |spec| {
+        generate(&forebay.disk(export), |spec| {
             spec.read_percent = read_percent;
             spec.connections = 4;
             spec.depth = 16;

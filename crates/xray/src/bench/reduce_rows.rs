@@ -6,16 +6,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::error::{BenchError, Result};
-use super::files::{self, Package, Recipe};
-use super::report::{Bound, Row, Unit};
-use super::rounds::{Disk, generate, in_turns};
-use super::servers::{Forebay, ForebayConfig, run};
-use super::workdir::random_image;
+use super::rounds::{Figure, generate, in_turns};
 use super::{Bench, Pace};
+use crate::error::{During, Result};
+use crate::files::{self, Package, Recipe};
 use crate::load::{Access, Fill, Stop};
+use crate::report::{Bound, Row, Unit};
+use crate::targets::servers::{Forebay, ForebayConfig, random_image, run};
 
 const MIB: f64 = 1_048_576.0;
 /// The range that is overwritten repeatedly.
@@ -29,12 +26,11 @@ const INDEX_PART: u64 = 10_000;
 pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> Result<Vec<Row>> {
     let start = |name, settings: &str| -> Result<Forebay> {
         let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, RANGE).with(settings))?;
-        forebay.cli(&["volume", "create", "cpu", "--size", &RANGE.to_string()])?;
+        forebay.create("cpu", RANGE)?;
         Ok(forebay)
     };
     let (reduced, plain) = (start("cpu-reduced", "")?, start("cpu-plain", PLAIN)?);
-    let disk = |f| Disk { server: f, export: "cpu" };
-    let disks = [disk(&reduced.server), disk(&plain.server), Disk { server: &bench.qemu_writes, export: "" }];
+    let disks = [reduced.disk("cpu"), plain.disk("cpu"), bench.qemu_writes.disk("")].map(Some);
     let contents = [
         ("that do not compress", Fill::Noise),
         ("of real data, no two alike", Fill::Stamped(arena.clone())),
@@ -43,18 +39,8 @@ pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> R
     let mut rows = Vec::new();
     for (what, fill) in contents {
         bench.say(&format!("CPU of writes {what}"));
-        let write = |disk: Disk<'_>, round: u32, stop| {
-            generate(disk, |spec| {
-                spec.read_percent = 0;
-                spec.range = Some(0..RANGE);
-                spec.flush_each = Some(Duration::from_secs(1));
-                spec.seed = u64::from(round) + 1;
-                spec.fill = fill.clone();
-                spec.stop = stop;
-            })
-        };
         // The first pass allocates blocks and stores every block of the repeated content once.
-        for disk in disks {
+        for disk in disks.iter().flatten() {
             generate(disk, |spec| {
                 spec.read_percent = 0;
                 spec.access = Access::Sequential;
@@ -65,16 +51,21 @@ pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> R
                 spec.stop = Stop::OncePerBlock;
             })?;
         }
-        let series = in_turns(&disks, pace.rounds, |disk, round| {
-            write(disk, round, Stop::Requests(pace.reduce_writes))
+        let [with, without, qemu] = in_turns(&disks, pace.rounds, |disk, round| {
+            generate(disk, |spec| {
+                spec.read_percent = 0;
+                spec.range = Some(0..RANGE);
+                spec.flush_each = Some(Duration::from_secs(1));
+                spec.seed = u64::from(round) + 1;
+                spec.fill = fill.clone();
+                spec.stop = Stop::Requests(pace.reduce_writes);
+            })
         })?;
-        let [with, without, qemu] =
-            [0, 1, 2].map(|i| series.get(i).map(|s| s.of(|s| s.cpu_us)).unwrap_or_default());
         let what = format!("server CPU of 4 KiB random writes {what}");
-        let half = Bound::RatioAtMost(0.5);
-        rows.push(Row::compare(what, Unit::CpuMicros, half, &with, ("qemu-nbd qcow2", &qemu)));
-        let what = "  compared with no compression and no index";
-        rows.push(Row::compare(what, Unit::CpuMicros, Bound::Nothing, &with, ("forebay without", &without)));
+        rows.push(with.row(what, Figure::Cpu, Bound::RatioAtMost(0.5), &qemu));
+        let (what, without) =
+            ("  compared with no compression and no index", without.named("forebay without"));
+        rows.push(with.row(what, Figure::Cpu, Bound::Nothing, &without));
     }
     Ok(rows)
 }
@@ -105,14 +96,10 @@ impl Counts {
     /// The counters after garbage was freed and images were packed.
     fn packed(forebay: &Forebay) -> Result<Counts> {
         forebay.gc()?;
-        let stats = forebay.cli(&["stats"])?;
-        let get = |pointer: &'static str| {
-            let wanted = BenchError::Output { command: "forebay stats --json".to_owned(), wanted: pointer };
-            stats.pointer(pointer).and_then(Value::as_u64).ok_or(wanted)
-        };
-        let duplicates = get("/reduction/duplicate_blocks")?;
-        let others = get("/reduction/new_blocks")? + get("/reduction/unchanged_blocks")?;
-        Ok(Counts { stored: get("/stored_bytes")?, blocks: others + duplicates, duplicates })
+        let stats = forebay.stats()?;
+        let duplicates = stats.get("/reduction/duplicate_blocks")?;
+        let others = stats.get("/reduction/new_blocks")? + stats.get("/reduction/unchanged_blocks")?;
+        Ok(Counts { stored: stats.get("/stored_bytes")?, blocks: others + duplicates, duplicates })
     }
 }
 
@@ -263,7 +250,6 @@ fn images(
 
 /// Zeroes that are written, not holes.
 fn zeroes(path: &Path, bytes: u64) -> Result<()> {
-    use super::error::During;
     std::fs::write(path, vec![0; bytes as usize]).during(|| format!("cannot write {}", path.display()))
 }
 

@@ -1,62 +1,88 @@
 //! Measuring in turns: A B C, B C A, C A B, ... so that other activity of the machine affects all equally.
 
-use std::time::Duration;
-
-use super::error::{BenchError, Result};
-use super::fio;
-use super::process::Process;
-use super::servers::Server;
+use crate::error::{Error, Result};
 use crate::load::{self, Report, Spec};
-
-/// An export of a running server.
-#[derive(Clone, Copy)]
-pub struct Disk<'a> {
-    /// The server.
-    pub server: &'a Server,
-    /// The export.
-    pub export: &'a str,
-}
+use crate::report::{Bound, Row, Unit};
+use crate::targets::servers::Disk;
 
 /// One measurement of one disk.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// Requests per second.
-    pub iops: f64,
-    /// MiB per second.
-    pub mib_s: f64,
-    /// Median latency.
-    pub p50_us: f64,
-    /// Server CPU per request.
-    pub cpu_us: f64,
+    iops: f64,
+    mib_s: f64,
+    p50_us: f64,
+    cpu_us: f64,
 }
 
-/// All rounds of one disk.
-#[derive(Debug, Clone, Default)]
-pub struct Series(Vec<Sample>);
+/// A figure of a sample.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Figure {
+    /// Requests per second.
+    Iops,
+    /// MiB per second.
+    Throughput,
+    /// Median latency.
+    Latency,
+    /// Server CPU per request.
+    Cpu,
+}
 
-impl Series {
-    /// One figure of every round.
-    pub fn of(&self, figure: impl Fn(&Sample) -> f64) -> Vec<f64> {
-        self.0.iter().map(figure).collect()
+impl Figure {
+    fn unit(self) -> Unit {
+        match self {
+            Figure::Iops => Unit::Iops,
+            Figure::Throughput => Unit::MibPerSecond,
+            Figure::Latency => Unit::Micros,
+            Figure::Cpu => Unit::CpuMicros,
+        }
+    }
+
+    fn of(self, sample: &Sample) -> f64 {
+        match self {
+            Figure::Iops => sample.iops,
+            Figure::Throughput => sample.mib_s,
+            Figure::Latency => sample.p50_us,
+            Figure::Cpu => sample.cpu_us,
+        }
     }
 }
 
-/// Runs `load` once and measures the CPU time of the server's process.
-pub fn account(process: &Process, load: impl FnOnce() -> Result<Report>) -> Result<Sample> {
-    let before = process.cpu()?;
-    let report = load()?;
-    let cpu = process.cpu()?.saturating_sub(before);
+/// All rounds of one disk; none of a disk that is not measured.
+#[derive(Debug, Clone, Default)]
+pub struct Series {
+    name: &'static str,
+    samples: Vec<Sample>,
+}
+
+impl Series {
+    /// The same with another name in reports.
+    pub fn named(self, name: &'static str) -> Series {
+        Series { name, ..self }
+    }
+
+    /// A row that compares a figure with that of a peer.
+    pub fn row(&self, what: impl Into<String>, figure: Figure, bound: Bound, peer: &Series) -> Row {
+        let of = |series: &Series| series.samples.iter().map(|s| figure.of(s)).collect::<Vec<_>>();
+        Row::compare(what, figure.unit(), bound, &of(self), (peer.name, &of(peer)))
+    }
+
+    /// The row below: the server's CPU.
+    pub fn cpu_row(&self, bound: Bound, peer: &Series) -> Row {
+        self.row("  server CPU of each", Figure::Cpu, bound, peer)
+    }
+}
+
+/// Runs `load` on a disk once and measures the CPU time of the server's process.
+fn measure(disk: &Disk<'_>, load: impl FnOnce(&Disk<'_>) -> Result<Report>) -> Result<Sample> {
+    let before = disk.process.cpu()?;
+    let report = load(disk)?;
+    let cpu = disk.process.cpu()?.saturating_sub(before);
     Ok(Sample {
         iops: report.iops,
         mib_s: report.mib_s,
         p50_us: report.latency.p50_us,
         cpu_us: cpu.as_secs_f64() * 1e6 / report.ops.max(1) as f64,
     })
-}
-
-/// Runs `load` on a disk once and measures the server's CPU time.
-pub fn measure(disk: Disk<'_>, load: impl FnOnce(Disk<'_>) -> Result<Report>) -> Result<Sample> {
-    account(&disk.server.process, || load(disk))
 }
 
 /// Measures all of `things` in each of `rounds` rounds, starting with a different one in each round.
@@ -75,29 +101,34 @@ pub fn alternate<T, S>(
     Ok(series)
 }
 
-/// Measures all disks in turns.
-pub fn in_turns(
-    disks: &[Disk<'_>],
+/// Measures all disks that exist in turns.
+pub fn in_turns<const N: usize>(
+    disks: &[Option<Disk<'_>>; N],
     rounds: u32,
-    load: impl Fn(Disk<'_>, u32) -> Result<Report>,
-) -> Result<Vec<Series>> {
-    let series = alternate(disks, rounds, |disk, round| measure(*disk, |disk| load(disk, round)))?;
-    Ok(series.into_iter().map(Series).collect())
+    load: impl Fn(&Disk<'_>, u32) -> Result<Report>,
+) -> Result<[Series; N]> {
+    let present: Vec<_> = disks.iter().flatten().collect();
+    let mut series =
+        alternate(&present, rounds, |disk, round| measure(disk, |disk| load(disk, round)))?.into_iter();
+    Ok(disks.each_ref().map(|disk| match disk {
+        Some(disk) => Series { name: disk.process.name(), samples: series.next().unwrap_or_default() },
+        None => Series::default(),
+    }))
 }
 
-/// Runs this crate's load generator on a disk; `change` sets its parameters.
-pub fn generate(disk: Disk<'_>, change: impl FnOnce(&mut Spec)) -> Result<Report> {
-    let server = disk.server.name;
-    let mut spec = Spec::new(disk.server.target(), disk.export);
+/// Runs this crate's load generator on a disk; `change` sets its parameters. All requests must succeed.
+pub fn generate(disk: &Disk<'_>, change: impl FnOnce(&mut Spec)) -> Result<Report> {
+    let mut spec = Spec::new(disk.endpoint.clone());
     change(&mut spec);
-    let report = load::run(&spec).map_err(|source| BenchError::Load { server, source })?;
+    sound(disk, load::run(&spec))
+}
+
+/// The report of a load on a disk whose requests must all succeed.
+pub fn sound(disk: &Disk<'_>, report: std::result::Result<Report, load::LoadError>) -> Result<Report> {
+    let server = disk.process.name();
+    let report = report.map_err(|source| Error::Load { server, source })?;
     match report.first_error {
-        Some(code) => Err(BenchError::Errors { server, count: report.errors, code }),
+        Some(code) => Err(Error::Errors { server, count: report.errors, code }),
         None => Ok(report),
     }
-}
-
-/// Runs fio's random 4 KiB reads on a disk.
-pub fn fio_reads(disk: Disk<'_>, depth: u16, time: Duration, seed: u32) -> Result<Report> {
-    fio::random_reads(&disk.server.uri(disk.export), depth, time, seed)
 }

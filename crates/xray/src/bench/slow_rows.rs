@@ -8,13 +8,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::error::{BenchError, Result};
-use super::limited::{create, disk, fill};
-use super::report::{Bound, Row, Unit};
+use super::limited::fill;
 use super::rounds::generate;
-use super::servers::{Forebay, ForebayConfig};
 use super::{Bench, Pace};
-use crate::load::{Fill, LoadError, Report, Stop};
+use crate::error::{Error, Result};
+use crate::load::{Fill, Rate, Report, Stop};
+use crate::report::{Bound, Row, Unit};
+use crate::targets::servers::{Forebay, ForebayConfig};
 
 const GUESTS: [&str; 2] = ["first", "second"];
 /// Requests per second of all guests together.
@@ -59,19 +59,19 @@ pub fn coalescing(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>>
 fn load(forebay: &Forebay, pace: &Pace) -> Result<Measured> {
     let size = pace.slow_bytes / GUESTS.len() as u64;
     for (seed, guest) in (1..).zip(GUESTS) {
-        create(forebay, guest, size)?;
+        forebay.create(guest, size)?;
         fill(forebay, guest, size, seed, &Fill::Noise)?;
     }
-    let operations = |kind: &'static str| forebay.stat(kind);
     let store = || -> Result<u64> {
-        Ok(operations("/store/read/ops")? + operations("/store/write/ops")? + operations("/store/sync_ops")?)
+        let stats = forebay.stats()?;
+        Ok(stats.get("/store/read/ops")? + stats.get("/store/write/ops")? + stats.get("/store/sync_ops")?)
     };
     let before = store()?;
     let one = |guest: &'static str, seed| {
-        generate(disk(forebay, guest), |spec| {
+        generate(&forebay.disk(guest), |spec| {
             spec.read_percent = READ_PERCENT;
             spec.block_bytes = 8 << 10;
-            spec.rate = Some(RATE / GUESTS.len() as f64);
+            spec.rate = Some(Rate::Poisson(RATE / GUESTS.len() as f64));
             spec.flush_each = Some(Duration::from_secs(1));
             spec.seed = seed;
             spec.stop = Stop::After(pace.slow);
@@ -80,11 +80,10 @@ fn load(forebay: &Forebay, pace: &Pace) -> Result<Measured> {
     let reports: Vec<Report> = std::thread::scope(|scope| {
         let guests: Vec<_> =
             (10..).zip(GUESTS).map(|(seed, guest)| scope.spawn(move || one(guest, seed))).collect();
-        let joined = guests.into_iter().map(|guest| {
-            let server = forebay.server.name;
-            guest.join().unwrap_or(Err(BenchError::Load { server, source: LoadError::Panicked }))
-        });
-        joined.collect::<Result<_>>()
+        let join = |guest: std::thread::ScopedJoinHandle<'_, Result<Report>>| {
+            guest.join().unwrap_or_else(|_| Err(Error::panicked("forebay")))
+        };
+        guests.into_iter().map(join).collect::<Result<_>>()
     })?;
     let guest: u64 = reports.iter().map(|r| r.ops).sum();
     let cost = (store()? - before) as f64 / guest.max(1) as f64;

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::error::{BenchError, Result};
-use super::limited::{create, fill, limited};
-use super::report::{Bound, Row, Unit};
+use super::limited::{fill, limited};
 use super::{Bench, Pace};
-use crate::load::{Fill, LoadError};
+use crate::error::{Error, Result};
+use crate::load::Fill;
 use crate::nbd;
+use crate::report::{Bound, Row, Unit};
 
 const MIB: u64 = 1 << 20;
 
@@ -20,14 +20,12 @@ pub fn freed(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     let size = pace.limited_bytes / 2;
     let forebay = limited(bench, binary, "freed", size * 4)?;
     for volume in ["stay", "go"] {
-        create(&forebay, volume, size)?;
+        forebay.create(volume, size)?;
     }
     std::thread::scope(|scope| {
         let other = scope.spawn(|| fill(&forebay, "go", size, 5, &Fill::Noise));
         fill(&forebay, "stay", size, 6, &Fill::Noise)?;
-        other
-            .join()
-            .unwrap_or(Err(BenchError::Load { server: forebay.server.name, source: LoadError::Panicked }))
+        other.join().unwrap_or_else(|_| Err(Error::panicked("forebay")))
     })?;
     forebay.gc()?;
     let free = || forebay.stat("/store_free_bytes");
@@ -46,7 +44,7 @@ pub fn freed(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     };
     measure("a delete", size, &|| forebay.cli(&["volume", "rm", "go"]).map(drop))?;
     measure("discards, here and there,", size / 2, &|| {
-        let failed = |source| BenchError::Nbd { server: forebay.server.name, source };
+        let failed = |source: nbd::NbdError| Error::request("forebay", source);
         let mut stay = nbd::Disk::open(&forebay.server.target(), "stay").map_err(failed)?;
         for offset in (0..size).step_by(2 * PIECE as usize) {
             stay.trim(offset, PIECE).map_err(failed)?;

@@ -11,11 +11,12 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
 
 use super::{Device, DeviceError, Done, Needs, slots};
+use crate::socket;
 
 /// Alignment that direct I/O needs at most.
 const ALIGN: usize = 4096;
@@ -72,11 +73,12 @@ struct Slot {
 }
 
 /// See the module.
-pub(super) struct FileDevice {
+pub(crate) struct FileDevice {
     ring: IoUring,
     file: File,
     size: u64,
     durable: bool,
+    patience: Duration,
     slots: Vec<Slot>,
     free: Vec<usize>,
     flushing: bool,
@@ -105,6 +107,7 @@ impl FileDevice {
             file,
             size,
             durable: needs.durable,
+            patience: needs.patience,
             slots: (0..room).map(|_| Slot { buffer: Aligned::new(0), len: 0, due: now }).collect(),
             free: (0..needs.depth).rev().collect(),
             flushing: false,
@@ -220,8 +223,12 @@ impl Device for FileDevice {
         }
     }
 
-    fn receive(&mut self, _buffer: &mut [u8]) -> Result<(), DeviceError> {
+    fn receive(&mut self, _buffer: &mut [u8], wait: bool) -> Result<bool, DeviceError> {
+        if wait && !socket::wait(&mut [socket::poll(self.as_raw_fd(), false)], self.patience)? {
+            return Ok(false);
+        }
         let now = Instant::now();
+        let before = self.done.len();
         for entry in self.ring.completion() {
             let index = entry.user_data() as usize;
             let slot = &self.slots[index];
@@ -234,7 +241,7 @@ impl Device for FileDevice {
                 Err(_) => Some(result.unsigned_abs()),
             };
             let nanos = now.saturating_duration_since(slot.due).as_nanos() as u64;
-            self.done.push_back(Done { slot: index, flush, nanos, error, conflict: false });
+            self.done.push_back(Done { slot: index, flush, nanos, error, again: None });
             self.under_way -= 1;
             if flush {
                 self.flushing = false;
@@ -242,7 +249,7 @@ impl Device for FileDevice {
                 self.free.push(index);
             }
         }
-        Ok(())
+        Ok(self.done.len() > before)
     }
 
     fn next_done(&mut self) -> Option<Done> {
@@ -260,7 +267,8 @@ impl Drop for FileDevice {
         // The kernel writes into the buffers until then.
         while self.under_way > 0 {
             let waited = self.ring.submit_and_wait(1);
-            if waited.is_err_and(|e| e.kind() != io::ErrorKind::Interrupted) || self.receive(&mut []).is_err()
+            if waited.is_err_and(|e| e.kind() != io::ErrorKind::Interrupted)
+                || self.receive(&mut [], false).is_err()
             {
                 // Rather lose the memory than let the kernel write into memory of another owner.
                 std::mem::forget(std::mem::take(&mut self.slots));
@@ -273,7 +281,6 @@ impl Drop for FileDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn blocks_are_read_as_they_were_written() {
@@ -281,15 +288,13 @@ mod tests {
         let path = dir.path().join("disk");
         File::create(&path).expect("creates").set_len(1 << 20).expect("sets the length");
         assert!(!has_data(&path).expect("is readable"));
-        let needs =
-            Needs { depth: 4, writes: true, flushes: true, durable: false, patience: Duration::from_secs(1) };
-        let mut device = FileDevice::open(&path, needs).expect("opens");
+        let mut device = FileDevice::open(&path, Needs::all(4, Duration::from_secs(1))).expect("opens");
         assert_eq!(device.size(), 1 << 20);
         let finish = |device: &mut FileDevice| {
             device.send().expect("sends");
             let mut done = Vec::new();
             while device.under_way() > 0 {
-                device.receive(&mut []).expect("receives");
+                device.receive(&mut [], false).expect("receives");
                 done.extend(std::iter::from_fn(|| device.next_done()));
             }
             done

@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::Instant;
 
-use super::{Device, DeviceError, Done, Needs, slots};
-use crate::iscsi::{Address, Command, InitiatorSession, IscsiError, Status};
+use super::{Again, Device, DeviceError, Done, Needs, slots};
+use crate::iscsi::{Address, Command, FIRST_RESERVED, InitiatorSession, IscsiError, Status};
 
 /// A command in a slot of the session.
 #[derive(Clone, Copy)]
@@ -17,7 +17,7 @@ struct Request {
 }
 
 /// See the module. Slots are those of the session.
-pub(super) struct IscsiDevice {
+pub(crate) struct IscsiDevice {
     session: InitiatorSession,
     size: u64,
     depth: usize,
@@ -31,10 +31,11 @@ impl IscsiDevice {
     /// Logs in.
     pub fn open(address: &Address, needs: Needs) -> Result<IscsiDevice, DeviceError> {
         // Sessions of one process are different initiators.
-        static LOGINS: AtomicU16 = AtomicU16::new(1);
+        static LOGINS: AtomicU16 = AtomicU16::new(0);
+        let number = LOGINS.fetch_add(1, Relaxed) % (FIRST_RESERVED - 1) + 1;
         let room = slots(needs.depth);
         let depth = u16::try_from(room).map_err(|_| DeviceError::Lacks("has no room for this depth"))?;
-        let mut session = InitiatorSession::connect(address, LOGINS.fetch_add(1, Relaxed), depth)?;
+        let mut session = InitiatorSession::connect(address, number, depth)?;
         let size = session.capacity()?;
         Ok(IscsiDevice {
             session,
@@ -45,6 +46,18 @@ impl IscsiDevice {
             flushing: false,
             done: VecDeque::new(),
         })
+    }
+
+    fn queue(
+        &mut self,
+        command: Command,
+        keep: bool,
+        due: Instant,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> usize {
+        let slot = self.session.queue(&command, keep, fill);
+        self.requests[slot] = Some(Request { command, flush: false, due });
+        slot
     }
 }
 
@@ -67,19 +80,13 @@ impl Device for IscsiDevice {
         self.session.under_way()
     }
 
-    fn queue_read(&mut self, offset: u64, len: u32, _keep: bool, due: Instant) -> usize {
-        let command = Command::read(offset, len);
-        let slot = self.session.queue_kept(&command, |_| ());
-        self.requests[slot] = Some(Request { command, flush: false, due });
-        slot
+    fn queue_read(&mut self, offset: u64, len: u32, keep: bool, due: Instant) -> usize {
+        self.queue(Command::read(offset, len), keep, due, &mut |_| ())
     }
 
     fn queue_write(&mut self, offset: u64, len: u32, due: Instant, fill: &mut dyn FnMut(&mut [u8])) -> usize {
         let command = Command::write(offset, len);
-        let command = if self.durable { command.durable() } else { command };
-        let slot = self.session.queue(&command, fill);
-        self.requests[slot] = Some(Request { command, flush: false, due });
-        slot
+        self.queue(if self.durable { command.durable() } else { command }, false, due, fill)
     }
 
     fn queue_flush(&mut self, due: Instant) -> bool {
@@ -87,7 +94,7 @@ impl Device for IscsiDevice {
             return false;
         }
         let command = Command::synchronize_cache();
-        let slot = self.session.queue(&command, |_| ());
+        let slot = self.session.queue(&command, false, |_| ());
         self.requests[slot] = Some(Request { command, flush: true, due });
         self.flushing = true;
         true
@@ -97,23 +104,23 @@ impl Device for IscsiDevice {
         Ok(self.session.send()?)
     }
 
-    fn receive(&mut self, _buffer: &mut [u8]) -> Result<(), DeviceError> {
-        self.session.receive(false)?;
+    fn receive(&mut self, buffer: &mut [u8], wait: bool) -> Result<bool, DeviceError> {
+        let received = self.session.receive(buffer, wait)?;
         while let Some(ended) = self.session.next_done() {
             let Some(request) = self.requests[ended.slot].take() else { continue };
             self.flushing &= !request.flush;
-            let error = match ended.status {
+            let (error, again) = match ended.status {
                 Status::Good if ended.got != request.command.incoming() => {
                     return Err(IscsiError::Protocol("a read returned too little data").into());
                 }
-                Status::Good => None,
-                status => Some(status.number()),
+                Status::Good => (None, None),
+                Status::Conflict => (Some(ended.status.number()), Some(Again::Reserved)),
+                status => (Some(status.number()), status.is_attention().then_some(Again::Event)),
             };
             let nanos = ended.at.saturating_duration_since(request.due).as_nanos() as u64;
-            let conflict = ended.status == Status::Conflict;
-            self.done.push_back(Done { slot: ended.slot, flush: request.flush, nanos, error, conflict });
+            self.done.push_back(Done { slot: ended.slot, flush: request.flush, nanos, error, again });
         }
-        Ok(())
+        Ok(received)
     }
 
     fn next_done(&mut self) -> Option<Done> {
@@ -122,5 +129,12 @@ impl Device for IscsiDevice {
 
     fn data(&self, slot: usize) -> &[u8] {
         self.session.data(slot)
+    }
+}
+
+impl Drop for IscsiDevice {
+    fn drop(&mut self) {
+        // The end of the connection ends the session as well, if the logout does not arrive.
+        let _ = self.session.log_out();
     }
 }

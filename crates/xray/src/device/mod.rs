@@ -1,13 +1,14 @@
-//! A disk with many requests in flight, whatever is between: NBD, iSCSI, or a file of this machine.
+//! A disk with many requests in flight, whatever the transport is: NBD, iSCSI, or a file of this machine.
 //!
-//! A load queues requests, sends them, waits until the descriptor is readable, and receives answers. Nothing
-//! here blocks apart from [`Endpoint::open`].
+//! A load queues requests, sends them, waits until the descriptor is readable, and receives answers. All
+//! loads of this crate do so through [`Device`]. Only [`Endpoint::open`] blocks, and [`Device::receive`] if
+//! the caller asks for it.
 
 mod file;
 mod iscsi;
-mod nbd;
 
-pub(crate) use file::has_data;
+pub(crate) use file::{FileDevice, has_data};
+pub(crate) use iscsi::IscsiDevice;
 
 use std::fmt;
 use std::os::fd::AsRawFd;
@@ -15,7 +16,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::iscsi::{Address, IscsiError};
-use crate::nbd::{NbdError, Target};
+use crate::nbd::{NbdError, Pipeline, Target};
+use crate::socket;
+
+/// At least the capacity of a socket buffer: room for all answers of a deep queue of small reads, and for one
+/// large answer.
+pub const RECEIVE_BYTES: usize = 1 << 20;
 
 /// A request that has been answered.
 #[derive(Debug, Clone, Copy)]
@@ -28,8 +34,17 @@ pub struct Done {
     pub nanos: u64,
     /// The error in the numbers of the protocol, if it failed.
     pub error: Option<u32>,
-    /// It was not executed, because another host has reserved the disk.
-    pub conflict: bool,
+    /// The request was not executed, and can be sent again. `error` has the target's answer.
+    pub again: Option<Again>,
+}
+
+/// Why a target did not execute a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// Another host has reserved the disk.
+    Reserved,
+    /// The target reported an earlier event in place of the request (a unit attention).
+    Event,
 }
 
 /// An open disk.
@@ -48,12 +63,36 @@ pub trait Device: AsRawFd + Send {
     fn queue_flush(&mut self, due: Instant) -> bool;
     /// Sends queued requests until the transport would block. Returns whether requests remain unsent.
     fn send(&mut self) -> Result<bool, DeviceError>;
-    /// Receives the answers that have arrived.
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<(), DeviceError>;
+    /// Receives the answers that have arrived; with `wait`, waits for one, within the patience of the
+    /// connection. Returns whether anything arrived.
+    fn receive(&mut self, buffer: &mut [u8], wait: bool) -> Result<bool, DeviceError>;
     /// The next request that was answered.
     fn next_done(&mut self) -> Option<Done>;
     /// The data of the last request of a slot.
     fn data(&self, slot: usize) -> &[u8];
+}
+
+/// Sends queued requests, then waits for answers and receives them: at most until `until`, or else for
+/// `stall`, after which the target counts as stalled.
+pub fn turn<D: Device + ?Sized>(
+    device: &mut D,
+    buffer: &mut [u8],
+    until: Option<Instant>,
+    stall: Duration,
+) -> Result<(), DeviceError> {
+    let blocked = device.send()?;
+    // If only an answer can allow progress, one system call is enough: it waits and receives.
+    let only_answers = !blocked && until.is_none();
+    let ready = only_answers || {
+        let left = until.map_or(stall, |until| until.saturating_duration_since(Instant::now()));
+        socket::wait(&mut [socket::poll(device.as_raw_fd(), blocked)], left)?
+    };
+    let received = ready && device.receive(buffer, only_answers)?;
+    // The descriptor may be ready only for sending, or `until` may have passed.
+    if received || until.is_some() || ready && blocked {
+        return Ok(());
+    }
+    Err(DeviceError::Stalled(stall.as_secs()))
 }
 
 /// Slots of a device of a depth: one more than reads and writes, for the flush.
@@ -83,22 +122,37 @@ pub struct Needs {
     pub flushes: bool,
     /// Writes that are durable when they are answered.
     pub durable: bool,
-    /// Longest wait for the server while connecting.
+    /// Simple replies of an NBD server, as the Linux kernel's client requests them.
+    pub simple_replies: bool,
+    /// Longest wait for the server, while connecting and in [`Device::receive`].
     pub patience: Duration,
+}
+
+impl Needs {
+    /// Reads, at this depth: to be changed.
+    pub fn reads(depth: usize, patience: Duration) -> Needs {
+        Needs { depth, writes: false, flushes: false, durable: false, simple_replies: false, patience }
+    }
+
+    /// Reads, writes and flushes.
+    pub fn all(depth: usize, patience: Duration) -> Needs {
+        Needs { writes: true, flushes: true, ..Needs::reads(depth, patience) }
+    }
 }
 
 impl Endpoint {
     /// Opens the disk.
     pub fn open(&self, needs: Needs) -> Result<Box<dyn Device>, DeviceError> {
         Ok(match self {
-            Endpoint::Nbd(target, export) => Box::new(nbd::open(target, export, needs)?),
-            Endpoint::Iscsi(address) => Box::new(iscsi::IscsiDevice::open(address, needs)?),
-            Endpoint::File(path) => Box::new(file::FileDevice::open(path, needs)?),
+            Endpoint::Nbd(target, export) => Box::new(Pipeline::open(target, export, needs)?),
+            Endpoint::Iscsi(address) => Box::new(IscsiDevice::open(address, needs)?),
+            Endpoint::File(path) => Box::new(FileDevice::open(path, needs)?),
         })
     }
 }
 
 impl fmt::Display for Endpoint {
+    /// The URI in the format of libnbd and libiscsi.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Endpoint::Nbd(Target::Unix(path), export) => {
@@ -136,6 +190,9 @@ pub enum DeviceError {
     /// The target lacks what the load needs.
     #[error("the target {0}")]
     Lacks(&'static str),
+    /// The target answered nothing in time.
+    #[error("no answer from the target for {0} seconds")]
+    Stalled(u64),
 }
 
 impl DeviceError {
@@ -143,10 +200,7 @@ impl DeviceError {
     pub fn is_connection(&self) -> bool {
         match self {
             DeviceError::Nbd(e) => {
-                matches!(
-                    e,
-                    NbdError::Io(_) | NbdError::Closed(_) | NbdError::Refused { .. } | NbdError::Stalled(_)
-                )
+                matches!(e, NbdError::Io(_) | NbdError::Closed(_) | NbdError::Refused { .. })
             }
             DeviceError::Iscsi(e) => {
                 matches!(
@@ -154,6 +208,7 @@ impl DeviceError {
                     IscsiError::Io(_) | IscsiError::Closed(_) | IscsiError::Refused(_) | IscsiError::Stalled
                 )
             }
+            DeviceError::Stalled(_) => true,
             DeviceError::File { .. } | DeviceError::Wait(_) | DeviceError::Lacks(_) => false,
         }
     }

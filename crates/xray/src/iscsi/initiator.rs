@@ -11,8 +11,8 @@ use super::parser::Parser;
 use super::{Address, IscsiError, STALL};
 use crate::socket;
 
-/// Room for all replies of a deep queue of small reads, and for some large replies.
-const RECEIVE_BYTES: usize = 1 << 20;
+/// Room for the replies to commands that are executed one at a time.
+const RECEIVE_BYTES: usize = 64 << 10;
 /// More consecutive unit attentions than this count as a fault of the target.
 const MAX_ATTENTIONS: usize = 32;
 
@@ -68,20 +68,15 @@ impl InitiatorSession {
         self.flight.under_way()
     }
 
-    /// Queues a command and returns its slot; there must be room. `fill` writes its outgoing data; received
-    /// data is discarded.
-    pub fn queue(&mut self, command: &Command, fill: impl FnOnce(&mut [u8])) -> usize {
-        self.flight.queue(command, false, fill)
+    /// Queues a command and returns its slot; there must be room. `fill` writes its outgoing data. With `keep`,
+    /// [`InitiatorSession::data`] has the received data when the command has ended.
+    pub fn queue(&mut self, command: &Command, keep: bool, fill: impl FnOnce(&mut [u8])) -> usize {
+        self.flight.queue(command, keep, fill)
     }
 
     /// The next command that has ended.
     pub fn next_done(&mut self) -> Option<Done> {
         self.flight.next_done()
-    }
-
-    /// Queues a command that reads; [`InitiatorSession::data`] has its data when it has ended.
-    pub fn queue_kept(&mut self, command: &Command, fill: impl FnOnce(&mut [u8])) -> usize {
-        self.flight.queue(command, true, fill)
     }
 
     /// The data of the last command of a slot, if it was kept.
@@ -100,30 +95,29 @@ impl InitiatorSession {
         Ok(false)
     }
 
-    /// Receives and parses replies; with `wait`, waits for them.
-    pub fn receive(&mut self, wait: bool) -> Result<(), IscsiError> {
-        match socket::receive(self.stream.as_raw_fd(), &mut self.buffer, wait)? {
+    /// Receives and parses replies; with `wait`, waits for them. Returns whether any bytes arrived.
+    pub fn receive(&mut self, buffer: &mut [u8], wait: bool) -> Result<bool, IscsiError> {
+        match socket::receive(self.stream.as_raw_fd(), buffer, wait)? {
             Some(0) => Err(IscsiError::Closed(self.flight.under_way())),
             Some(n) => {
                 self.flight.now = Instant::now();
-                self.parser.feed(&self.buffer[..n], &mut self.flight)
+                self.parser.feed(&buffer[..n], &mut self.flight)?;
+                Ok(true)
             }
-            None if wait => Err(IscsiError::Stalled),
-            None => Ok(()),
+            None => Ok(false),
         }
     }
 
-    /// Sends queued PDUs, then waits for replies, at most until `until`, and parses them.
-    pub fn turn(&mut self, until: Option<Instant>) -> Result<(), IscsiError> {
+    /// Sends queued PDUs and waits for replies.
+    fn exchange(&mut self) -> Result<(), IscsiError> {
+        let mut buffer = std::mem::take(&mut self.buffer);
         let blocked = self.send()?;
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        // If only a reply can allow progress, one system call is enough: it waits and receives.
-        let alone = !blocked && left.is_none();
         let fd = self.stream.as_raw_fd();
-        if !alone && !socket::wait(&mut [socket::poll(fd, blocked)], left.unwrap_or(STALL))? {
-            return if left.is_some() { Ok(()) } else { Err(IscsiError::Stalled) };
-        }
-        self.receive(alone)
+        let ready = !blocked || socket::wait(&mut [socket::poll(fd, true)], STALL)?;
+        // While PDUs remain unsent, the socket may be ready only for sending.
+        let done = ready && (self.receive(&mut buffer, !blocked)? || blocked);
+        self.buffer = buffer;
+        if done { Ok(()) } else { Err(IscsiError::Stalled) }
     }
 
     /// Executes one command while no other is in progress, and repeats it after a unit attention.
@@ -136,7 +130,7 @@ impl InitiatorSession {
             let done = loop {
                 match self.flight.next_done() {
                     Some(done) => break done,
-                    None => self.turn(None)?,
+                    None => self.exchange()?,
                 }
             };
             if !done.status.is_attention() {
@@ -156,11 +150,17 @@ impl InitiatorSession {
         }
     }
 
-    /// Logs out; no command may be in progress.
-    pub fn leave(mut self) -> Result<(), IscsiError> {
+    /// Sends a logout, unless the connection accepts nothing now.
+    pub fn log_out(&mut self) -> Result<(), IscsiError> {
         self.flight.queue_logout();
+        self.send().map(drop)
+    }
+
+    /// Logs out, and waits for the target's answer; no command may be in progress.
+    pub fn leave(mut self) -> Result<(), IscsiError> {
+        self.log_out()?;
         while !self.flight.left {
-            self.turn(None)?;
+            self.exchange()?;
         }
         Ok(())
     }

@@ -5,13 +5,11 @@
 //! connection per session, no error recovery. A protocol violation of the target ends the session.
 //!
 //! `pdu` defines the layout of PDUs, `parser` splits the stream, `login` negotiates, `command` contains the
-//! SCSI commands, `flight` the commands in progress, `initiator` moves them over the socket, and `load`
-//! drives sessions at depth.
+//! SCSI commands, `flight` the commands in progress, and `initiator` moves them over the socket.
 
 mod command;
 mod flight;
 mod initiator;
-mod load;
 mod login;
 mod parser;
 mod pdu;
@@ -21,7 +19,6 @@ use std::time::Duration;
 pub use command::{Command, Sense, Status};
 pub use flight::Done;
 pub use initiator::{Answer, InitiatorSession};
-pub use load::{Load, Loaded, Ready};
 
 /// The address of a logical unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +30,10 @@ pub struct Address {
     /// The logical unit, below 256.
     pub lun: u8,
 }
+
+/// Numbers of initiators from this one on are reserved for callers that choose the number; the sessions of
+/// loads have lower ones.
+pub const FIRST_RESERVED: u16 = 60_000;
 
 /// A target that does not answer for this long counts as stalled.
 const STALL: Duration = Duration::from_secs(60);
@@ -60,12 +61,6 @@ pub enum IscsiError {
         /// Its status.
         status: Status,
     },
-    /// The unit has no room for a block of the load.
-    #[error("the unit is too small for the load")]
-    TooSmall,
-    /// A thread of a load panicked.
-    #[error("a thread of the load panicked")]
-    Panicked,
     /// The target did not answer in time.
     #[error("no answer from the target for {} seconds", STALL.as_secs())]
     Stalled,

@@ -27,7 +27,7 @@ static WRITERS: AtomicU64 = AtomicU64::new(0);
 /// The version before the first one of a worker. Versions differ between all workers of a process, those of
 /// other runs included: otherwise a run with the seed of an earlier one would write what is stored already,
 /// and a server with deduplication would be measured with duplicates.
-pub(crate) fn base_version() -> u64 {
+pub(super) fn base_version() -> u64 {
     WRITERS.fetch_add(1, Relaxed) << 32
 }
 

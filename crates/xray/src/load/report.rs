@@ -56,8 +56,10 @@ pub struct Report {
     pub flush_latency: Latency,
     /// Requests that the server answered with an error.
     pub errors: u64,
-    /// The NBD error number of the first one.
+    /// The NBD error number of the first one; over iSCSI, sense key, code and qualifier, or the status.
     pub first_error: Option<u32>,
+    /// Requests that met a reservation of another host, and were sent again.
+    pub conflicts: u64,
     /// Reads whose content was verified.
     pub verified: u64,
     /// Verified reads with wrong content.
@@ -67,13 +69,14 @@ pub struct Report {
 }
 
 /// Counters of one connection during a run.
-pub(crate) struct Tally {
+pub(super) struct Tally {
     pub reads: u64,
     pub writes: u64,
     pub bytes: u64,
     pub flushes: u64,
     pub errors: u64,
     pub first_error: Option<u32>,
+    pub conflicts: u64,
     pub verified: u64,
     pub mismatches: u64,
     pub first_mismatch: Option<u64>,
@@ -90,6 +93,7 @@ impl Default for Tally {
             flushes: 0,
             errors: 0,
             first_error: None,
+            conflicts: 0,
             verified: 0,
             mismatches: 0,
             first_mismatch: None,
@@ -114,6 +118,7 @@ impl Tally {
         self.flushes += other.flushes;
         self.errors += other.errors;
         self.first_error = self.first_error.or(other.first_error);
+        self.conflicts += other.conflicts;
         self.verified += other.verified;
         self.mismatches += other.mismatches;
         self.first_mismatch = self.first_mismatch.or(other.first_mismatch);
@@ -139,6 +144,7 @@ impl Tally {
             flush_latency: Latency::of(&self.flush_nanos),
             errors: self.errors,
             first_error: self.first_error,
+            conflicts: self.conflicts,
             verified: self.verified,
             mismatches: self.mismatches,
             first_mismatch: self.first_mismatch,

@@ -4,7 +4,7 @@ use super::spec::Access;
 use crate::rng::Rng;
 
 /// A source of block numbers below a bound.
-pub(crate) enum Source {
+pub(super) enum Source {
     /// Uniformly random, endless.
     Random,
     /// Four of five in the first fifth, endless.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::nbd::{NbdError, Target};
+use crate::device::{DeviceError, Endpoint};
 
 /// The order in which a disk is accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub enum Stop {
 
 impl Stop {
     /// Most requests on a connection whose part of the range has `blocks`.
-    pub(crate) fn requests(self, blocks: u64) -> u64 {
+    pub(super) fn requests(self, blocks: u64) -> u64 {
         match self {
             Stop::After(_) => u64::MAX,
             Stop::Requests(n) => n,
@@ -59,7 +59,7 @@ impl Stop {
     }
 
     /// When a load that started at `began` ends, unless its number of requests ends it.
-    pub(crate) fn deadline(self, began: Instant) -> Option<Instant> {
+    pub(super) fn deadline(self, began: Instant) -> Option<Instant> {
         match self {
             Stop::After(time) => Some(began + time),
             Stop::Requests(_) | Stop::OncePerBlock => None,
@@ -67,13 +67,29 @@ impl Stop {
     }
 }
 
-/// A load on one export.
+/// A bound on the number of requests per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rate {
+    /// Requests arrive as a Poisson process. Latency starts when a request is due, not when there is room to
+    /// send it.
+    Poisson(f64),
+    /// Bursts of `depth` requests at a fixed interval. A late load catches up by at most one burst.
+    Bursts(f64),
+}
+
+impl Rate {
+    fn per_second(self) -> f64 {
+        match self {
+            Rate::Poisson(rate) | Rate::Bursts(rate) => rate,
+        }
+    }
+}
+
+/// A load on one disk.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Address of the server.
-    pub target: Target,
-    /// The export.
-    pub export: String,
+    /// The disk.
+    pub endpoint: Endpoint,
     /// Order of the offsets.
     pub access: Access,
     /// Share of reads in percent.
@@ -90,27 +106,28 @@ pub struct Spec {
     pub flush_each: Option<Duration>,
     /// Writes are durable when they are answered (FUA).
     pub fua: bool,
-    /// Requests per second on each connection, as a Poisson process; latency then starts when a request is
-    /// due, not when there is room to send it.
-    pub rate: Option<f64>,
-    /// Bytes to access; the complete export by default.
+    /// Bound on the requests of each connection; without one, `depth` requests are always in progress.
+    pub rate: Option<Rate>,
+    /// Bytes to access; the complete disk by default.
     pub range: Option<Range<u64>>,
     /// Seed of offsets, mix, arrivals and content.
     pub seed: u64,
     /// Content of writes.
     pub fill: Fill,
-    /// Request structured replies, as QEMU and libnbd do.
-    pub structured: bool,
+    /// Request simple replies of an NBD server instead of structured ones, which QEMU and libnbd request.
+    pub simple_replies: bool,
     /// Verify reads against the writes of this run, and read all written blocks at the end.
     pub verify: bool,
+    /// A request that met a reservation of another host is sent again after 0.5 to 1.5 times this delay;
+    /// without it, a reservation is an error.
+    pub backoff: Option<Duration>,
 }
 
 impl Spec {
     /// 4 KiB random reads at depth 32 for one second: defaults to be changed.
-    pub fn new(target: Target, export: &str) -> Spec {
+    pub fn new(endpoint: Endpoint) -> Spec {
         Spec {
-            target,
-            export: export.to_owned(),
+            endpoint,
             access: Access::Random,
             read_percent: 100,
             block_bytes: 4096,
@@ -123,13 +140,14 @@ impl Spec {
             range: None,
             seed: 1,
             fill: Fill::Noise,
-            structured: true,
+            simple_replies: false,
             verify: false,
+            backoff: None,
         }
     }
 
     /// Rejects invalid parameters.
-    pub(crate) fn check(&self) -> Result<(), LoadError> {
+    pub(super) fn check(&self) -> Result<(), LoadError> {
         let bytes = self.block_bytes;
         let wrong =
             if bytes == 0 || !bytes.is_multiple_of(512) || (bytes > 4096 && !bytes.is_multiple_of(4096)) {
@@ -140,7 +158,7 @@ impl Spec {
                 Some("depth and connections must be at least 1")
             } else if self.read_percent > 100 {
                 Some("the share of reads must be at most 100 percent")
-            } else if self.rate.is_some_and(|r| !(r > 0.0 && r.is_finite())) {
+            } else if self.rate.is_some_and(|r| !(r.per_second() > 0.0 && r.per_second().is_finite())) {
                 Some("the rate must be above 0")
             } else {
                 None
@@ -155,7 +173,7 @@ pub enum LoadError {
     /// Invalid parameters.
     #[error("{0}")]
     Spec(&'static str),
-    /// The export is too small for the load.
+    /// The disk is too small for the load.
     #[error(
         "the range of {range} bytes is too small for blocks of {block} bytes, {connections} connections, and verification if enabled"
     )]
@@ -167,18 +185,9 @@ pub enum LoadError {
         /// Bytes of each request.
         block: u32,
     },
-    /// It writes, and the export is read-only.
-    #[error("the export is read-only")]
-    ReadOnly,
-    /// The server cannot flush.
-    #[error("the server offers no flush for this export")]
-    NoFlush,
-    /// The server does not support FUA.
-    #[error("the server offers no durable writes (FUA) for this export")]
-    NoFua,
-    /// The connection failed.
+    /// The disk cannot be used, or failed.
     #[error(transparent)]
-    Nbd(#[from] NbdError),
+    Device(#[from] DeviceError),
     /// A thread of the generator panicked.
     #[error("a thread of the load generator panicked")]
     Panicked,

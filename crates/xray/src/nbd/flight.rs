@@ -9,20 +9,8 @@ use std::io::{self, IoSlice};
 use std::time::Instant;
 
 use super::{Chunk, Command, NbdError, REQUEST_LEN, Sink, request};
+use crate::device::Done;
 use crate::socket;
-
-/// A request that has been answered.
-#[derive(Debug, Clone, Copy)]
-pub struct Done {
-    /// Its slot, which is free again.
-    pub slot: usize,
-    /// The command.
-    pub command: Command,
-    /// Nanoseconds from when the request was due until its reply was received.
-    pub nanos: u64,
-    /// NBD error number, if the server answered with an error.
-    pub error: Option<u32>,
-}
 
 /// One request, or room for one.
 struct Slot {
@@ -207,9 +195,10 @@ impl Flight {
             return Err(NbdError::Protocol("a reply to a read has too little or too much data"));
         }
         let nanos = self.now.saturating_duration_since(slot.due).as_nanos() as u64;
-        self.done.push_back(Done { slot: index, command, nanos, error: slot.error });
+        let flush = command == Command::Flush;
+        self.done.push_back(Done { slot: index, flush, nanos, error: slot.error, again: None });
         self.under_way -= 1;
-        if command != Command::Flush {
+        if !flush {
             self.free.push(index);
         }
         Ok(())

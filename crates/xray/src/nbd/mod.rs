@@ -14,7 +14,6 @@ mod reply;
 mod target;
 
 pub use disk::Disk;
-pub use flight::Done;
 pub use handshake::{Connection, Export, connect};
 pub use pipeline::Pipeline;
 pub use reply::{Chunk, Parser, Sink};
@@ -62,9 +61,6 @@ pub enum NbdError {
     /// The server answered a request with an error.
     #[error("the server answered with NBD error {0}")]
     Failed(u32),
-    /// The server answered no request in time.
-    #[error("no answer from the server for {0} seconds")]
-    Stalled(u64),
 }
 
 /// NBD_CMD_FLAG_FUA: the write is durable when it is answered.

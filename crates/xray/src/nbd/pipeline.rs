@@ -1,11 +1,12 @@
-//! Many requests in progress on one connection: the [`Flight`] of requests, and the socket below it.
+//! An export with many requests in progress: the [`Flight`] of requests, and the socket below it.
 
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::flight::{Done, Flight};
-use super::{Command, Connection, Export, FUA, NbdError, Parser, request};
+use super::flight::Flight;
+use super::{Command, Connection, FUA, NbdError, Parser, Target, connect, request};
+use crate::device::{Device, DeviceError, Done, Needs};
 use crate::socket;
 
 /// A connection with up to a fixed number of requests in progress.
@@ -16,81 +17,63 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Room for `depth` reads and writes, and one flush.
-    pub fn new(connection: Connection, depth: usize) -> Pipeline {
-        Pipeline { connection, flight: Flight::new(depth), parser: Parser::default() }
+    /// Connects, with room for as many reads and writes as needed, and one flush.
+    pub fn open(target: &Target, export: &str, needs: Needs) -> Result<Pipeline, DeviceError> {
+        let connection = connect(target, export, !needs.simple_replies, needs.patience)?;
+        let found = connection.export;
+        if needs.writes && found.read_only() {
+            return Err(DeviceError::Lacks("is read-only"));
+        }
+        if needs.flushes && !found.flushes() {
+            return Err(DeviceError::Lacks("cannot flush"));
+        }
+        if needs.durable && !found.durable_writes() {
+            return Err(DeviceError::Lacks("has no durable writes (FUA)"));
+        }
+        let mut flight = Flight::new(needs.depth);
+        flight.write_flags = if needs.durable { FUA } else { 0 };
+        Ok(Pipeline { connection, flight, parser: Parser::default() })
+    }
+}
+
+impl Device for Pipeline {
+    fn size(&self) -> u64 {
+        self.connection.export.size
     }
 
-    /// The same, with writes that are durable when they are answered (FUA).
-    pub fn with_durable_writes(mut self) -> Pipeline {
-        self.flight.write_flags = FUA;
-        self
-    }
-
-    /// The export.
-    pub fn export(&self) -> &Export {
-        &self.connection.export
-    }
-
-    /// Whether another read or write can be queued.
-    pub fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         self.flight.has_room()
     }
 
-    /// Number of requests queued and not answered.
-    pub fn under_way(&self) -> usize {
+    fn under_way(&self) -> usize {
         self.flight.under_way()
     }
 
-    /// Queues a read and returns its slot; there must be room. With `keep`, its data is available in
-    /// [`Pipeline::data`].
-    pub fn queue_read(&mut self, offset: u64, len: u32, keep: bool, due: Instant) -> usize {
+    fn queue_read(&mut self, offset: u64, len: u32, keep: bool, due: Instant) -> usize {
         self.flight.queue_read(offset, len, keep, due)
     }
 
-    /// Queues a write of the data that `fill` writes into its argument, and returns its slot; there must be
-    /// room.
-    pub fn queue_write(
-        &mut self,
-        offset: u64,
-        len: u32,
-        due: Instant,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> usize {
+    fn queue_write(&mut self, offset: u64, len: u32, due: Instant, fill: &mut dyn FnMut(&mut [u8])) -> usize {
         self.flight.queue_write(offset, len, due, fill)
     }
 
-    /// Queues a flush unless one is in progress. Returns whether it was queued.
-    pub fn queue_flush(&mut self, due: Instant) -> bool {
+    fn queue_flush(&mut self, due: Instant) -> bool {
         self.flight.queue_flush(due)
     }
 
-    /// The next request that has been answered. Its slot may be used again by the next request that is
-    /// queued.
-    pub fn next_done(&mut self) -> Option<Done> {
-        self.flight.next_done()
-    }
-
-    /// The data of the last request of a slot: of a write, or of a read that kept it.
-    pub fn data(&self, slot: usize) -> &[u8] {
-        self.flight.data(slot)
-    }
-
-    /// Sends queued requests until the socket would block. Returns whether requests remain unsent.
-    pub fn send(&mut self) -> io::Result<bool> {
+    fn send(&mut self) -> Result<bool, DeviceError> {
         let fd = self.as_raw_fd();
         while self.flight.unsent() {
-            if !self.flight.send(|parts| socket::send(fd, parts))? {
+            if !self.flight.send(|parts| socket::send(fd, parts)).map_err(NbdError::from)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Receives and parses replies; with `wait`, waits for them. Returns whether any bytes arrived.
-    pub fn receive(&mut self, buffer: &mut [u8], wait: bool) -> Result<bool, NbdError> {
-        match socket::receive(self.as_raw_fd(), buffer, wait)? {
-            Some(0) => Err(NbdError::Closed(self.flight.under_way())),
+    fn receive(&mut self, buffer: &mut [u8], wait: bool) -> Result<bool, DeviceError> {
+        match socket::receive(self.as_raw_fd(), buffer, wait).map_err(NbdError::from)? {
+            Some(0) => Err(NbdError::Closed(self.flight.under_way()).into()),
             Some(n) => {
                 self.flight.now = Instant::now();
                 self.parser.feed(&buffer[..n], &mut self.flight)?;
@@ -100,27 +83,12 @@ impl Pipeline {
         }
     }
 
-    /// Sends queued requests, then waits for replies and parses them: at most until `until`, or else for
-    /// `stall`, after which the server counts as stalled.
-    pub fn turn(
-        &mut self,
-        buffer: &mut [u8],
-        until: Option<Instant>,
-        stall: Duration,
-    ) -> Result<(), NbdError> {
-        let blocked = self.send()?;
-        // If only a reply can allow progress, one system call is enough: it waits and receives.
-        let only_replies = !blocked && until.is_none();
-        let ready = only_replies || {
-            let left = until.map_or(stall, |until| until.saturating_duration_since(Instant::now()));
-            socket::wait(&mut [socket::poll(self.as_raw_fd(), blocked)], left)?
-        };
-        let received = ready && self.receive(buffer, only_replies)?;
-        // The socket may be ready only for sending, or `until` may have passed.
-        if received || until.is_some() || ready && blocked {
-            return Ok(());
-        }
-        Err(NbdError::Stalled(stall.as_secs()))
+    fn next_done(&mut self) -> Option<Done> {
+        self.flight.next_done()
+    }
+
+    fn data(&self, slot: usize) -> &[u8] {
+        self.flight.data(slot)
     }
 }
 

@@ -292,7 +292,7 @@ fn time(seconds: f64) -> String {
 pub(super) fn number(v: f64) -> String {
     let v = if v == 0.0 { 0.0 } else { v };
     if v.abs() >= 1000.0 {
-        return crate::bench::thousands(v);
+        return super::rows::thousands(v);
     }
     let text = match v.abs() {
         a if a >= 100.0 => format!("{v:.0}"),

@@ -3,7 +3,7 @@
 use comfy_table::Cell;
 
 use super::chart::number;
-use crate::bench::{new_table, right};
+use super::rows::{new_table, right};
 use crate::run::record::{LoadRecord, RunRecord, TargetRecord};
 
 /// Why two runs cannot be compared.

@@ -1,16 +1,25 @@
-//! The report of a run: HTML, JSON and CSV, and the comparison of two runs.
+//! Reports: of a run of a scenario as HTML, JSON and CSV, with the comparison of two runs; and of a
+//! benchmark, with its promises, as tables and JSON.
 
+mod bench;
 mod chart;
 mod compare;
 mod csv;
 mod html;
+mod rows;
 mod tables;
 
 use std::path::{Path, PathBuf};
 
+pub(crate) use bench::Begun;
+pub use bench::{BenchReport, Details};
 pub use compare::{CompareError, Comparison, compare};
 pub use csv::csv;
 pub use html::html;
+pub use rows::{Bound, Row, Unit, Verdict};
+#[cfg(test)]
+pub(crate) use rows::{assert_fits, table};
+pub(crate) use rows::{median, new_table, right, thousands};
 
 use crate::run::record::RunRecord;
 use crate::run::{RunError, write_file};

@@ -7,12 +7,10 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::series::Series;
 use super::stream::Stream;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, RECEIVE_BYTES};
 use crate::socket;
 use crate::vdi::desk::Desk;
 
-/// At least the capacity of a socket buffer.
-const RECEIVE_BYTES: usize = 1 << 20;
 /// Longest sleep: an end or an interruption may arrive.
 const NAP: Duration = Duration::from_millis(20);
 /// Blocks of a desktop that are read back at the end.
@@ -85,7 +83,7 @@ impl<'a> ScriptStream<'a> {
                 self.audit = true;
             }
         } else if now.saturating_duration_since(self.heard) > PATIENCE && due.is_none() {
-            return Err(crate::nbd::NbdError::Stalled(PATIENCE.as_secs()).into());
+            return Err(DeviceError::Stalled(PATIENCE.as_secs()));
         }
         Ok((due.map(|due| clock.begun() + due), blocked))
     }

@@ -8,14 +8,14 @@ use super::RunError;
 use super::clock::Clock;
 use super::prepare::{Disks, write_all};
 use super::record::EventRecord;
-use crate::ats::updates::{Host, Lock};
 use crate::device::Endpoint;
-use crate::iscsi::IscsiError;
+use crate::iscsi::{FIRST_RESERVED, IscsiError};
+use crate::load::{Host, Lock};
 use crate::scenario::{Action, Phase, Scenario};
 use crate::targets::{Act, Place, System, TargetError};
 
-/// Number of the initiator that changes metadata; those of loads count from 1.
-const OTHER_HOST: u16 = 60_000;
+/// Number of the initiator that changes metadata.
+const OTHER_HOST: u16 = FIRST_RESERVED;
 /// Mean delay of that host before it tries a lock again.
 const BACKOFF: Duration = Duration::from_millis(1);
 /// How long a server is away if the file does not specify it.

@@ -28,8 +28,8 @@ use std::time::Duration;
 pub use directory::{Request, write_file};
 pub use verdict::band;
 
-use crate::bench::files;
-use crate::bench::machine::Machine;
+use crate::files;
+use crate::machine::Machine;
 use crate::scenario::{self, Action, Scaled, Scenario, ScenarioError};
 use crate::targets::{SpecError, Surroundings, System, TargetError, TargetSpec, parse_file};
 use crate::vdi::content::Content;

@@ -18,8 +18,8 @@ use super::sample::{Sampled, sample};
 use super::series::{Series, interval};
 use super::stream::{Stream, StreamSpec};
 use super::{RunError, interrupted};
-use crate::bench::machine::CpuTimes;
 use crate::device::{DeviceError, Needs};
+use crate::machine::CpuTimes;
 use crate::scenario::{Action, Event, Load, Phase, Scaled, Scenario, Script};
 use crate::targets::{Place, StoreOps, System};
 use crate::vdi::Phase as Part;
@@ -335,16 +335,7 @@ fn open(plan: Plan<'_>) -> Result<Active<'_>, DeviceError> {
         Planned::Script(desk, (steps, family), place, number) => {
             let mut desk = match *desk {
                 Some(desk) => desk,
-                None => {
-                    let needs = Needs {
-                        depth: DEPTH,
-                        writes: true,
-                        flushes: true,
-                        durable: false,
-                        patience: PATIENCE,
-                    };
-                    Desk::new(place.open(needs)?, family, number, 1)
-                }
+                None => Desk::new(place.open(Needs::all(DEPTH, PATIENCE))?, family, number, 1),
             };
             desk.begin(steps);
             Kind::Script(Box::new(ScriptStream::new(desk)))

@@ -11,7 +11,7 @@ use super::progress::Progress;
 use super::series::Series;
 use super::stream::{Stream, StreamSpec};
 use super::{RunError, interrupted};
-use crate::device::Needs;
+use crate::device::{Needs, RECEIVE_BYTES, turn};
 use crate::load::Fill;
 use crate::scenario::{Disk, Scenario};
 use crate::targets::{Place, System, TargetError, Wanted};
@@ -135,9 +135,8 @@ pub(super) fn explain(code: u32) -> &'static str {
 fn write_image(place: &Place, family: Family<'_>) -> Result<(), RunError> {
     let failed =
         |source| RunError::Target(TargetError::Device { endpoint: place.endpoint.to_string(), source });
-    let needs = Needs { depth: DEPTH, writes: true, flushes: true, durable: false, patience: PATIENCE };
-    let mut device = place.open(needs).map_err(failed)?;
-    let mut buffer = vec![0; 1 << 20];
+    let mut device = place.open(Needs::all(DEPTH, PATIENCE)).map_err(failed)?;
+    let mut buffer = vec![0; RECEIVE_BYTES];
     let mut cells = family.shape.data.iter();
     let mut flushed = false;
     loop {
@@ -168,12 +167,7 @@ fn write_image(place: &Place, family: Family<'_>) -> Result<(), RunError> {
             flushed = true;
             device.queue_flush(now);
         }
-        let blocked = device.send().map_err(failed)?;
-        let mut poll = [crate::socket::poll(device.as_raw_fd(), blocked)];
-        if !crate::socket::wait(&mut poll, PATIENCE).map_err(|e| failed(e.into()))? {
-            return Err(failed(crate::nbd::NbdError::Stalled(PATIENCE.as_secs()).into()));
-        }
-        device.receive(&mut buffer).map_err(failed)?;
+        turn(device.as_mut(), &mut buffer, None, PATIENCE).map_err(failed)?;
         while let Some(done) = device.next_done() {
             if let Some(code) = done.error {
                 let error = format!("a write failed with error {code}{}", explain(code));

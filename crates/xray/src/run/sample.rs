@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::clock::Clock;
 use super::record::Sample;
-use crate::bench::process::{cpu_of, memory_of};
+use crate::targets::servers::{cpu_of, memory_of};
 
 /// What was sampled.
 pub(super) struct Sampled {

@@ -15,7 +15,7 @@ use super::connect::{Attempt, Connecting, RETRY};
 use super::disk::DiskState;
 use super::series::Series;
 use super::unflushed::Unflushed;
-use crate::device::{Device, DeviceError, Done, Needs, slots};
+use crate::device::{Again, Device, DeviceError, Done, Needs, slots};
 use crate::rng::Rng;
 use crate::targets::Place;
 
@@ -416,7 +416,7 @@ impl Stream {
         series: &mut Series,
     ) -> Result<(), DeviceError> {
         let Some(device) = &mut self.device else { return Ok(()) };
-        if let Err(error) = device.receive(buffer) {
+        if let Err(error) = device.receive(buffer, false) {
             return self.lost(error, series);
         }
         let at = clock.elapsed();
@@ -435,14 +435,14 @@ impl Stream {
     }
 
     fn settle(&mut self, done: Done, at: Duration, measured: bool, series: &mut Series) {
-        if done.conflict {
+        if done.again == Some(Again::Reserved) {
             self.held = Some(Instant::now() + BACKOFF.mul_f64(0.5 + self.rng.unit()));
             series.conflicts += 1;
         }
         if done.flush {
             match done.error {
                 // It is repeated at its interval.
-                Some(_) if done.conflict => {}
+                Some(_) if done.again.is_some() => {}
                 Some(SHUTDOWN) if self.spec.reconnect => self.shut_down = true,
                 Some(code) => series.failed(code),
                 None => {
@@ -453,7 +453,7 @@ impl Stream {
             return;
         }
         let Some(request) = self.requests[done.slot].take() else { return };
-        if done.conflict {
+        if done.again.is_some() {
             self.again.push_back(request);
             return;
         }
@@ -560,7 +560,7 @@ impl Stream {
             Attempt::Waits => Ok(false),
             Attempt::Failed => {
                 self.give_up(series);
-                Err(crate::nbd::NbdError::Stalled(self.spec.patience.as_secs()).into())
+                Err(DeviceError::Stalled(self.spec.patience.as_secs()))
             }
         }
     }
@@ -568,7 +568,7 @@ impl Stream {
     fn check_stall(&mut self, now: Instant) -> Result<(), DeviceError> {
         let waiting = self.device.as_ref().is_some_and(|d| d.under_way() > 0);
         if waiting && now.saturating_duration_since(self.heard) > self.spec.patience {
-            return Err(crate::nbd::NbdError::Stalled(self.spec.patience.as_secs()).into());
+            return Err(DeviceError::Stalled(self.spec.patience.as_secs()));
         }
         Ok(())
     }
@@ -600,10 +600,9 @@ fn writes(spec: &StreamSpec) -> bool {
 fn needs(spec: &StreamSpec) -> Needs {
     let writes = writes(spec);
     Needs {
-        depth: spec.depth as usize,
         writes,
         flushes: writes && spec.flush.is_some(),
         durable: writes && spec.durable,
-        patience: spec.patience.min(Duration::from_secs(10)),
+        ..Needs::reads(spec.depth as usize, spec.patience.min(Duration::from_secs(10)))
     }
 }

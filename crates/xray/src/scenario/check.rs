@@ -5,7 +5,7 @@ use toml::Spanned;
 use super::file::{Action, Check, Disk, Event, FORMAT, Judge, Load, Phase, Scenario};
 use super::parse::unknown;
 use super::quantity::Size;
-use crate::ats::METADATA_BYTES;
+use crate::load::METADATA_BYTES;
 
 /// A mistake, and its position in the text.
 pub(super) struct Mistake {

@@ -4,8 +4,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Surroundings, TargetError, program};
-use crate::bench::servers::run;
+use super::servers::{program, run};
+use super::{Surroundings, TargetError};
 
 /// See the module.
 pub(super) struct Cluster {

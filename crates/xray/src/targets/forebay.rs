@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::ceph::Cluster;
 use super::node::Node;
+use super::servers::{Forebay, Process, version_of};
 use super::{
     Act, ForebayKind, Place, StoreOps, Surroundings, System, TargetError, Transport, Wanted, disk_name,
 };
-use crate::bench::servers::{Forebay, version_of};
 use crate::device::Endpoint;
 use crate::iscsi::Address;
 use crate::nbd::Target;
@@ -59,7 +59,7 @@ impl ForebaySystem {
             disks: BTreeMap::new(),
             luns: Vec::new(),
         };
-        system.boot()?;
+        system.start()?;
         if system.transport == Transport::Iscsi {
             system.server()?.cli(&["target", "create", IQN, "--open"])?;
         }
@@ -72,10 +72,6 @@ impl ForebaySystem {
     /// The server that has the pool.
     fn server(&mut self) -> Result<&mut Forebay, TargetError> {
         self.nodes[self.serving].running()
-    }
-
-    fn boot(&mut self) -> Result<(), TargetError> {
-        self.nodes[self.serving].start(&self.binary)
     }
 
     /// Starts the server of a node that does not serve.
@@ -194,16 +190,24 @@ impl System for ForebaySystem {
         }
     }
 
-    fn pids(&self) -> Vec<u32> {
-        let servers = self.nodes.iter().filter_map(|n| n.server.as_ref());
-        servers.map(|s| s.server.process.id()).collect()
+    fn servers(&mut self) -> Vec<&mut Process> {
+        let servers = self.nodes.iter_mut().filter_map(|n| n.server.as_mut());
+        servers.map(|s| &mut s.server.process).collect()
+    }
+
+    fn start(&mut self) -> Result<(), TargetError> {
+        self.nodes[self.serving].start(&self.binary)
+    }
+
+    fn forget(&mut self) {
+        self.nodes[self.serving].server = None;
     }
 
     fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError> {
         for disk in disks {
             let names: Vec<String> = (0..disk.count).map(|n| disk_name(&disk.kind, n)).collect();
             for name in &names {
-                self.server()?.cli(&["volume", "create", name, "--size", &disk.size.to_string()])?;
+                self.server()?.create(name, disk.size)?;
             }
             self.add(&disk.kind, names)?;
         }
@@ -225,7 +229,7 @@ impl System for ForebaySystem {
         Ok(Place { others: endpoints.collect::<Result<_, _>>()?, ..Place::of(first) })
     }
 
-    fn act(&mut self, act: &Act) -> Result<(), TargetError> {
+    fn special(&mut self, act: &Act) -> Result<(), TargetError> {
         match act {
             Act::Snapshot(kind, name) => {
                 for disk in self.disks.get(kind).cloned().unwrap_or_default() {
@@ -233,18 +237,6 @@ impl System for ForebaySystem {
                 }
             }
             Act::Clone(origin, name, count) => drop(self.clone_disk(origin, name, *count)?),
-            Act::Kill => {
-                self.server()?.server.process.kill()?;
-                self.nodes[self.serving].server = None;
-            }
-            Act::Start => self.boot()?,
-            Act::Pause => self.server()?.server.process.pause()?,
-            Act::Continue => self.server()?.server.process.resume()?,
-            Act::Restart => {
-                self.server()?.server.process.stop()?;
-                self.nodes[self.serving].server = None;
-                self.boot()?;
-            }
             Act::Upgrade => self.server()?.upgrade()?,
             Act::OsdKill(n) => self.cluster()?.osd("kill-osd", *n)?,
             Act::OsdStart(n) => self.cluster()?.osd("start-osd", *n)?,
@@ -252,6 +244,7 @@ impl System for ForebaySystem {
             Act::NodeStart => self.start_node()?,
             Act::Handover => self.hand_over()?,
             Act::RollingUpgrade => self.rolling_upgrade()?,
+            _ => return Err(TargetError::Unsupported("this event")),
         }
         Ok(())
     }

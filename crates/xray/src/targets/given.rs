@@ -7,9 +7,9 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::time::Duration;
 
-use super::{Act, Place, System, TargetError, Wanted};
-use crate::bench::error::During;
+use super::{Place, System, TargetError, Wanted};
 use crate::device::{Endpoint, Needs, has_data};
+use crate::error::During;
 use crate::scenario::Action;
 
 /// See the module.
@@ -41,7 +41,7 @@ impl Given {
         } else if !overwrite {
             return Err(TargetError::HasData(endpoint.to_string()));
         }
-        let needs = Needs { depth: 1, writes: true, flushes: false, durable: false, patience: PATIENCE };
+        let needs = Needs { writes: true, ..Needs::reads(1, PATIENCE) };
         let failed = |source| TargetError::Device { endpoint: endpoint.to_string(), source };
         let size = endpoint.open(needs).map_err(failed)?.size();
         let version = format!("{endpoint}, given");
@@ -56,10 +56,6 @@ impl System for Given {
 
     fn supports(&self, action: Action) -> bool {
         action == Action::Fill
-    }
-
-    fn pids(&self) -> Vec<u32> {
-        Vec::new()
     }
 
     fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError> {
@@ -87,9 +83,5 @@ impl System for Given {
         let (disk, first) = found.ok_or(TargetError::Unsupported("a disk of this kind"))?;
         let base = first + disk.size * u64::from(number);
         Ok(Place { base, ..Place::of(self.endpoint.clone()) })
-    }
-
-    fn act(&mut self, _act: &Act) -> Result<(), TargetError> {
-        Err(TargetError::Unsupported("an event"))
     }
 }

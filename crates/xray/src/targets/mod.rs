@@ -2,8 +2,10 @@
 //!
 //! [`TargetSpec`] selects one, by a word of the command line or by a description in TOML;
 //! [`TargetSpec::start`] makes it run. `forebay` with its `node`s, `qemu` (also librbd) and `raw`
-//! (`nbdkit` and `tgtd`, on raw files) start servers, `given` uses a disk that exists already. Each declares
+//! (`nbdkit` and `tgtd`, on raw files) start `servers`, `given` uses a disk that exists already. Each declares
 //! what it supports: what is not declared is never tried, and never pretended.
+//!
+//! [`servers`] is also the launcher of the benchmarks, which need servers with particular configurations.
 
 mod ceph;
 mod forebay;
@@ -11,6 +13,7 @@ mod given;
 mod node;
 mod qemu;
 mod raw;
+pub(crate) mod servers;
 mod spec;
 
 use std::path::{Path, PathBuf};
@@ -19,9 +22,10 @@ use serde::Serialize;
 
 pub use spec::{ForebayKind, Kind, SpecError, TargetSpec, Transport, parse_file};
 
-use crate::bench::BenchError;
 use crate::device::{Device, DeviceError, Endpoint, Needs};
+use crate::error::{During, Error};
 use crate::scenario::Action;
+use servers::Process;
 
 /// Where a disk is on a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,8 +120,20 @@ pub trait System: Send {
     fn version(&self) -> &str;
     /// Whether an action is possible; `Action::Clone` is also needed for disks that are clones.
     fn supports(&self, action: Action) -> bool;
-    /// Its server processes.
-    fn pids(&self) -> Vec<u32>;
+    /// Its server processes that run.
+    fn servers(&mut self) -> Vec<&mut Process> {
+        Vec::new()
+    }
+    /// Starts the servers that do not run.
+    fn start(&mut self) -> Result<(), TargetError> {
+        Ok(())
+    }
+    /// Drops the servers, which have ended.
+    fn forget(&mut self) {}
+    /// The numbers of its server processes.
+    fn pids(&mut self) -> Vec<u32> {
+        self.servers().iter().map(|process| process.id()).collect()
+    }
     /// Creates disks, empty.
     fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError>;
     /// Makes linked clones of the first disk of `origin`, which no load uses.
@@ -125,7 +141,29 @@ pub trait System: Send {
     /// Where a disk is.
     fn place(&self, kind: &str, number: u32) -> Result<Place, TargetError>;
     /// Does one step of an event.
-    fn act(&mut self, act: &Act) -> Result<(), TargetError>;
+    fn act(&mut self, act: &Act) -> Result<(), TargetError> {
+        let each: fn(&mut Process) -> Result<(), Error> = match act {
+            Act::Start => return self.start(),
+            Act::Kill => Process::kill,
+            Act::Restart => Process::stop,
+            Act::Pause => |process| process.pause(),
+            Act::Continue => |process| process.resume(),
+            act => return self.special(act),
+        };
+        let servers = self.servers();
+        if servers.is_empty() {
+            return Err(TargetError::Unsupported("this event while the server is killed"));
+        }
+        servers.into_iter().try_for_each(each)?;
+        if matches!(act, Act::Kill | Act::Restart) {
+            self.forget();
+        }
+        if *act == Act::Restart { self.start() } else { Ok(()) }
+    }
+    /// Does one step of an event that is not only about its processes.
+    fn special(&mut self, _act: &Act) -> Result<(), TargetError> {
+        Err(TargetError::Unsupported("this event"))
+    }
     /// Its counters, if it has any.
     fn store(&self) -> Option<StoreOps> {
         None
@@ -164,7 +202,7 @@ impl TargetSpec {
 pub enum TargetError {
     /// A server could not be started or controlled.
     #[error(transparent)]
-    Bench(#[from] BenchError),
+    Server(#[from] Error),
     /// Its disk cannot be used.
     #[error("cannot use {endpoint}: {source}")]
     Device {
@@ -194,13 +232,6 @@ pub enum TargetError {
     Unavailable(String),
 }
 
-/// Finds a program in PATH.
-fn program(name: &str) -> Option<PathBuf> {
-    let paths = std::env::var_os("PATH")?;
-    let mut found = std::env::split_paths(&paths).chain(["/usr/sbin".into(), "/sbin".into()]);
-    found.find_map(|dir| Some(dir.join(name)).filter(|path| path.is_file()))
-}
-
 /// The name of a disk on a target.
 fn disk_name(kind: &str, number: u32) -> String {
     format!("{kind}-{number}")
@@ -208,7 +239,6 @@ fn disk_name(kind: &str, number: u32) -> String {
 
 /// Creates an empty file of a size.
 fn empty_file(path: &Path, size: u64) -> Result<(), TargetError> {
-    use crate::bench::error::During;
     let file = std::fs::File::create(path).and_then(|file| file.set_len(size));
     Ok(file.during(|| format!("cannot create {}", path.display()))?)
 }

@@ -13,11 +13,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::ceph::Cluster;
+use super::servers::{Forebay, ForebayConfig, WorkDir, portal, run};
 use super::{ForebayKind, Surroundings, TargetError, Transport};
-use crate::ats::servers::portal;
-use crate::bench::error::During;
-use crate::bench::servers::{Forebay, ForebayConfig, run};
-use crate::bench::workdir::WorkDir;
+use crate::error::During;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const POOL: &str = "rados:test/xray";

@@ -5,9 +5,8 @@ use std::ffi::OsString;
 use std::process::Command;
 
 use super::ceph::Cluster;
+use super::servers::{Process, Server, WorkDir, run, serve_by_qemu, version};
 use super::{Act, Place, Surroundings, System, TargetError, Wanted, disk_name};
-use crate::bench::servers::{Server, run, serve_by_qemu, version};
-use crate::bench::workdir::WorkDir;
 use crate::device::Endpoint;
 use crate::scenario::Action;
 
@@ -71,32 +70,6 @@ impl QemuSystem {
         self.exports.values_mut().flatten()
     }
 
-    fn start_all(&mut self) -> Result<(), TargetError> {
-        let names: Vec<String> = self
-            .exports
-            .values()
-            .flatten()
-            .filter(|e| e.server.is_none() && !e.frozen)
-            .map(|e| e.name.clone())
-            .collect();
-        for name in names {
-            let server = self.serve(&name)?;
-            if let Some(export) = self.all().find(|e| e.name == name) {
-                export.server = Some(server);
-            }
-        }
-        Ok(())
-    }
-
-    fn kill_all(&mut self) -> Result<(), TargetError> {
-        for export in self.all() {
-            if let Some(mut server) = export.server.take() {
-                server.process.kill()?;
-            }
-        }
-        Ok(())
-    }
-
     /// Makes a clone that is not served yet. The origin is not served any more: a server locks its image.
     fn clone_image(&mut self, origin: &str, name: &str) -> Result<(), TargetError> {
         let first = self.exports.get_mut(origin).and_then(|e| e.first_mut());
@@ -122,7 +95,7 @@ impl QemuSystem {
     fn add(&mut self, kind: &str, names: Vec<String>) -> Result<(), TargetError> {
         let exports = names.into_iter().map(|name| Export { name, server: None, frozen: false }).collect();
         self.exports.insert(kind.to_owned(), exports);
-        self.start_all()
+        self.start()
     }
 }
 
@@ -145,9 +118,24 @@ impl System for QemuSystem {
         }
     }
 
-    fn pids(&self) -> Vec<u32> {
-        let servers = self.exports.values().flatten().filter_map(|e| e.server.as_ref());
-        servers.map(|s| s.process.id()).collect()
+    fn servers(&mut self) -> Vec<&mut Process> {
+        self.all().filter_map(|e| Some(&mut e.server.as_mut()?.process)).collect()
+    }
+
+    fn start(&mut self) -> Result<(), TargetError> {
+        let exports = self.exports.values().flatten().filter(|e| e.server.is_none() && !e.frozen);
+        let names: Vec<String> = exports.map(|e| e.name.clone()).collect();
+        for name in names {
+            let server = self.serve(&name)?;
+            if let Some(export) = self.all().find(|e| e.name == name) {
+                export.server = Some(server);
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        self.all().for_each(|export| export.server = None);
     }
 
     fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError> {
@@ -181,7 +169,7 @@ impl System for QemuSystem {
         Ok(Place::of(Endpoint::Nbd(target, String::new())))
     }
 
-    fn act(&mut self, act: &Act) -> Result<(), TargetError> {
+    fn special(&mut self, act: &Act) -> Result<(), TargetError> {
         match act {
             Act::Snapshot(kind, name) => {
                 let disks: Vec<String> =
@@ -195,40 +183,18 @@ impl System for QemuSystem {
                     self.clone_image(origin, &disk_name(name, n))?;
                 }
             }
-            Act::Kill => self.kill_all()?,
             // The clients of the cluster run again at once, as on another host whose manager has noticed
             // the failure without delay: there is no such manager here, so this is the best case.
             Act::NodeKill => {
-                self.kill_all()?;
-                self.start_all()?;
+                self.act(&Act::Kill)?;
+                self.start()?;
             }
             Act::NodeStart => {}
-            Act::Start => self.start_all()?,
-            Act::Pause => {
-                for server in self.all().filter_map(|e| e.server.as_ref()) {
-                    server.process.pause()?;
-                }
-            }
-            Act::Continue => {
-                for server in self.all().filter_map(|e| e.server.as_ref()) {
-                    server.process.resume()?;
-                }
-            }
-            Act::Restart => {
-                for export in self.all() {
-                    if let Some(mut server) = export.server.take() {
-                        server.process.stop()?;
-                    }
-                }
-                self.start_all()?;
-            }
             Act::OsdKill(n) | Act::OsdStart(n) => {
                 let what = if matches!(act, Act::OsdKill(_)) { "kill-osd" } else { "start-osd" };
                 self.cluster.as_ref().ok_or(TargetError::Unsupported("an OSD"))?.osd(what, *n)?;
             }
-            Act::Upgrade | Act::Handover | Act::RollingUpgrade => {
-                return Err(TargetError::Unsupported("this event"));
-            }
+            _ => return Err(TargetError::Unsupported("this event")),
         }
         Ok(())
     }

@@ -2,13 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Act, Place, Surroundings, System, TargetError, Wanted, disk_name, empty_file, program};
-use crate::ats::servers::{Tgtd, Unit, portal};
-use crate::bench::error::During;
-use crate::bench::process::Process;
-use crate::bench::servers::{Server, nbdkit_files, version};
-use crate::bench::workdir::WorkDir;
-use crate::device::Endpoint;
+use super::servers::{Process, Server, Tgtd, Unit, WorkDir, nbdkit_files, portal, program, version};
+use super::{Place, Surroundings, System, TargetError, Wanted, disk_name, empty_file};
+use crate::error::During;
 use crate::scenario::Action;
 
 enum Running {
@@ -29,7 +25,6 @@ impl Running {
 pub(super) struct RawSystem {
     /// `None` before the disks exist, and while it is killed.
     server: Option<Running>,
-    pids: Vec<u32>,
     dir: WorkDir,
     version: String,
     /// The portal of `tgtd`; `None` for `nbdkit`.
@@ -58,39 +53,7 @@ impl RawSystem {
         let dir = WorkDir::create(&around.parent)?;
         let files = dir.data("disks");
         std::fs::create_dir(&files).during(|| format!("cannot create {}", files.display()))?;
-        Ok(RawSystem {
-            server: None,
-            pids: Vec::new(),
-            dir,
-            version,
-            portal,
-            disks: BTreeMap::new(),
-            files: Vec::new(),
-        })
-    }
-
-    fn start(&mut self) -> Result<(), TargetError> {
-        let files = self.dir.data("disks");
-        let mut server = match &self.portal {
-            None => Running::Nbdkit(nbdkit_files(&self.dir, &files)?),
-            Some(portal) => {
-                let unit =
-                    |(name, lun): (&String, u8)| Unit { lun, file: files.join(name), write_cache: true };
-                let units: Vec<Unit> = self.files.iter().zip(1..=u8::MAX).map(unit).collect();
-                if units.len() < self.files.len() {
-                    return Err(TargetError::Unsupported("more than 255 disks"));
-                }
-                Running::Tgtd(Tgtd::serve(&self.dir, portal, &units)?)
-            }
-        };
-        self.pids = vec![server.process().id()];
-        self.server = Some(server);
-        Ok(())
-    }
-
-    fn process(&mut self) -> Result<&mut Process, TargetError> {
-        let server = self.server.as_mut();
-        server.map(Running::process).ok_or(TargetError::Unsupported("this event while the server is killed"))
+        Ok(RawSystem { server: None, dir, version, portal, disks: BTreeMap::new(), files: Vec::new() })
     }
 }
 
@@ -105,8 +68,30 @@ impl System for RawSystem {
         of_both || self.portal.is_some() && action == Action::Reserve
     }
 
-    fn pids(&self) -> Vec<u32> {
-        if self.server.is_some() { self.pids.clone() } else { Vec::new() }
+    fn servers(&mut self) -> Vec<&mut Process> {
+        self.server.as_mut().map(Running::process).into_iter().collect()
+    }
+
+    fn start(&mut self) -> Result<(), TargetError> {
+        let files = self.dir.data("disks");
+        let server = match &self.portal {
+            None => Running::Nbdkit(nbdkit_files(&self.dir, &files)?),
+            Some(portal) => {
+                let unit =
+                    |(name, lun): (&String, u8)| Unit { lun, file: files.join(name), write_cache: true };
+                let units: Vec<Unit> = self.files.iter().zip(1..=u8::MAX).map(unit).collect();
+                if units.len() < self.files.len() {
+                    return Err(TargetError::Unsupported("more than 255 disks"));
+                }
+                Running::Tgtd(Tgtd::start(&self.dir, portal, &units)?)
+            }
+        };
+        self.server = Some(server);
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        self.server = None;
     }
 
     fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError> {
@@ -128,37 +113,14 @@ impl System for RawSystem {
     fn place(&self, kind: &str, number: u32) -> Result<Place, TargetError> {
         let index = self.disks.get(kind).and_then(|d| d.get(number as usize));
         let index = *index.ok_or(TargetError::Unsupported("a disk of this kind"))?;
-        let endpoint = match (&self.portal, &self.server) {
-            (Some(_), Some(Running::Tgtd(tgtd))) => {
-                let lun =
-                    u8::try_from(index + 1).map_err(|_| TargetError::Unsupported("more than 255 disks"))?;
-                Endpoint::Iscsi(tgtd.target().unit(lun))
+        let endpoint = match &self.server {
+            Some(Running::Nbdkit(server)) => server.disk(&self.files[index]).endpoint,
+            Some(Running::Tgtd(tgtd)) => {
+                let lun = u8::try_from(index + 1);
+                tgtd.disk(lun.map_err(|_| TargetError::Unsupported("more than 255 disks"))?).endpoint
             }
-            (Some(_), _) => return Err(TargetError::Unsupported("a disk while the server is killed")),
-            (None, _) => {
-                let socket = crate::nbd::Target::Unix(self.dir.socket("nbdkit"));
-                Endpoint::Nbd(socket, self.files[index].clone())
-            }
+            None => return Err(TargetError::Unsupported("a disk while the server is killed")),
         };
         Ok(Place::of(endpoint))
-    }
-
-    fn act(&mut self, act: &Act) -> Result<(), TargetError> {
-        match act {
-            Act::Kill => {
-                self.process()?.kill()?;
-                self.server = None;
-            }
-            Act::Start => self.start()?,
-            Act::Pause => self.process()?.pause()?,
-            Act::Continue => self.process()?.resume()?,
-            Act::Restart => {
-                self.process()?.stop()?;
-                self.server = None;
-                self.start()?;
-            }
-            _ => return Err(TargetError::Unsupported("this event")),
-        }
-        Ok(())
     }
 }

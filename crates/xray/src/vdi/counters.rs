@@ -4,10 +4,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use serde_json::Value;
 
-use crate::bench::error::{BenchError, Result};
-use crate::bench::servers::Forebay;
+use crate::error::Result;
+use crate::targets::servers::Forebay;
 
 /// Longest wait for an idle store.
 const RESTLESS: Duration = Duration::from_secs(180);
@@ -56,11 +55,8 @@ pub struct Counters {
 impl Counters {
     /// The counters now.
     pub fn now(forebay: &Forebay) -> Result<Counters> {
-        let stats = forebay.cli(&["stats"])?;
-        let get = |wanted| {
-            let value = stats.pointer(wanted).and_then(Value::as_u64);
-            value.ok_or_else(|| BenchError::Output { command: "forebay stats --json".to_owned(), wanted })
-        };
+        let stats = forebay.stats()?;
+        let get = |pointer| stats.get(pointer);
         let known = ["/reduction/zero_blocks", "/reduction/unchanged_blocks", "/reduction/duplicate_blocks"];
         Ok(Counters {
             guest_ops: get("/guest/read/ops")? + get("/guest/write/ops")?,

@@ -199,7 +199,7 @@ impl<'a> Desk<'a> {
 
     /// Receives the replies that have arrived, counts them, verifies reads, and passes each to `each`.
     pub fn receive(&mut self, buffer: &mut [u8], each: &mut dyn FnMut(Answered)) -> Result<(), DeviceError> {
-        self.device.receive(buffer)?;
+        self.device.receive(buffer, false)?;
         while let Some(done) = self.device.next_done() {
             self.settle(done, each);
         }

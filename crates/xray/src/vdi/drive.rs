@@ -5,14 +5,11 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::desk::Desk;
-use crate::device::DeviceError;
-use crate::nbd::NbdError;
+use crate::device::{DeviceError, RECEIVE_BYTES};
 use crate::socket;
 
 /// A server that does not answer for this long counts as stalled.
 const STALL: Duration = Duration::from_secs(120);
-/// At least the capacity of a socket buffer.
-const RECEIVE_BYTES: usize = 512 << 10;
 
 /// Runs the phase that all desktops have begun to its end. Returns how long it took.
 pub fn run(desks: &mut [Desk<'_>]) -> Result<Duration, DeviceError> {
@@ -36,7 +33,7 @@ pub fn run(desks: &mut [Desk<'_>]) -> Result<Duration, DeviceError> {
         }
         if !socket::wait(&mut polls, due.saturating_sub(begun.elapsed()).min(STALL))? {
             if due == Duration::MAX && answered.elapsed() > STALL {
-                return Err(NbdError::Stalled(STALL.as_secs()).into());
+                return Err(DeviceError::Stalled(STALL.as_secs()));
             }
             continue;
         }

@@ -13,9 +13,9 @@ use super::script::Script;
 use super::shape::scaled;
 use super::tally::Tally;
 use super::{IMAGE, Options, say};
-use crate::bench::error::{BenchError, Result};
-use crate::bench::servers::Forebay;
-use crate::device::{DeviceError, Endpoint, Needs};
+use crate::device::{DeviceError, Needs};
+use crate::error::{Error, Result};
+use crate::targets::servers::Forebay;
 
 /// A server that does not answer for this long counts as stalled.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -161,7 +161,7 @@ impl<'a> Fleet<'a> {
             .filter_map(|disk| Some(disk.get("name")?.as_str()?.to_owned()))
             .collect();
         if names.is_empty() {
-            return Err(BenchError::Output { command: "volume clone".to_owned(), wanted: "names" });
+            return Err(Error::Output { command: "volume clone".to_owned(), wanted: "names" });
         }
         Ok(Fleet { forebay, options, family, names, desks: Vec::new(), days: 0, audited: (0, 0) })
     }
@@ -182,7 +182,7 @@ impl<'a> Fleet<'a> {
                 Some(bytes) if bytes > 0 => return Ok(()),
                 _ => {
                     let command = "image profile".to_owned();
-                    return Err(BenchError::Output { command, wanted: "a profile" });
+                    return Err(Error::Output { command, wanted: "a profile" });
                 }
             }
         }
@@ -190,14 +190,12 @@ impl<'a> Fleet<'a> {
 
     /// Runs the phases of a day, starting from the image, and resets the desktops afterwards.
     pub fn day(&mut self, phases: &[Phase], cache: Cache) -> Result<Vec<PhaseResult>> {
-        let target = self.forebay.server.target();
         self.days += 1;
         // Reads ahead triggered by the connections are part of the boot.
         let mut before = Counters::at_rest(self.forebay, self.options.still)?;
         let open = |(name, number): (&String, u32)| {
-            let needs =
-                Needs { depth: DEPTH, writes: true, flushes: true, durable: false, patience: TIMEOUT };
-            let device = Endpoint::Nbd(target.clone(), name.clone()).open(needs).map_err(failed)?;
+            let endpoint = self.forebay.disk(name).endpoint;
+            let device = endpoint.open(Needs::all(DEPTH, TIMEOUT)).map_err(failed)?;
             Ok(Desk::new(device, self.family, number, self.days))
         };
         self.desks = self.names.iter().zip(0..).map(open).collect::<Result<Vec<_>>>()?;
@@ -266,7 +264,7 @@ impl<'a> Fleet<'a> {
         let mut all = Tally::default();
         self.desks.iter().for_each(|desk| all.add(&desk.tally));
         match all.first_error {
-            Some(code) => Err(BenchError::Errors { server: "forebay", count: all.errors, code }),
+            Some(code) => Err(Error::Errors { server: "forebay", count: all.errors, code }),
             None => Ok(all),
         }
     }
@@ -296,6 +294,6 @@ impl<'a> Fleet<'a> {
     }
 }
 
-fn failed(source: DeviceError) -> BenchError {
-    BenchError::Device { server: "forebay", source }
+fn failed(source: DeviceError) -> Error {
+    Error::request("forebay", source)
 }

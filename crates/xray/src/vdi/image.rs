@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::content::{BLOCK, Content, Origin};
 use super::shape::{CELL, Shape};
-use crate::bench::error::{During, Result};
+use crate::error::{During, Result};
 
 /// Writes the image file.
 pub fn write(path: &Path, shape: &Shape, content: &Content) -> Result<()> {

@@ -23,13 +23,12 @@ use std::time::{Duration, Instant};
 
 pub use figures::Phase;
 pub use fleet::{Cache, PhaseResult};
-pub use report::VdiReport;
+pub use report::Days;
 
-use crate::bench::error::{BenchError, During, Result};
-use crate::bench::files;
-use crate::bench::machine::{CpuTimes, Machine};
-use crate::bench::servers::{Forebay, ForebayConfig};
-use crate::bench::workdir::WorkDir;
+use crate::error::{During, Error, Result};
+use crate::files;
+use crate::report::{Begun, BenchReport};
+use crate::targets::servers::{Forebay, ForebayConfig, WorkDir};
 use content::Content;
 use desk::Family;
 use fleet::Fleet;
@@ -107,11 +106,9 @@ const INDEX_WITHIN: Duration = Duration::from_secs(600);
 const PROFILE_DESKTOPS: u32 = 11;
 
 /// Runs all fleets.
-pub fn run(options: &Options) -> Result<VdiReport> {
-    let begun = Instant::now();
-    let (machine, cpu) = (Machine::here(), CpuTimes::now());
-    let parent = std::path::absolute(&options.parent);
-    let dir = WorkDir::create(&parent.during(|| format!("cannot resolve {}", options.parent.display()))?)?;
+pub fn run(options: &Options) -> Result<BenchReport<Days>> {
+    let begun = Begun::now();
+    let dir = WorkDir::create(&options.parent)?;
     let shape = Shape::new(options.image_bytes, options.image_data, options.scale);
     let content = Content::new(files::bytes_of(&files::packages(), ARENA));
     let family = Family { shape: &shape, content: &content };
@@ -141,9 +138,8 @@ pub fn run(options: &Options) -> Result<VdiReport> {
             forebay.server.process.stop()?;
         }
     }
-    Ok(VdiReport {
-        machine,
-        quick: options.quick,
+    let rows = [report::rows(&phases), memory].concat();
+    let days = Days {
         speedup: options.speedup,
         image_bytes: options.image_bytes,
         image_data_bytes: (shape.data.len() as u64) << 20,
@@ -151,13 +147,11 @@ pub fn run(options: &Options) -> Result<VdiReport> {
         read_cache_bytes: options.read_cache,
         write_cache_bytes: options.write_cache,
         desktop_memory_bytes: options.desktop_memory,
-        seconds: begun.elapsed().as_secs_f64(),
-        others_percent: cpu.others_percent(),
-        rows: [report::rows(&phases), memory].concat(),
         phases,
         audited_blocks: audited.0,
         audited_wrong: audited.1,
-    })
+    };
+    Ok(begun.report(options.quick, Vec::new(), rows, days))
 }
 
 /// Runs the days of a fleet.
@@ -213,7 +207,7 @@ fn wait_for_index(forebay: &Forebay) -> Result<()> {
     while forebay.stat("/reduction/index/segments_left")? > 0 {
         if begun.elapsed() > INDEX_WITHIN {
             let wanted = "end of reading fingerprints back";
-            return Err(BenchError::Output { command: "forebay stats --json".to_owned(), wanted });
+            return Err(Error::Output { command: "forebay stats --json".to_owned(), wanted });
         }
         std::thread::sleep(Duration::from_millis(200));
     }

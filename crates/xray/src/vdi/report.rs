@@ -5,8 +5,7 @@ use serde::Serialize;
 
 use super::figures::{Phase, STEADY_IOPS, StoreRow};
 use super::fleet::{Cache, PhaseResult};
-use crate::bench::machine::Machine;
-use crate::bench::{Bound, Row, Unit, new_table, right, table, thousands, trust};
+use crate::report::{Bound, Details, Row, Unit, new_table, right, thousands};
 
 /// The source of the published figures.
 const PEER: &str = "PVS 7.1, published";
@@ -17,13 +16,9 @@ const BOOT_WRITES: f64 = 0.01;
 /// Promised store reads of a boot storm per store read of one cold boot.
 const STORM_READS: f64 = 1.05;
 
-/// The results of a run.
+/// The days of all fleets.
 #[derive(Debug, Serialize)]
-pub struct VdiReport {
-    /// The machine.
-    pub machine: Machine,
-    /// Whether it was the quick run.
-    pub quick: bool,
+pub struct Days {
     /// Factor by which time ran faster than published.
     pub speedup: f64,
     /// Size of the image.
@@ -38,43 +33,33 @@ pub struct VdiReport {
     pub write_cache_bytes: u64,
     /// RAM for the writes of all desktops together.
     pub desktop_memory_bytes: u64,
-    /// How long the run took.
-    pub seconds: f64,
-    /// Share of the machine's CPU time that other processes used during the run, in percent.
-    pub others_percent: f64,
     /// Every phase of every fleet.
     pub phases: Vec<PhaseResult>,
-    /// The promises.
-    pub rows: Vec<Row>,
     /// Blocks that were read back at the end of each day.
     pub audited_blocks: u64,
     /// The wrong ones among them.
     pub audited_wrong: u64,
 }
 
-impl VdiReport {
+impl Days {
     /// Blocks whose content was not the content that a desktop had written.
     pub fn wrong_blocks(&self) -> u64 {
         self.audited_wrong + self.phases.iter().map(|p| p.wrong_blocks).sum::<u64>()
     }
+}
 
-    /// The guests' operations per desktop, in two tables.
-    pub fn guest_table(&self) -> String {
-        guest_tables(&self.phases).join("\n")
+impl Details for Days {
+    /// The operations per desktop, of the guests and of the store.
+    fn tables(&self) -> Vec<String> {
+        guest_tables(&self.phases).into_iter().chain(store_tables(&self.phases)).collect()
     }
 
-    /// The store's operations per desktop, in two tables.
-    pub fn store_table(&self) -> String {
-        store_tables(&self.phases).join("\n")
+    fn is_sound(&self) -> bool {
+        self.wrong_blocks() == 0
     }
 
-    /// The promises.
-    pub fn table(&self) -> String {
-        table(&self.rows)
-    }
-
-    /// Settings of the run, and how reliable it is.
-    pub fn notes(&self) -> Vec<String> {
+    /// Settings of the run.
+    fn notes(&self) -> Vec<String> {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         let checked = self.audited_blocks + self.phases.iter().map(|p| p.checked_blocks).sum::<u64>();
         let memory = self.phases.iter().map(|p| p.server.memory_bytes).max().unwrap_or(0);
@@ -97,7 +82,6 @@ impl VdiReport {
                 self.speedup
             ),
             format!("{checked} blocks checked, {} WRONG.", self.wrong_blocks()),
-            trust(self.others_percent),
         ]
     }
 }
@@ -256,7 +240,7 @@ mod tests {
     use super::super::counters::Counters;
     use super::super::figures::GuestRow;
     use super::*;
-    use crate::bench::assert_fits;
+    use crate::report::{assert_fits, table};
 
     /// A phase of a large fleet with figures of more digits than a real run has.
     fn wide(phase: Phase) -> PhaseResult {

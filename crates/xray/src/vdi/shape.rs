@@ -7,7 +7,7 @@
 
 use super::content::BLOCK;
 use super::figures::{GuestRow, Phase, guest};
-use crate::bench::files::shuffle;
+use crate::files::shuffle;
 use crate::rng::Rng;
 
 /// Blocks of a cell.

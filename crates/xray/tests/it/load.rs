@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use forebay_xray::load::{Access, LoadError, Spec, Stop, run};
+use forebay_xray::device::DeviceError;
+use forebay_xray::load::{Access, LoadError, Rate, Spec, Stop, run};
 use forebay_xray::nbd::NbdError;
 
 use crate::server::{Fault, SIZE, Server};
@@ -61,7 +62,7 @@ fn failed_requests_are_counted_with_the_first_error() {
 fn a_server_that_hangs_up_is_an_error() {
     let server = Server::start(Fault::HangsUp);
     match run(&server.spec()) {
-        Err(LoadError::Nbd(NbdError::Closed(_) | NbdError::Io(_))) => {}
+        Err(LoadError::Device(DeviceError::Nbd(NbdError::Closed(_) | NbdError::Io(_)))) => {}
         other => panic!("{other:?}"),
     }
 }
@@ -69,7 +70,7 @@ fn a_server_that_hangs_up_is_an_error() {
 #[test]
 fn a_rate_is_kept_on_average() {
     let server = Server::start(Fault::None);
-    let report = run(&Spec { rate: Some(20_000.0), ..server.spec() }).expect("runs");
+    let report = run(&Spec { rate: Some(Rate::Poisson(20_000.0)), ..server.spec() }).expect("runs");
     // 2,000 arrivals at 20,000 per second take close to 0.1 s, however fast the server is.
     assert!(report.seconds > 0.08, "{}", report.seconds);
 }

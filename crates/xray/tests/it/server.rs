@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay_xray::device::Endpoint;
 use forebay_xray::load::{Spec, Stop};
 use forebay_xray::nbd::Target;
 
@@ -67,12 +68,12 @@ impl Server {
     }
     /// A load on it.
     pub fn spec(&self) -> Spec {
-        Spec { stop: Stop::Requests(2000), ..Spec::new(target(self.dir.path()), "disk") }
+        Spec { stop: Stop::Requests(2000), ..Spec::new(endpoint(self.dir.path())) }
     }
 }
 
-fn target(dir: &Path) -> Target {
-    Target::Unix(dir.join("s"))
+fn endpoint(dir: &Path) -> Endpoint {
+    Endpoint::Nbd(Target::Unix(dir.join("s")), "disk".to_owned())
 }
 
 /// Serves until the client disconnects. Supports only simple replies; the thread ends with the connection.

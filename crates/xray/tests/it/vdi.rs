@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_xray::report::Details;
 use forebay_xray::vdi::{Cache, Options, Phase, run};
 
 /// The server: `FOREBAY_BIN`, or the binary in the parent directory of this test's binary.
@@ -32,13 +33,14 @@ fn desktops_make_the_published_operations_and_read_what_they_wrote() {
         ..Options::new(forebay, dir.path())
     };
     let report = run(&options).expect("runs");
-    assert_eq!(report.phases.len(), 3 * 3 + 2);
-    for p in &report.phases {
+    let days = &report.details;
+    assert_eq!(days.phases.len(), 3 * 3 + 2);
+    for p in &days.phases {
         assert_eq!(p.reads + p.writes, 3 * u64::from(p.planned_ops), "{:?}", p.phase);
         assert_eq!(p.server.guest_ops, p.reads + p.writes, "operations counted by the server, {:?}", p.phase);
     }
     let boot = |cache| {
-        let of = report.phases.iter().find(|p| (p.phase, p.cache) == (Phase::Boot, cache));
+        let of = days.phases.iter().find(|p| (p.phase, p.cache) == (Phase::Boot, cache));
         of.expect("a boot").server
     };
     assert!(boot(Cache::Cold).read_ops > 0);
@@ -49,11 +51,11 @@ fn desktops_make_the_published_operations_and_read_what_they_wrote() {
     // time.
     let (warm, cold) = (boot(Cache::Warm).cache_misses, boot(Cache::Cold).cache_misses);
     assert!(warm < cold / 10, "{warm} misses when warm, {cold} when cold");
-    let steady = report.phases.iter().find(|p| p.phase == Phase::ProfileSteady).expect("the last phase");
+    let steady = days.phases.iter().find(|p| p.phase == Phase::ProfileSteady).expect("the last phase");
     assert!(steady.server.overflow_ops > 0);
-    assert!(report.audited_blocks > 500, "{}", report.audited_blocks);
-    assert_eq!(report.wrong_blocks(), 0);
-    for table in [report.guest_table(), report.store_table(), report.table()] {
+    assert!(days.audited_blocks > 500, "{}", days.audited_blocks);
+    assert_eq!(days.wrong_blocks(), 0);
+    for table in days.tables().into_iter().chain([report.table()]) {
         assert!(table.contains("boot"));
     }
 }

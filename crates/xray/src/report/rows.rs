@@ -3,8 +3,6 @@
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
-use super::machine::Machine;
-
 /// The unit of a figure, which determines its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -197,7 +195,7 @@ impl Row {
 }
 
 /// The median; `None` for an empty series.
-pub fn median(values: &[f64]) -> Option<f64> {
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut v = values.to_vec();
     v.sort_by(f64::total_cmp);
     let upper = *v.get(v.len() / 2)?;
@@ -205,42 +203,11 @@ pub fn median(values: &[f64]) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
-/// The results of a run.
-#[derive(Debug, Serialize)]
-pub struct BenchReport {
-    /// The machine.
-    pub machine: Machine,
-    /// Versions of the peers.
-    pub peers: Vec<String>,
-    /// Whether it was the quick run.
-    pub quick: bool,
-    /// How long the run took.
-    pub seconds: f64,
-    /// Share of the machine's CPU time that other processes used during the run, in percent.
-    pub others_percent: f64,
-    /// The rows.
-    pub rows: Vec<Row>,
-    /// Omitted rows, with the reason.
-    pub notes: Vec<String>,
-}
-
 /// CPU share of other processes above which figures are unreliable.
 const OTHERS_MAX_PERCENT: f64 = 5.0;
 
-impl BenchReport {
-    /// How reliable the figures are, in one line.
-    pub fn trust(&self) -> String {
-        trust(self.others_percent)
-    }
-
-    /// The table of rows.
-    pub fn table(&self) -> String {
-        table(&self.rows)
-    }
-}
-
 /// States how reliable figures are if other processes used this share of the CPU.
-pub fn trust(others_percent: f64) -> String {
+pub(super) fn trust(others_percent: f64) -> String {
     let distrust =
         if others_percent > OTHERS_MAX_PERCENT { ": rates and latencies are unreliable." } else { "." };
     format!("Other processes used {others_percent:.0} % of the CPU{distrust}")
@@ -264,7 +231,7 @@ pub(crate) fn right(text: String) -> Cell {
 }
 
 /// Formats rows as a table.
-pub fn table(rows: &[Row]) -> String {
+pub(crate) fn table(rows: &[Row]) -> String {
     let mut table = new_table(&["measurement", "promise", "forebay", "peer", "", "ratio", "result"]);
     for row in rows {
         let value = |v: Option<f64>| v.map_or("-".to_owned(), |v| row.unit.show(v));

@@ -7,9 +7,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::error::{BenchError, During, Result};
-use super::servers::run;
+use crate::error::{During, Error, Result};
 use crate::rng::Rng;
+use crate::targets::servers::run;
 
 /// Directories in which files are searched.
 const ROOTS: [&str; 4] = ["/usr/lib", "/usr/share", "/usr/bin", "/lib/modules"];
@@ -194,8 +194,8 @@ pub fn shuffle<T>(items: &mut [T], seed: u64) {
 /// Turns a missing program into an error that names its package.
 fn installed<T>(result: Result<T>, program: &'static str, package: &'static str) -> Result<T> {
     match result {
-        Err(BenchError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Err(BenchError::Missing { program, package })
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::Missing { program, package })
         }
         other => other,
     }

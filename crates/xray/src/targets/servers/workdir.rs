@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::error::{During, Result};
+use crate::error::{During, Result};
 use crate::rng::Rng;
 
 /// Two directories.
@@ -18,11 +18,13 @@ pub struct WorkDir {
 }
 
 impl WorkDir {
-    /// Creates one below `parent`, one in the directory for temporary files, and one in shared memory.
+    /// Creates one below `parent`, with an absolute path, one in the directory for temporary files, and one in shared memory.
     pub fn create(parent: &Path) -> Result<WorkDir> {
         // One process of tests creates several.
         static MADE: AtomicU32 = AtomicU32::new(0);
         let name = format!("forebay-bench-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed));
+        // qemu-img resolves a relative path of a backing file from the directory of the qcow2 image.
+        let parent = std::path::absolute(parent).during(|| format!("cannot resolve {}", parent.display()))?;
         let (data, sockets) = (parent.join(&name), std::env::temp_dir().join(&name));
         let dir = WorkDir { data, sockets, memory: Path::new("/dev/shm").join(&name) };
         for path in [&dir.data, &dir.sockets, &dir.memory] {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::error::{BenchError, During, Result};
+use crate::error::{During, Error, Result};
 
 const READY_WITHIN: Duration = Duration::from_secs(120);
 const LOG_TAIL: usize = 400;
@@ -72,10 +72,10 @@ impl Process {
         Ok(())
     }
 
-    fn failed(&self, what: &'static str) -> BenchError {
+    fn failed(&self, what: &'static str) -> Error {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let start = text.char_indices().rev().take(LOG_TAIL).last().map_or(0, |(i, _)| i);
-        BenchError::Server { server: self.name, what, log: text[start..].trim().replace('\n', " | ") }
+        Error::Server { server: self.name, what, log: text[start..].trim().replace('\n', " | ") }
     }
 
     /// CPU time of all its threads, including ended ones.
@@ -86,6 +86,11 @@ impl Process {
     /// Its memory.
     pub fn memory(&self) -> Result<Memory> {
         memory_of(self.id())
+    }
+
+    /// The name of its server in reports.
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Its number.
@@ -180,23 +185,23 @@ impl Drop for Process {
 }
 
 /// CPU time of all threads of a process, including ended ones.
-pub(crate) fn cpu_of(pid: u32) -> Result<Duration> {
+pub fn cpu_of(pid: u32) -> Result<Duration> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).during(|| format!("cannot read {path}"))?;
-    let ticks = cpu_ticks(&text).ok_or(BenchError::Output { command: path, wanted: "CPU time" })?;
+    let ticks = cpu_ticks(&text).ok_or(Error::Output { command: path, wanted: "CPU time" })?;
     // SAFETY: sysconf has no preconditions.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
     Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
 }
 
 /// Memory of a process.
-pub(crate) fn memory_of(pid: u32) -> Result<Memory> {
+pub fn memory_of(pid: u32) -> Result<Memory> {
     let path = format!("/proc/{pid}/status");
     let text = fs::read_to_string(&path).during(|| format!("cannot read {path}"))?;
     let field = |name| {
         status_kib(&text, name)
             .map(|kib| kib << 10)
-            .ok_or_else(|| BenchError::Output { command: path.clone(), wanted: "memory" })
+            .ok_or_else(|| Error::Output { command: path.clone(), wanted: "memory" })
     };
     Ok(Memory { resident: field("VmRSS:")?, peak: field("VmHWM:")? })
 }
@@ -235,7 +240,7 @@ mod tests {
         command.args(["-c", "echo no such device; exit 1"]);
         let mut process = Process::start("sh", command, &dir.path().join("log")).expect("starts");
         match process.wait_until(|| false) {
-            Err(BenchError::Server { server: "sh", log, .. }) => assert_eq!(log, "no such device"),
+            Err(Error::Server { server: "sh", log, .. }) => assert_eq!(log, "no such device"),
             other => panic!("{other:?}"),
         }
     }

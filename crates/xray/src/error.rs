@@ -1,18 +1,16 @@
-//! Errors that stop a benchmark. A missed promise does not.
+//! Errors of starting and measuring servers, which stop a benchmark. A missed promise does not.
 
 use std::io;
 
 use crate::device::DeviceError;
-use crate::iscsi::IscsiError;
 use crate::load::LoadError;
-use crate::nbd::NbdError;
 
 /// Result of a step.
-pub type Result<T> = std::result::Result<T, BenchError>;
+pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why the benchmarks ended early.
+/// Why a benchmark ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum BenchError {
+pub enum Error {
     /// A program is not installed.
     #[error("{program} is not installed: run apt-get install {package}")]
     Missing {
@@ -55,7 +53,7 @@ pub enum BenchError {
         /// The missing part.
         wanted: &'static str,
     },
-    /// A load could not be run.
+    /// A load could not be run, or a request of a client failed.
     #[error("the load on {server} failed: {source}")]
     Load {
         /// The server.
@@ -63,52 +61,28 @@ pub enum BenchError {
         /// The cause.
         source: LoadError,
     },
-    /// A single request failed.
-    #[error("a request to {server} failed: {source}")]
-    Nbd {
-        /// The server.
-        server: &'static str,
-        /// The cause.
-        source: NbdError,
-    },
-    /// A disk failed.
-    #[error("a disk of {server} failed: {source}")]
-    Device {
-        /// The server.
-        server: &'static str,
-        /// The cause.
-        source: DeviceError,
-    },
     /// A server answered requests with errors.
-    #[error("{server} answered {count} requests with errors, the first with NBD error {code}")]
+    #[error("{server} answered {count} requests with errors, the first with {code} ({code:#08x})")]
     Errors {
         /// The server.
         server: &'static str,
         /// Number of errors.
         count: u64,
-        /// The first error.
+        /// The first error, in the numbers of the protocol.
         code: u32,
     },
-    /// A session with a target failed.
-    #[error("the session with {server} failed: {source}")]
-    Iscsi {
-        /// The target.
-        server: &'static str,
-        /// The cause.
-        source: IscsiError,
-    },
-    /// A target answered commands with errors.
-    #[error(
-        "{server} answered {count} commands with errors, the first with {code:#08x} (sense data or status)"
-    )]
-    Scsi {
-        /// The target.
-        server: &'static str,
-        /// Number of errors.
-        count: u64,
-        /// The first error.
-        code: u32,
-    },
+}
+
+impl Error {
+    /// A failed request to a server.
+    pub fn request(server: &'static str, source: impl Into<DeviceError>) -> Error {
+        Error::Load { server, source: source.into().into() }
+    }
+
+    /// A panic of a thread that loads a server.
+    pub fn panicked(server: &'static str) -> Error {
+        Error::Load { server, source: LoadError::Panicked }
+    }
 }
 
 /// Adds the attempted action to a system error.
@@ -119,6 +93,6 @@ pub(crate) trait During<T> {
 
 impl<T> During<T> for io::Result<T> {
     fn during(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|source| BenchError::Io { what: what(), source })
+        self.map_err(|source| Error::Io { what: what(), source })
     }
 }
