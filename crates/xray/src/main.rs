@@ -41,30 +41,31 @@ fn run_load(spec: &Spec, json: bool) -> Result<ExitCode, Box<dyn std::error::Err
     } else {
         print(report);
     }
-    let clean = report.errors == 0 && report.mismatches == 0;
+    let clean = report.counts.errors == 0 && report.counts.wrong == 0;
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn print(r: &Report) {
-    println!("{} reads, {} writes in {:.2} s", r.reads, r.writes, r.seconds);
+    let c = &r.counts;
+    println!("{} reads, {} writes in {:.2} s", c.reads, c.writes, r.seconds);
     println!("{:.0} IOPS, {:.1} MiB/s", r.iops, r.mib_s);
     let l = r.latency;
     println!(
         "latency in us: mean {:.1}, median {:.1}, 99 % {:.1}, 99.9 % {:.1}, longest {:.1}",
         l.mean_us, l.p50_us, l.p99_us, l.p999_us, l.max_us
     );
-    if r.flushes > 0 {
+    if c.flushes > 0 {
         let l = r.flush_latency;
-        println!("{} flushes, in ms: median {:.2}, longest {:.2}", r.flushes, l.p50_us / 1e3, l.max_us / 1e3);
+        println!("{} flushes, in ms: median {:.2}, longest {:.2}", c.flushes, l.p50_us / 1e3, l.max_us / 1e3);
     }
-    if r.conflicts > 0 {
-        println!("{} requests met a reservation", r.conflicts);
+    if c.conflicts > 0 {
+        println!("{} requests met a reservation", c.conflicts);
     }
-    if let Some(code) = r.first_error {
-        println!("{} ERRORS, first: {code} ({code:#08x})", r.errors);
+    if let Some(code) = c.first_error {
+        println!("{} ERRORS, first: {code} ({code:#08x})", c.errors);
     }
-    if r.verified > 0 {
-        println!("{} requests verified, {} MISMATCHES", r.verified, r.mismatches);
+    if c.verified > 0 {
+        println!("{} requests verified, {} MISMATCHES", c.verified, c.wrong);
     }
     if let Some(offset) = r.first_mismatch {
         println!("first mismatch at offset {offset}");

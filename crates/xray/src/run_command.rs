@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use forebay_xray::report;
-use forebay_xray::run::record::{RunRecord, State};
+use forebay_xray::run::record::RunRecord;
 use forebay_xray::run::{self, Options, Request};
 use forebay_xray::scenario::Scale;
 use forebay_xray::targets::Surroundings;
@@ -146,19 +146,13 @@ fn status(record: &RunRecord) -> ExitCode {
 
 fn print(record: &RunRecord) {
     for target in &record.targets {
-        let state = match &target.state {
-            State::Complete => "complete".to_owned(),
-            State::Interrupted => "interrupted, partial results".to_owned(),
-            State::Failed(reason) => format!("failed, partial results: {reason}"),
-            State::NotSupported(reason) => format!("not run: {reason}"),
-        };
-        println!("{} on {}: {state}", record.scenario, target.name);
+        println!("{} on {}: {}", record.scenario, target.name, target.state);
         for phase in &target.phases {
             for load in &phase.loads {
-                let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
                 println!(
-                    "  {}{depth}, {}: {:.1}/s, {:.1} MiB/s, p50 {:.2} ms, p95 {:.2} ms, p99 {:.2} ms, max {:.1} ms",
+                    "  {}{}, {}: {:.1}/s, {:.1} MiB/s, p50 {:.2} ms, p95 {:.2} ms, p99 {:.2} ms, max {:.1} ms",
                     phase.name,
+                    phase.at_depth(),
                     load.name,
                     load.iops,
                     load.mib_s,
@@ -174,12 +168,7 @@ fn print(record: &RunRecord) {
             }
         }
         for verdict in &target.verdicts {
-            let word = match verdict.pass {
-                Some(true) => "pass",
-                Some(false) => "FAIL",
-                None => "----",
-            };
-            println!("  {word}  {}: {}", verdict.what, verdict.reason);
+            println!("  {}  {}: {}", verdict.word(), verdict.what, verdict.reason);
         }
     }
 }

@@ -1,13 +1,11 @@
 //! The scenes as a table.
 
-use comfy_table::Cell;
-
 use super::scenes::Scene;
-use crate::report::{new_table, right, thousands};
+use crate::report::{Cell, Table, right, thousands};
 
 /// Figures of host A and of the operations concurrent with it, by scene.
 pub(super) fn scene_table(scenes: &[Scene]) -> String {
-    let mut table = new_table(&[
+    let mut table = Table::new([
         "A requests",
         "B, or snapshots",
         "A IOPS",
@@ -25,7 +23,7 @@ pub(super) fn scene_table(scenes: &[Scene]) -> String {
             format!("{:.1}", scene.median(|m| m.operations)),
             format!("{:.1}", scene.median(|m| m.lock_conflicts)),
         ];
-        table.add_row([Cell::new(rate), Cell::new(&scene.name)].into_iter().chain(figures.map(right)));
+        table.add([Cell::new(rate), Cell::new(&scene.name)].into_iter().chain(figures.map(right)));
     }
     format!(
         "Two hosts on one volume; B ops: updates of metadata, or snapshots; confl.: conflicts with a lock\n{table}"

@@ -203,7 +203,7 @@ fn moment(
         Ok(Moment {
             data_iops: report.iops,
             data_p99_us: report.latency.p99_us,
-            data_conflicts: report.conflicts as f64 / report.seconds,
+            data_conflicts: report.counts.conflicts as f64 / report.seconds,
             ..other
         })
     })

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::device::Endpoint;
 use crate::error::Result;
-use crate::load::{Latency, Report};
+use crate::load::{Counts, Latency, Report};
 use crate::targets::servers::{run, unusable};
 
 /// 4 KiB random reads of the whole export.
@@ -34,8 +34,13 @@ fn parse(json: &Value) -> Option<Report> {
     let errors = job.get("error")?.as_u64()?;
     Some(Report {
         ops,
-        reads: ops,
         bytes: read.get("io_bytes")?.as_u64()?,
+        counts: Counts {
+            reads: ops,
+            errors,
+            first_error: u32::try_from(errors).ok().filter(|e| *e != 0),
+            ..Counts::default()
+        },
         seconds: read.get("runtime")?.as_f64()? / 1e3,
         iops: read.get("iops")?.as_f64()?,
         mib_s: read.get("bw_bytes")?.as_f64()? / f64::from(1 << 20),
@@ -46,8 +51,6 @@ fn parse(json: &Value) -> Option<Report> {
             p999_us: nanos("/clat_ns/percentile/99.900000")?,
             max_us: nanos("/clat_ns/max")?,
         },
-        errors,
-        first_error: u32::try_from(errors).ok().filter(|e| *e != 0),
         ..Report::default()
     })
 }

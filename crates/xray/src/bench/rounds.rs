@@ -127,8 +127,8 @@ pub fn generate(disk: &Disk<'_>, change: impl FnOnce(&mut Spec)) -> Result<Repor
 pub fn sound(disk: &Disk<'_>, report: std::result::Result<Report, load::LoadError>) -> Result<Report> {
     let server = disk.process.name();
     let report = report.map_err(|source| Error::Load { server, source })?;
-    match report.first_error {
-        Some(code) => Err(Error::Errors { server, count: report.errors, code }),
+    match report.counts.first_error {
+        Some(code) => Err(Error::Errors { server, count: report.counts.errors, code }),
         None => Ok(report),
     }
 }

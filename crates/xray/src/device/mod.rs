@@ -4,9 +4,11 @@
 //! loads of this crate do so through [`Device`]. Only [`Endpoint::open`] blocks, and [`Device::receive`] if
 //! the caller asks for it.
 
+mod drive;
 mod file;
 mod iscsi;
 
+pub use drive::{Client, drive};
 pub(crate) use file::{FileDevice, has_data};
 pub(crate) use iscsi::IscsiDevice;
 

@@ -6,6 +6,7 @@
 //! reading, and does not limit the throughput that it measures. All random values come from a seed.
 
 mod content;
+mod counts;
 mod report;
 mod run;
 mod source;
@@ -13,6 +14,8 @@ mod spec;
 mod updates;
 
 pub(crate) use content::Content;
+pub use counts::Counts;
+pub(crate) use report::histogram;
 pub use report::{Latency, Report};
 pub use run::{Ready, connect, run};
 pub use spec::{Access, Fill, LoadError, Rate, Spec, Stop};

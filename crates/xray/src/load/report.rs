@@ -1,7 +1,9 @@
 //! The results of a load.
 
-use hdrhistogram::Histogram;
+use hdrhistogram::{Counter, Histogram};
 use serde::Serialize;
+
+use super::counts::Counts;
 
 /// A summary of latencies, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -36,12 +38,11 @@ impl Latency {
 pub struct Report {
     /// Reads and writes that were answered.
     pub ops: u64,
-    /// Reads among them.
-    pub reads: u64,
-    /// Writes among them.
-    pub writes: u64,
     /// Payload bytes.
     pub bytes: u64,
+    /// What was counted.
+    #[serde(flatten)]
+    pub counts: Counts,
     /// Time from the first request to the last reply, including a final flush.
     pub seconds: f64,
     /// Reads and writes per second.
@@ -50,35 +51,15 @@ pub struct Report {
     pub mib_s: f64,
     /// Of reads and writes.
     pub latency: Latency,
-    /// Flushes that were answered.
-    pub flushes: u64,
     /// Of flushes.
     pub flush_latency: Latency,
-    /// Requests that the server answered with an error.
-    pub errors: u64,
-    /// The NBD error number of the first one; over iSCSI, sense key, code and qualifier, or the status.
-    pub first_error: Option<u32>,
-    /// Requests that met a reservation of another host, and were sent again.
-    pub conflicts: u64,
-    /// Reads whose content was verified.
-    pub verified: u64,
-    /// Verified reads with wrong content.
-    pub mismatches: u64,
     /// Offset of the first wrong content.
     pub first_mismatch: Option<u64>,
 }
 
-/// Counters of one connection during a run.
+/// Counters and latencies of one connection during a run.
 pub(super) struct Tally {
-    pub reads: u64,
-    pub writes: u64,
-    pub bytes: u64,
-    pub flushes: u64,
-    pub errors: u64,
-    pub first_error: Option<u32>,
-    pub conflicts: u64,
-    pub verified: u64,
-    pub mismatches: u64,
+    pub counts: Counts,
     pub first_mismatch: Option<u64>,
     pub nanos: Histogram<u64>,
     pub flush_nanos: Histogram<u64>,
@@ -86,41 +67,21 @@ pub(super) struct Tally {
 
 impl Default for Tally {
     fn default() -> Self {
-        Tally {
-            reads: 0,
-            writes: 0,
-            bytes: 0,
-            flushes: 0,
-            errors: 0,
-            first_error: None,
-            conflicts: 0,
-            verified: 0,
-            mismatches: 0,
-            first_mismatch: None,
-            nanos: histogram(),
-            flush_nanos: histogram(),
-        }
+        let (nanos, flush_nanos) = (histogram(1, 3), histogram(1, 3));
+        Tally { counts: Counts::default(), first_mismatch: None, nanos, flush_nanos }
     }
 }
 
-/// 1 ns to 1,000 s with three significant figures.
-fn histogram() -> Histogram<u64> {
+/// A histogram of nanoseconds up to 1,000 s, from `least` on, with this number of significant figures.
+pub(crate) fn histogram<C: Counter>(least: u64, figures: u8) -> Histogram<C> {
     const LONGEST_NS: u64 = 1_000_000_000_000;
-    Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("these bounds are valid")
+    Histogram::new_with_bounds(least, LONGEST_NS, figures).expect("these bounds are valid")
 }
 
 impl Tally {
     /// Adds the counters of another connection.
     pub fn add(&mut self, other: &Tally) {
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.bytes += other.bytes;
-        self.flushes += other.flushes;
-        self.errors += other.errors;
-        self.first_error = self.first_error.or(other.first_error);
-        self.conflicts += other.conflicts;
-        self.verified += other.verified;
-        self.mismatches += other.mismatches;
+        self.counts.add(&other.counts);
         self.first_mismatch = self.first_mismatch.or(other.first_mismatch);
         // Both have the same bounds, so that every value fits.
         self.nanos += &other.nanos;
@@ -129,24 +90,17 @@ impl Tally {
 
     /// Calculates the report.
     pub fn report(&self, seconds: f64) -> Report {
-        let ops = self.reads + self.writes;
+        let (ops, bytes) = (self.counts.ops(), self.counts.bytes());
         let per_second = |n: f64| if seconds > 0.0 { n / seconds } else { 0.0 };
         Report {
             ops,
-            reads: self.reads,
-            writes: self.writes,
-            bytes: self.bytes,
+            bytes,
+            counts: self.counts,
             seconds,
             iops: per_second(ops as f64),
-            mib_s: per_second(self.bytes as f64 / f64::from(1 << 20)),
+            mib_s: per_second(bytes as f64 / f64::from(1 << 20)),
             latency: Latency::of(&self.nanos),
-            flushes: self.flushes,
             flush_latency: Latency::of(&self.flush_nanos),
-            errors: self.errors,
-            first_error: self.first_error,
-            conflicts: self.conflicts,
-            verified: self.verified,
-            mismatches: self.mismatches,
             first_mismatch: self.first_mismatch,
         }
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::content::{Content, base_version};
+use super::counts::Counts;
 use super::report::{Report, Tally};
 use super::source::Source;
 use super::spec::{LoadError, Rate, Spec};
@@ -180,12 +181,9 @@ impl<'a, D: Device> Worker<'a, D> {
             over: false,
         })?;
         let check = std::mem::replace(&mut self.tally, load);
-        let tally = &mut self.tally;
-        tally.verified += check.verified;
-        tally.mismatches += check.mismatches;
-        tally.first_mismatch = tally.first_mismatch.or(check.first_mismatch);
-        tally.errors += check.errors;
-        tally.first_error = tally.first_error.or(check.first_error);
+        let Counts { verified, wrong, errors, first_error, .. } = check.counts;
+        self.tally.counts.add(&Counts { verified, wrong, errors, first_error, ..Counts::default() });
+        self.tally.first_mismatch = self.tally.first_mismatch.or(check.first_mismatch);
         Ok(())
     }
 
@@ -322,7 +320,7 @@ impl<'a, D: Device> Worker<'a, D> {
             (Again::Event, _) => Some(Duration::ZERO),
             (Again::Reserved, None) => None,
             (Again::Reserved, Some(mean)) => {
-                self.tally.conflicts += 1;
+                self.tally.counts.conflicts += 1;
                 Some(mean.mul_f64(0.5 + self.rng.unit()))
             }
         }
@@ -342,31 +340,26 @@ impl<'a, D: Device> Worker<'a, D> {
         }
         let tally = &mut self.tally;
         if let Some(code) = done.error {
-            tally.errors += 1;
-            tally.first_error.get_or_insert(code);
+            tally.counts.failed(code);
         }
         if done.flush {
-            tally.flushes += 1;
+            tally.counts.flushes += 1;
             tally.flush_nanos.saturating_record(done.nanos);
             return;
         }
         let Some(io) = io.filter(|_| done.error.is_none()) else { return };
         if io.write {
-            tally.writes += 1;
             if let Some(version) = self.versions.get_mut(io.block as usize) {
                 *version = io.version;
             }
-        } else {
-            tally.reads += 1;
-            if io.version != 0 {
-                tally.verified += 1;
-                if !self.content.matches(io.offset, io.version, self.device.data(done.slot)) {
-                    tally.mismatches += 1;
-                    tally.first_mismatch.get_or_insert(io.offset);
-                }
+        } else if io.version != 0 {
+            tally.counts.verified += 1;
+            if !self.content.matches(io.offset, io.version, self.device.data(done.slot)) {
+                tally.counts.wrong += 1;
+                tally.first_mismatch.get_or_insert(io.offset);
             }
         }
-        tally.bytes += u64::from(self.spec.block_bytes);
+        tally.counts.answered(io.write, self.spec.block_bytes);
         tally.nanos.saturating_record(done.nanos);
     }
 }

@@ -1,9 +1,7 @@
 //! Two runs of one scenario: what became faster or slower, and which checks changed.
 
-use comfy_table::Cell;
-
 use super::chart::number;
-use super::rows::{new_table, right};
+use super::table::{Cell, Table, right};
 use crate::run::record::{LoadRecord, RunRecord, TargetRecord};
 
 /// Why two runs cannot be compared.
@@ -44,14 +42,14 @@ pub fn compare(a: &RunRecord, b: &RunRecord, threshold: f64) -> Result<Compariso
         return Err(CompareError::Targets);
     }
     let mut table =
-        new_table(&["target", "phase", "load", "requests/s", "was", "change", "p95 ms", "was", "change"]);
+        Table::new(["target", "phase", "load", "requests/s", "was", "change", "p95 ms", "was", "change"]);
     let mut result = Comparison { table: String::new(), changes: Vec::new(), regressions: Vec::new() };
     for (x, y) in pairs {
         for (place, was, now) in loads(x, y) {
             let rate = change(was.iops, now.iops);
             let latency = change(was.latency.p95, now.latency.p95);
             let percent = |c: Option<f64>| c.map_or_else(String::new, |c| format!("{c:+.1} %"));
-            table.add_row([
+            table.add([
                 Cell::new(&y.name),
                 Cell::new(&place),
                 Cell::new(&now.name),
@@ -73,8 +71,7 @@ pub fn compare(a: &RunRecord, b: &RunRecord, threshold: f64) -> Result<Compariso
         for verdict in &y.verdicts {
             let was = x.verdicts.iter().find(|v| v.what == verdict.what);
             let Some(was) = was.filter(|was| was.pass != verdict.pass) else { continue };
-            let change =
-                format!("{}: {}: {} was {}", y.name, verdict.what, word(verdict.pass), word(was.pass));
+            let change = format!("{}: {}: {} was {}", y.name, verdict.what, verdict.word(), was.word());
             if verdict.pass == Some(false) {
                 result.regressions.push(change.clone());
             }
@@ -101,8 +98,7 @@ fn loads<'a>(x: &'a TargetRecord, y: &'a TargetRecord) -> Vec<(String, &'a LoadR
         for load in &phase.loads {
             let was = before.and_then(|p| p.loads.iter().find(|l| l.name == load.name));
             if let Some(was) = was {
-                let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-                found.push((format!("{}{depth}", phase.name), was, load));
+                found.push((format!("{}{}", phase.name, phase.at_depth()), was, load));
             }
         }
     }
@@ -112,12 +108,4 @@ fn loads<'a>(x: &'a TargetRecord, y: &'a TargetRecord) -> Vec<(String, &'a LoadR
 /// In percent.
 fn change(was: f64, now: f64) -> Option<f64> {
     (was > 0.0 && now > 0.0).then(|| (now / was - 1.0) * 100.0)
-}
-
-fn word(pass: Option<bool>) -> &'static str {
-    match pass {
-        Some(true) => "pass",
-        Some(false) => "FAIL",
-        None => "open",
-    }
 }

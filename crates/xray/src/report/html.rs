@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use super::chart::{Axis, Chart, Line, Mark, escape, number};
+use super::table::{Cell, Table, right};
 use super::tables::{Of, figures};
 use crate::run::band;
-use crate::run::record::{LoadRecord, PhaseRecord, Point, RunRecord, State, TargetRecord};
+use crate::run::record::{LoadRecord, PhaseRecord, Point, RunRecord, TargetRecord};
 
 const STYLE: &str = include_str!("style.css");
 /// Use of the CPU by other processes above which figures have little meaning.
@@ -50,15 +51,6 @@ fn phases(run: &RunRecord) -> Vec<(String, bool)> {
     found
 }
 
-fn state(target: &TargetRecord) -> String {
-    match &target.state {
-        State::Complete => "complete".to_owned(),
-        State::Interrupted => "interrupted: partial results".to_owned(),
-        State::Failed(reason) => format!("failed: {reason}; partial results"),
-        State::NotSupported(reason) => format!("not run: {reason}"),
-    }
-}
-
 fn summary(out: &mut String, run: &RunRecord) {
     if !run.complete {
         out.push_str(
@@ -86,71 +78,53 @@ fn summary(out: &mut String, run: &RunRecord) {
         );
     }
     legend(out, run);
-    out.push_str(
-        "<h2>Summary</h2>\n<div class=\"table\"><table>\n<tr><th>target</th><th>version</th><th>state</th>",
-    );
-    out.push_str(
-        "<th class=\"n\">checks passed</th><th class=\"n\">failed</th><th class=\"n\">open</th></tr>\n",
-    );
+    out.push_str("<h2>Summary</h2>\n");
+    let mut table = Table::new(["target", "version", "state", "checks passed", "failed", "open"]);
     for target in &run.targets {
         let count = |pass| target.verdicts.iter().filter(|v| v.pass == pass).count();
         let failed = count(Some(false));
-        let _ = writeln!(
-            out,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n {}\">{failed}</td>\
-             <td class=\"n\">{}</td></tr>",
-            escape(&target.name),
-            escape(&target.version),
-            escape(&state(target)),
-            count(Some(true)),
-            if failed > 0 { "fail" } else { "" },
-            count(None)
-        );
+        table.add([
+            Cell::new(&target.name),
+            Cell::new(&target.version),
+            Cell::new(&target.state),
+            right(count(Some(true)).to_string()),
+            right(failed.to_string()).class(if failed > 0 { "n fail" } else { "n" }),
+            right(count(None).to_string()),
+        ]);
     }
-    out.push_str("</table></div>\n");
-    results(out, run);
-    checks(out, run);
+    out.push_str(&table.html());
+    let title = "Results: requests per second, MiB/s, 95th percentile of the latency";
+    of_targets(out, run, title, |table| results(table, run));
+    of_targets(out, run, "Checks", |table| checks(table, run));
 }
 
-fn heads(out: &mut String, run: &RunRecord, first: &str) {
-    let _ = write!(out, "<h3>{first}</h3>\n<div class=\"table\"><table>\n<tr><th></th>");
-    for target in &run.targets {
-        let _ = write!(out, "<th>{}</th>", escape(&target.name));
-    }
-    out.push_str("</tr>\n");
+/// A table with a column for each target.
+fn of_targets(out: &mut String, run: &RunRecord, title: &str, add: impl FnOnce(&mut Table)) {
+    let mut table = Table::new([""].into_iter().chain(run.targets.iter().map(|t| t.name.as_str())));
+    add(&mut table);
+    let _ = write!(out, "<h3>{title}</h3>\n{}", table.html());
 }
 
 /// One line for each load of each phase; of a sweep, the depth with the highest rate.
-fn results(out: &mut String, run: &RunRecord) {
-    heads(out, run, "Results: requests per second, MiB/s, 95th percentile of the latency");
+fn results(table: &mut Table, run: &RunRecord) {
     for (name, _) in phases(run) {
         for load in load_names(&of_phase(run, &name)) {
-            let _ = write!(out, "<tr><td>{}: {}</td>", escape(&name), escape(&load));
-            for target in &run.targets {
-                let of_load = |p: &&PhaseRecord| p.loads.iter().any(|l| l.name == load);
-                let rate = |p: &PhaseRecord| p.loads.iter().find(|l| l.name == load).map_or(0.0, |l| l.iops);
-                let phases = target.phases.iter().filter(|p| p.name == name).filter(of_load);
-                let best = phases.max_by(|a, b| rate(a).total_cmp(&rate(b)));
-                let found = best.and_then(|p| Some((p, p.loads.iter().find(|l| l.name == load)?)));
-                let text = found.map_or_else(
-                    || "not measured".to_owned(),
-                    |(p, l)| {
-                        let depth = p.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-                        let latency =
-                            if l.reads + l.writes > 0 { number(l.latency.p95) } else { "no".to_owned() };
-                        format!("{}/s, {} MiB/s, {latency} ms{depth}", number(l.iops), number(l.mib_s))
-                    },
-                );
-                let _ = write!(out, "<td>{text}</td>");
-            }
-            out.push_str("</tr>\n");
+            let best = |target: &TargetRecord| {
+                let phases = target.phases.iter().filter(|p| p.name == name);
+                let found = phases.filter_map(|p| Some((p, p.loads.iter().find(|l| l.name == load)?)));
+                let Some((p, l)) = found.max_by(|a, b| a.1.iops.total_cmp(&b.1.iops)) else {
+                    return Cell::new("not measured");
+                };
+                let latency = if l.reads + l.writes > 0 { number(l.latency.p95) } else { "no".to_owned() };
+                let (iops, mib) = (number(l.iops), number(l.mib_s));
+                Cell::new(format!("{iops}/s, {mib} MiB/s, {latency} ms{}", p.at_depth()))
+            };
+            table.add([Cell::new(format!("{name}: {load}"))].into_iter().chain(run.targets.iter().map(best)));
         }
     }
-    out.push_str("</table></div>\n");
 }
 
-fn checks(out: &mut String, run: &RunRecord) {
-    heads(out, run, "Checks");
+fn checks(table: &mut Table, run: &RunRecord) {
     let mut checks: Vec<&str> = Vec::new();
     for verdict in run.targets.iter().flat_map(|t| &t.verdicts) {
         if !checks.contains(&verdict.what.as_str()) {
@@ -158,20 +132,15 @@ fn checks(out: &mut String, run: &RunRecord) {
         }
     }
     for what in checks {
-        let _ = write!(out, "<tr><td>{}</td>", escape(what));
-        for target in &run.targets {
-            let verdict = target.verdicts.iter().find(|v| v.what == what);
-            let (class, word) = match verdict.and_then(|v| v.pass) {
-                Some(true) => ("pass", "pass"),
-                Some(false) => ("fail", "FAIL"),
-                None => ("none", "open"),
-            };
-            let reason = verdict.map_or("", |v| v.reason.as_str());
-            let _ = write!(out, "<td><span class=\"{class}\">{word}</span> {}</td>", escape(reason));
-        }
-        out.push_str("</tr>\n");
+        let cell = |target: &TargetRecord| match target.verdicts.iter().find(|v| v.what == what) {
+            Some(verdict) => {
+                let class = verdict.pass.map_or("none", |pass| if pass { "pass" } else { "fail" });
+                Cell::new(&verdict.reason).badge(class, verdict.word())
+            }
+            None => Cell::new("").badge("none", "open"),
+        };
+        table.add([Cell::new(what)].into_iter().chain(run.targets.iter().map(cell)));
     }
-    out.push_str("</table></div>\n");
 }
 
 fn legend(out: &mut String, run: &RunRecord) {

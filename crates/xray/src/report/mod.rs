@@ -7,6 +7,7 @@ mod compare;
 mod csv;
 mod html;
 mod rows;
+mod table;
 mod tables;
 
 use std::path::{Path, PathBuf};
@@ -16,10 +17,13 @@ pub use bench::{BenchReport, Details};
 pub use compare::{CompareError, Comparison, compare};
 pub use csv::csv;
 pub use html::html;
-pub use rows::{Bound, Row, Unit, Verdict};
 #[cfg(test)]
-pub(crate) use rows::{assert_fits, table};
-pub(crate) use rows::{median, new_table, right, thousands};
+pub(crate) use rows::table;
+pub use rows::{Bound, Row, Unit, Verdict};
+pub(crate) use rows::{median, thousands};
+#[cfg(test)]
+pub(crate) use table::assert_fits;
+pub(crate) use table::{Cell, Table, right};
 
 use crate::run::record::RunRecord;
 use crate::run::{RunError, write_file};

@@ -1,7 +1,8 @@
 //! Rows: a promise, the measured figures, those of the peer, and the verdict.
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
+
+use super::table::{Cell, Table, right};
 
 /// The unit of a figure, which determines its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -213,29 +214,12 @@ pub(super) fn trust(others_percent: f64) -> String {
     format!("Other processes used {others_percent:.0} % of the CPU{distrust}")
 }
 
-/// Columns of a terminal in which every table fits; longer text is wrapped within its cell.
-pub(crate) const TABLE_WIDTH: u16 = 120;
-
-/// An empty table of at most [`TABLE_WIDTH`] columns.
-pub(crate) fn new_table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED);
-    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(TABLE_WIDTH);
-    table.set_header(header);
-    table
-}
-
-/// A cell with a number.
-pub(crate) fn right(text: String) -> Cell {
-    Cell::new(text).set_alignment(CellAlignment::Right)
-}
-
 /// Formats rows as a table.
 pub(crate) fn table(rows: &[Row]) -> String {
-    let mut table = new_table(&["measurement", "promise", "forebay", "peer", "", "ratio", "result"]);
+    let mut table = Table::new(["measurement", "promise", "forebay", "peer", "", "ratio", "result"]);
     for row in rows {
         let value = |v: Option<f64>| v.map_or("-".to_owned(), |v| row.unit.show(v));
-        table.add_row([
+        table.add([
             Cell::new(&row.what),
             Cell::new(row.promise()),
             right(value(row.ours)),
@@ -252,20 +236,9 @@ pub(crate) fn table(rows: &[Row]) -> String {
     table.to_string()
 }
 
-/// Asserts that a table fits a terminal, and that only cells of a table with `wrapped` cells span lines.
-#[cfg(test)]
-pub(crate) fn assert_fits(table: &str, rows: usize, wrapped: bool) {
-    for line in table.lines() {
-        let columns = line.chars().count();
-        assert!(columns <= usize::from(TABLE_WIDTH), "{columns} columns: {line}");
-    }
-    let frame = table.lines().filter(|line| line.starts_with(['┌', '╞', '└'])).count();
-    assert_eq!(frame, 3, "top, header and bottom: {table}");
-    assert!(wrapped || table.lines().filter(|line| line.starts_with('│')).count() == rows + 1, "{table}");
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::table::assert_fits;
     use super::*;
 
     #[test]

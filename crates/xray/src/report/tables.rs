@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::chart::{escape, number};
+use super::table::{Cell, Table, right};
 use crate::run::record::{PhaseRecord, TargetRecord};
 
 /// The number of a target's style, the target, and its record of the phase.
@@ -10,8 +11,9 @@ pub(super) type Of<'a> = (usize, &'a TargetRecord, &'a PhaseRecord);
 
 /// All figures of a phase, and what it cost.
 pub(super) fn figures(out: &mut String, records: &[Of<'_>]) {
-    out.push_str("<div class=\"table\"><table>\n<tr><th>target</th><th>load</th>");
-    for head in [
+    let mut table = Table::new([
+        "target",
+        "load",
         "requests/s",
         "MiB/s",
         "p50 ms",
@@ -22,37 +24,24 @@ pub(super) fn figures(out: &mut String, records: &[Of<'_>]) {
         "errors",
         "verified",
         "wrong",
-    ] {
-        let _ = write!(out, "<th class=\"n\">{head}</th>");
-    }
-    out.push_str("</tr>\n");
+    ]);
     for (_, target, phase) in records {
         for l in &phase.loads {
-            let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-            let _ = write!(
-                out,
-                "<tr><td class=\"k\">{}</td><td class=\"k\">{}{depth}</td>",
-                escape(&target.name),
-                escape(&l.name)
-            );
-            let a = l.latency;
-            for v in [l.iops, l.mib_s, a.p50, a.p95, a.p99, a.p999, a.max] {
-                let _ = write!(out, "<td class=\"n\">{}</td>", number(v));
-            }
-            for v in [l.errors, l.verified, l.wrong] {
-                let _ = write!(out, "<td class=\"n\">{}</td>", number(v as f64));
-            }
-            out.push_str("</tr>\n");
+            let (a, counts) = (l.latency, [l.errors, l.verified, l.wrong].map(|v| v as f64));
+            let figures = [l.iops, l.mib_s, a.p50, a.p95, a.p99, a.p999, a.max].into_iter().chain(counts);
+            let names = [target.name.clone(), format!("{}{}", l.name, phase.at_depth())];
+            let names = names.into_iter().map(|name| Cell::new(name).class("k"));
+            table.add(names.chain(figures.map(|v| right(number(v)))));
         }
     }
-    out.push_str("</table></div>\n");
+    out.push_str(&table.html());
     costs(out, records);
 }
 
 /// What a phase cost the server.
 fn costs(out: &mut String, records: &[Of<'_>]) {
-    out.push_str("<div class=\"table\"><table>\n<tr><th>target</th>");
-    for head in [
+    let mut table = Table::new([
+        "target",
         "measured s",
         "warm-up s",
         "server CPU us/request",
@@ -64,23 +53,17 @@ fn costs(out: &mut String, records: &[Of<'_>]) {
         "syncs",
         "store MiB read",
         "written",
-    ] {
-        let _ = write!(out, "<th class=\"n\">{head}</th>");
-    }
-    out.push_str("</tr>\n");
+    ]);
     for (_, target, phase) in records {
-        let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-        let steady = if phase.steady == Some(false) { ", not steady" } else { "" };
-        let _ = write!(out, "<tr><td class=\"k\">{}{depth}</td>", escape(&target.name));
         // CPU is that of the whole phase, so it is divided by all requests of it.
         let ops: u64 = phase.loads.iter().flat_map(|l| &l.series).map(|p| p.ops).sum();
         let cpu = phase.server_cpu_s.filter(|_| ops > 0).map(|s| s * 1e6 / ops as f64);
         let memory = phase.samples.iter().map(|s| s.server_bytes).max().filter(|b| *b > 0);
         let seconds = (phase.measured_s + phase.warm_up_s).max(1e-3);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let cells = [
-            Some(phase.measured_s),
-            Some(phase.warm_up_s),
+        let steady = if phase.steady == Some(false) { ", not steady" } else { "" };
+        let warm_up = right(number(phase.warm_up_s) + steady);
+        let figures = [
             cpu,
             memory.map(mib),
             Some(phase.client_cpu_s / seconds),
@@ -91,14 +74,11 @@ fn costs(out: &mut String, records: &[Of<'_>]) {
             phase.store.map(|s| mib(s.read_bytes)),
             phase.store.map(|s| mib(s.write_bytes)),
         ];
-        for (i, cell) in cells.into_iter().enumerate() {
-            let note = if i == 1 { steady } else { "" };
-            let text = cell.map_or_else(|| "unknown".to_owned(), number);
-            let _ = write!(out, "<td class=\"n\">{text}{note}</td>");
-        }
-        out.push_str("</tr>\n");
+        let figures = figures.map(|v| right(v.map_or_else(|| "unknown".to_owned(), number)));
+        let name = Cell::new(format!("{}{}", target.name, phase.at_depth())).class("k");
+        table.add([name, right(number(phase.measured_s)), warm_up].into_iter().chain(figures));
     }
-    out.push_str("</table></div>\n");
+    out.push_str(&table.html());
     notes(out, records);
 }
 

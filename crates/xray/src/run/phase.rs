@@ -9,19 +9,20 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::clock::Clock;
-use super::drive::{Active, Failure, Kind, ScriptStream, drive};
+use super::drive::{Active, Kind, ScriptStream, Shared};
 use super::events::{Conductor, timeline};
 use super::prepare::Disks;
 use super::progress::Progress;
-use super::record::{LoadRecord, PhaseRecord, Sample, StoreRecord};
+use super::record::{LoadRecord, PhaseRecord, Sample};
 use super::sample::{Sampled, sample};
 use super::series::{Series, interval};
 use super::stream::{Stream, StreamSpec};
 use super::{RunError, interrupted};
-use crate::device::{DeviceError, Needs};
+use crate::device::{DeviceError, Needs, drive};
 use crate::machine::CpuTimes;
 use crate::scenario::{Action, Event, Load, Phase, Scaled, Scenario, Script};
-use crate::targets::{Place, StoreOps, System};
+use crate::targets::servers::StoreOps;
+use crate::targets::{Place, System};
 use crate::vdi::Phase as Part;
 use crate::vdi::desk::{DEPTH, Desk, Family};
 use crate::vdi::figures::guest;
@@ -57,6 +58,13 @@ struct Plan<'a> {
     load: usize,
     disk: String,
     planned: Planned<'a>,
+}
+
+/// What failed, and where.
+struct Failure {
+    load: usize,
+    disk: String,
+    error: DeviceError,
 }
 
 /// Results of the threads.
@@ -167,7 +175,7 @@ pub(super) fn run<'a>(
         server_cpu_s: server_known.then_some(server_cpu_s),
         client_cpu_s,
         others_percent: (cpu_before.others_percent() - used).max(0.0),
-        store: store_growth(store_before, counters(scenario, phase, system)),
+        store: counters(scenario, phase, system).and_then(|after| after.since(&store_before?)),
     };
     Ok((record, failure))
 }
@@ -192,19 +200,6 @@ fn shifted(sampled: Option<Sampled>, start: Duration) -> (Vec<Sample>, f64, f64)
 fn counters(scenario: &Scenario, phase: &Phase, system: &dyn System) -> Option<StoreOps> {
     let ends_server = |e: &Event| e.action.disconnects() || e.action == Action::Upgrade;
     if scenario.events_of(phase).any(ends_server) { None } else { system.store() }
-}
-
-/// Growth of the counters; `None` if they are unknown.
-fn store_growth(before: Option<StoreOps>, after: Option<StoreOps>) -> Option<StoreRecord> {
-    let (before, after) = (before?, after?);
-    Some(StoreRecord {
-        guest_ops: after.guest_ops.checked_sub(before.guest_ops)?,
-        read_ops: after.read_ops.checked_sub(before.read_ops)?,
-        write_ops: after.write_ops.checked_sub(before.write_ops)?,
-        read_bytes: after.read_bytes.checked_sub(before.read_bytes)?,
-        write_bytes: after.write_bytes.checked_sub(before.write_bytes)?,
-        sync_ops: after.sync_ops.checked_sub(before.sync_ops)?,
-    })
 }
 
 /// The streams of a phase.
@@ -310,18 +305,17 @@ fn work<'a>(
         }
     }
     barrier.wait();
-    if finished.failure.is_none()
-        && let Err(failure) = drive(&mut active, &mut finished.series, clock)
-    {
-        clock.halt.store(true, Relaxed);
-        finished.failure = Some(failure);
+    if finished.failure.is_none() {
+        let mut shared = Shared { series: &mut finished.series, clock };
+        if let Err((number, error)) = drive(&mut active, &mut shared) {
+            clock.halt.store(true, Relaxed);
+            let (load, disk) = (active[number].load, active[number].disk.clone());
+            finished.failure = Some(Failure { load, disk, error });
+        }
     }
     for a in active {
         match a.kind {
-            Kind::Load(stream) => {
-                let ended = &mut finished.series[a.load].ended;
-                *(if stream.has_ended() { &mut ended.0 } else { &mut ended.1 }) += 1;
-            }
+            Kind::Load(stream) => finished.series[a.load].end(stream.has_ended()),
             Kind::Script(script) => finished.desks.push((a.disk, script.desk)),
         }
     }
@@ -413,27 +407,27 @@ fn collect<'a>(
     let seconds = end.saturating_sub(start).as_secs_f64().max(1e-9);
     let record = |(load, series): (&&Load, Series)| {
         let disks = scenario.disk(load.disk.get_ref()).count;
-        let ops = (series.reads + series.writes) as f64;
+        let counts = series.counts;
         LoadRecord {
             name: load.name.get_ref().clone(),
             disks,
             target_rate: load.rate.map(|r| r * f64::from(disks)),
-            reads: series.reads,
-            writes: series.writes,
-            bytes: series.bytes,
-            flushes: series.flushes,
-            iops: ops / seconds,
-            mib_s: series.bytes as f64 / seconds / f64::from(1 << 20),
+            reads: counts.reads,
+            writes: counts.writes,
+            bytes: counts.bytes(),
+            flushes: counts.flushes,
+            iops: counts.ops() as f64 / seconds,
+            mib_s: counts.bytes() as f64 / seconds / f64::from(1 << 20),
             latency: series.latency(),
             percentiles: stage.percentiles.iter().map(|p| (*p, series.percentile_ms(*p))).collect(),
             unsent: series.unsent,
-            errors: series.errors,
-            first_error: series.first_error,
+            errors: counts.errors,
+            first_error: counts.first_error,
             unanswered: series.unanswered,
             reconnects: series.reconnects,
-            conflicts: series.conflicts,
-            verified: series.verified,
-            wrong: series.wrong,
+            conflicts: counts.conflicts,
+            verified: counts.verified,
+            wrong: counts.wrong,
             first_wrong: series.first_wrong.clone(),
             lost_unflushed: series.lost_unflushed,
             ended: (load.once || load.script.is_some()).then_some(series.ended.1 == 0),

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::clock::Clock;
 use super::disk::{DiskState, PREFILLED};
-use super::drive::{Active, Kind, drive};
+use super::drive::{Active, Kind, Shared};
 use super::progress::Progress;
 use super::series::Series;
 use super::stream::{Stream, StreamSpec};
 use super::{RunError, interrupted};
-use crate::device::{Needs, RECEIVE_BYTES, turn};
+use crate::device::{Needs, RECEIVE_BYTES, drive, turn};
 use crate::load::Fill;
 use crate::scenario::{Disk, Scenario};
 use crate::targets::{Place, System, TargetError, Wanted};
@@ -115,12 +115,12 @@ pub(super) fn write_all(place: &Place, disk: &Arc<DiskState>) -> Result<(), RunE
     let stream = Stream::open(spec, place.clone(), disk.clone()).map_err(|e| failed(e.to_string()))?;
     let mut active = [Active { load: 0, disk: disk.name.clone(), kind: Kind::Load(Box::new(stream)) }];
     let mut series = [Series::new(Duration::from_secs(1))];
-    let done = drive(&mut active, &mut series, &clock);
+    let done = drive(&mut active, &mut Shared { series: &mut series, clock: &clock });
     if interrupted() {
         return Err(RunError::Interrupted);
     }
-    done.map_err(|failure| failed(failure.error.to_string()))?;
-    match series[0].first_error {
+    done.map_err(|(_, error)| failed(error.to_string()))?;
+    match series[0].counts.first_error {
         Some(code) => Err(failed(format!("a write failed with error {code}{}", explain(code)))),
         None => Ok(()),
     }

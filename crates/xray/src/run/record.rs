@@ -1,8 +1,11 @@
 //! The results of a run, as the report's JSON has them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::scenario::Scale;
+use crate::targets::servers::StoreOps;
 
 /// The version of this format.
 pub const FORMAT: u32 = 1;
@@ -52,6 +55,17 @@ pub enum State {
     NotSupported(String),
 }
 
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            State::Complete => write!(f, "complete"),
+            State::Interrupted => write!(f, "interrupted, partial results"),
+            State::Failed(reason) => write!(f, "failed, partial results: {reason}"),
+            State::NotSupported(reason) => write!(f, "not run: {reason}"),
+        }
+    }
+}
+
 /// The results of a target.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TargetRecord {
@@ -96,25 +110,15 @@ pub struct PhaseRecord {
     pub client_cpu_s: f64,
     /// Share of the machine's CPU that other processes used.
     pub others_percent: f64,
-    /// Operations of the store, where they are known.
-    pub store: Option<StoreRecord>,
+    /// Operations of the store in the phase, warm-up included, where they are known.
+    pub store: Option<StoreOps>,
 }
 
-/// Operations of the store in a phase, warm-up included.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct StoreRecord {
-    /// Reads and writes of clients, as the server counts them.
-    pub guest_ops: u64,
-    /// Reads of the store.
-    pub read_ops: u64,
-    /// Writes of the store.
-    pub write_ops: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub write_bytes: u64,
-    /// Syncs.
-    pub sync_ops: u64,
+impl PhaseRecord {
+    /// ", depth N" of a sweep over depths, for names.
+    pub fn at_depth(&self) -> String {
+        self.depth.map_or_else(String::new, |depth| format!(", depth {depth}"))
+    }
 }
 
 /// A percentile each, in milliseconds.
@@ -244,4 +248,15 @@ pub struct Verdict {
     pub pass: Option<bool>,
     /// The figures.
     pub reason: String,
+}
+
+impl Verdict {
+    /// The judgement in a word.
+    pub fn word(&self) -> &'static str {
+        match self.pass {
+            Some(true) => "pass",
+            Some(false) => "FAIL",
+            None => "open",
+        }
+    }
 }

@@ -8,9 +8,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use super::record::{Latency, Point};
+use crate::load::{Counts, histogram};
 
-/// Longest latency that is recorded: 1,000 s.
-const LONGEST_NS: u64 = 1_000_000_000_000;
 /// Most intervals of a phase, about.
 const INTERVALS: u32 = 400;
 /// Lengths of intervals.
@@ -34,19 +33,11 @@ struct Interval {
 pub(super) struct Series {
     interval: Duration,
     intervals: Vec<Interval>,
-    pub reads: u64,
-    pub writes: u64,
-    pub bytes: u64,
-    pub flushes: u64,
+    /// Reads, writes and flushes of the measured time; the other counters are of the whole phase.
+    pub counts: Counts,
     pub unsent: u64,
-    pub errors: u64,
-    pub first_error: Option<u32>,
     pub unanswered: u64,
     pub reconnects: u64,
-    /// Requests that met a reservation, and were sent again.
-    pub conflicts: u64,
-    pub verified: u64,
-    pub wrong: u64,
     pub first_wrong: Option<String>,
     pub lost_unflushed: u64,
     /// Disks that reached their ends, and did not.
@@ -55,31 +46,19 @@ pub(super) struct Series {
     nanos: Histogram<u64>,
 }
 
-fn small() -> Histogram<u32> {
-    Histogram::new_with_bounds(1000, LONGEST_NS, 2).expect("these bounds are valid")
-}
-
 impl Series {
     pub fn new(interval: Duration) -> Series {
         Series {
             interval,
             intervals: Vec::new(),
-            reads: 0,
-            writes: 0,
-            bytes: 0,
-            flushes: 0,
+            counts: Counts::default(),
             unsent: 0,
-            errors: 0,
-            first_error: None,
             unanswered: 0,
             reconnects: 0,
-            conflicts: 0,
-            verified: 0,
-            wrong: 0,
             first_wrong: None,
             lost_unflushed: 0,
             ended: (0, 0),
-            nanos: Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("these bounds are valid"),
+            nanos: histogram(1, 3),
         }
     }
 
@@ -92,10 +71,9 @@ impl Series {
         let interval = &mut self.intervals[index];
         interval.ops += 1;
         interval.bytes += u64::from(bytes);
-        interval.nanos.get_or_insert_with(small).saturating_record(nanos);
+        interval.nanos.get_or_insert_with(|| histogram(1000, 2)).saturating_record(nanos);
         if measured {
-            *(if write { &mut self.writes } else { &mut self.reads }) += 1;
-            self.bytes += u64::from(bytes);
+            self.counts.answered(write, bytes);
             self.nanos.saturating_record(nanos);
         }
     }
@@ -106,9 +84,9 @@ impl Series {
         self.nanos.saturating_record(nanos);
     }
 
-    pub fn failed(&mut self, code: u32) {
-        self.errors += 1;
-        self.first_error.get_or_insert(code);
+    /// Counts a disk that is over, and may have reached its end.
+    pub fn end(&mut self, reached: bool) {
+        *(if reached { &mut self.ended.0 } else { &mut self.ended.1 }) += 1;
     }
 
     /// Adds the series of another thread.
@@ -126,18 +104,10 @@ impl Series {
                 (Some(_), None) => {}
             }
         }
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.bytes += other.bytes;
-        self.flushes += other.flushes;
+        self.counts.add(&other.counts);
         self.unsent += other.unsent;
-        self.errors += other.errors;
-        self.first_error = self.first_error.or(other.first_error);
         self.unanswered += other.unanswered;
         self.reconnects += other.reconnects;
-        self.conflicts += other.conflicts;
-        self.verified += other.verified;
-        self.wrong += other.wrong;
         self.first_wrong = self.first_wrong.take().or(other.first_wrong);
         self.lost_unflushed += other.lost_unflushed;
         self.ended = (self.ended.0 + other.ended.0, self.ended.1 + other.ended.1);
@@ -201,7 +171,11 @@ mod tests {
         b.answered(Duration::from_millis(1500), true, false, 4096, 3_000_000);
         b.answered(Duration::from_millis(1600), true, false, 4096, 5_000_000);
         a.add(b);
-        assert_eq!((a.reads, a.writes, a.bytes), (2, 0, 8192), "the warm-up is not counted");
+        assert_eq!(
+            (a.counts.reads, a.counts.writes, a.counts.bytes()),
+            (2, 0, 8192),
+            "the warm-up is not counted"
+        );
         let points = a.points(second, 3 * second);
         assert_eq!(points.iter().map(|p| p.ops).collect::<Vec<_>>(), [1, 2, 0]);
         assert_eq!((points[0].t, points[2].t), (-1.0, 1.0));

@@ -437,17 +437,17 @@ impl Stream {
     fn settle(&mut self, done: Done, at: Duration, measured: bool, series: &mut Series) {
         if done.again == Some(Again::Reserved) {
             self.held = Some(Instant::now() + BACKOFF.mul_f64(0.5 + self.rng.unit()));
-            series.conflicts += 1;
+            series.counts.conflicts += 1;
         }
         if done.flush {
             match done.error {
                 // It is repeated at its interval.
                 Some(_) if done.again.is_some() => {}
                 Some(SHUTDOWN) if self.spec.reconnect => self.shut_down = true,
-                Some(code) => series.failed(code),
+                Some(code) => series.counts.failed(code),
                 None => {
                     self.unflushed.flushed();
-                    series.flushes += u64::from(measured);
+                    series.counts.flushes += u64::from(measured);
                 }
             }
             return;
@@ -463,7 +463,7 @@ impl Stream {
                 self.again.push_back(request);
                 return;
             }
-            series.failed(code);
+            series.counts.failed(code);
             if request.write {
                 self.forget(&request);
             }
@@ -500,7 +500,7 @@ impl Stream {
             if version == 0 || data.len() < self.disk.grain as usize {
                 continue;
             }
-            series.verified += 1;
+            series.counts.verified += 1;
             if !self.disk.matches(block, version, data) {
                 let older = match suspect {
                     // Too many versions: the content is not known.
@@ -520,7 +520,7 @@ impl Stream {
                         self.disk.set_version(block, version);
                     }
                     None => {
-                        series.wrong += 1;
+                        series.counts.wrong += 1;
                         let offset = u64::from(block) * self.disk.grain;
                         let name = &self.disk.name;
                         series.first_wrong.get_or_insert_with(|| format!("{name}, offset {offset}"));

@@ -7,15 +7,12 @@ use serde_json::Value;
 
 use super::ceph::Cluster;
 use super::node::Node;
-use super::servers::{Forebay, Process, version_of};
-use super::{
-    Act, ForebayKind, Place, StoreOps, Surroundings, System, TargetError, Transport, Wanted, disk_name,
-};
+use super::servers::{Forebay, Process, StoreOps, version_of};
+use super::{Act, ForebayKind, Place, Surroundings, System, TargetError, Transport, Wanted, disk_name};
 use crate::device::Endpoint;
 use crate::iscsi::Address;
 use crate::nbd::Target;
 use crate::scenario::Action;
-use crate::vdi::counters::Counters;
 
 const IQN: &str = "iqn.2026-01.org.example:xray";
 const NO_CLUSTER: TargetError = TargetError::Unsupported("an event of a Ceph cluster");
@@ -250,14 +247,6 @@ impl System for ForebaySystem {
     }
 
     fn store(&self) -> Option<StoreOps> {
-        let c = Counters::now(self.nodes[self.serving].server.as_ref()?).ok()?;
-        Some(StoreOps {
-            guest_ops: c.guest_ops,
-            read_ops: c.read_ops,
-            write_ops: c.write_ops,
-            read_bytes: c.read_bytes,
-            write_bytes: c.write_bytes,
-            sync_ops: c.sync_ops,
-        })
+        StoreOps::of(&self.nodes[self.serving].server.as_ref()?.stats().ok()?).ok()
     }
 }

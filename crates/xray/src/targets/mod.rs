@@ -18,14 +18,12 @@ mod spec;
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
 pub use spec::{ForebayKind, Kind, SpecError, TargetSpec, Transport, parse_file};
 
 use crate::device::{Device, DeviceError, Endpoint, Needs};
 use crate::error::{During, Error};
 use crate::scenario::Action;
-use servers::Process;
+use servers::{Process, StoreOps};
 
 /// Where a disk is on a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,23 +93,6 @@ pub struct Wanted {
     pub count: u32,
     /// Size of each.
     pub size: u64,
-}
-
-/// Operations and bytes of the store below a target, since it was started.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct StoreOps {
-    /// Reads and writes of clients, as the server counts them.
-    pub guest_ops: u64,
-    /// Reads of the store.
-    pub read_ops: u64,
-    /// Writes of the store.
-    pub write_ops: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub write_bytes: u64,
-    /// Syncs.
-    pub sync_ops: u64,
 }
 
 /// A running target.

@@ -2,20 +2,22 @@
 //! reads.
 //!
 //! A request waits while another request in progress overlaps it and one of the two is a write. The expected
-//! result of a read is therefore always known. `drive` drives the connection, which never blocks.
+//! result of a read is therefore always known. The connection never blocks.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use super::content::{BLOCK, Content, Origin};
 use super::script::{Memory, Op, Script};
 use super::shape::{Piece, Shape};
 use super::tally::Tally;
-use crate::device::{Device, DeviceError, Done};
+use crate::device::{Client, Device, DeviceError, Done};
 
 /// Requests in progress on one desktop, as in a guest's disk driver; flushes are not counted.
 pub const DEPTH: usize = 16;
+/// A server that does not answer a desktop for this long counts as stalled.
+pub const STALL: Duration = Duration::from_secs(120);
 /// Writes between two flushes of a guest.
 const WRITES_PER_FLUSH: u64 = 20;
 /// One in this many reads is verified byte by byte; the others are only counted.
@@ -70,6 +72,8 @@ pub struct Desk<'a> {
     writes: u64,
     flush_due: bool,
     stopped: bool,
+    /// When the last answer arrived.
+    heard: Instant,
     /// Blocks still to be read back.
     audit: Vec<u32>,
     /// Figures since the phase began.
@@ -91,6 +95,7 @@ impl<'a> Desk<'a> {
             writes: 0,
             flush_due: false,
             stopped: false,
+            heard: Instant::now(),
             audit: Vec::new(),
             tally: Tally::default(),
         }
@@ -99,6 +104,7 @@ impl<'a> Desk<'a> {
     /// Begins a phase.
     pub fn begin(&mut self, mut script: Script<'a>) {
         self.tally = Tally::default();
+        self.heard = Instant::now();
         self.next = script.next(&mut self.memory);
         self.script = Some(script);
     }
@@ -117,6 +123,7 @@ impl<'a> Desk<'a> {
     /// Starts reading back at most `most` written blocks, spread evenly; all of them are verified.
     pub fn begin_audit(&mut self, most: usize) {
         self.tally = Tally::default();
+        self.heard = Instant::now();
         self.script = None;
         let mut blocks: Vec<u32> = self.written.keys().copied().collect();
         blocks.sort_unstable();
@@ -124,14 +131,9 @@ impl<'a> Desk<'a> {
         self.audit = blocks.into_iter().step_by(each).collect();
     }
 
-    /// Whether all requests of the phase have been answered.
-    pub fn is_done(&self) -> bool {
-        self.device.under_way() == 0 && self.next.is_none() && self.audit.is_empty() && !self.flush_due
-    }
-
     /// Queues the requests that are due `elapsed` after the start of the phase at `begun`. Returns when the
     /// next one is due; `None` if it waits for a reply.
-    pub fn fill(&mut self, begun: Instant, elapsed: Duration) -> Option<Duration> {
+    fn queue_due(&mut self, begun: Instant, elapsed: Duration) -> Option<Duration> {
         while self.device.has_room()
             && let Some(block) = self.audit.pop()
         {
@@ -192,14 +194,14 @@ impl<'a> Desk<'a> {
         self.requests[slot] = Some(Request { write: false, piece, expected });
     }
 
-    /// Sends queued requests until the transport would block. Returns whether requests remain unsent.
-    pub fn send(&mut self) -> Result<bool, DeviceError> {
-        self.device.send()
-    }
-
     /// Receives the replies that have arrived, counts them, verifies reads, and passes each to `each`.
-    pub fn receive(&mut self, buffer: &mut [u8], each: &mut dyn FnMut(Answered)) -> Result<(), DeviceError> {
+    pub fn receive_each(
+        &mut self,
+        buffer: &mut [u8],
+        each: &mut dyn FnMut(Answered),
+    ) -> Result<(), DeviceError> {
         self.device.receive(buffer, false)?;
+        self.heard = Instant::now();
         while let Some(done) = self.device.next_done() {
             self.settle(done, each);
         }
@@ -209,28 +211,47 @@ impl<'a> Desk<'a> {
     fn settle(&mut self, done: Done, each: &mut dyn FnMut(Answered)) {
         let tally = &mut self.tally;
         if let Some(code) = done.error {
-            tally.errors += 1;
-            tally.first_error.get_or_insert(code);
+            tally.counts.failed(code);
         }
         if done.flush {
-            tally.flushes += 1;
+            tally.counts.flushes += 1;
             return;
         }
         let Some(request) = self.requests[done.slot].take() else { return };
         if done.error.is_some() {
             return;
         }
-        tally.done(!request.write, request.piece.len(), done.nanos);
+        tally.counts.answered(request.write, request.piece.len());
+        tally.nanos.saturating_record(done.nanos);
         each(Answered { write: request.write, bytes: request.piece.len(), nanos: done.nanos });
         let blocks = self.device.data(done.slot).chunks_exact(BLOCK);
         let wrong = request.expected.iter().zip(blocks).filter(|(o, b)| !self.family.content.matches(**o, b));
-        tally.wrong_blocks += wrong.count() as u64;
-        tally.checked_blocks += request.expected.len() as u64;
+        tally.counts.wrong += wrong.count() as u64;
+        tally.counts.verified += request.expected.len() as u64;
     }
 }
 
-impl AsRawFd for Desk<'_> {
-    fn as_raw_fd(&self) -> RawFd {
-        self.device.as_raw_fd()
+/// Desktops share the moment at which their phase began.
+impl Client<Instant> for Desk<'_> {
+    /// Whether all requests of the phase have been answered.
+    fn is_over(&self) -> bool {
+        self.device.under_way() == 0 && self.next.is_none() && self.audit.is_empty() && !self.flush_due
+    }
+
+    fn fill(&mut self, now: Instant, begun: &mut Instant) -> Result<(Option<Instant>, bool), DeviceError> {
+        let due = self.queue_due(*begun, now.saturating_duration_since(*begun));
+        let blocked = self.device.send()?;
+        if due.is_none() && !self.is_over() && now.saturating_duration_since(self.heard) > STALL {
+            return Err(DeviceError::Stalled(STALL.as_secs()));
+        }
+        Ok((due.map(|due| *begun + due), blocked))
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.device.as_raw_fd())
+    }
+
+    fn receive(&mut self, buffer: &mut [u8], _begun: &mut Instant) -> Result<(), DeviceError> {
+        self.receive_each(buffer, &mut |_| ())
     }
 }

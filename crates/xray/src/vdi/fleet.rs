@@ -6,19 +6,16 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::counters::Counters;
-use super::desk::{DEPTH, Desk, Family};
-use super::drive;
+use super::desk::{DEPTH, Desk, Family, STALL};
 use super::figures::{GuestRow, Phase, StoreRow, guest, store};
 use super::script::Script;
 use super::shape::scaled;
 use super::tally::Tally;
 use super::{IMAGE, Options, say};
-use crate::device::{DeviceError, Needs};
+use crate::device::{DeviceError, Needs, drive};
 use crate::error::{Error, Result};
 use crate::targets::servers::Forebay;
 
-/// A server that does not answer for this long counts as stalled.
-const TIMEOUT: Duration = Duration::from_secs(120);
 /// Blocks of each desktop that are read back and verified at the end.
 const AUDITED: usize = 400;
 
@@ -178,7 +175,7 @@ impl<'a> Fleet<'a> {
         loop {
             let profile = self.forebay.cli(&["image", "profile", IMAGE])?;
             match profile.get("bytes").and_then(Value::as_u64) {
-                Some(0) if begun.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(100)),
+                Some(0) if begun.elapsed() < STALL => std::thread::sleep(Duration::from_millis(100)),
                 Some(bytes) if bytes > 0 => return Ok(()),
                 _ => {
                     let command = "image profile".to_owned();
@@ -195,7 +192,7 @@ impl<'a> Fleet<'a> {
         let mut before = Counters::at_rest(self.forebay, self.options.still)?;
         let open = |(name, number): (&String, u32)| {
             let endpoint = self.forebay.disk(name).endpoint;
-            let device = endpoint.open(Needs::all(DEPTH, TIMEOUT)).map_err(failed)?;
+            let device = endpoint.open(Needs::all(DEPTH, STALL)).map_err(failed)?;
             Ok(Desk::new(device, self.family, number, self.days))
         };
         self.desks = self.names.iter().zip(0..).map(open).collect::<Result<Vec<_>>>()?;
@@ -222,49 +219,59 @@ impl<'a> Fleet<'a> {
             planned_ops = script.left();
             desk.begin(script);
         }
-        let took = drive::run(&mut self.desks).map_err(failed)?;
+        let took = self.run()?;
         let after = Counters::at_rest(self.forebay, options.still)?;
-        let server = after.since(&before);
+        let wanted = "counters that grow";
+        let unusable = || Error::Output { command: "forebay stats --json".to_owned(), wanted };
+        let server = after.since(&before).ok_or_else(unusable)?;
         let tally = self.tally()?;
+        let counts = tally.counts;
         let result = PhaseResult {
             phase,
             desktops: self.count(),
             cache,
             guest: row,
             published: store(phase, self.count()),
-            reads: tally.reads,
-            writes: tally.writes,
-            read_bytes: tally.read_bytes,
-            write_bytes: tally.write_bytes,
-            flushes: tally.flushes,
+            reads: counts.reads,
+            writes: counts.writes,
+            read_bytes: counts.read_bytes,
+            write_bytes: counts.write_bytes,
+            flushes: counts.flushes,
             seconds: took.as_secs_f64(),
             planned_ops,
             planned_seconds: row.seconds / options.speedup,
             p50_ms: tally.latency_ms(0.5),
             p99_ms: tally.latency_ms(0.99),
-            checked_blocks: tally.checked_blocks,
-            wrong_blocks: tally.wrong_blocks,
+            checked_blocks: counts.verified,
+            wrong_blocks: counts.wrong,
             server,
         };
         say(&format!("  {}", result.line()));
         Ok((result, after))
     }
 
+    /// Runs what all desktops have begun to its end. Returns how long it took.
+    fn run(&mut self) -> Result<Duration> {
+        let mut begun = Instant::now();
+        drive(&mut self.desks, &mut begun).map_err(|(_, error)| failed(error))?;
+        Ok(begun.elapsed())
+    }
+
     /// Reads back some of the blocks that the desktops have written.
     fn audit(&mut self) -> Result<()> {
         self.desks.iter_mut().for_each(|desk| desk.begin_audit(AUDITED));
-        drive::run(&mut self.desks).map_err(failed)?;
-        let tally = self.tally()?;
-        self.audited.0 += tally.checked_blocks;
-        self.audited.1 += tally.wrong_blocks;
+        self.run()?;
+        let counts = self.tally()?.counts;
+        self.audited.0 += counts.verified;
+        self.audited.1 += counts.wrong;
         Ok(())
     }
 
     fn tally(&self) -> Result<Tally> {
         let mut all = Tally::default();
         self.desks.iter().for_each(|desk| all.add(&desk.tally));
-        match all.first_error {
-            Some(code) => Err(Error::Errors { server: "forebay", count: all.errors, code }),
+        match all.counts.first_error {
+            Some(code) => Err(Error::Errors { server: "forebay", count: all.counts.errors, code }),
             None => Ok(all),
         }
     }

@@ -3,13 +3,12 @@
 //! overflow.
 //!
 //! `shape` determines where desktops read and write, `script` the operations of a phase, `content` the bytes
-//! of blocks; `desk` is the connection of one desktop, `drive` runs all of them from one thread, `fleet` runs
-//! their phases and takes the server's `counters` before and after each, `report` compares.
+//! of blocks; `desk` is the connection of one desktop, `fleet` runs the phases of all desktops from one thread
+//! and takes the server's `counters` before and after each, `report` compares.
 
 pub(crate) mod content;
 pub(crate) mod counters;
 pub(crate) mod desk;
-mod drive;
 pub(crate) mod figures;
 mod fleet;
 pub(crate) mod image;

@@ -1,11 +1,10 @@
 //! The tables: guests and store next to published figures, and the promises.
 
-use comfy_table::{Cell, Table};
 use serde::Serialize;
 
 use super::figures::{Phase, STEADY_IOPS, StoreRow};
 use super::fleet::{Cache, PhaseResult};
-use crate::report::{Bound, Details, Row, Unit, new_table, right, thousands};
+use crate::report::{Bound, Cell, Details, Row, Table, Unit, right, thousands};
 
 /// The source of the published figures.
 const PEER: &str = "PVS 7.1, published";
@@ -207,12 +206,12 @@ fn storms(phases: &[PhaseResult]) -> Vec<Row> {
 }
 
 fn phase_table(header: &[&str]) -> Table {
-    new_table(&[&["desktops", "phase"], header].concat())
+    Table::new(["desktops", "phase"].iter().chain(header))
 }
 
 fn add<const N: usize>(table: &mut Table, p: &PhaseResult, cells: [String; N]) {
     let first = [format!("{} {}", p.desktops, p.cache.name()), p.phase.name().to_owned()];
-    table.add_row(first.into_iter().map(Cell::new).chain(cells.into_iter().map(right)));
+    table.add(first.into_iter().map(Cell::new).chain(cells.into_iter().map(right)));
 }
 
 /// The published figure of a guest; the number of operations that copy a profile was not published.

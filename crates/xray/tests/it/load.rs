@@ -20,11 +20,11 @@ fn a_verified_mix_over_several_connections_is_clean() {
     };
     let report = run(&spec).expect("runs");
     assert_eq!(report.ops, 6000);
-    assert_eq!(report.ops, report.reads + report.writes);
+    assert_eq!(report.ops, report.counts.ops());
     assert_eq!(report.bytes, 6000 * 4096);
-    assert!(report.flushes >= 3, "each connection flushes at the end");
-    assert!(report.verified > 1000, "{}", report.verified);
-    assert_eq!((report.errors, report.mismatches), (0, 0));
+    assert!(report.counts.flushes >= 3, "each connection flushes at the end");
+    assert!(report.counts.verified > 1000, "{}", report.counts.verified);
+    assert_eq!((report.counts.errors, report.counts.wrong), (0, 0));
 }
 
 #[test]
@@ -40,22 +40,22 @@ fn large_sequential_requests_cover_the_range_once() {
         ..server.spec()
     };
     let report = run(&spec).expect("runs");
-    assert_eq!((report.writes, report.bytes), (8, SIZE));
-    assert_eq!((report.verified, report.mismatches), (8, 0));
+    assert_eq!((report.counts.writes, report.bytes), (8, SIZE));
+    assert_eq!((report.counts.verified, report.counts.wrong), (8, 0));
 }
 
 #[test]
 fn lost_writes_are_detected() {
     let server = Server::start(Fault::LosesWrites);
     let report = run(&Spec { read_percent: 0, verify: true, ..server.spec() }).expect("runs");
-    assert!(report.mismatches > 0 && report.first_mismatch.is_some());
+    assert!(report.counts.wrong > 0 && report.first_mismatch.is_some());
 }
 
 #[test]
 fn failed_requests_are_counted_with_the_first_error() {
     let server = Server::start(Fault::Fails);
     let report = run(&server.spec()).expect("runs");
-    assert_eq!((report.errors, report.first_error, report.ops), (20, Some(5), 1980));
+    assert_eq!((report.counts.errors, report.counts.first_error, report.ops), (20, Some(5), 1980));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! server is what a load needs: an endpoint, and the process whose CPU time the load costs.
 
 mod command;
+mod counters;
 mod forebay;
 mod peers;
 mod process;
@@ -18,7 +19,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 pub use command::{program, run, unusable, version, version_of};
-pub use forebay::{Forebay, ForebayConfig};
+pub use counters::StoreOps;
+pub(crate) use counters::counters;
+pub use forebay::{Forebay, ForebayConfig, Stats};
 pub use peers::{Tgtd, Unit, nbdkit, nbdkit_files, qemu_nbd, serve_by_qemu};
 pub use process::{Memory, Process, cpu_of, memory_of};
 pub use workdir::{WorkDir, random_image, sparse_image};
