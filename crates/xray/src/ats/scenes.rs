@@ -24,7 +24,7 @@ use super::{Pace, say};
 use crate::bench::rounds::{alternate, generate, sound};
 use crate::error::{Error, Result};
 use crate::iscsi::{Address, FIRST_RESERVED, IscsiError};
-use crate::load::{self, Access, Host, Lock, METADATA_BYTES, Rate, Spec, Stop};
+use crate::load::{self, Host, Lock, METADATA_BYTES, Rate, Spec, Stop};
 use crate::report::{Bound, Row, Unit, median};
 
 /// Queue depth of A.
@@ -149,11 +149,7 @@ fn volume(n: usize) -> String {
 
 /// Loads the data into the cache, releases the lock, and creates the volumes for snapshots.
 fn prepare(ours: &Ours) -> Result<()> {
-    generate(&ours.disk(SHARED), |load| {
-        load.access = Access::Sequential;
-        load.block_bytes = 64 << 10;
-        load.stop = Stop::OncePerBlock;
-    })?;
+    generate(&ours.disk(SHARED), |load| load.pass(false, 64 << 10, 32))?;
     let host = Host::connect(&ours.unit(SHARED), HOST_B, Lock::Reserve, BACKOFF);
     host.and_then(|mut host| host.format()).map_err(failed)?;
     (0..VOLUMES).try_for_each(|n| ours.forebay.clone_disk(BASE, &volume(n)))
@@ -182,8 +178,7 @@ fn moment(
     let (unit, disk) = (ours.unit(SHARED), ours.disk(SHARED));
     let mut load = Spec::new(disk.endpoint.clone());
     load.rate = data_rate.map(Rate::Bursts);
-    load.access = Access::Sequential;
-    load.depth = DEPTH;
+    load.sequential(false, 4096, DEPTH);
     load.stop = Stop::After(time);
     load.backoff = Some(BACKOFF);
     load.range = Some(0..size - METADATA_BYTES);

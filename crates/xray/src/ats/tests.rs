@@ -2,7 +2,9 @@
 
 use super::servers::{DURABLE, WRITES};
 use super::*;
+use crate::bench::rounds::generate;
 use crate::iscsi::{Command, InitiatorSession, Status};
+use crate::load::Stop;
 use crate::rng::Rng;
 
 /// The server: `FOREBAY_BIN`, or the binary in the parent directory of this test's binary.
@@ -53,6 +55,22 @@ fn what_is_written_in_any_length_is_read() {
     assert_eq!(status(1, &Command::reserve(), &[]), Status::Conflict);
     assert_eq!(status(0, &Command::release(), &[]), Status::Good);
     assert_eq!(status(1, &Command::read(0, 512), &[]), Status::Good);
+}
+
+#[test]
+fn a_load_of_two_initiators_reads_what_it_wrote() {
+    let Some(forebay) = server() else { return };
+    let parent = tempfile::tempdir().expect("a directory");
+    let dir = WorkDir::create(parent.path()).expect("a directory");
+    let ours = Ours::start(&dir, &forebay, SIZE).expect("starts");
+    let report = generate(&ours.disk(WRITES), |spec| {
+        (spec.read_percent, spec.verify, spec.connections) = (50, true, 2);
+        spec.flush_each = Some(Duration::from_millis(20));
+        spec.stop = Stop::Requests(1000);
+    });
+    let counts = report.expect("runs").counts;
+    assert_eq!((counts.ops(), counts.wrong), (2000, 0));
+    assert!(counts.verified > 500 && counts.flushes >= 2, "{counts:?}");
 }
 
 #[test]

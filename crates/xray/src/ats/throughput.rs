@@ -7,7 +7,7 @@ use super::servers::{DURABLE, Ours, READS, WRITES};
 use super::{Pace, perf, say};
 use crate::bench::rounds::{Figure, generate, in_turns};
 use crate::error::Result;
-use crate::load::{Access, Spec, Stop};
+use crate::load::{Spec, Stop};
 use crate::report::{Bound, Row};
 use crate::targets::servers::{Disk, Tgtd};
 
@@ -22,11 +22,7 @@ const PASSES: u32 = 8;
 /// One sequential pass over a unit.
 fn pass(disk: &Disk<'_>, writes: bool) -> Result<()> {
     let done = generate(disk, |load| {
-        load.access = Access::Sequential;
-        load.block_bytes = 64 * KIB;
-        load.depth = 8;
-        load.stop = Stop::OncePerBlock;
-        load.read_percent = if writes { 0 } else { 100 };
+        load.pass(writes, 64 * KIB, 8);
         load.flush_each = writes.then_some(Duration::from_secs(1));
     });
     done.map(drop)

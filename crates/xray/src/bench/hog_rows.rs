@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use super::rounds::generate;
 use super::{Bench, Pace};
 use crate::error::{During, Error, Result};
-use crate::load::{Access, Rate, Report, Spec, Stop};
+use crate::load::{Rate, Report, Spec, Stop};
 use crate::machine::CpuTimes;
 use crate::nbd;
 use crate::report::{Bound, Row, Unit};
@@ -164,12 +164,8 @@ fn leave_cpu_to_others() -> Result<()> {
 
 fn write_all(forebay: &Forebay, export: &str, bytes: u64) -> Result<Report> {
     generate(&forebay.disk(export), |spec| {
-        spec.read_percent = 0;
-        spec.access = Access::Sequential;
-        spec.block_bytes = MIB as u32;
-        spec.depth = 4;
+        spec.pass(true, MIB as u32, 4);
         spec.range = Some(0..bytes);
-        spec.stop = Stop::OncePerBlock;
         spec.flush_each = Some(Duration::from_secs(1));
     })
 }

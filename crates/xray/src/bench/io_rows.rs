@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::rounds::{Figure, Series, generate, in_turns};
 use super::{Bench, CACHED_IMAGES, Pace, fio};
 use crate::error::Result;
-use crate::load::{Access, Report, Spec, Stop};
+use crate::load::{Report, Spec, Stop};
 use crate::report::{Bound, Row};
 use crate::targets::servers::Disk;
 
@@ -56,26 +56,16 @@ pub fn warm_up(bench: &Bench) -> Result<()> {
     bench.say("filling and warming up");
     for _ in 0..CACHED_IMAGES {
         for disk in Field::writes(bench).disks.iter().flatten() {
-            generate(disk, |spec| whole(spec, 0))?;
+            generate(disk, |spec| {
+                spec.pass(true, MIB, 4);
+                spec.flush_each = Some(Duration::from_secs(1));
+            })?;
         }
     }
     for disk in Field::reads(bench).disks.iter().flatten() {
-        generate(disk, |spec| whole(spec, 100))?;
+        generate(disk, |spec| spec.pass(false, MIB, 4))?;
     }
     Ok(())
-}
-
-fn whole(spec: &mut Spec, read_percent: u8) {
-    sequential(spec, read_percent);
-    spec.stop = Stop::OncePerBlock;
-    spec.flush_each = (read_percent == 0).then_some(Duration::from_secs(1));
-}
-
-fn sequential(spec: &mut Spec, read_percent: u8) {
-    spec.access = Access::Sequential;
-    spec.read_percent = read_percent;
-    spec.block_bytes = MIB;
-    spec.depth = 4;
 }
 
 /// Cached random reads.
@@ -111,7 +101,7 @@ pub fn reads(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
 
     let what = "cached sequential 1 MiB reads, depth 4";
     let [ours, nbdkit, qemu] = field.generate(what, pace.fio_rounds, |spec| {
-        sequential(spec, 100);
+        spec.sequential(false, MIB, 4);
         spec.stop = Stop::After(pace.read);
     })?;
     rows.push(ours.row(what, Figure::Throughput, Nothing, &nbdkit));
@@ -148,7 +138,7 @@ pub fn writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
     let what = "sequential 1 MiB writes, depth 4, 1 flush/s";
     let [ours, _, qemu] = field.generate(what, pace.fio_rounds, |spec| {
         random(4)(spec);
-        sequential(spec, 0);
+        spec.sequential(true, MIB, 4);
     })?;
     rows.push(ours.row(what, Figure::Throughput, RatioAtLeast(1.2), &qemu));
 

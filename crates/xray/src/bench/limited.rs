@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Bench;
 use super::rounds::generate;
 use crate::error::{Error, Result};
-use crate::load::{Access, Fill, Report, Stop};
+use crate::load::{Fill, Report};
 use crate::targets::servers::{Forebay, ForebayConfig};
 
 const MIB: u64 = 1 << 20;
@@ -34,14 +34,10 @@ pub fn fill(forebay: &Forebay, volume: &str, bytes: u64, seed: u64, content: &Fi
     for start in (0..bytes).step_by(SLICE as usize) {
         refused += persist(|| {
             generate(&forebay.disk(volume), |spec| {
-                spec.read_percent = 0;
-                spec.access = Access::Sequential;
-                spec.block_bytes = 64 << 10;
-                spec.depth = 4;
+                spec.pass(true, 64 << 10, 4);
                 spec.seed = seed;
                 spec.fill = content.clone();
                 spec.range = Some(start..bytes.min(start + SLICE));
-                spec.stop = Stop::OncePerBlock;
             })
         })?;
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::rounds::{Figure, generate, in_turns};
 use super::{Bench, Pace};
 use crate::error::Result;
-use crate::load::{Access, Stop};
+use crate::load::Stop;
 use crate::report::{Bound, Row, Unit};
 use crate::targets::servers::{Forebay, ForebayConfig, run, sparse_image};
 
@@ -83,9 +83,8 @@ pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Ro
     let disks = [snapped, plain].map(|volume| Some(forebay.disk(volume)));
     for disk in disks.iter().flatten().cycle().take(disks.len() * WARM_PASSES) {
         generate(disk, |spec| {
+            spec.pass(false, 4096, 32);
             spec.range = Some(range.clone());
-            spec.access = Access::Sequential;
-            spec.stop = Stop::OncePerBlock;
         })?;
     }
     let [with, without] = in_turns(&disks, pace.rounds * 2, |disk, round| {

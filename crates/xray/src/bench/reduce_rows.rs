@@ -10,7 +10,7 @@ use super::rounds::{Figure, generate, in_turns};
 use super::{Bench, Pace};
 use crate::error::{During, Result};
 use crate::files::{self, Package, Recipe};
-use crate::load::{Access, Fill, Stop};
+use crate::load::{Fill, Stop};
 use crate::report::{Bound, Row, Unit};
 use crate::targets::servers::{Forebay, ForebayConfig, random_image, run};
 
@@ -42,13 +42,9 @@ pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> R
         // The first pass allocates blocks and stores every block of the repeated content once.
         for disk in disks.iter().flatten() {
             generate(disk, |spec| {
-                spec.read_percent = 0;
-                spec.access = Access::Sequential;
+                spec.pass(true, 1 << 20, 4);
                 spec.range = Some(0..RANGE);
-                spec.block_bytes = 1 << 20;
-                spec.depth = 4;
                 spec.fill = fill.clone();
-                spec.stop = Stop::OncePerBlock;
             })?;
         }
         let [with, without, qemu] = in_turns(&disks, pace.rounds, |disk, round| {

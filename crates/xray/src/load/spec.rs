@@ -146,6 +146,19 @@ impl Spec {
         }
     }
 
+    /// One pass through the range, of reads or of writes.
+    pub fn pass(&mut self, writes: bool, block_bytes: u32, depth: u16) {
+        self.sequential(writes, block_bytes, depth);
+        self.stop = Stop::OncePerBlock;
+    }
+
+    /// Ascending reads or writes.
+    pub fn sequential(&mut self, writes: bool, block_bytes: u32, depth: u16) {
+        self.access = Access::Sequential;
+        self.read_percent = if writes { 0 } else { 100 };
+        (self.block_bytes, self.depth) = (block_bytes, depth);
+    }
+
     /// Rejects invalid parameters.
     pub(super) fn check(&self) -> Result<(), LoadError> {
         let bytes = self.block_bytes;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_xray::device::DeviceError;
+use forebay_xray::device::{DeviceError, Endpoint};
 use forebay_xray::load::{Access, LoadError, Rate, Spec, Stop, run};
 use forebay_xray::nbd::NbdError;
 
@@ -45,6 +45,22 @@ fn large_sequential_requests_cover_the_range_once() {
 }
 
 #[test]
+fn a_file_is_loaded_and_verified() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().set_len(SIZE).expect("sets the length");
+    let spec = Spec {
+        read_percent: 50,
+        verify: true,
+        flush_each: Some(Duration::from_millis(5)),
+        stop: Stop::Requests(2000),
+        ..Spec::new(Endpoint::File(file.path().into()))
+    };
+    let counts = run(&spec).expect("runs").counts;
+    assert_eq!((counts.ops(), counts.errors, counts.wrong), (2000, 0, 0));
+    assert!(counts.verified > 500 && counts.flushes > 0, "{counts:?}");
+}
+
+#[test]
 fn lost_writes_are_detected() {
     let server = Server::start(Fault::LosesWrites);
     let report = run(&Spec { read_percent: 0, verify: true, ..server.spec() }).expect("runs");
@@ -70,9 +86,11 @@ fn a_server_that_hangs_up_is_an_error() {
 #[test]
 fn a_rate_is_kept_on_average() {
     let server = Server::start(Fault::None);
-    let report = run(&Spec { rate: Some(Rate::Poisson(20_000.0)), ..server.spec() }).expect("runs");
-    // 2,000 arrivals at 20,000 per second take close to 0.1 s, however fast the server is.
-    assert!(report.seconds > 0.08, "{}", report.seconds);
+    for rate in [Rate::Poisson(20_000.0), Rate::Bursts(20_000.0)] {
+        let report = run(&Spec { rate: Some(rate), ..server.spec() }).expect("runs");
+        // 2,000 arrivals at 20,000 per second take close to 0.1 s, however fast the server is.
+        assert!(report.seconds > 0.08, "{rate:?}: {}", report.seconds);
+    }
 }
 
 #[test]

@@ -5,9 +5,10 @@
 //! expected content of a read is always known. When the connection is lost, all requests in flight are sent
 //! again on the next one, as a guest does, and keep their due times, so the latency includes the outage.
 
+mod answers;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
@@ -15,7 +16,7 @@ use super::connect::{Attempt, Connecting, RETRY};
 use super::disk::DiskState;
 use super::series::Series;
 use super::unflushed::Unflushed;
-use crate::device::{Again, Device, DeviceError, Done, Needs, slots};
+use crate::device::{Device, DeviceError, Needs, slots};
 use crate::rng::Rng;
 use crate::targets::Place;
 
@@ -24,10 +25,6 @@ const SHORT: u32 = 64 << 10;
 const LONG_VERIFIED: u64 = 8;
 /// Most attempts to find a position that no request in flight overlaps.
 const PICKS: u32 = 100;
-/// NBD_ESHUTDOWN: the request was not executed, and a client sends it again on another connection.
-const SHUTDOWN: u32 = 108;
-/// Mean delay before a request that met a reservation is sent again; it varies by half.
-const BACKOFF: Duration = Duration::from_millis(1);
 /// Most arrivals that are counted as not sent.
 const MAX_UNSENT: u64 = 10_000_000;
 
@@ -406,129 +403,6 @@ impl Stream {
         let each = written.len().div_ceil(self.spec.read_back.max(1)).max(1);
         blocks.extend(written.into_iter().step_by(each));
         blocks
-    }
-
-    /// Receives answers.
-    pub fn receive(
-        &mut self,
-        buffer: &mut [u8],
-        clock: &Clock,
-        series: &mut Series,
-    ) -> Result<(), DeviceError> {
-        let Some(device) = &mut self.device else { return Ok(()) };
-        if let Err(error) = device.receive(buffer, false) {
-            return self.lost(error, series);
-        }
-        let at = clock.elapsed();
-        let measured = clock.is_measured(at);
-        let mut answered = 0;
-        while let Some(done) = self.device.as_mut().and_then(|d| d.next_done()) {
-            self.heard = Instant::now();
-            self.settle(done, at, measured, series);
-            answered += 1;
-        }
-        clock.answered.fetch_add(answered, Relaxed);
-        if std::mem::take(&mut self.shut_down) {
-            return self.lost(crate::nbd::NbdError::Closed(self.again.len()).into(), series);
-        }
-        Ok(())
-    }
-
-    fn settle(&mut self, done: Done, at: Duration, measured: bool, series: &mut Series) {
-        if done.again == Some(Again::Reserved) {
-            self.held = Some(Instant::now() + BACKOFF.mul_f64(0.5 + self.rng.unit()));
-            series.counts.conflicts += 1;
-        }
-        if done.flush {
-            match done.error {
-                // It is repeated at its interval.
-                Some(_) if done.again.is_some() => {}
-                Some(SHUTDOWN) if self.spec.reconnect => self.shut_down = true,
-                Some(code) => series.counts.failed(code),
-                None => {
-                    self.unflushed.flushed();
-                    series.counts.flushes += u64::from(measured);
-                }
-            }
-            return;
-        }
-        let Some(request) = self.requests[done.slot].take() else { return };
-        if done.again.is_some() {
-            self.again.push_back(request);
-            return;
-        }
-        if let Some(code) = done.error {
-            if code == SHUTDOWN && self.spec.reconnect {
-                self.shut_down = true;
-                self.again.push_back(request);
-                return;
-            }
-            series.counts.failed(code);
-            if request.write {
-                self.forget(&request);
-            }
-            return;
-        }
-        if request.write {
-            let track = self.spec.reconnect && !self.spec.durable;
-            for block in self.disk.blocks(request.offset, request.len) {
-                if track {
-                    self.unflushed.written(block, self.disk.version(block));
-                }
-                self.disk.set_version(block, request.version);
-            }
-        } else if request.keep {
-            self.verify(done.slot, &request, series);
-        }
-        if !request.back {
-            series.answered(at, measured, request.write, request.len, done.nanos);
-        }
-    }
-
-    /// The content of the blocks of a write is not known any more.
-    fn forget(&self, request: &Request) {
-        self.disk.blocks(request.offset, request.len).for_each(|block| self.disk.set_version(block, 0));
-    }
-
-    fn verify(&mut self, slot: usize, request: &Request, series: &mut Series) {
-        let Some(device) = &self.device else { return };
-        let data = device.data(slot);
-        let blocks = self.disk.blocks(request.offset, request.len);
-        for (block, data) in blocks.zip(data.chunks(self.disk.grain as usize)) {
-            let version = self.disk.version(block);
-            let suspect = self.unflushed.suspect(block);
-            if version == 0 || data.len() < self.disk.grain as usize {
-                continue;
-            }
-            series.counts.verified += 1;
-            if !self.disk.matches(block, version, data) {
-                let older = match suspect {
-                    // Too many versions: the content is not known.
-                    Some(None) => Some(0),
-                    Some(Some(versions)) => {
-                        let zero = |v: u32| v == 0 && data.iter().all(|b| *b == 0);
-                        versions
-                            .iter()
-                            .copied()
-                            .find(|v| zero(*v) || *v > 0 && self.disk.matches(block, *v, data))
-                    }
-                    None => None,
-                };
-                match older {
-                    Some(version) => {
-                        series.lost_unflushed += 1;
-                        self.disk.set_version(block, version);
-                    }
-                    None => {
-                        series.counts.wrong += 1;
-                        let offset = u64::from(block) * self.disk.grain;
-                        let name = &self.disk.name;
-                        series.first_wrong.get_or_insert_with(|| format!("{name}, offset {offset}"));
-                    }
-                }
-            }
-            self.unflushed.settled(block);
-        }
     }
 
     /// Handles a failed connection: an error, or another attempt.
