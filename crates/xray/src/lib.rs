@@ -1,13 +1,20 @@
-//! Workloads and reports: load generators for NBD servers and iSCSI targets, and benchmarks of Forebay's
-//! promises.
+//! Workloads and reports: load generators for NBD servers and iSCSI targets, scenarios, and benchmarks of
+//! Forebay's promises.
 //!
-//! `nbd` is a client written from the protocol document, `load` drives it at depth and verifies the data that
-//! it reads, `iscsi` is the same for iSCSI targets. `bench` runs loads against Forebay and its peers in turns
-//! and compares the figures with the promises, `ats` does so for volumes that hosts share over iSCSI, `vdi`
-//! replays fleets of virtual desktops and compares with published figures.
+//! **Engine.** `nbd` and `iscsi` are clients written from the protocol documents; they share no code with the
+//! server, so they are an oracle for it. `device` makes disks of them, and of files, all with the same
+//! interface. `load` drives one disk from each thread at depth; `run` and `vdi` drive many disks from each
+//! thread.
 //!
-//! `run` runs a `scenario` on `targets` over `device`s, which are disks of any protocol, and `report` shows
-//! the results of all targets in one page.
+//! **Launcher.** `targets::servers` starts Forebay and its peers. A disk of a running server has an endpoint
+//! for loads, and the process whose CPU time they cost.
+//!
+//! **Report.** `report` has tables for the terminal and for pages, rows with promises, and the files of runs
+//! and benchmarks.
+//!
+//! On these, `bench` measures Forebay and its peers in turns and compares the figures with the promises,
+//! `ats` does so for volumes that hosts share over iSCSI, `vdi` replays fleets of virtual desktops and
+//! compares with published figures, and `run` runs a `scenario` on `targets`.
 pub mod ats;
 pub mod bench;
 pub mod device;

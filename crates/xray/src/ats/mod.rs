@@ -21,6 +21,7 @@ use serde::Serialize;
 
 pub use scenes::{Moment, Scene};
 
+use crate::bench::pick;
 use crate::error::{Error, Result};
 use crate::report::{Begun, BenchReport, Details};
 use crate::targets::servers::{WorkDir, version};
@@ -61,26 +62,15 @@ struct Pace {
 
 impl Pace {
     fn of(quick: bool) -> Pace {
-        let seconds = Duration::from_secs_f64;
-        if quick {
-            Pace {
-                rounds: 2,
-                perf_rounds: 1,
-                load: seconds(0.3),
-                scene_rounds: 3,
-                scene: seconds(0.3),
-                size: 256 << 20,
-            }
-        } else {
-            Pace {
-                rounds: 5,
-                perf_rounds: 3,
-                load: seconds(2.0),
-                // Many short rounds, so that figures that are compared are measured close together in time.
-                scene_rounds: 25,
-                scene: seconds(0.6),
-                size: 1 << 30,
-            }
+        let seconds = |short, full| Duration::from_secs_f64(pick(quick, short, full));
+        Pace {
+            rounds: pick(quick, 2, 5),
+            perf_rounds: pick(quick, 1, 3),
+            load: seconds(0.3, 2.0),
+            // Many short rounds, so that figures that are compared are measured close together in time.
+            scene_rounds: pick(quick, 3, 25),
+            scene: seconds(0.3, 0.6),
+            size: pick(quick, 256 << 20, 1 << 30),
         }
     }
 }

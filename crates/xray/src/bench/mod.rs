@@ -92,43 +92,29 @@ struct Pace {
 
 impl Pace {
     fn of(quick: bool) -> Pace {
-        let seconds = Duration::from_secs_f64;
-        if quick {
-            Pace {
-                rounds: 3,
-                fio_rounds: 2,
-                read: seconds(0.6),
-                write: seconds(1.2),
-                snapshots: 100,
-                recovery_bytes: 256 << 20,
-                reduce_writes: 20_000,
-                image_bytes: 64 << 20,
-                clones: 4,
-                package_bytes: 32 << 20,
-                limited_bytes: 256 << 20,
-                overwrite_percent: 40,
-                slow_bytes: 128 << 20,
-                slow: seconds(5.0),
-            }
-        } else {
-            Pace {
-                rounds: 5,
-                fio_rounds: 3,
-                read: seconds(2.0),
-                write: seconds(3.0),
-                snapshots: 1000,
-                recovery_bytes: 1 << 30,
-                reduce_writes: 60_000,
-                image_bytes: 400 << 20,
-                clones: 20,
-                package_bytes: 300 << 20,
-                limited_bytes: 1 << 30,
-                overwrite_percent: 100,
-                slow_bytes: 1 << 30,
-                slow: seconds(30.0),
-            }
+        let seconds = |short, full| Duration::from_secs_f64(pick(quick, short, full));
+        Pace {
+            rounds: pick(quick, 3, 5),
+            fio_rounds: pick(quick, 2, 3),
+            read: seconds(0.6, 2.0),
+            write: seconds(1.2, 3.0),
+            snapshots: pick(quick, 100, 1000),
+            recovery_bytes: pick(quick, 256 << 20, 1 << 30),
+            reduce_writes: pick(quick, 20_000, 60_000),
+            image_bytes: pick(quick, 64 << 20, 400 << 20),
+            clones: pick(quick, 4, 20),
+            package_bytes: pick(quick, 32 << 20, 300 << 20),
+            limited_bytes: pick(quick, 256 << 20, 1 << 30),
+            overwrite_percent: pick(quick, 40, 100),
+            slow_bytes: pick(quick, 128 << 20, 1 << 30),
+            slow: seconds(5.0, 30.0),
         }
     }
+}
+
+/// The value of a quick run, or of a full one.
+pub(crate) fn pick<T>(quick: bool, short: T, full: T) -> T {
+    if quick { short } else { full }
 }
 
 /// State shared by the rows. Fields drop in order: the servers end before their files are removed.
@@ -249,7 +235,7 @@ pub fn run(options: &Options) -> Result<BenchReport<Omitted>> {
         servers::version("fio", "fio")?,
     ];
     let pace = Pace::of(options.quick);
-    let size = if options.quick { 256 << 20 } else { 1 << 30 };
+    let size = pick(options.quick, 256 << 20, 1 << 30);
     let mut bench = Bench::start(options, size)?;
     let mut notes = vec![NO_PEER.to_owned()];
     let mut rows = Vec::new();

@@ -68,8 +68,8 @@ impl InitiatorSession {
         self.flight.under_way()
     }
 
-    /// Queues a command and returns its slot; there must be room. `fill` writes its outgoing data. With `keep`,
-    /// [`InitiatorSession::data`] has the received data when the command has ended.
+    /// Queues a command and returns its slot; there must be room. `fill` writes its outgoing data. With
+    /// `keep`, [`InitiatorSession::data`] has the received data when the command has ended.
     pub fn queue(&mut self, command: &Command, keep: bool, fill: impl FnOnce(&mut [u8])) -> usize {
         self.flight.queue(command, keep, fill)
     }

@@ -20,7 +20,7 @@ pub trait Details: Serialize {
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
-    /// A chart, in a file of its own (SVG).
+    /// A chart as SVG, for a separate file.
     fn plot(&self) -> Option<String> {
         None
     }

@@ -3,14 +3,13 @@
 use std::fmt::Write;
 
 use super::chart::{Axis, Chart, Line, Mark, escape, number};
+use super::rows::OTHERS_MAX_PERCENT;
 use super::table::{Cell, Table, right};
 use super::tables::{Of, figures};
 use crate::run::band;
 use crate::run::record::{LoadRecord, PhaseRecord, Point, RunRecord, TargetRecord};
 
 const STYLE: &str = include_str!("style.css");
-/// Use of the CPU by other processes above which figures have little meaning.
-const QUIET_PERCENT: f64 = 5.0;
 /// Number of colours.
 const STYLES: usize = 8;
 
@@ -70,7 +69,7 @@ fn summary(out: &mut String, run: &RunRecord) {
         );
     }
     let others = run.targets.iter().flat_map(|t| &t.phases).map(|p| p.others_percent).fold(0.0, f64::max);
-    if others > QUIET_PERCENT {
+    if others > OTHERS_MAX_PERCENT {
         let _ = writeln!(
             out,
             "<p class=\"banner\"><b>The machine was not quiet.</b> Other processes used up to {others:.0} % of its CPU \

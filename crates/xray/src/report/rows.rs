@@ -205,7 +205,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// CPU share of other processes above which figures are unreliable.
-const OTHERS_MAX_PERCENT: f64 = 5.0;
+pub(super) const OTHERS_MAX_PERCENT: f64 = 5.0;
 
 /// States how reliable figures are if other processes used this share of the CPU.
 pub(super) fn trust(others_percent: f64) -> String {

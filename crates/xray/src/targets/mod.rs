@@ -2,10 +2,11 @@
 //!
 //! [`TargetSpec`] selects one, by a word of the command line or by a description in TOML;
 //! [`TargetSpec::start`] makes it run. `forebay` with its `node`s, `qemu` (also librbd) and `raw`
-//! (`nbdkit` and `tgtd`, on raw files) start `servers`, `given` uses a disk that exists already. Each declares
+//! (`nbdkit` and `tgtd`, on raw files) start servers, `given` uses a disk that exists already. Each declares
 //! what it supports: what is not declared is never tried, and never pretended.
 //!
-//! [`servers`] is also the launcher of the benchmarks, which need servers with particular configurations.
+//! [`servers`] launches all servers. The benchmarks use it directly, since they need particular
+//! configurations.
 
 mod ceph;
 mod forebay;

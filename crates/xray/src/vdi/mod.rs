@@ -3,8 +3,8 @@
 //! overflow.
 //!
 //! `shape` determines where desktops read and write, `script` the operations of a phase, `content` the bytes
-//! of blocks; `desk` is the connection of one desktop, `fleet` runs the phases of all desktops from one thread
-//! and takes the server's `counters` before and after each, `report` compares.
+//! of blocks; `desk` is the connection of one desktop, `fleet` runs the phases of all desktops from one
+//! thread and takes the server's `counters` before and after each, `report` compares.
 
 pub(crate) mod content;
 pub(crate) mod counters;

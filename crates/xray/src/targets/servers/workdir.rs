@@ -1,4 +1,4 @@
-//! The directories of the benchmarks: data on the disk to be measured, sockets in a directory with a short
+//! The directories of servers: data on the disk to be measured, sockets in a directory with a short
 //! path. Both are removed at the end.
 
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ pub struct WorkDir {
 }
 
 impl WorkDir {
-    /// Creates one below `parent`, with an absolute path, one in the directory for temporary files, and one in shared memory.
+    /// Creates one below `parent`, one in the directory for temporary files, and one in shared memory.
     pub fn create(parent: &Path) -> Result<WorkDir> {
         // One process of tests creates several.
         static MADE: AtomicU32 = AtomicU32::new(0);
