@@ -34,7 +34,7 @@ pub fn clones(bench: &Bench, pace: &Pace, binary: &Path, packages: &mut Vec<Pack
     let added = files::files(&added);
     let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new("same-files", 64 << 20))?;
     forebay.import("base", &base)?;
-    forebay.cli(&["volume", "clone", "base", "pc", "--count", &count.to_string()])?;
+    let clones = forebay.clone_disks("base", "pc", count, &[])?;
     let stored = || -> Result<f64> {
         forebay.gc()?;
         Ok(forebay.stat("/stored_bytes")? as f64 / MIB)
@@ -42,9 +42,9 @@ pub fn clones(bench: &Bench, pace: &Pace, binary: &Path, packages: &mut Vec<Pack
     let before = stored()?;
     let mut one = 0.0;
     let mut written = 0;
-    for n in 1..=count {
+    for (n, clone) in (1..).zip(&clones) {
         let work = updated(&base, &added, n)?;
-        written += write_changes(&forebay, &format!("pc-{n:03}"), &base, &work)?;
+        written += write_changes(&forebay, clone, &base, &work)?;
         if n == 1 {
             one = stored()? - before;
         }

@@ -31,7 +31,7 @@ pub fn clones(bench: &Bench, binary: &Path) -> Result<Vec<Row>> {
     forebay.clone_disk("large", "first")?;
     let before = forebay.memory()?;
     let begun = Instant::now();
-    forebay.cli(&["volume", "clone", "large", "vm", "--count", &CLONES.to_string()])?;
+    forebay.clone_disks("large", "vm", CLONES, &[])?;
     let seconds = begun.elapsed().as_secs_f64();
     let grown = forebay.memory()?.resident.saturating_sub(before.resident);
 
@@ -153,9 +153,5 @@ pub fn memory(bench: &Bench, pace: &Pace, binary: &Path, pool: &'static str) -> 
         })?;
     }
     let budgets = forebay.stat("/read_cache/budget_bytes")? + forebay.stat("/map_cache/budget_bytes")?;
-    let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    let limit = mib(budgets as f64 * 1.1) + 200.0;
-    let peak = mib(forebay.memory()?.peak as f64);
-    let what = format!("peak memory, cache budgets {:.0} MiB", mib(budgets as f64));
-    Ok(vec![Row::alone(what, Unit::Mib, Bound::AtMost(limit), &[peak])])
+    Ok(vec![Row::memory("peak memory", budgets, forebay.memory()?.peak)])
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::rows::{Row, table, trust};
 use crate::error::{During, Result};
 use crate::machine::{CpuTimes, Machine};
+use crate::run::write_file;
 
 /// What only one benchmark reports.
 pub trait Details: Serialize {
@@ -81,8 +82,7 @@ impl<D: Details> BenchReport<D> {
         }
         let write = |extension, text: &str| {
             let file = dir.join(name).with_extension(extension);
-            std::fs::write(&file, text).during(|| format!("cannot write {}", file.display()))?;
-            Ok(file)
+            write_file(&file, text.as_bytes()).map(|()| file)
         };
         let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
         let json = write("json", &json.during(|| "cannot write the report".to_owned())?)?;

@@ -25,18 +25,17 @@ pub(crate) use rows::{median, thousands};
 pub(crate) use table::assert_fits;
 pub(crate) use table::{Cell, Table, right};
 
+use crate::error::{During, Result};
 use crate::run::record::RunRecord;
-use crate::run::{RunError, write_file};
+use crate::run::write_file;
 
 /// Writes all files of a report into a directory. Returns the path of the page.
-pub fn write(dir: &Path, run: &RunRecord) -> Result<PathBuf, RunError> {
-    let json = dir.join("report.json");
-    let bytes = serde_json::to_vec_pretty(run);
-    let bytes =
-        bytes.map_err(|e| RunError::Io { what: "cannot write", path: json.clone(), source: e.into() })?;
-    write_file(&json, &bytes)?;
-    write_file(&dir.join("report.csv"), csv(run).as_bytes())?;
+pub fn write(dir: &Path, run: &RunRecord) -> Result<PathBuf> {
+    let json = serde_json::to_vec_pretty(run).map_err(std::io::Error::from);
+    let json = json.during(|| "cannot write the report".to_owned())?;
     let page = dir.join("report.html");
+    write_file(&dir.join("report.json"), &json)?;
+    write_file(&dir.join("report.csv"), csv(run).as_bytes())?;
     write_file(&page, html(run).as_bytes())?;
     Ok(page)
 }

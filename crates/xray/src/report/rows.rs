@@ -168,6 +168,14 @@ impl Row {
         }
     }
 
+    /// The peak memory of a server: at most the budgets of its caches, a tenth, and 200 MiB.
+    pub fn memory(what: &str, budgets: u64, peak: u64) -> Row {
+        let mib = |bytes: f64| bytes / f64::from(1 << 20);
+        let (budgets, peak) = (mib(budgets as f64), mib(peak as f64));
+        let what = format!("{what}, budgets {budgets:.0} MiB");
+        Row::alone(what, Unit::Mib, Bound::AtMost(budgets * 1.1 + 200.0), &[peak])
+    }
+
     /// Whether the promise holds.
     pub fn verdict(&self) -> Verdict {
         let holds = match self.bound {

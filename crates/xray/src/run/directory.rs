@@ -4,6 +4,7 @@
 //! and renamed, so it is complete or absent.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RunError;
 use super::record::TargetRecord;
+use crate::error::During;
 use crate::scenario::Scale;
 
 /// The request.
@@ -40,7 +42,7 @@ const REQUEST: &str = "run.json";
 impl RunDirectory {
     /// Creates one for a new run; it must not contain another run.
     pub fn create(path: &Path, request: &Request) -> Result<RunDirectory, RunError> {
-        fs::create_dir_all(path).map_err(|e| failed("cannot create", path, e))?;
+        fs::create_dir_all(path).during(|| format!("cannot create {}", path.display()))?;
         let dir = RunDirectory(path.to_owned());
         if dir.0.join(REQUEST).exists() {
             return Err(RunError::Used(path.to_owned()));
@@ -68,33 +70,27 @@ impl RunDirectory {
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, RunError> {
         let path = self.0.join(name);
-        match fs::read(&path) {
-            Ok(bytes) => {
-                serde_json::from_slice(&bytes).map(Some).map_err(|e| failed("cannot read", &path, e.into()))
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(failed("cannot read", &path, e)),
-        }
+        let parsed = match fs::read(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            bytes => bytes.and_then(|bytes| serde_json::from_slice(&bytes).map_err(Into::into)),
+        };
+        Ok(parsed.map(Some).during(|| format!("cannot read {}", path.display()))?)
     }
 
     fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), RunError> {
-        let bytes = serde_json::to_vec(value).map_err(|e| failed("cannot write", &self.0, e.into()))?;
-        write_file(&self.0.join(name), &bytes)
+        let bytes = serde_json::to_vec(value).map_err(std::io::Error::from);
+        Ok(write_file(&self.0.join(name), &bytes.during(|| format!("cannot write {name}"))?)?)
     }
 }
 
 /// Writes a file that is complete or absent.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), RunError> {
+pub fn write_file(path: &Path, bytes: &[u8]) -> crate::error::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let done = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
-    done.map_err(|e| {
+    if done.is_err() {
         // It may not exist.
         let _ = fs::remove_file(&temporary);
-        failed("cannot write", path, e)
-    })
-}
-
-fn failed(what: &'static str, path: &Path, source: std::io::Error) -> RunError {
-    RunError::Io { what, path: path.to_owned(), source }
+    }
+    done.during(|| format!("cannot write {}", path.display()))
 }

@@ -28,6 +28,7 @@ use std::time::Duration;
 pub use directory::{Request, write_file};
 pub use verdict::band;
 
+use crate::error::Error;
 use crate::files;
 use crate::machine::Machine;
 use crate::scenario::{self, Action, Scaled, Scenario, ScenarioError};
@@ -115,15 +116,8 @@ pub enum RunError {
         error: String,
     },
     /// A file of the run.
-    #[error("{what} {}: {source}", path.display())]
-    Io {
-        /// The attempted action.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] Error),
     /// The directory contains a run.
     #[error("{} contains a run: continue it with --resume, or use another directory", .0.display())]
     Used(PathBuf),

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use serde_json::Value;
-
 use super::ceph::Cluster;
 use super::node::Node;
 use super::servers::{Forebay, Process, StoreOps, version_of};
@@ -155,13 +153,7 @@ impl ForebaySystem {
 
     fn clone_disk(&mut self, origin: &str, name: &str, count: u32) -> Result<Vec<String>, TargetError> {
         let origin = self.first(origin)?;
-        let count = count.to_string();
-        let made = self.server()?.cli(&["volume", "clone", &origin, name, "--count", &count])?;
-        let name = |disk: &Value| Some(disk.get("name")?.as_str()?.to_owned());
-        Ok(match made.as_array() {
-            Some(disks) => disks.iter().filter_map(name).collect(),
-            None => name(&made).into_iter().collect(),
-        })
+        Ok(self.server()?.clone_disks(&origin, name, count, &[])?)
     }
 
     fn first(&self, kind: &str) -> Result<String, TargetError> {

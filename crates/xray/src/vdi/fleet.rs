@@ -138,28 +138,9 @@ impl<'a> Fleet<'a> {
         family: Family<'a>,
         count: u32,
     ) -> Result<Fleet<'a>> {
-        let name = format!("desk-{count}");
-        let (count, write_cache) = (count.to_string(), options.write_cache.to_string());
-        let made = forebay.cli(&[
-            "volume",
-            "clone",
-            IMAGE,
-            &name,
-            "--count",
-            &count,
-            "--desktop",
-            "--write-cache",
-            &write_cache,
-        ])?;
-        let names: Vec<String> = made
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|disk| Some(disk.get("name")?.as_str()?.to_owned()))
-            .collect();
-        if names.is_empty() {
-            return Err(Error::Output { command: "volume clone".to_owned(), wanted: "names" });
-        }
+        let write_cache = options.write_cache.to_string();
+        let desktop = ["--desktop", "--write-cache", &write_cache];
+        let names = forebay.clone_disks(IMAGE, &format!("desk-{count}"), count, &desktop)?;
         Ok(Fleet { forebay, options, family, names, desks: Vec::new(), days: 0, audited: (0, 0) })
     }
 

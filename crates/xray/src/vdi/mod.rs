@@ -26,7 +26,7 @@ pub use report::Days;
 
 use crate::error::{During, Error, Result};
 use crate::files;
-use crate::report::{Begun, BenchReport};
+use crate::report::{Begun, BenchReport, Row};
 use crate::targets::servers::{Forebay, ForebayConfig, WorkDir};
 use content::Content;
 use desk::Family;
@@ -131,7 +131,8 @@ pub fn run(options: &Options) -> Result<BenchReport<Days>> {
                 phases.extend(days(&mut fleet, options, count, cache)?);
             }
             audited = (audited.0 + fleet.audited.0, audited.1 + fleet.audited.1);
-            memory.push(report::memory_row(count, caches[0], budgets(&forebay)?, forebay.memory()?.peak));
+            let what = format!("{count} {}: peak memory", first.name());
+            memory.push(Row::memory(&what, budgets(&forebay)?, forebay.memory()?.peak));
             fleet.remove()?;
             forebay.gc()?;
             forebay.server.process.stop()?;

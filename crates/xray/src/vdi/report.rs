@@ -185,13 +185,6 @@ pub fn rows(phases: &[PhaseResult]) -> Vec<Row> {
     rows
 }
 
-/// The peak memory of a server compared with the budgets of its caches.
-pub fn memory_row(desktops: u32, cache: Cache, budgets: u64, peak: u64) -> Row {
-    let what = format!("{desktops} {}: peak memory, budgets {:.0} MiB", cache.name(), mib(budgets as f64));
-    let limit = mib(budgets as f64 * 1.1) + 200.0;
-    Row::alone(what, Unit::Mib, Bound::AtMost(limit), &[mib(peak as f64)])
-}
-
 /// Store reads of cold boots of many desktops compared with those of one desktop without a profile.
 fn storms(phases: &[PhaseResult]) -> Vec<Row> {
     let boots = || phases.iter().filter(|p| p.phase == Phase::Boot && p.cache != Cache::Warm);
@@ -283,7 +276,7 @@ mod tests {
         for text in guest_tables(&phases).iter().chain(&store_tables(&phases)) {
             assert_fits(text, phases.len(), false);
         }
-        let rows = [rows(&phases), vec![memory_row(900, Cache::Profiled, 1 << 44, 1 << 45)]].concat();
+        let rows = [rows(&phases), vec![Row::memory("900 profiled: peak memory", 1 << 44, 1 << 45)]].concat();
         assert_fits(&table(&rows), rows.len(), true);
     }
 }

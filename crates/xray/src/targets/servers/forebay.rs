@@ -123,6 +123,16 @@ impl Forebay {
         self.cli(&["volume", "clone", source, name]).map(drop)
     }
 
+    /// Clones a disk this number of times, with additional options. Returns the names of the clones.
+    pub fn clone_disks(&self, source: &str, name: &str, count: u32, options: &[&str]) -> Result<Vec<String>> {
+        let count = count.to_string();
+        let made = self.cli(&[&["volume", "clone", source, name, "--count", &count], options].concat())?;
+        let name = |disk: &Value| Some(disk.get("name")?.as_str()?.to_owned());
+        let disks = made.as_array().map_or(std::slice::from_ref(&made), Vec::as_slice);
+        let names: Option<Vec<String>> = disks.iter().map(name).collect();
+        names.ok_or(Error::Output { command: "forebay volume clone".to_owned(), wanted: "names" })
+    }
+
     /// A counter of `forebay stats`, by its JSON pointer.
     pub fn stat(&self, pointer: &'static str) -> Result<u64> {
         self.stats()?.get(pointer)
