@@ -83,7 +83,7 @@ fn say(what: &str) {
 /// Two hosts on one volume, and snapshots.
 #[derive(Debug, Serialize)]
 pub struct Scenes {
-    /// The scenes in which A has a rate, then the other ones.
+    /// The scenes in which A has a rate, then the scenes in which A is not limited.
     pub scenes: Vec<Scene>,
 }
 

@@ -11,7 +11,7 @@ use crate::targets::servers::Disk;
 
 const MIB: u32 = 1 << 20;
 
-/// The disks of a row: Forebay's, if measured, and those of `nbdkit` and `qemu-nbd`.
+/// The disks of a row: of Forebay, if it is measured, of `nbdkit`, and of `qemu-nbd`.
 struct Field<'a> {
     bench: &'a Bench,
     disks: [Option<Disk<'a>>; 3],

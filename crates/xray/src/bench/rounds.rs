@@ -47,7 +47,7 @@ impl Figure {
     }
 }
 
-/// All rounds of one disk; none of a disk that is not measured.
+/// All rounds of one disk. A disk that is not measured has no rounds.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
     name: &'static str,
@@ -60,13 +60,13 @@ impl Series {
         Series { name, ..self }
     }
 
-    /// A row that compares a figure with that of a peer.
+    /// A row that compares a figure of this disk and of a peer's disk.
     pub fn row(&self, what: impl Into<String>, figure: Figure, bound: Bound, peer: &Series) -> Row {
         let of = |series: &Series| series.samples.iter().map(|s| figure.of(s)).collect::<Vec<_>>();
         Row::compare(what, figure.unit(), bound, &of(self), (peer.name, &of(peer)))
     }
 
-    /// The row below: the server's CPU.
+    /// A row that compares the server's CPU per request, for the line below another row of the same disks.
     pub fn cpu_row(&self, bound: Bound, peer: &Series) -> Row {
         self.row("  server CPU of each", Figure::Cpu, bound, peer)
     }

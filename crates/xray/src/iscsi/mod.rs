@@ -31,8 +31,7 @@ pub struct Address {
     pub lun: u8,
 }
 
-/// Numbers of initiators from this one on are reserved for callers that choose the number; the sessions of
-/// loads have lower ones.
+/// The first number of an initiator that a caller may choose. The initiators of loads have lower numbers.
 pub const FIRST_RESERVED: u16 = 60_000;
 
 /// A target that does not answer for this long counts as stalled.

@@ -44,7 +44,7 @@ pub struct BenchReport<D> {
     pub seconds: f64,
     /// Share of the machine's CPU time that other processes used during the run, in percent.
     pub others_percent: f64,
-    /// The promises, and the figures next to those of the peers.
+    /// The promises, with the figures of Forebay and of its peers.
     pub rows: Vec<Row>,
     /// What only this benchmark reports.
     #[serde(flatten)]

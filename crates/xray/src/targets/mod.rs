@@ -142,7 +142,7 @@ pub trait System: Send {
         }
         if *act == Act::Restart { self.start() } else { Ok(()) }
     }
-    /// Does one step of an event that is not only about its processes.
+    /// Executes a step of an event that concerns more than the server processes.
     fn special(&mut self, _act: &Act) -> Result<(), TargetError> {
         Err(TargetError::Unsupported("this event"))
     }

@@ -1,7 +1,7 @@
 //! Sets of counters of a Forebay server, read from `forebay stats --json`.
 
-/// Defines a set of counters: for each one the JSON pointers whose values are added. `grow` are counters, of
-/// which a difference is the growth; `level` are values of a moment.
+/// Defines a struct of counters. Each counter has JSON pointers, whose values are added. `since` returns the
+/// growth of the counters in `grow`; a counter in `level` is the value at a moment, and `since` keeps it.
 macro_rules! counters {
     (
         $(#[$about:meta])* $set:ident;

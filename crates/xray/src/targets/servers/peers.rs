@@ -37,7 +37,7 @@ pub fn qemu_nbd(dir: &WorkDir, base: &Path, name: &str) -> Result<Server> {
     serve_by_qemu(dir, "qemu-nbd qcow2", name, "qcow2", clone.as_os_str())
 }
 
-/// `qemu-nbd` on an image, which is a file or a URL; `name` is that of its socket.
+/// `qemu-nbd` on an image, which is a file or a URL; `name` is the name of the socket.
 pub fn serve_by_qemu(
     dir: &WorkDir,
     label: &'static str,
@@ -55,7 +55,7 @@ pub fn serve_by_qemu(
     Server::start(label, command, socket, &dir.data(&format!("{name}.log")))
 }
 
-/// A separate `tgtd`, independent of other ones on this machine.
+/// A separate `tgtd`, independent of other `tgtd` processes on this machine.
 pub struct Tgtd {
     /// The process.
     pub process: Process,
