@@ -5,14 +5,13 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use forebay_xray::ats;
-use forebay_xray::bench::Part;
 use forebay_xray::device::Endpoint;
 use forebay_xray::iscsi::Address;
 use forebay_xray::load::{Access, Rate, Spec, Stop};
 use forebay_xray::nbd::Target;
 use forebay_xray::scenario::{QuantityError, Size, Span};
 use forebay_xray::vdi::{self, Cache, Phase};
+use forebay_xray::{ats, bench};
 
 use crate::run_command::{CompareCommand, RunCommand};
 use crate::scenario_command::ScenarioCommand;
@@ -34,11 +33,11 @@ pub enum Command {
     /// Load one logical unit of an iSCSI target and report rates and latencies
     IscsiLoad(IscsiLoad),
     /// Measure Forebay's promises, next to its peers, in one run
-    Bench(Bench),
+    Bench(Bench<bench::Part>),
     /// Replay fleets of virtual desktops, and compare their store I/O with published figures
     Vdi(Vdi),
     /// Measure volumes shared over iSCSI: locks, snapshots, and throughput compared with tgtd
-    Ats(Ats),
+    Ats(Bench<ats::Part>),
     /// Run a scenario on targets, and write a report
     Run(RunCommand),
     /// Compare two reports of one scenario
@@ -48,38 +47,21 @@ pub enum Command {
     Scenario(ScenarioCommand),
 }
 
-/// The benchmarks.
+/// A benchmark that consists of parts.
 #[derive(Debug, Args)]
-pub struct Bench {
-    /// The forebay binary [default: in this program's directory]; "none" measures only the peers
+pub struct Bench<P: ValueEnum + Clone + Send + Sync + 'static> {
+    /// The forebay binary [default: in this program's directory]; with "none", bench measures only the peers
     #[arg(long)]
     pub forebay: Option<PathBuf>,
-    /// Directory for data and for the report bench.json; must be on the disk to be measured
-    #[arg(long, default_value = "target/bench")]
-    pub dir: PathBuf,
-    /// Run shorter loads on less data
+    /// Directory for data and the report; must be on the disk to be measured [default: target/COMMAND]
     #[arg(long)]
-    pub quick: bool,
-    /// Measure only these rows; can be repeated
-    #[arg(long, value_enum)]
-    pub only: Vec<Part>,
-}
-
-/// Shared volumes.
-#[derive(Debug, Args)]
-pub struct Ats {
-    /// The forebay binary [default: in this program's directory]
-    #[arg(long)]
-    pub forebay: Option<PathBuf>,
-    /// Directory for data, the report ats.json and the plot ats.svg; must be on the disk to be measured
-    #[arg(long, default_value = "target/ats")]
-    pub dir: PathBuf,
+    pub dir: Option<PathBuf>,
     /// Run shorter loads on less data
     #[arg(long)]
     pub quick: bool,
     /// Measure only this part; can be repeated
     #[arg(long, value_enum)]
-    pub only: Vec<ats::Part>,
+    pub only: Vec<P>,
 }
 
 /// Fleets of desktops.
@@ -120,30 +102,20 @@ pub struct Vdi {
 impl Vdi {
     /// The options of a run against this server.
     pub fn options(&self, forebay: PathBuf) -> vdi::Options {
-        let fleets = if !self.desktops.is_empty() {
-            self.desktops.clone()
-        } else if self.quick {
-            vec![1, 4]
-        } else {
-            vec![1, 11, 50, 150]
-        };
-        let mut options = vdi::Options::new(forebay, &self.dir);
-        options.fleets = fleets;
-        options.speedup = self.speedup.unwrap_or(if self.quick { 300.0 } else { 60.0 });
-        options.write_cache = self.write_cache;
-        options.desktop_memory = self.desktop_memory;
-        options.read_cache = self.read_cache;
-        options.quick = self.quick;
-        if !self.phases.is_empty() {
-            options.phases = self.phases.clone();
+        let defaults = vdi::Options::new(forebay, &self.dir);
+        let fleets = if self.quick { vec![1, 4] } else { defaults.fleets };
+        vdi::Options {
+            fleets: if self.desktops.is_empty() { fleets } else { self.desktops.clone() },
+            phases: if self.phases.is_empty() { defaults.phases } else { self.phases.clone() },
+            caches: self.cache.map_or(defaults.caches, |cache| vec![cache]),
+            speedup: self.speedup.unwrap_or(if self.quick { 300.0 } else { 60.0 }),
+            write_cache: self.write_cache,
+            desktop_memory: self.desktop_memory,
+            read_cache: self.read_cache,
+            image_data: if self.quick { 0 } else { defaults.image_data },
+            quick: self.quick,
+            ..vdi::Options::new(defaults.forebay, &self.dir)
         }
-        if let Some(cache) = self.cache {
-            options.caches = vec![cache];
-        }
-        if self.quick {
-            options.image_data = 0;
-        }
-        options
     }
 }
 

@@ -31,3 +31,5 @@ pub mod scenario;
 mod socket;
 pub mod targets;
 pub mod vdi;
+
+pub use error::{Error, Result};

@@ -7,7 +7,7 @@ mod scenario_command;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use forebay_xray::load::{self, Report, Spec};
 use forebay_xray::report::{BenchReport, Details};
 use forebay_xray::{ats, bench, vdi};
@@ -18,9 +18,9 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::NbdLoad(args) => run_load(&args.spec(), args.json()),
         Command::IscsiLoad(args) => run_load(&args.spec(), args.json()),
-        Command::Bench(args) => bench(&args),
+        Command::Bench(args) => bench(args, "bench", bench::run),
         Command::Vdi(args) => vdi(&args),
-        Command::Ats(args) => ats(&args),
+        Command::Ats(args) => bench(args, "ats", ats::run),
         Command::Run(command) => command.run(),
         Command::Compare(command) => command.run(),
         Command::Scenario(command) => command.run().map(|()| ExitCode::SUCCESS),
@@ -78,28 +78,28 @@ fn server(named: Option<&PathBuf>) -> Result<PathBuf, Box<dyn std::error::Error>
         Some(binary) => binary.clone(),
         None => std::env::current_exe()?.with_file_name("forebay"),
     };
-    if binary.as_os_str() != "none" && !binary.exists() {
+    if !binary.exists() {
         return Err(format!("{} does not exist: run cargo build --release first", binary.display()).into());
     }
     Ok(binary)
 }
 
-fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let binary = server(args.forebay.as_ref())?;
-    let forebay = (binary.as_os_str() != "none").then_some(binary);
-    let (parent, quick, only) = (args.dir.clone(), args.quick, args.only.clone());
-    publish(&bench::run(&bench::Options { forebay, parent, quick, only })?, &args.dir, "bench")
+/// Runs a benchmark that consists of parts, and publishes its report.
+fn bench<P: ValueEnum + Send + Sync, D: Details>(
+    args: args::Bench<P>,
+    name: &str,
+    run: fn(&bench::Options<P>) -> forebay_xray::Result<BenchReport<D>>,
+) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let no_server = args.forebay.as_ref().is_some_and(|binary| binary.as_os_str() == "none");
+    let forebay = if no_server { None } else { Some(server(args.forebay.as_ref())?) };
+    let parent = args.dir.unwrap_or_else(|| Path::new("target").join(name));
+    let options = bench::Options { forebay, parent, quick: args.quick, only: args.only };
+    publish(&run(&options)?, &options.parent, name)
 }
 
 fn vdi(args: &args::Vdi) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let options = args.options(server(args.forebay.as_ref())?);
     publish(&vdi::run(&options)?, &args.dir, "vdi")
-}
-
-fn ats(args: &args::Ats) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let forebay = server(args.forebay.as_ref())?;
-    let (parent, quick, only) = (args.dir.clone(), args.quick, args.only.clone());
-    publish(&ats::run(&ats::Options { forebay, parent, quick, only })?, &args.dir, "ats")
 }
 
 fn publish<D: Details>(

@@ -14,31 +14,17 @@ mod servers;
 mod tests;
 mod throughput;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
 
 pub use scenes::{Moment, Scene};
 
-use crate::bench::pick;
+use crate::bench::{Options, pick};
 use crate::error::{Error, Result};
 use crate::report::{Begun, BenchReport, Details};
 use crate::targets::servers::{WorkDir, version};
 use servers::Ours;
-
-/// Options of a run.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The `forebay` binary.
-    pub forebay: PathBuf,
-    /// Directory for data.
-    pub parent: PathBuf,
-    /// Shorter, with less data.
-    pub quick: bool,
-    /// Only these parts; all parts if empty.
-    pub only: Vec<Part>,
-}
 
 /// Parts of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -98,22 +84,23 @@ impl Details for Scenes {
 }
 
 /// Runs the selected parts.
-pub fn run(options: &Options) -> Result<BenchReport<Scenes>> {
+pub fn run(options: &Options<Part>) -> Result<BenchReport<Scenes>> {
     measure(options, &Pace::of(options.quick))
 }
 
-fn measure(options: &Options, pace: &Pace) -> Result<BenchReport<Scenes>> {
+fn measure(options: &Options<Part>, pace: &Pace) -> Result<BenchReport<Scenes>> {
     let begun = Begun::now();
     let peers = vec![format!("tgtd {}", version("tgtd", "tgt")?)];
     if std::process::Command::new("iscsi-perf").arg("--version").output().is_err() {
         return Err(Error::Missing { program: "iscsi-perf", package: "libiscsi-bin" });
     }
     let dir = WorkDir::create(&options.parent)?;
-    let wants = |part| options.only.is_empty() || options.only.contains(&part);
-    let ours = Ours::start(&dir, &options.forebay, pace.size)?;
+    let stderr = "a forebay binary is necessary".to_owned();
+    let missing = Error::Command { command: "ats".to_owned(), stderr };
+    let ours = Ours::start(&dir, options.forebay.as_ref().ok_or(missing)?, pace.size)?;
     let (scenes, mut rows) =
-        if wants(Part::Shared) { scenes::run(&ours, pace)? } else { (Vec::new(), Vec::new()) };
-    if wants(Part::Throughput) {
+        if options.wants(Part::Shared) { scenes::run(&ours, pace)? } else { (Vec::new(), Vec::new()) };
+    if options.wants(Part::Throughput) {
         let tgtd = servers::tgtd(&dir, pace.size)?;
         rows.extend(throughput::rows(&ours, &tgtd, pace)?);
     }

@@ -1,5 +1,7 @@
 //! The initiator and the benchmark against the real server, if it is built in the same target directory.
 
+use std::path::PathBuf;
+
 use super::servers::{DURABLE, WRITES};
 use super::*;
 use crate::bench::rounds::generate;
@@ -77,7 +79,8 @@ fn a_load_of_two_initiators_reads_what_it_wrote() {
 fn reservations_are_in_the_way_and_compare_and_write_is_not() {
     let Some(forebay) = server() else { return };
     let dir = tempfile::tempdir().expect("a directory");
-    let options = Options { forebay, parent: dir.path().into(), quick: true, only: vec![Part::Shared] };
+    let options =
+        Options { forebay: Some(forebay), parent: dir.path().into(), quick: true, only: vec![Part::Shared] };
     let scene = Duration::from_millis(200);
     let pace = Pace { rounds: 1, perf_rounds: 1, load: scene, scene_rounds: 1, scene, size: SIZE };
     let report = match measure(&options, &pace) {

@@ -30,19 +30,20 @@ use crate::targets::servers::{self, Forebay, ForebayConfig, Server, WorkDir};
 
 /// Options of a run.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct Options<P> {
     /// The `forebay` binary; without one, only the peers are measured.
     pub forebay: Option<PathBuf>,
     /// Directory for data, on the disk to be measured.
     pub parent: PathBuf,
     /// Shorter, with less data.
     pub quick: bool,
-    /// Only these rows; all rows if empty.
-    pub only: Vec<Part>,
+    /// Only these parts; all parts if empty.
+    pub only: Vec<P>,
 }
 
-impl Options {
-    fn wants(&self, part: Part) -> bool {
+impl<P: PartialEq> Options<P> {
+    /// Whether a part is measured.
+    pub fn wants(&self, part: P) -> bool {
         self.only.is_empty() || self.only.contains(&part)
     }
 }
@@ -139,7 +140,7 @@ const CACHED_IMAGES: u64 = 4;
 const MAIN_POOL: &str = "main";
 
 impl Bench {
-    fn start(options: &Options, size: u64) -> Result<Bench> {
+    fn start(options: &Options<Part>, size: u64) -> Result<Bench> {
         let dir = WorkDir::create(&options.parent)?;
         let base = dir.data("base.raw");
         servers::random_image(&base, size)?;
@@ -173,7 +174,7 @@ impl Bench {
 /// The rows that need only Forebay, or a server with another configuration.
 fn own_rows(
     bench: &Bench,
-    options: &Options,
+    options: &Options<Part>,
     pace: &Pace,
     binary: &Path,
     mut forebay: Forebay,
@@ -227,7 +228,7 @@ impl Details for Omitted {
 }
 
 /// Runs the selected rows.
-pub fn run(options: &Options) -> Result<BenchReport<Omitted>> {
+pub fn run(options: &Options<Part>) -> Result<BenchReport<Omitted>> {
     let begun = Begun::now();
     let peers = vec![
         servers::version("nbdkit", "nbdkit")?,
