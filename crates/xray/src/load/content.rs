@@ -39,6 +39,8 @@ pub(crate) struct Content {
     grain: usize,
     stamp_bytes: usize,
     unit_bytes: usize,
+    /// Consecutive units whose windows are consecutive too.
+    run: u64,
     /// Share of zeroes at the end of a unit, and share of units that are duplicates.
     zero_percent: u8,
     duplicate_percent: u8,
@@ -55,6 +57,7 @@ impl Content {
             grain: 8,
             stamp_bytes: STAMP_BYTES,
             unit_bytes: UNIT_BYTES,
+            run: 1,
             zero_percent: 0,
             duplicate_percent: 0,
         }
@@ -78,6 +81,11 @@ impl Content {
     /// The same in units of at most this size, if requests can begin at multiples of it.
     pub fn in_units_of(self, bytes: u64) -> Content {
         Content { unit_bytes: (bytes as usize).min(UNIT_BYTES), ..self }
+    }
+
+    /// The same with windows of this number of units in a row, so that they compress together.
+    pub fn in_runs_of(self, run: u64) -> Content {
+        Content { run, ..self }
     }
 
     /// Fills `data`, to be written at `offset`.
@@ -110,15 +118,16 @@ impl Content {
     }
 
     fn unit(&self, at: u64, version: u64, len: usize) -> (&[u8], [u8; STAMP_BYTES]) {
-        let mut mixed = Rng::new(at ^ version.rotate_left(32));
-        let windows = ((self.arena.len() - UNIT_BYTES) / self.grain) as u64;
+        let in_run = if self.run == 1 { 0 } else { at % (self.run * self.unit_bytes as u64) };
+        let mut mixed = Rng::new((at - in_run) ^ version.rotate_left(32));
+        let windows = ((self.arena.len() - self.run as usize * UNIT_BYTES) / self.grain) as u64;
         let (mut start, mut words) = (mixed.below(windows), [self.seed, at, version]);
         if self.duplicate_percent > 0 && mixed.below(100) < u64::from(self.duplicate_percent) {
             let number = mixed.below(REPEATED_UNITS);
             // The same on all disks, whatever their seeds are.
             (start, words) = (Rng::new(number).below(windows), [u64::MAX, number, len as u64]);
         }
-        let start = start as usize * self.grain;
+        let start = start as usize * self.grain + in_run as usize;
         let mut stamp = [0; STAMP_BYTES];
         for (part, word) in stamp.chunks_exact_mut(8).zip(words) {
             part.copy_from_slice(&word.to_le_bytes());

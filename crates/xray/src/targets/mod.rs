@@ -5,7 +5,7 @@
 //! (`nbdkit` and `tgtd`, on raw files) start servers, `given` uses a disk that exists already. Each declares
 //! what it supports: what is not declared is never tried, and never pretended.
 //!
-//! [`servers`] launches all servers. The benchmarks use it directly, since they need particular
+//! `servers` launches all servers. The benchmarks use it directly, since they need particular
 //! configurations.
 
 mod ceph;

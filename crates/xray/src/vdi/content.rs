@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
+use crate::load::{self, Fill};
 use crate::rng::Rng;
 
 /// Bytes of a block.
 pub const BLOCK: usize = 4096;
-const STAMP: usize = 24;
 /// Consecutive blocks from one piece of the real data.
 const RUN: u64 = 16;
 /// Least real data; missing data is generated.
@@ -31,10 +31,7 @@ pub enum Origin {
 }
 
 /// The bytes of all blocks.
-#[derive(Clone)]
-pub struct Content {
-    arena: Arc<Vec<u8>>,
-}
+pub struct Content(load::Content);
 
 impl Content {
     /// Blocks made of `data`.
@@ -45,44 +42,38 @@ impl Content {
             let word = Rng::new(rng.below(1024)).next_u64().to_le_bytes();
             data.extend_from_slice(&word[..3 + rng.below(6) as usize]);
         }
-        Content { arena: Arc::new(data) }
+        Content(load::Content::of(0, &Fill::Stamped(Arc::new(data))).in_runs_of(RUN))
     }
 
     /// Fills a block.
     pub fn fill(&self, origin: Origin, block: &mut [u8]) {
-        match self.parts(origin) {
+        match origin.stamp() {
             None => block.fill(0),
-            Some((window, stamp)) => {
-                block.copy_from_slice(window);
-                block[..STAMP].copy_from_slice(&stamp);
-            }
+            Some((at, version)) => self.0.fill(at, version, block),
         }
     }
 
     /// Whether a block has the expected content.
     pub fn matches(&self, origin: Origin, block: &[u8]) -> bool {
-        match self.parts(origin) {
+        match origin.stamp() {
             None => block.iter().all(|b| *b == 0),
-            Some((window, stamp)) => block[..STAMP] == stamp && block[STAMP..] == window[STAMP..],
+            Some((at, version)) => self.0.matches(at, version, block),
         }
     }
+}
 
-    fn parts(&self, origin: Origin) -> Option<(&[u8], [u8; STAMP])> {
-        let (kind, whose, number) = match origin {
+impl Origin {
+    /// The position and version that determine the bytes of a block; `None` for zeroes.
+    fn stamp(self) -> Option<(u64, u64)> {
+        let (kind, whose, number) = match self {
             Origin::Zero => return None,
             Origin::Image(block) => (1, 0, u64::from(block)),
             Origin::Family(number) => (2, 0, number),
             Origin::Own(desktop, number) => (3, u64::from(desktop), number),
         };
-        let mut stamp = [0; STAMP];
-        for (part, value) in stamp.chunks_exact_mut(8).zip([kind, whose, number]) {
-            part.copy_from_slice(&value.to_le_bytes());
-        }
-        let run = RUN as usize * BLOCK;
-        let mut rng = Rng::new((kind << 56) ^ (whose << 40) ^ (number / RUN));
-        let start = rng.below((self.arena.len() - run) as u64 / 8) as usize * 8;
-        let start = start + (number % RUN) as usize * BLOCK;
-        Some((&self.arena[start..start + BLOCK], stamp))
+        // A number has the day and the phase in its upper bits.
+        let (upper, lower) = (number >> 40, number & ((1 << 40) - 1));
+        Some((lower * BLOCK as u64, kind << 60 | upper << 32 | whose))
     }
 }
 
@@ -98,6 +89,7 @@ mod tests {
             Origin::Image(3),
             Origin::Image(4),
             Origin::Family(3),
+            Origin::Family(1 << 48 | 3),
             Origin::Own(0, 3),
             Origin::Own(1, 3),
         ];
