@@ -190,13 +190,8 @@ impl<'a, D: Device> Worker<'a, D> {
     fn drive(&mut self, phase: &mut Phase) -> Result<(), DeviceError> {
         loop {
             let idle_until = self.fill(phase, Instant::now());
-            if self.device.under_way() == 0 {
-                match idle_until {
-                    Some(due) => std::thread::sleep(due.saturating_duration_since(Instant::now())),
-                    None if phase.over => return Ok(()),
-                    None => {}
-                }
-                continue;
+            if phase.over && self.device.under_way() == 0 {
+                return Ok(());
             }
             turn(&mut self.device, &mut self.buffer, idle_until, STALL)?;
             while let Some(done) = self.device.next_done() {
@@ -245,7 +240,8 @@ impl<'a, D: Device> Worker<'a, D> {
                 Err(later) => return Some(later),
             };
             let Some(block) = self.pick(phase) else {
-                phase.over = true;
+                phase.left = 0;
+                phase.over = self.waiting.is_empty();
                 break;
             };
             let write = !phase.reads_only
