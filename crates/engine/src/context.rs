@@ -11,14 +11,6 @@ use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::{Acquire, Release};
 use crate::{Error, Host, Result};
 
-/// Why a pool has latched.
-enum Latch {
-    /// The store or the maps failed.
-    Failed(String),
-    /// Another server has opened the pool.
-    Fenced,
-}
-
 /// Host, configuration and state of a pool.
 pub(crate) struct Context {
     pub host: Arc<dyn Host>,
@@ -26,27 +18,42 @@ pub(crate) struct Context {
     /// The memory of the write buffers.
     pub retained: Arc<Retained>,
     closing: AtomicBool,
-    /// Set once the pool has latched.
-    latched: OnceLock<Latch>,
-    /// Signalled when it has latched.
+    /// Why the store or the maps have failed: the first reason. The pool has latched then.
+    failure: OnceLock<String>,
+    /// Another server has opened the pool, which has latched then. Set also after a failure.
+    is_fenced: AtomicBool,
+    /// Signalled when either of them is set.
     has_latched: Notify,
 }
 
 impl Context {
     /// The context of a running pool.
     pub fn new(host: Arc<dyn Host>, config: PoolConfig, retained: Arc<Retained>) -> Arc<Context> {
-        let (closing, latched) = (AtomicBool::new(false), OnceLock::new());
-        Arc::new(Context { host, config, retained, closing, latched, has_latched: Notify::new() })
+        let (closing, is_fenced, has_latched) =
+            (AtomicBool::new(false), AtomicBool::new(false), Notify::new());
+        Arc::new(Context {
+            host,
+            config,
+            retained,
+            closing,
+            failure: OnceLock::new(),
+            is_fenced,
+            has_latched,
+        })
     }
 
-    /// Latches the pool: it acknowledges nothing until it is opened again. Only the first reason is kept. The
-    /// writes that are not in the log stay in the retained memory for the next opening.
+    /// Latches the pool: it acknowledges nothing until it is opened again. Of several failures, the first one
+    /// is kept. The writes that are not in the log stay in the retained memory for the next opening.
+    ///
+    /// A pool that has latched because of a failure still serves reads, until it is known that another server
+    /// has opened the pool: then its data may be older than the data that the other server returns.
     pub fn latch(&self, why: &Error) {
-        let latch = match why {
-            Error::Fenced => Latch::Fenced,
-            other => Latch::Failed(other.to_string()),
-        };
-        let _ = self.latched.set(latch);
+        match why {
+            Error::Fenced => self.is_fenced.store(true, Release),
+            other => {
+                let _ = self.failure.set(other.to_string());
+            }
+        }
         // A write that finds the memory frozen must find the pool latched before it is answered.
         self.retained.freeze();
         self.has_latched.notify_waiters();
@@ -64,9 +71,9 @@ impl Context {
 
     /// Returns an error if the pool has latched.
     pub fn check_latch(&self) -> Result<()> {
-        match self.latched.get() {
-            Some(Latch::Failed(why)) => Err(Error::Latched(why.clone())),
-            Some(Latch::Fenced) => Err(Error::Fenced),
+        self.check_fenced()?;
+        match self.failure.get() {
+            Some(why) => Err(Error::Latched(why.clone())),
             None => Ok(()),
         }
     }
@@ -74,7 +81,7 @@ impl Context {
     /// Whether another server has opened the pool. Then not even a read may be answered: that server may have
     /// changed the disk since.
     pub fn is_fenced(&self) -> bool {
-        matches!(self.latched.get(), Some(Latch::Fenced))
+        self.is_fenced.load(Acquire)
     }
 
     /// Returns an error if another server has opened the pool.
@@ -84,19 +91,19 @@ impl Context {
 
     /// Waits until another server has opened the pool.
     pub async fn fenced(&self) {
-        self.latched().await;
-        if !self.is_fenced() {
-            // Only the first reason is kept.
-            std::future::pending().await
-        }
+        self.until(|| self.is_fenced()).await;
     }
 
     /// Waits until the pool has latched.
     pub async fn latched(&self) {
+        self.until(|| self.check_latch().is_err()).await;
+    }
+
+    async fn until(&self, is_reached: impl Fn() -> bool) {
         loop {
             // It receives notifications from its creation on.
             let has_latched = self.has_latched.notified();
-            if self.latched.get().is_some() {
+            if is_reached() {
                 return;
             }
             has_latched.await;

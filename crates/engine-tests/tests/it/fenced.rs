@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_engine::{BoxFuture, Error, PoolConfig, SyncMode};
 use forebay_format::SegmentId;
-use forebay_store::{Capacity, MemoryStore, ObjectStat, Result, Store, StoreError};
+use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store, StoreError};
 
 use crate::common::{config, noise, open_with};
 
@@ -68,4 +68,55 @@ async fn nothing_is_acknowledged_after_a_reclaim_failed_because_of_another_owner
         let written = v.write(0, &noise(9, 4096), false).await;
         assert!(matches!(written, Err(Error::Fenced)), "{at:?}: {written:?}");
     }
+}
+
+/// A store whose appends fail from one moment on, and whose reads report a new owner from a later one on.
+struct Failing {
+    store: MemoryStore,
+    fails: AtomicBool,
+    is_taken: AtomicBool,
+}
+
+impl Store for Failing {
+    forebay_store::forward_store!(store; sync, delete, list, capacity, read_superblock, swap_superblock);
+
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        if self.fails.load(Relaxed) {
+            const EIO: i32 = 5;
+            let failed = StoreError::Io { what: "append".into(), reason: "failed".into(), errno: EIO };
+            return Box::pin(std::future::ready(Err(failed)));
+        }
+        self.store.append(id, offset, data, expected)
+    }
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        if self.is_taken.load(Relaxed) { fenced() } else { self.store.read(id, offset, len) }
+    }
+}
+
+/// The pool has latched because of the failure, and still serves reads. When a read finds the other owner, no
+/// read may be answered any more, also not from RAM.
+#[tokio::test]
+async fn a_pool_that_has_failed_before_reports_another_owner() {
+    let (fails, is_taken) = (AtomicBool::new(false), AtomicBool::new(false));
+    let store = Arc::new(Failing { store: MemoryStore::new(), fails, is_taken });
+    let pool = open_with(&store, config()).await;
+    pool.create_volume("v", 8 << 20, SyncMode::Flush, 0).await.unwrap();
+    pool.attach("v").unwrap().write(0, &noise(1, 1 << 20), false).await.unwrap();
+    pool.close().await.unwrap();
+    drop(pool);
+    let pool = open_with(&store, config()).await;
+    let v = pool.attach("v").unwrap();
+    v.write(4 << 20, &noise(2, 4096), false).await.unwrap();
+    store.fails.store(true, Relaxed);
+    let flushed = v.flush().await;
+    assert!(matches!(flushed, Err(Error::Latched(_))), "{flushed:?}");
+    let mut block = [0; 4096];
+    v.read(4 << 20, &mut block).await.unwrap();
+    store.is_taken.store(true, Relaxed);
+    let read = v.read(0, &mut block).await;
+    assert!(matches!(read, Err(Error::Fenced)), "{read:?}");
+    let read = v.read(4 << 20, &mut block).await;
+    assert!(v.is_fenced() && matches!(read, Err(Error::Fenced)), "{read:?}");
+    let written = v.write(0, &block, false).await;
+    assert!(matches!(written, Err(Error::Fenced)), "{written:?}");
 }

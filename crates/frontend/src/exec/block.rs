@@ -1,18 +1,20 @@
 //! The requests of protocols that serve a disk as a sequence of blocks, such as NBD.
 
 use std::mem::take;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{DiskHandle, Extent, ReadFrom, Result, is_zero};
+use forebay_engine::{DiskHandle, Error, Extent, ReadFrom, Result, is_zero};
 use tokio::task::yield_now;
 
-use super::read::{PIECE, read_whole};
-use super::{Executor, Job};
+use super::{Executor, Job, read_whole};
 use crate::plane::{Backlog, Charge, Served};
 
 /// Memory that a request is charged, in addition to its data and its task.
-const COST: usize = 512;
+pub(crate) const COST: usize = 512;
+/// Bytes that are read before other tasks of the thread have their turn.
+const PIECE: usize = 256 << 10;
 /// Bytes that a prefetch reads at once.
 const PREFETCH: usize = 1 << 20;
 /// Memory of one extent while the reply to [`Io::Extents`] is built: the engine's extent, and its two encoded
@@ -80,14 +82,14 @@ pub(crate) struct Piece {
     pub len: u32,
     /// All bytes are zero.
     pub is_zero: bool,
-    /// It is the last piece of its request.
+    /// The piece is the last one of its request.
     pub is_last: bool,
 }
 
 /// The protocol's side of one request: how it is cancelled, and how its reply is encoded.
 pub(crate) trait Reply: 'static {
-    /// Runs `request`. Returns `None` if the protocol dropped the request, because its client is gone, before
-    /// it ended.
+    /// Runs `request`. Returns `None` if the client was gone before the request ended, so that the protocol
+    /// dropped the request.
     async fn run<T>(&self, is_change: bool, request: impl Future<Output = T>) -> Option<T>;
 
     /// How the data of a read is sent.
@@ -105,34 +107,43 @@ pub(crate) trait Reply: 'static {
 
 /// The result of a request that has succeeded.
 pub(crate) enum Answer {
-    /// There is no data.
+    /// The reply has no data.
     Empty,
     /// A message with data, and the charge of its memory.
     Data { message: Vec<u8>, charge: Charge, from: ReadFrom },
     /// All data was sent while the request was performed.
     Sent(ReadFrom),
+    /// The client is gone: nothing is sent.
+    Dropped,
     /// An encoded description.
     Description(Vec<u8>),
 }
 
 /// A request on one disk, in a task.
-struct Request<R> {
+pub(crate) struct Request<R> {
     disk: Arc<DiskHandle>,
     io: Io,
     /// Dropped after `disk`: from then on, the request uses the disk no more.
     reply: R,
 }
 
+impl<R: Reply> Request<R> {
+    /// The job of a request.
+    pub fn new(disk: Arc<DiskHandle>, io: Io, reply: R) -> Request<R> {
+        Request { disk, io, reply }
+    }
+}
+
 impl Executor {
     /// Serves a request on a disk in a task.
     pub fn spawn_block(&self, disk: Arc<DiskHandle>, io: Io, reply: impl Reply) {
         let data = if let Io::Write { message, .. } = &io { message.capacity() } else { 0 };
-        self.spawn(COST + data, Request { disk, io, reply });
+        self.spawn(COST + data, Request::new(disk, io, reply));
     }
 
     /// As [`Executor::spawn_block`], for a request whose memory is charged already.
     pub fn spawn_block_charged(&self, charge: Charge, disk: Arc<DiskHandle>, io: Io, reply: impl Reply) {
-        self.spawn_charged(charge, Request { disk, io, reply });
+        self.spawn_charged(charge, Request::new(disk, io, reply));
     }
 }
 
@@ -143,22 +154,25 @@ impl<R: Reply> Job for Request<R> {
         let is_change = self.io.is_change();
         let message = if let Io::Write { message, .. } = &mut self.io { take(message) } else { Vec::new() };
         let this = &*self;
-        let done = this.reply.run(is_change, this.execute(&message, backlog)).await;
-        done.filter(|_| !backlog.is_gone())
+        // Pinned here: each future that wraps it would reserve space for it again.
+        let request = pin!(this.execute(&message, backlog));
+        let done = this.reply.run(is_change, request).await?;
+        (!matches!(done, Ok(Answer::Dropped))).then_some(done)
     }
 
     fn served(&self, done: &Result<Answer>) -> Option<Served> {
         self.io.served(&self.disk, done.as_ref().ok()?)
     }
 
-    fn is_fenced(&self) -> bool {
-        self.disk.is_fenced()
+    fn is_fenced(&self, done: &Result<Answer>) -> bool {
+        // A pool that has stopped for another reason before reports the loss with the request only.
+        self.disk.is_fenced() || matches!(done, Err(Error::Fenced))
     }
 
     async fn reply(self, done: Result<Answer>, backlog: &Rc<Backlog>) {
         match done {
             Ok(Answer::Data { message, charge, .. }) => backlog.push_shrunk(message, charge),
-            Ok(Answer::Sent(_)) => return,
+            Ok(Answer::Sent(_) | Answer::Dropped) => return,
             Ok(Answer::Description(message)) => backlog.push(message),
             Ok(Answer::Empty) => backlog.push(self.reply.end(Ok(()))),
             Err(error) => backlog.push(self.reply.end(Err(error))),
@@ -205,7 +219,7 @@ impl<R: Reply> Request<R> {
             let piece = PIECE.min(len - at);
             backlog.room().await;
             if backlog.is_gone() {
-                break;
+                return Ok(Answer::Dropped);
             }
             let charge = backlog.account().take_shared(header + piece).await;
             let mut message = vec![0; header + piece];
@@ -229,12 +243,12 @@ impl<R: Reply> Request<R> {
         let header = self.reply.layout().header;
         let charge = backlog.account().take_shared(header + len as usize).await;
         if backlog.is_gone() {
-            return Ok(Answer::Sent(ReadFrom::Ram));
+            return Ok(Answer::Dropped);
         }
         let mut message = vec![0; header + len as usize];
         let mut all_zero = true;
         let each = |piece: &[u8]| all_zero = all_zero && is_zero(piece);
-        let from = read_whole(&self.disk, offset, &mut message[header..], each).await?;
+        let from = read_whole(&self.disk, offset, &mut message[header..], PIECE, each).await?;
         self.reply.data(&mut message, Piece { offset, len, is_zero: all_zero, is_last: true });
         Ok(Answer::Data { message, charge, from })
     }

@@ -8,7 +8,8 @@
 //! - **In a task.** [`Executor::spawn`] serves a [`Job`] in a task of the connection's thread. The task holds
 //!   the memory that the job is charged until the job ends. [`block`] has the job of protocols whose requests
 //!   concern one disk; a SCSI command is a separate kind of job, because it may combine several changes.
-//! - **Latency figures.** Every request that succeeds is counted with its path ([`Served`]).
+//! - **Latency figures.** A request that reads, changes or flushes blocks is counted with its path ([`Served`])
+//!   when it succeeds.
 //! - **Loss of the pool.** If another server has opened the pool, the request gets no reply, and the
 //!   connection ends: an error would become an I/O error of the client's file system, while the other server
 //!   could serve the request.
@@ -21,22 +22,25 @@ mod read;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub(crate) use tests::task_size;
+
 use std::rc::Rc;
 
 use forebay_engine::{DiskHandle, Fast, Result};
 
-use crate::plane::{Backlog, Charge, FENCED, Front, Kind, Served, Times, spawn_request};
+use crate::plane::{Backlog, Charge, FENCED, Front, Kind, Served, Ticket, Timed, Times, spawn_request};
 pub(crate) use read::read_whole;
 
 /// What [`Executor::write_now`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Now {
-    /// Everything: the write can be answered.
+    /// The write is done, and can be answered.
     Done,
-    /// The data is in the write buffers. The write can be answered when it is durable:
-    /// [`DiskHandle::finish`].
+    /// The data is in the write buffers. The write can be answered when it is durable
+    /// ([`DiskHandle::finish`]).
     InBuffers,
-    /// Nothing: the write has to wait, in a task.
+    /// Nothing was written: the write has to wait, in a task.
     Wait,
 }
 
@@ -52,7 +56,7 @@ pub(crate) trait Job: 'static {
     fn served(&self, done: &Self::Done) -> Option<Served>;
 
     /// Whether the request has found that another server has the pool.
-    fn is_fenced(&self) -> bool;
+    fn is_fenced(&self, done: &Self::Done) -> bool;
 
     /// Queues the reply.
     async fn reply(self, done: Self::Done, backlog: &Rc<Backlog>);
@@ -81,7 +85,8 @@ impl Executor {
         self.times.count(self.front, served);
     }
 
-    /// Reads into `out` if that is possible without a wait. Otherwise returns false, and `out` is undefined.
+    /// Reads into `out` if that is possible without a wait. Otherwise returns false, and `out` is undefined. A
+    /// read is counted by the caller ([`Executor::count`]), because one request can consist of several reads.
     pub fn read_now(&self, disk: &DiskHandle, offset: u64, out: &mut [u8]) -> Result<bool> {
         Ok(disk.try_read(offset, out)? == Fast::Done)
     }
@@ -106,23 +111,24 @@ impl Executor {
         self.spawn_charged(self.backlog.account().force(bytes, Kind::Work), job);
     }
 
-    /// Serves a job in a task, whose memory is charged already. A panic ends the connection.
+    /// Serves a job, whose memory is charged already, in a task. A panic ends the connection.
     pub fn spawn_charged<J: Job>(&self, charge: Charge, job: J) {
-        let ticket = self.backlog.enter_charged(charge);
-        let timed = self.times.begin(self.front);
-        let backlog = self.backlog.clone();
-        spawn_request(&self.backlog, async move {
-            // Dropped after the job: the connection is idle when the job holds nothing any more.
-            let _ticket = ticket;
-            let mut job = job;
-            let Some(done) = job.perform(&backlog).await else { return };
-            if let Some(served) = job.served(&done) {
-                timed.end(served);
-            }
-            if job.is_fenced() {
-                return backlog.fail(FENCED);
-            }
-            job.reply(done, &backlog).await;
-        });
+        let (ticket, timed) = (self.backlog.enter_charged(charge), self.times.begin(self.front));
+        spawn_request(&self.backlog, serve(job, ticket, timed, self.backlog.clone()));
     }
+}
+
+/// Serves a job from its beginning to its reply.
+async fn serve<J: Job>(job: J, ticket: Ticket, timed: Timed, backlog: Rc<Backlog>) {
+    // Dropped after the job: the connection is idle when the job holds nothing any more.
+    let _ticket = ticket;
+    let mut job = job;
+    let Some(done) = job.perform(&backlog).await else { return };
+    if let Some(served) = job.served(&done) {
+        timed.end(served);
+    }
+    if job.is_fenced(&done) {
+        return backlog.fail(FENCED);
+    }
+    job.reply(done, &backlog).await;
 }

@@ -5,16 +5,18 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use forebay_engine::{DiskHandle, Error, Extent, Pool, PoolConfig, Result, SyncMode};
+use forebay_engine::{BoxFuture, DiskHandle, Error, Extent, Pool, PoolConfig, Result, SyncMode};
+use forebay_format::SegmentId;
 use forebay_host::EngineThread;
-use forebay_store::MemoryStore;
+use forebay_store::{IoBuf, MemoryStore, Store, StoreError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::block::{Io, Layout, Piece, Reply};
-use super::{Executor, Now};
+use super::{Executor, Job, Now, serve};
 use crate::plane::tests::worker;
-use crate::plane::{Backlog, Charge, Conversation, Front, Output, Protocol, Received, Stop, Worker};
+use crate::plane::{Backlog, Charge, Conversation, Front, Kind, Output, Protocol, Received, Stop, Worker};
 
 const REQUEST: usize = 13;
 const READ: u8 = 1;
@@ -23,6 +25,19 @@ const WRITE_FUA: u8 = 3;
 const ZERO: u8 = 4;
 const FLUSH: u8 = 5;
 const EXTENTS: u8 = 6;
+/// A read whose data is sent in pieces, as several replies.
+const STREAM: u8 = 7;
+/// A read whose client is gone when it begins.
+const GONE: u8 = 8;
+
+/// The size of the task that serves a job.
+pub(crate) fn task_size(job: impl Job) -> usize {
+    let worker = worker();
+    let backlog = Backlog::new(worker.memory());
+    let ticket = backlog.enter_charged(backlog.account().force(0, Kind::Work));
+    let timed = worker.times().begin(Front::Nbd);
+    size_of_val(&serve(job, ticket, timed, backlog))
+}
 
 /// The protocol of one connection.
 struct Tiny {
@@ -70,6 +85,7 @@ impl Tiny {
                 Ok(Now::InBuffers) => Io::EndWrite { fua },
                 Ok(Now::Wait) | Err(_) => Io::Write { offset, message: data.to_vec(), start: 0, fua },
             },
+            STREAM | GONE => Io::Read { offset, len },
             ZERO => Io::Zero { offset, len: len.into(), allocated: false, fua },
             EXTENTS => Io::Extents { offset, len: len.into(), max: 8 },
             _ => Io::Flush,
@@ -83,11 +99,11 @@ struct TinyReply(u8);
 
 impl Reply for TinyReply {
     async fn run<T>(&self, _: bool, request: impl Future<Output = T>) -> Option<T> {
-        Some(request.await)
+        if self.0 == GONE { None } else { Some(request.await) }
     }
 
     fn layout(&self) -> Layout {
-        Layout { header: 2, in_pieces: false }
+        Layout { header: 2, in_pieces: self.0 == STREAM }
     }
 
     fn data(&self, message: &mut Vec<u8>, _: Piece) {
@@ -123,7 +139,7 @@ async fn ask(client: &mut DuplexStream, op: u8, at: u64, len: u32, data: &[u8], 
 }
 
 /// A pool with the volume `v` of 8 MiB.
-async fn open(engine: &EngineThread, store: &Arc<MemoryStore>) -> Arc<Pool> {
+async fn open<S: Store>(engine: &EngineThread, store: &Arc<S>) -> Arc<Pool> {
     let config = PoolConfig { read_cache: 4 << 20, map_cache: 4 << 20, ..PoolConfig::default() };
     let pool = engine.run(Pool::open(store.clone(), engine.host(), config)).await.unwrap();
     match pool.create_volume("v", 8 << 20, SyncMode::Flush, 0).await {
@@ -158,6 +174,55 @@ fn a_front_end_of_a_hundred_lines_serves_a_disk() {
         let mut client = connect(&worker, pool.attach("v").unwrap());
         assert_eq!(ask(&mut client, READ, 1 << 20, LEN, &[], 2 + LEN as usize).await[2..], data);
         assert_eq!(ask(&mut client, READ, 512, 1024, &[], 1026).await[512..516], [7, 7, 0, 0]);
+        // The request of a client that is gone has no reply; the next request has one.
+        let request = [&[GONE][..], &0u64.to_be_bytes(), &512u32.to_be_bytes()].concat();
+        client.write_all(&request).await.unwrap();
+        let pieces = LEN as usize + 3 * 2;
+        let streamed = ask(&mut client, STREAM, 1 << 20, LEN, &[], pieces).await;
+        let (first, second) = (2 + (256 << 10), 2 * (2 + (256 << 10)));
+        let data_of_pieces = [&streamed[2..first], &streamed[first + 2..second], &streamed[second + 2..]];
+        assert!(streamed[..2] == [STREAM, 0] && data_of_pieces.concat() == data);
+        Ok(())
+    });
+    served.unwrap();
+}
+
+/// A store that reports another owner from one moment on.
+struct Taken {
+    inner: MemoryStore,
+    is_taken: AtomicBool,
+}
+
+impl Store for Taken {
+    forebay_store::forward_store!(inner; append, sync, delete, list, capacity, read_superblock, swap_superblock);
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, forebay_store::Result<IoBuf>> {
+        match self.is_taken.load(Relaxed) {
+            true => Box::pin(std::future::ready(Err(StoreError::Fenced))),
+            false => self.inner.read(id, offset, len),
+        }
+    }
+}
+
+/// An error would become an I/O error of the client's file system, while the other server can serve it.
+#[test]
+fn a_request_that_finds_another_owner_ends_the_connection_without_a_reply() {
+    let engine = EngineThread::start(1).unwrap();
+    let store = Arc::new(Taken { inner: MemoryStore::new(), is_taken: AtomicBool::new(false) });
+    let worker = worker();
+    let served = worker.clone().block_on(async move {
+        let pool = open(&engine, &store).await;
+        pool.attach("v").unwrap().write(0, &[7; 4096], true).await.unwrap();
+        pool.close().await.unwrap();
+        drop(pool);
+        let pool = open(&engine, &store).await;
+        let mut client = connect(&worker, pool.attach("v").unwrap());
+        store.is_taken.store(true, Relaxed);
+        let request = [&[READ][..], &0u64.to_be_bytes(), &512u32.to_be_bytes()].concat();
+        client.write_all(&request).await.unwrap();
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).await?;
+        assert_eq!(rest, [0; 0]);
         Ok(())
     });
     served.unwrap();

@@ -216,7 +216,7 @@ impl Tasks {
     /// already.
     pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Data, charge: Charge) {
         let running = Running { tasks: self.clone(), task };
-        self.executor.spawn_charged(charge, Run { running, data, work: None });
+        self.executor.spawn_charged(charge, Run { running, data: Some(data), work: None, turn: None });
     }
 
     /// Ends a task: removes it from the list, and answers it unless it was aborted.
@@ -301,10 +301,12 @@ impl Tasks {
 /// A command that runs.
 struct Run {
     running: Running,
-    /// Dropped when the command is performed.
-    data: Data,
+    /// `None` when the command is performed.
+    data: Option<Data>,
     /// Memory of the response, and of its copy in PDUs.
     work: Option<Charge>,
+    /// The turn of a command that may take long.
+    turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Run {
@@ -322,7 +324,7 @@ impl Run {
 
     /// Waits for the memory of the command, and for its turn if it may take long. Returns false if no
     /// initiator waits for its response any more.
-    async fn begin(&mut self, backlog: &Rc<Backlog>) -> Option<Turn> {
+    async fn begin(&mut self, backlog: &Rc<Backlog>) -> bool {
         let (held, copied) = (self.held(), self.copied());
         let Running { tasks, task } = &self.running;
         let (mut work, mut turn) = (None, None);
@@ -341,27 +343,26 @@ impl Run {
                 () = task.stop.notified() => {}
             }
             if task.aborted.get() || backlog.is_gone() {
-                return None;
+                return false;
             }
         }
-        self.work = work;
-        Some(Turn(turn))
+        (self.work, self.turn) = (work, turn);
+        true
     }
 }
 
-/// The turn of a command that may take long, until it is dropped.
-struct Turn(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>);
-
 impl Job for Run {
-    type Done = (Response, Turn);
+    type Done = Response;
 
-    async fn perform(&mut self, backlog: &Rc<Backlog>) -> Option<(Response, Turn)> {
-        let turn = self.begin(backlog).await?;
-        let task = &self.running.task;
+    async fn perform(&mut self, backlog: &Rc<Backlog>) -> Option<Response> {
+        if !self.begin(backlog).await {
+            return None;
+        }
+        let (data, task) = (self.data.take()?, &self.running.task);
         let response = tokio::select! {
             biased;
             () = std::future::ready(()), if task.put_off.get() => Response::busy(),
-            response = self.data.perform(&task.nexus, &task.request) => response,
+            response = data.perform(&task.nexus, &task.request) => response,
             // A VERIFY can be as long as the disk.
             () = task.stop.notified(), if task.request.only_reads() => match task.aborted.get() {
                 true => return None,
@@ -371,20 +372,19 @@ impl Job for Run {
         };
         // It changes nothing any more: aborts need not wait until there is room for the response.
         drop(task.underway.take());
-        self.data = Data::Held(Vec::new());
-        Some((response, turn))
+        Some(response)
     }
 
-    fn served(&self, (response, _): &(Response, Turn)) -> Option<Served> {
+    fn served(&self, response: &Response) -> Option<Served> {
         let task = &self.running.task;
         task.nexus.served(&task.request, response)
     }
 
-    fn is_fenced(&self) -> bool {
+    fn is_fenced(&self, _: &Response) -> bool {
         self.running.task.nexus.disk().is_fenced()
     }
 
-    async fn reply(mut self, (response, _turn): (Response, Turn), backlog: &Rc<Backlog>) {
+    async fn reply(mut self, response: Response, backlog: &Rc<Backlog>) {
         let (work, copied) = (self.work.take(), self.copied());
         let Running { tasks, task } = &self.running;
         let (link, mut sent) = (&tasks.link, Sent::default());

@@ -15,12 +15,7 @@ use crate::exec::block::{Layout, Piece, Reply};
 /// Maximum number of descriptors in a block status reply.
 pub(super) const MAX_EXTENTS: usize = 8192;
 /// Shorter data is sent as it is, also if it is zero.
-const MIN_HOLE: usize = 512;
-
-/// Whether zeroes of this length are sent as a hole.
-pub(super) fn is_sent_as_hole(len: usize) -> bool {
-    len >= MIN_HOLE
-}
+pub(super) const MIN_HOLE: usize = 512;
 
 /// The reply to one request.
 pub(super) struct NbdReply {
@@ -60,7 +55,7 @@ impl Reply for NbdReply {
         let Piece { offset, len, is_zero, is_last } = piece;
         if !self.structured {
             message[..SIMPLE_REPLY].copy_from_slice(&nbd::simple_reply(self.cookie, None));
-        } else if is_zero && is_sent_as_hole(len as usize) {
+        } else if is_zero && len as usize >= MIN_HOLE {
             *message = nbd::hole_chunk(self.cookie, offset, len, is_last).to_vec();
         } else {
             let header = nbd::data_chunk_header(self.cookie, offset, len, is_last);
@@ -90,10 +85,42 @@ impl Reply for NbdReply {
         match done {
             Ok(()) => nbd::simple_reply(self.cookie, None).to_vec(),
             Err(error) => {
-                // The executor answers no request after the loss of the pool; the code is not sent.
+                // The executor answers no request that found the pool lost, so this code is not sent.
                 let code = error_code(&error).unwrap_or(ErrorCode::Shutdown);
                 NbdReply::error(self.cookie, self.structured, code, &error.to_string())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_engine::{Pool, PoolConfig, SyncMode};
+    use forebay_host::EngineThread;
+    use forebay_store::MemoryStore;
+
+    use super::super::attachments::Attachments;
+    use super::*;
+    use crate::exec::block::{COST, Io, Request};
+    use crate::exec::task_size;
+    use crate::plane::{BASE, TASK_OVERHEAD};
+
+    /// A client with one small request at a time never waits for memory of other clients, also if the data is
+    /// in the store.
+    #[tokio::test]
+    async fn a_small_read_fits_into_the_memory_of_each_connection() {
+        const DATA: usize = 4096 + DATA_CHUNK_HEADER;
+        let engine = EngineThread::start(1).unwrap();
+        let config = PoolConfig { read_cache: 4 << 20, map_cache: 4 << 20, ..PoolConfig::default() };
+        let opening = Pool::open(Arc::new(MemoryStore::new()), engine.host(), config);
+        let pool = engine.run(opening).await.unwrap();
+        pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+        let begun = Attachments::default().attach("v").begin();
+        let reply = NbdReply { begun, cookie: 1, structured: true, dont_fragment: false };
+        let read = Io::Read { offset: 0, len: 4096 };
+        let task = task_size(Request::new(pool.attach("v").unwrap(), read, reply));
+        assert!(task + COST + TASK_OVERHEAD + DATA <= BASE, "{task} bytes");
     }
 }

@@ -16,7 +16,7 @@ use super::attachments::{Attachment, Order};
 use super::context::{Attached, Negotiated};
 use super::errors::{End, Fenced, error_code};
 use super::handover::HandedOver;
-use super::reply::{MAX_EXTENTS, NbdReply, is_sent_as_hole};
+use super::reply::{MAX_EXTENTS, MIN_HOLE, NbdReply};
 use super::stream::Stream;
 use crate::exec::block::Io;
 use crate::exec::{Executor, Now};
@@ -243,7 +243,7 @@ impl Transmission {
                 let max = if one { 1 } else { MAX_EXTENTS };
                 self.spawn(Io::Extents { offset, len: len.into(), max }, self.reply(cookie, false));
             }
-            Command::Disconnect => unreachable!("it is handled above"),
+            Command::Disconnect => unreachable!("a disconnect is handled above"),
         }
         Ok(())
     }
@@ -260,7 +260,7 @@ impl Transmission {
         match self.executor.read_now(&self.disk, offset, data) {
             Ok(false) => return Ok(false),
             Ok(true) if !self.structured => header.copy_from_slice(&nbd::simple_reply(cookie, None)),
-            Ok(true) if is_sent_as_hole(bytes) && is_zero(data) => {
+            Ok(true) if bytes >= MIN_HOLE && is_zero(data) => {
                 output.push(&nbd::hole_chunk(cookie, offset, len, true));
                 self.executor.count(Served::Ram);
                 return Ok(true);

@@ -23,7 +23,7 @@ use super::memory::{Charge, Kind, Memory, MemoryAccount};
 const PANICKED: &str = "the server panicked while serving it; this is a bug of the server";
 pub(crate) const FENCED: &str = "another server has opened the pool";
 /// Memory of a task in addition to its request, in bytes.
-const TASK_OVERHEAD: usize = 768;
+pub(crate) const TASK_OVERHEAD: usize = 768;
 /// Most requests in tasks.
 const MAX_REQUESTS: usize = 256;
 /// Bytes of unsent replies from which on a long read waits before it adds more.

@@ -47,7 +47,7 @@ use queue::{Grant, Queue, Waiting};
 pub(crate) use stall::Stall;
 
 /// Memory of each connection that is always available: a request in a task, with a block of data.
-const BASE: usize = 12 << 10;
+pub(crate) const BASE: usize = 12 << 10;
 /// The longest request, with its header and some working memory.
 const RESERVE: usize = 34 << 20;
 /// Only a connection that would hold no more than this can use the last eighth of the budget.

@@ -31,7 +31,9 @@ mod spin;
 pub(crate) mod tests;
 mod worker;
 
-pub(crate) use backlog::{Backlog, FENCED, MAX_UNSENT, spawn_request};
+#[cfg(test)]
+pub(crate) use backlog::TASK_OVERHEAD;
+pub(crate) use backlog::{Backlog, FENCED, MAX_UNSENT, Ticket, spawn_request};
 pub(crate) use budget::{Budget, COSTLY_REQUEST};
 pub(crate) use connections::Cut;
 pub use connections::{ConnectionLimits, LimitsHandle, MAX_LEAVING, network};
@@ -42,10 +44,12 @@ pub(crate) use delegate::delegate_stream;
 pub use gate::Gate;
 pub(crate) use handover::{Ended, MAX_ASIDE, PlainSocket, Received, Resume, Resumed};
 pub use handover::{Parked, ParkedStream};
-pub(crate) use latency::Times;
 pub use latency::{BOUNDS_NS, Counts, Front, Served};
+pub(crate) use latency::{Timed, Times};
 pub use listen::{BadAddr, Bound, ListenAddr, ListenError, Listener};
 pub(crate) use listen::{RawSocket, Socket};
+#[cfg(test)]
+pub(crate) use memory::BASE;
 pub(crate) use memory::{Charge, Claim, Kind, MemoryAccount};
 pub use memory::{MIN_BUDGET, MemoryLimits};
 pub(crate) use readiness::events_now;

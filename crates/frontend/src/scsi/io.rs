@@ -36,7 +36,7 @@ impl Nexus {
     /// READ: the response has the data.
     pub async fn read(&self, offset: u64, len: u32) -> Response {
         let mut data = vec![0; len as usize];
-        match read_whole(self.disk(), offset, &mut data, |_| ()).await {
+        match read_whole(self.disk(), offset, &mut data, PIECE, |_| ()).await {
             Ok(from) => Response { is_from_store: from == ReadFrom::Store, ..Response::data(data, len) },
             Err(error) => self.failed(&error),
         }
