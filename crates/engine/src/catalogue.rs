@@ -264,7 +264,7 @@ mod tests {
                     _ if is_removed => drop(catalogue.remove(id)),
                     Some(disk) => catalogue.update(&disk, record),
                     None => {
-                        let retained = parts.reader.cx.retained.clone();
+                        let retained = parts.reader.context().retained.clone();
                         catalogue.insert(Arc::new(Disk::new(record, Tree::new(1), retained)));
                     }
                 }

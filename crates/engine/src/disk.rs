@@ -23,7 +23,7 @@ use crate::streams::Streams;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, RwLock};
 use crate::text::shorten;
-use crate::{Error, Result};
+use crate::{Count, Error, Result};
 
 /// A disk: volume, snapshot, image, import or metadata disk.
 pub(crate) struct Disk {
@@ -36,14 +36,14 @@ pub(crate) struct Disk {
     /// For a desktop: bytes in its write buffer.
     cached: AtomicI64,
     /// For a desktop: overflows, and the bytes that they freed in RAM.
-    pub overflowed: Counter,
+    overflowed: Counter,
     /// The clients to which writes may be answered before they are durable: 0 none, 1 local, 2 all. Raised
     /// when the mark that permits it is durable; see [`crate::marks`].
     marked: AtomicU8,
     /// For a desktop: a writer waits for room.
-    pub wants_room: AtomicBool,
+    wants_room: AtomicBool,
     /// Its reads are being recorded; see [`crate::profile`].
-    pub is_recorded: AtomicBool,
+    is_recorded: AtomicBool,
     pub buffers: Mutex<Buffers>,
     /// Its use of the write buffers, unless it is a desktop.
     pub writes: Arc<Flow>,
@@ -163,6 +163,45 @@ impl Disk {
 
     pub fn id(&self) -> DiskId {
         self.id
+    }
+
+    /// Whether its reads are being recorded; see [`crate::profile`].
+    pub fn is_recorded(&self) -> bool {
+        self.is_recorded.load(Relaxed)
+    }
+
+    pub fn set_recorded(&self, is_recorded: bool) {
+        self.is_recorded.store(is_recorded, Relaxed);
+    }
+
+    /// Whether a writer of a desktop waits for room, which an overflow has to make.
+    pub fn set_wants_room(&self, wants_room: bool) {
+        self.wants_room.store(wants_room, Relaxed);
+    }
+
+    /// The value of [`Disk::set_wants_room`].
+    pub fn wants_room(&self) -> bool {
+        self.wants_room.load(Relaxed)
+    }
+
+    /// As [`Disk::wants_room`], and forgets it.
+    pub fn take_wants_room(&self) -> bool {
+        self.wants_room.swap(false, Relaxed)
+    }
+
+    /// Counts an overflow, which freed `bytes` in RAM.
+    pub fn count_overflow(&self, bytes: u64) {
+        self.overflowed.add(bytes);
+    }
+
+    /// Overflows, and the bytes that they freed in RAM.
+    pub fn overflows(&self) -> Count {
+        self.overflowed.get()
+    }
+
+    /// Changes its weight against other disks, for writes and for reads at the store.
+    pub fn set_weight(&self, weight: u64) {
+        [&self.writes, &self.reads, &self.reads_ahead].into_iter().for_each(|flow| flow.set_weight(weight));
     }
 
     /// The current record; its root and height are not kept up to date.
@@ -538,7 +577,7 @@ mod tests {
     #[tokio::test]
     async fn a_mark_does_not_make_a_volume_a_desktop_again() {
         let record = DiskRecord { write_cache: 1 << 20, ..volume(1, 1 << 20) };
-        let disk = Disk::new(record.clone(), Tree::new(256), parts().await.reader.cx.retained.clone());
+        let disk = Disk::new(record.clone(), Tree::new(256), parts().await.reader.context().retained.clone());
         assert!(disk.is_desktop());
         disk.leave_desktops();
         disk.set_mark(Mark::Local);

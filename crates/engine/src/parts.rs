@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::desktop::Desktops;
 use crate::marks::Marks;
 use crate::profile::BootProfiles;
+use crate::progress::CommitProgress;
 use crate::quota::Counter;
 use crate::read::Reader;
 use crate::reclaim::Reclaimer;
@@ -17,6 +18,7 @@ use crate::recovery::Recovered;
 use crate::scan_queue::ScanQueue;
 use crate::space::SpaceGovernor;
 use crate::sync::RwLock;
+use crate::write_caches::WriteCaches;
 
 /// All parts of an open pool. Each part references only the parts before it in this list.
 pub(crate) struct Parts {
@@ -25,6 +27,8 @@ pub(crate) struct Parts {
     pub catalogue: Arc<RwLock<Catalogue>>,
     pub counter: Arc<Counter>,
     pub space: Arc<SpaceGovernor>,
+    pub progress: Arc<CommitProgress>,
+    pub caches: Arc<WriteCaches>,
     pub intake: Arc<Intake>,
     pub committer: Arc<Committer>,
     pub marks: Arc<Marks>,
@@ -40,7 +44,7 @@ impl Parts {
     /// Assembles the parts of a recovered pool. No task is started.
     pub fn assemble(recovered: Recovered) -> Parts {
         let Recovered { reader, progress, caches, applier, log, tables, dedup, stored, .. } = recovered;
-        let (cx, catalogue) = (reader.cx.clone(), applier.catalogue.clone());
+        let (cx, catalogue) = (reader.context().clone(), applier.catalogue.clone());
         let counter = Arc::new(Counter::new(reader.clone(), catalogue.clone()));
         let superblock = log.superblock();
         let (segment_bytes, key) = (superblock.segment_bytes.into(), superblock.fingerprint_key);
@@ -48,14 +52,16 @@ impl Parts {
         let space =
             Arc::new(SpaceGovernor::new(&cx.config, segment_bytes, log.appended.clone(), progress.clone()));
         space.recovered(stored);
-        let intake = Arc::new(Intake::new(reader.clone(), space.clone(), caches, progress, key));
+        let intake =
+            Arc::new(Intake::new(reader.clone(), space.clone(), caches.clone(), progress.clone(), key));
         let scans = Arc::new(ScanQueue::new(cx.clone(), catalogue.clone()));
         let reducer = Reducer::new(reader.clone(), key, dedup);
         let committer =
             Arc::new(Committer::new(log, tables, intake.clone(), applier, reducer, scans.clone()));
-        let marks = Arc::new(Marks::new(committer.clone(), catalogue.clone()));
-        let reclaimer = Arc::new(Reclaimer::new(committer.clone(), opened_at));
-        let editor = Arc::new(CatalogueEditor::new(intake.clone(), catalogue.clone()));
+        let marks = Arc::new(Marks::new(intake.clone(), committer.clone(), catalogue.clone()));
+        let reclaimer = Arc::new(Reclaimer::new(reader.clone(), space.clone(), committer.clone(), opened_at));
+        let editor =
+            Arc::new(CatalogueEditor::new(cx.clone(), space.clone(), intake.clone(), catalogue.clone()));
         let metadata =
             Arc::new(Metadata { editor: editor.clone(), intake: intake.clone(), reader: reader.clone() });
         let classes = Arc::new(ClassLearner {
@@ -65,13 +71,22 @@ impl Parts {
             metadata: metadata.clone(),
         });
         let profiles = Arc::new(BootProfiles::new(reader.clone(), catalogue.clone(), metadata.clone()));
-        let desktops = Arc::new(Desktops::new(committer.clone(), editor.clone(), profiles.clone()));
+        let desktops = Arc::new(Desktops::new(
+            (caches.clone(), progress.clone()),
+            space.clone(),
+            intake.clone(),
+            committer.clone(),
+            editor.clone(),
+            profiles.clone(),
+        ));
         Parts {
             cx,
             reader,
             catalogue,
             counter,
             space,
+            progress,
+            caches,
             intake,
             committer,
             marks,

@@ -118,7 +118,7 @@ async fn measure(segments: u32, disks: u32) {
     let parts = pool.parts();
     let terabytes = u64::from(segments) * SEGMENT / 1_000_000_000_000;
     let row = |what: &str, value: String| println!("{terabytes:>4} TB  {what:<44} {value}");
-    let bytes = || parts.committer.checkpoints.get().bytes;
+    let bytes = || parts.committer.checkpoints().bytes;
     let ms = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
 
     let (all, pause) = paused(parts, parts.committer.checkpoint()).await;

@@ -26,14 +26,13 @@ pub(crate) struct CatalogueEditor {
 }
 
 impl CatalogueEditor {
-    pub fn new(intake: Arc<Intake>, catalogue: Arc<RwLock<Catalogue>>) -> CatalogueEditor {
-        CatalogueEditor {
-            cx: intake.cx.clone(),
-            space: intake.space.clone(),
-            intake,
-            catalogue,
-            lock: tokio::sync::Mutex::new(()),
-        }
+    pub fn new(
+        cx: Arc<Context>,
+        space: Arc<SpaceGovernor>,
+        intake: Arc<Intake>,
+        catalogue: Arc<RwLock<Catalogue>>,
+    ) -> CatalogueEditor {
+        CatalogueEditor { cx, space, intake, catalogue, lock: tokio::sync::Mutex::new(()) }
     }
 
     /// Replaces the contents of disks by those of other disks. The caller has exclusive use of the changed

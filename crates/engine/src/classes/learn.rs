@@ -64,7 +64,7 @@ impl Peek {
     /// # Errors
     /// Those of a write: the result is not kept.
     pub async fn keep(self, map: ClassMap, file_systems: Vec<Content>) -> Result<()> {
-        let learned = Learned { map, file_systems, learned_ms: self.classes.reader.cx.host.unix_ms() };
+        let learned = Learned { map, file_systems, learned_ms: self.classes.reader.context().host.unix_ms() };
         self.classes.keep(&self.disk, self.contents_version, learned).await
     }
 }

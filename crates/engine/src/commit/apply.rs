@@ -74,7 +74,7 @@ impl Applier {
 
     /// The context of the pool.
     pub fn context(&self) -> &Context {
-        &self.reader.cx
+        self.reader.context()
     }
 
     pub(super) fn nodes(&self) -> &NodeReader {
@@ -162,7 +162,7 @@ impl Applier {
                     Some(source) => source.tree.read().clone(),
                     None => Tree::new(blocks(record.size)),
                 };
-                let mut made = Disk::new(record.clone(), tree, self.reader.cx.retained.clone());
+                let mut made = Disk::new(record.clone(), tree, self.reader.context().retained.clone());
                 if let Some(source) = source {
                     if record.role == Role::Snapshot
                         && let Some(kept) = source.occupied.newest()

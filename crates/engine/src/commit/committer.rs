@@ -29,9 +29,8 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
 
-use forebay_format::{BLOCK, BlockRef, DiskId, Stream};
+use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, SegmentId, Slot, Stream};
 use forebay_retained::Cover;
 use forebay_store::{Store, StoreError};
 use hashbrown::HashMap;
@@ -45,8 +44,9 @@ use super::reduce::Reducer;
 use super::warm::{Touched, Warm, by_leaf};
 use crate::buffer::copy_sectors;
 use crate::context::Context;
+use crate::disk::Disk;
 use crate::limits::{COMMIT_READS, FULL_RETRY, GROUP_OF_ONE_THREAD, SLICE_PARTS};
-use crate::log::{Item, Log};
+use crate::log::{Item, Log, LogFigures};
 use crate::memory::NO_COVER;
 use crate::progress::CommitProgress;
 use crate::read::Reader;
@@ -62,14 +62,14 @@ use crate::{Error, Mutation, Result};
 
 /// Owns the log, and everything that changes the log and the maps.
 pub(crate) struct Committer {
-    pub cx: Arc<Context>,
-    pub reader: Arc<Reader>,
-    pub space: Arc<SpaceGovernor>,
-    pub intake: Arc<Intake>,
-    pub progress: Arc<CommitProgress>,
-    pub applier: Applier,
-    pub reducer: Reducer,
-    pub scans: Arc<ScanQueue>,
+    pub(super) cx: Arc<Context>,
+    pub(super) reader: Arc<Reader>,
+    pub(super) space: Arc<SpaceGovernor>,
+    pub(super) intake: Arc<Intake>,
+    progress: Arc<CommitProgress>,
+    pub(super) applier: Applier,
+    pub(super) reducer: Reducer,
+    scans: Arc<ScanQueue>,
     /// Locked by [`Committer::read_log`] and [`Committer::write_log`].
     log: tokio::sync::Mutex<Log>,
     /// The tables of the checkpoint in effect.
@@ -80,27 +80,9 @@ pub(crate) struct Committer {
     pub(super) checkpoint_lock: tokio::sync::Mutex<()>,
     /// `appended` at the last checkpoint.
     pub(super) checkpointed: AtomicU64,
-    pub commits: Counter,
-    pub checkpoints: Counter,
+    pub(super) commits: Counter,
+    pub(super) checkpoints: Counter,
     figures: Mutex<LogFigures>,
-}
-
-/// Figures of the log, which can be read while a commit has it.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct LogFigures {
-    /// Sequence number of the last durable batch.
-    pub seq: u64,
-    /// Number of segments.
-    pub segments: u64,
-    /// Bytes of all segments that were not moved.
-    pub stored_bytes: u64,
-}
-
-impl LogFigures {
-    fn of(log: &Log) -> LogFigures {
-        let table = log.table();
-        LogFigures { seq: log.head().seq, segments: table.len() as u64, stored_bytes: table.in_place_bytes() }
-    }
 }
 
 impl Committer {
@@ -158,9 +140,38 @@ impl Committer {
         *self.figures.lock()
     }
 
-    /// Current duration of a commit on the store: an append and a sync.
-    pub fn commit_cost(&self) -> Duration {
-        Duration::from_micros(self.reader.source.store.commit_us())
+    /// The context of the pool.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.cx
+    }
+
+    /// A disk by its number.
+    pub fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
+        self.applier.disk(id)
+    }
+
+    pub fn export_name(&self, disk: &Disk) -> String {
+        self.applier.catalogue.read().export_name(disk)
+    }
+
+    /// Reads ahead for a group that is to be frozen.
+    pub fn warm(&self) -> Warm<'_> {
+        Warm::new(&self.reader)
+    }
+
+    /// Counts bytes that a reclaim wrote.
+    pub fn count_cleaner(&self, bytes: u64) {
+        self.space.cleaner_wrote(bytes);
+    }
+
+    /// Removes the fingerprints of slots that the cleaner leaves out when it moves a segment.
+    pub fn forget_slots(&self, segment: SegmentId, slots: impl Iterator<Item = (Fingerprint, Slot)>) {
+        self.reducer.dedup.lock().dropped(segment, slots);
+    }
+
+    /// Removes the fingerprints of a segment that the table does not list any more.
+    pub fn forget_segment(&self, segment: SegmentId) {
+        self.reducer.dedup.lock().freed(segment);
     }
 
     /// The map changes of all dirty buffers, which will be in the next group.
@@ -245,7 +256,7 @@ impl Committer {
                 }
             };
             if self.intake.has_work() {
-                self.intake.driver.end_turn().await;
+                self.intake.driver().end_turn().await;
             }
         }
         let pending = {
@@ -524,7 +535,7 @@ impl Committer {
             let (bytes, bound) = (group.buffered(), &self.space.flush_bound);
             bound.record_group(bytes, began, self.cx.host.now());
             if group.logged >= bytes / 4 {
-                self.reader.turns.record_group(bound.flushing(), group.logged, began);
+                self.reader.record_group(bound.flushing(), group.logged, began);
             }
         }
         self.intake.written(group.frozen.drain(..));

@@ -30,7 +30,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Mutex, RwLock};
 use crate::write_caches::WriteCaches;
 use crate::zero::is_zero;
-use crate::{Error, Mutation, Result};
+use crate::{Error, Mutation, Result, Room};
 
 /// A change to the catalogue that waits for its commit.
 pub(crate) struct PendingOp {
@@ -65,26 +65,26 @@ impl Admitted<'_> {
 
 /// The state that writers share with the commit; see the module documentation.
 pub(crate) struct Intake {
-    pub cx: Arc<Context>,
-    pub reader: Arc<Reader>,
-    pub space: Arc<SpaceGovernor>,
-    pub caches: Arc<WriteCaches>,
-    pub progress: Arc<CommitProgress>,
+    pub(super) cx: Arc<Context>,
+    pub(super) reader: Arc<Reader>,
+    pub(super) space: Arc<SpaceGovernor>,
+    pub(super) caches: Arc<WriteCaches>,
+    pub(super) progress: Arc<CommitProgress>,
     /// Key of the pool's fingerprints.
     key: [u8; 32],
     /// The freeze gate: held shared by every change, exclusively while the buffers are frozen.
-    pub gate: RwLock<()>,
+    pub(super) gate: RwLock<()>,
     /// Number of freezes; changes only while the gate is closed.
-    pub freezes: AtomicU64,
+    pub(super) freezes: AtomicU64,
     /// Disks whose active buffer is not empty.
-    pub disks: Mutex<Vec<Arc<Disk>>>,
+    pub(super) disks: Mutex<Vec<Arc<Disk>>>,
     /// Changes to the catalogue that wait for the next commit.
-    pub ops: Mutex<Vec<PendingOp>>,
-    pub schedule: Schedule,
-    pub driver: Arc<Driver>,
+    pub(super) ops: Mutex<Vec<PendingOp>>,
+    pub(super) schedule: Schedule,
+    driver: Arc<Driver>,
     /// Disks with cold writes, for the task that reads ahead for them.
-    pub cold: Mutex<VecDeque<Arc<Disk>>>,
-    pub cold_wake: Notify,
+    pub(super) cold: Mutex<VecDeque<Arc<Disk>>>,
+    pub(super) cold_wake: Notify,
     /// Whether the host has no room for more retained memory, and a warning was logged.
     lacks_memory: AtomicBool,
     /// Host time from which on another warning about that is logged.
@@ -100,7 +100,7 @@ impl Intake {
         key: [u8; 32],
     ) -> Intake {
         Intake {
-            cx: reader.cx.clone(),
+            cx: reader.context().clone(),
             reader,
             space,
             caches,
@@ -117,6 +117,46 @@ impl Intake {
             lacks_memory: AtomicBool::new(false),
             next_memory_warning: Mutex::default(),
         }
+    }
+
+    /// The thread that makes commits.
+    pub fn driver(&self) -> Arc<Driver> {
+        self.driver.clone()
+    }
+
+    /// The state of free room in the store.
+    pub fn room(&self) -> Room {
+        self.space.room()
+    }
+
+    /// Whether a write of `len` bytes is admitted in pieces, because another disk flushes.
+    pub fn is_divided(&self, disk: &Disk, len: u64) -> bool {
+        self.space.is_divided(&disk.writes, len)
+    }
+
+    /// Bytes of these pieces.
+    pub fn piece(&self) -> u64 {
+        self.space.flush_bound.piece()
+    }
+
+    /// Stored bytes that are garbage when the next group is durable. The freeze gate is held.
+    pub fn add_discards(&self, bytes: u64) {
+        self.space.add_discards(bytes);
+    }
+
+    /// Stored bytes that are garbage now.
+    pub fn committed_discards(&self, bytes: u64) {
+        self.space.committed_discards(bytes);
+    }
+
+    /// Waits until no copy into `blocks` is under way.
+    pub async fn wait_for_copies(&self, disk: &Disk, blocks: &Range<u64>) -> Result<()> {
+        self.progress.wait_for_copies(&self.cx, disk, blocks).await
+    }
+
+    /// Wakes the task that resets desktops.
+    pub fn wake_resets(&self) {
+        self.caches.wake_resets();
     }
 
     /// Requests that the next commit begin soon.
@@ -172,7 +212,7 @@ impl Intake {
 
     /// Requests that retained memory be freed for a writer that waits.
     fn make_room(&self, disk: &Disk) {
-        disk.wants_room.store(disk.is_desktop(), Relaxed);
+        disk.set_wants_room(disk.is_desktop());
         self.caches.require_overflow();
         self.request_commit();
     }
@@ -308,7 +348,7 @@ impl Intake {
         if self.space.is_full() && !self.space.reclaim_may_help() {
             return Err(Error::NoSpace);
         }
-        disk.wants_room.store(true, Relaxed);
+        disk.set_wants_room(true);
         self.caches.wake();
         Ok(false)
     }
@@ -385,9 +425,7 @@ impl Intake {
         if blocks.is_empty() {
             return Ok(false);
         }
-        if disk.is_recorded.load(Relaxed) {
-            self.reader.recordings.record_written(disk, &blocks);
-        }
+        self.reader.record_written(disk, &blocks);
         let mut buffers = disk.buffers.lock();
         let was_clean = buffers.active().is_empty();
         let grown = change(&mut buffers, blocks);

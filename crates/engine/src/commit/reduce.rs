@@ -115,7 +115,7 @@ struct Counters {
 impl Reducer {
     pub fn new(reader: Arc<Reader>, key: [u8; 32], dedup: Dedup) -> Reducer {
         Reducer {
-            cx: reader.cx.clone(),
+            cx: reader.context().clone(),
             reader,
             key,
             dedup: Mutex::new(dedup),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_format::{BLOCK, Stream};
 
 use crate::admin::CatalogueEditor;
-use crate::commit::{Committer, Group, Warm, by_leaf};
+use crate::commit::{Committer, Group, Intake, by_leaf};
 use crate::context::Context;
 use crate::disk::Disk;
 use crate::limits::{COLD_READS, FULL_RETRY, OVERFLOW_BYTES};
@@ -13,7 +13,6 @@ use crate::profile::BootProfiles;
 use crate::progress::CommitProgress;
 use crate::space::SpaceGovernor;
 use crate::stats::Counter;
-use crate::sync::atomic::Ordering::Relaxed;
 use crate::write_caches::{WriteCaches, is_nearly_spent};
 use crate::{DesktopStats, Error, Result};
 
@@ -24,6 +23,7 @@ const RESERVE_PART: u64 = 4;
 pub(crate) struct Desktops {
     pub(super) cx: Arc<Context>,
     pub(super) committer: Arc<Committer>,
+    pub(super) intake: Arc<Intake>,
     pub(super) space: Arc<SpaceGovernor>,
     pub(super) progress: Arc<CommitProgress>,
     pub(super) caches: Arc<WriteCaches>,
@@ -35,15 +35,19 @@ pub(crate) struct Desktops {
 
 impl Desktops {
     pub fn new(
+        (caches, progress): (Arc<WriteCaches>, Arc<CommitProgress>),
+        space: Arc<SpaceGovernor>,
+        intake: Arc<Intake>,
         committer: Arc<Committer>,
         editor: Arc<CatalogueEditor>,
         profiles: Arc<BootProfiles>,
     ) -> Desktops {
         Desktops {
-            cx: committer.cx.clone(),
-            space: committer.space.clone(),
-            progress: committer.progress.clone(),
-            caches: committer.intake.caches.clone(),
+            cx: committer.context().clone(),
+            space,
+            progress,
+            caches,
+            intake,
             committer,
             editor,
             profiles,
@@ -90,11 +94,11 @@ impl Desktops {
         let mut all = self.caches.is_nearly_spent() | self.caches.take_required();
         let catalogue = self.editor.catalogue.read();
         let desktops = || catalogue.iter().filter(|d| d.is_desktop() && d.cached() > 0 && !d.is_reset_due());
-        for disk in catalogue.iter().filter(|d| d.wants_room.load(Relaxed) && d.cached() == 0) {
-            all |= disk.wants_room.swap(false, Relaxed);
+        for disk in catalogue.iter().filter(|d| d.wants_room() && d.cached() == 0) {
+            all |= disk.take_wants_room();
         }
-        let candidates = desktops()
-            .filter(|d| d.wants_room.swap(false, Relaxed) || is_nearly_spent(d.cached(), d.write_cache()));
+        let candidates =
+            desktops().filter(|d| d.take_wants_room() || is_nearly_spent(d.cached(), d.write_cache()));
         let fullest =
             candidates.max_by_key(|d| u128::from(d.cached()) * 1024 / u128::from(d.write_cache().max(1)));
         let largest = || desktops().max_by_key(|d| d.cached()).filter(|_| all);
@@ -103,7 +107,7 @@ impl Desktops {
 
     /// Whether a writer waits for room, or soon will.
     fn has_waiting_writers(&self, desktop: &Disk) -> bool {
-        desktop.wants_room.load(Relaxed) || self.caches.is_short(desktop)
+        desktop.wants_room() || self.caches.is_short(desktop)
     }
 
     /// Commits the least recently written blocks of a desktop. Returns the bytes of its write buffer that
@@ -114,7 +118,7 @@ impl Desktops {
     /// commit requires fails, the desktop is unchanged. After any other error the pool has latched.
     pub(super) async fn overflow(&self, desktop: &Arc<Disk>) -> Result<u64> {
         let touched = by_leaf(desktop.buffers.lock().active().coldest_touched(OVERFLOW_BYTES / BLOCK));
-        let mut warm = Warm::new(&self.committer.reader);
+        let mut warm = self.committer.warm();
         warm.read_ahead(vec![(desktop.clone(), touched)], COLD_READS).await;
         let mut log = self.committer.write_log().await?;
         self.cx.check_running()?;
@@ -128,7 +132,7 @@ impl Desktops {
         match self.committer.log_group(&mut log, &mut group, Stream::Short, &mut warm).await {
             Ok(()) => {
                 self.overflowed.add(bytes);
-                desktop.overflowed.add(bytes);
+                desktop.count_overflow(bytes);
             }
             Err(Error::NoSpace) => {
                 self.committer.give_up_group(group);

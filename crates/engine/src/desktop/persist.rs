@@ -36,17 +36,10 @@ impl Desktops {
         }
         {
             let _log = self.committer.read_log().await;
-            let _gate = self.committer.intake.gate.write();
-            let buffers = desktop.buffers.lock();
-            let cached = desktop.leave_desktops();
-            self.caches.move_to_volumes(cached);
-            self.space.buffered(&desktop.writes, cached);
-            if !buffers.active().is_empty() {
-                self.committer.intake.disks.lock().push(desktop.clone());
-            }
+            self.intake.leave_desktops(&desktop);
         }
         let disk = DiskRecord { sync, write_cache: 0, reset_at_disconnect: false, ..(*record).clone() };
-        let done = self.committer.intake.commit_ops(vec![CatalogueOp::Update { disk }]).await;
+        let done = self.intake.commit_ops(vec![CatalogueOp::Update { disk }]).await;
         if matches!(done, Err(Error::NoSpace)) {
             self.revert_to_desktop(&desktop, record.write_cache).await;
         }
@@ -58,13 +51,7 @@ impl Desktops {
     /// Reverts the switch to ordinary commits. Blocks that were committed since then count as overflowed.
     async fn revert_to_desktop(&self, disk: &Disk, write_cache: u64) {
         let _log = self.committer.read_log().await;
-        let _gate = self.committer.intake.gate.write();
-        let buffers = disk.buffers.lock();
-        let cached = buffers.active().cost() as i64;
-        self.committer.intake.disks.lock().retain(|other| other.id() != disk.id());
-        self.space.buffered(&disk.writes, -cached);
-        self.caches.move_to_volumes(-cached);
-        disk.join_desktops(write_cache, cached);
+        self.intake.join_desktops(disk, write_cache);
     }
 }
 

@@ -146,7 +146,7 @@ impl DiskHandle {
             let garbage = self.garbage_of(&(block..block + count));
             let op = CatalogueOp::CopyRange { disk: id, block, from: source_id, source_block, count };
             self.intake.commit_ops(vec![op]).await?;
-            self.intake.space.committed_discards(garbage);
+            self.intake.committed_discards(garbage);
             if source.disk.has_damaged_map() {
                 // The damage was found too late to refuse the copy: this disk now has it too.
                 return Err(Error::MapDamaged(source.name()));

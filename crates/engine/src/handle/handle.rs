@@ -68,7 +68,7 @@ pub struct DiskHandle {
 impl Drop for DiskHandle {
     fn drop(&mut self) {
         if self.disk.detach(self.disconnected_cleanly.load(Relaxed)) {
-            self.intake.caches.wake_resets();
+            self.intake.wake_resets();
         }
     }
 }
@@ -105,7 +105,7 @@ impl DiskHandle {
     /// no other client can attach before the reset is complete.
     pub fn mark_clean_disconnect(&self) {
         if !self.disconnected_cleanly.swap(true, Relaxed)
-            && self.intake.cx.config.mutation != Mutation::ReuseDesktop
+            && self.reader.context().config.mutation != Mutation::ReuseDesktop
         {
             self.disk.record_clean_disconnect();
         }
@@ -123,7 +123,7 @@ impl DiskHandle {
 
     /// The state of free room for this disk: in the store, and within the quota of its tenant.
     pub fn room(&self) -> Room {
-        self.intake.space.room().max(self.disk.occupied.room())
+        self.intake.room().max(self.disk.occupied.room())
     }
 
     /// Current size in bytes.
@@ -138,7 +138,7 @@ impl DiskHandle {
 
     /// Whether writes are durable when they are acknowledged, so that no flush is needed.
     pub fn write_through(&self) -> bool {
-        is_write_through(&self.disk, self.client, &self.intake.cx.config)
+        is_write_through(&self.disk, self.client, &self.reader.context().config)
     }
 
     /// Whether a change is durable when it is answered.
@@ -211,13 +211,13 @@ impl DiskHandle {
     }
 
     pub(crate) fn check_read(&self, offset: u64, len: u64) -> Result<()> {
-        self.intake.cx.check_fenced()?;
+        self.reader.context().check_fenced()?;
         self.check(offset, len)
     }
 
     /// Whether another server has opened the pool, so that no request may be answered.
     pub fn is_fenced(&self) -> bool {
-        self.intake.cx.is_fenced()
+        self.reader.context().is_fenced()
     }
 
     pub(crate) fn check_write(&self, offset: u64, len: u64) -> Result<()> {
@@ -229,12 +229,12 @@ impl DiskHandle {
 
     /// Waits until the limits of the disk and of its tenant permit a request of `bytes`.
     pub(super) async fn begin(&self, kind: Kind, bytes: u64) {
-        self.disk.limiter.take(kind, bytes, &*self.intake.cx.host).await;
+        self.disk.limiter.take(kind, bytes, &*self.reader.context().host).await;
     }
 
     /// Whether the limits permit a request now, which then counts.
     fn may_begin(&self, kind: Kind, bytes: u64) -> bool {
-        self.disk.limiter.try_take(kind, bytes, &*self.intake.cx.host)
+        self.disk.limiter.try_take(kind, bytes, &*self.reader.context().host)
     }
 
     /// Reads into `out` if that is possible without waiting. On [`Fast::Wait`], nothing is counted and `out`
@@ -247,7 +247,7 @@ impl DiskHandle {
         if read.is_err() || !found.gaps.is_empty() || waits_for_commit {
             return Ok(Fast::Wait);
         }
-        self.intake.cx.check_fenced()?;
+        self.reader.context().check_fenced()?;
         if !self.may_begin(Kind::Read, out.len() as u64) {
             return Ok(Fast::Wait);
         }
@@ -272,7 +272,7 @@ impl DiskHandle {
         let has_room = self.disk.is_desktop() && self.reader.cache.has_room();
         let together = read.together(if has_room { READAHEAD_DESKTOP } else { READAHEAD_MIN });
         let origin = self.read_lasting(offset, out, together).await?;
-        self.intake.cx.check_fenced()?;
+        self.reader.context().check_fenced()?;
         self.reader.end_sequential(&self.disk, &read, origin, together);
         self.count_read(offset, out.len(), origin == Origin::Ram);
         Ok(if origin == Origin::Ram { ReadFrom::Ram } else { ReadFrom::Store })
@@ -295,7 +295,7 @@ impl DiskHandle {
 
     fn count_read(&self, offset: u64, len: usize, hit: bool) {
         let before = self.disk.guest.read.next(len as u64);
-        self.disk.classes.record_read(before, offset, hit, &self.reader.reads_by_class);
+        self.reader.record_class(&self.disk, before, offset, hit);
     }
 
     /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through, the
@@ -360,7 +360,7 @@ impl DiskHandle {
         let (mut at, end) = (offset, offset + data.len() as u64);
         // Next to a flush of another disk, each piece is admitted separately, so that a long request need not
         // fit into one group.
-        let mut whole = match self.intake.space.is_divided(&self.disk.writes, end - at) {
+        let mut whole = match self.intake.is_divided(&self.disk, end - at) {
             true => None,
             false => Some(self.intake.admit_piece(&self.disk, end - at).await?),
         };
@@ -369,7 +369,7 @@ impl DiskHandle {
             if at > offset {
                 yield_now().await;
             }
-            let step = if whole.is_some() { TURN_BYTES } else { self.intake.space.flush_bound.piece() };
+            let step = if whole.is_some() { TURN_BYTES } else { self.intake.piece() };
             let until = ((at / step + 1) * step).min(end);
             let mut separate = None;
             let room = match &mut whole {
@@ -480,7 +480,7 @@ impl DiskHandle {
             if whole.end * BLOCK as u64 > end && self.size() > end {
                 whole.end -= 1;
             }
-            self.intake.space.add_discards(garbage);
+            self.intake.add_discards(garbage);
             self.disk.occupied.free(whole.clone());
             buffer.zero(whole.clone(), allocated, Some(room));
         })?;
@@ -528,7 +528,7 @@ impl DiskHandle {
     /// As [`DiskHandle::flush`], without counting a flush.
     pub(crate) async fn flush_changes(&self) -> Result<()> {
         match self.disk.sync() {
-            SyncMode::Never if !self.is_durable(true) => self.intake.cx.check_fenced()?,
+            SyncMode::Never if !self.is_durable(true) => self.reader.context().check_fenced()?,
             _ => self.intake.flush_disk(&self.disk).await?,
         }
         self.disk.check_losses(&self.known_losses)

@@ -128,7 +128,7 @@ impl DiskHandle {
             if done {
                 return Ok(decided);
             }
-            self.intake.progress.wait_for_copies(&self.intake.cx, &self.disk, &blocks).await?;
+            self.intake.wait_for_copies(&self.disk, &blocks).await?;
         }
     }
 

@@ -97,10 +97,10 @@ struct Request {
 }
 
 impl Marks {
-    pub fn new(committer: Arc<Committer>, catalogue: Arc<RwLock<Catalogue>>) -> Marks {
+    pub fn new(intake: Arc<Intake>, committer: Arc<Committer>, catalogue: Arc<RwLock<Catalogue>>) -> Marks {
         Marks {
-            cx: committer.cx.clone(),
-            intake: committer.intake.clone(),
+            cx: committer.context().clone(),
+            intake,
             committer,
             catalogue,
             is_settled: AtomicBool::new(false),

@@ -154,7 +154,5 @@ pub(super) fn leave_tenant(pool: &Pool, disk: &Disk) {
 /// Applies the weight of a disk and of its tenant to the resources that it shares.
 fn update_weight(disk: &Disk) {
     let weight = disk.limiter.weight();
-    disk.writes.set_weight(weight);
-    disk.reads.set_weight(weight);
-    disk.reads_ahead.set_weight(weight);
+    disk.set_weight(weight);
 }

@@ -94,7 +94,7 @@ impl Pool {
     fn start(&self, warm: Vec<SegmentId>, next_segment: u32) {
         let Parts { cx, intake, committer, reclaimer, desktops, .. } = &self.parts;
         let commits = Box::pin(committer.clone().commit_loop());
-        cx.host.spawn("commit", Box::pin(intake.driver.clone().run(commits)));
+        cx.host.spawn("commit", Box::pin(intake.driver().run(commits)));
         cx.host.spawn("cold writes", Box::pin(intake.clone().warm_loop()));
         cx.host.spawn("upkeep", Box::pin(reclaimer.clone().upkeep_loop()));
         cx.host.spawn("orphans", Box::pin(reclaimer.clone().find_orphans(next_segment)));
@@ -130,12 +130,12 @@ impl Pool {
 
     /// Makes the last commit, and stops the background tasks.
     async fn stop(&self) {
-        let Parts { intake, reclaimer, cx, marks, .. } = &self.parts;
+        let Parts { intake, reclaimer, cx, marks, caches, progress, .. } = &self.parts;
         intake.close(|| marks.last_ops());
         marks.stop();
-        intake.caches.wake();
-        intake.caches.wake_resets();
-        let mut progress = intake.progress.subscribe();
+        caches.wake();
+        caches.wake_resets();
+        let mut progress = progress.subscribe();
         // The sender exists as long as the pool.
         let _ = progress.wait_for(|p| p.stopped).await;
         // What is left are writes to desktops, and those for which the store has no room.
@@ -207,7 +207,7 @@ impl Pool {
     /// Those of [`Pool::attach_as`], [`Error::Resetting`] after that time, [`Error::Latched`] and
     /// [`Error::Closed`].
     pub async fn attach_when_reset_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
-        let mut progress = self.parts.intake.progress.subscribe();
+        let mut progress = self.parts.progress.subscribe();
         let mut timeout = self.parts.cx.host.sleep(ATTACH_WAIT);
         loop {
             progress.mark_unchanged();
@@ -232,7 +232,7 @@ impl Pool {
     /// The thread that makes a commit for its client now ([`commit_here`](crate::commit_here)). The store may
     /// block it.
     pub fn helper(&self) -> Option<ThreadId> {
-        self.parts.intake.driver.helper()
+        self.parts.intake.driver().helper()
     }
 
     /// Whether this server has lost the pool.
@@ -248,8 +248,8 @@ impl Pool {
         Memory {
             read_cache: cache.bytes,
             read_cache_budget: cache.budget,
-            desktops: self.parts.intake.caches.cached(),
-            desktops_budget: self.parts.intake.caches.budget(),
+            desktops: self.parts.caches.cached(),
+            desktops_budget: self.parts.caches.budget(),
         }
     }
 
@@ -259,7 +259,7 @@ impl Pool {
         if self.parts.reader.cache.stats().budget != read_cache {
             self.parts.reader.cache.set_budget(read_cache);
         }
-        self.parts.intake.caches.set_budget(desktops);
+        self.parts.caches.set_budget(desktops);
     }
 
     /// A file system of `total` bytes that holds the pool is low on room if less than this is free. Other
@@ -272,7 +272,7 @@ impl Pool {
     pub async fn stats(&self) -> PoolStats {
         let log = self.parts.committer.log_figures();
         let room = self.parts.reader.source.store.capacity().await.ok();
-        let (mut guest, disks) = (*self.parts.committer.applier.retired.lock(), {
+        let (mut guest, disks) = (self.parts.committer.retired(), {
             let catalogue = self.parts.catalogue.read();
             catalogue.visible().count() as u64
         });
@@ -289,7 +289,7 @@ impl Pool {
             read_cache: self.parts.reader.cache.stats(),
             read_cache_evictions: self.parts.reader.cache.evictions(),
             read_cache_advice: self.parts.reader.cache.advice(self.parts.cx.host.now()),
-            class_reads: self.parts.reader.reads_by_class.get(),
+            class_reads: self.parts.reader.class_reads(),
             map_cache: self.parts.reader.nodes.cache.stats(),
             dirty_bytes: self.parts.space.dirty(),
             stored_bytes: log.stored_bytes,
@@ -299,16 +299,16 @@ impl Pool {
             disks,
             segments: log.segments,
             seq: log.seq,
-            commits: self.parts.committer.commits.get().ops,
-            commit: self.parts.committer.intake.schedule.stats(self.parts.committer.commit_cost()),
-            checkpoints: self.parts.committer.checkpoints.get().ops,
+            commits: self.parts.committer.commits(),
+            commit: self.parts.committer.commit_stats(),
+            checkpoints: self.parts.committer.checkpoints().ops,
             damaged_blocks: self.parts.reader.source.damage.get().ops,
             recovered_batches: self.recovered_batches,
             recovery_ms: self.recovery_ms,
-            reduction: self.parts.committer.reducer.stats(),
+            reduction: self.parts.committer.reduction(),
             desktops: self.parts.desktops.stats(),
             room: self.parts.space.room(),
-            space: self.parts.reclaimer.figures.lock().pool,
+            space: self.parts.reclaimer.pool_space(),
             moved_bytes: self.parts.space.moved.get().bytes,
             freed_bytes: self.parts.space.freed.get().bytes,
         }
@@ -336,13 +336,13 @@ impl Pool {
     /// The counters and the space of one disk.
     pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
         let disk = self.parts.catalogue.read().find(name)?;
-        let space = self.parts.reclaimer.figures.lock().disks.get(&disk.id()).copied();
+        let space = self.parts.reclaimer.disk_space(disk.id());
         Ok(DiskStats {
             guest: disk.guest.get(),
             space,
             cached_bytes: disk.cached(),
             write_cache: disk.write_cache(),
-            overflow: disk.overflowed.get(),
+            overflow: disk.overflows(),
             limited: disk.limiter.waited.get(),
         })
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_format::{BLOCK, DiskId, Role};
@@ -17,7 +16,7 @@ use crate::config::BootProfile;
 use crate::context::Context;
 use crate::disk::{Disk, blocks};
 use crate::read::{Prefetched, Reader};
-use crate::recordings::{Profile, Recorder, Recording};
+use crate::recordings::{Profile, Recorder, Recording, Recordings};
 use crate::sync::{Mutex, RwLock};
 use crate::text::shorten;
 use crate::{Error, Result};
@@ -61,6 +60,7 @@ pub struct ProfileInfo {
 pub(crate) struct BootProfiles {
     cx: Arc<Context>,
     reader: Arc<Reader>,
+    recordings: Arc<Recordings>,
     catalogue: Arc<RwLock<Catalogue>>,
     metadata: Arc<Metadata>,
     /// Images whose next boot is to be recorded, even if they have a profile.
@@ -76,7 +76,8 @@ impl BootProfiles {
         metadata: Arc<Metadata>,
     ) -> BootProfiles {
         BootProfiles {
-            cx: reader.cx.clone(),
+            cx: reader.context().clone(),
+            recordings: reader.recordings().clone(),
             reader,
             catalogue,
             metadata,
@@ -151,7 +152,7 @@ impl BootProfiles {
     async fn record(self: Arc<BootProfiles>, image: &Arc<Disk>, clone: &Arc<Disk>) {
         let now = self.cx.host.now();
         {
-            let mut recordings = self.reader.recordings.lock();
+            let mut recordings = self.recordings.lock();
             if recordings.iter().any(|r| r.image == image.id() || r.clone == clone.id()) {
                 return;
             }
@@ -165,13 +166,13 @@ impl BootProfiles {
                 end: false,
             });
         }
-        clone.is_recorded.store(true, Relaxed);
+        clone.set_recorded(true);
         while !self.recording_has_ended(clone) && self.cx.check_running().is_ok() {
             self.cx.host.sleep(CHECK_INTERVAL).await;
         }
-        clone.is_recorded.store(false, Relaxed);
+        clone.set_recorded(false);
         let profile = {
-            let mut recordings = self.reader.recordings.lock();
+            let mut recordings = self.recordings.lock();
             let at = recordings.iter().position(|r| r.clone == clone.id());
             at.map(|at| recordings.swap_remove(at).recorder.finish(self.cx.host.unix_ms()))
         };
@@ -188,7 +189,7 @@ impl BootProfiles {
 
     fn recording_has_ended(&self, clone: &Disk) -> bool {
         let now = self.cx.host.now();
-        let recordings = self.reader.recordings.lock();
+        let recordings = self.recordings.lock();
         recordings.iter().find(|r| r.clone == clone.id()).is_none_or(|r| {
             let is_quiet = r.recorder.blocks() >= MIN_BLOCKS && now.saturating_sub(r.last_new) >= QUIET_TIME;
             let is_over = r.end || r.recorder.is_full() || now.saturating_sub(r.began) >= MAX_RECORDING;
@@ -214,7 +215,7 @@ impl BootProfiles {
     pub async fn info(&self, image: &str) -> Result<ProfileInfo> {
         let image = self.find_image(image)?;
         let profile = self.load_profile(&image).await;
-        let recording = self.reader.recordings.is_recorded(image.id());
+        let recording = self.recordings.is_recorded(image.id());
         let wanted = self.wanted.lock().contains(&image.id());
         let auto = self.cx.config.boot_profile != BootProfile::Off && profile.is_none();
         let mut info =
@@ -246,7 +247,7 @@ impl BootProfiles {
     pub fn end_recording(&self, image: &str) -> Result<bool> {
         let image = self.find_image(image)?;
         let was_wanted = self.wanted.lock().remove(&image.id());
-        let mut recordings = self.reader.recordings.lock();
+        let mut recordings = self.recordings.lock();
         let recording = recordings.iter_mut().find(|r| r.image == image.id());
         Ok(recording.map(|r| r.end = true).is_some() || was_wanted)
     }

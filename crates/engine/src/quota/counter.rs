@@ -62,7 +62,7 @@ impl Counter {
         }
         if !std::mem::replace(&mut queue.is_running, true) {
             let counter = self.clone();
-            self.reader.cx.host.spawn("quota", Box::pin(async move { counter.count_all().await }));
+            self.reader.context().host.spawn("quota", Box::pin(async move { counter.count_all().await }));
         }
     }
 
@@ -143,7 +143,7 @@ impl Counter {
             steps += 1;
             if steps.is_multiple_of(TURN) {
                 yield_now().await;
-                if self.reader.cx.check_running().is_err() {
+                if self.reader.context().check_running().is_err() {
                     return false;
                 }
             }

@@ -10,11 +10,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_format::{BLOCK, BlockRef, MapValue};
 use forebay_guest::{CachePriority, Class};
 use forebay_store::StoreError;
 
+use super::bound::Flushing;
 use super::gap::{Gap, Gathered, Origin, Outcome, ReadMode};
 use super::nodes::{NodeReader, with_nodes};
 use super::run::Fetched;
@@ -31,19 +33,18 @@ use crate::lost::{is_lost, lost_block};
 use crate::map::NeedNode;
 use crate::progress::CommitProgress;
 use crate::recordings::Recordings;
-use crate::sync::atomic::Ordering::Relaxed;
-use crate::{BoxFuture, Error, Result};
+use crate::{BoxFuture, ClassReads, Error, Result};
 
 /// Reads disks. It holds everything that a read needs, and nothing that could change a disk.
 pub(crate) struct Reader {
-    pub cx: Arc<Context>,
+    pub(super) cx: Arc<Context>,
     pub source: Arc<StoreReader>,
     pub nodes: NodeReader,
     pub cache: ReadCache,
     pub(super) misses: MissTable<Fetched>,
-    pub turns: Arc<ReadTurns>,
-    pub recordings: Arc<Recordings>,
-    pub reads_by_class: ReadsByClass,
+    pub(super) turns: Arc<ReadTurns>,
+    recordings: Arc<Recordings>,
+    reads_by_class: ReadsByClass,
     progress: Arc<CommitProgress>,
 }
 
@@ -76,6 +77,39 @@ impl Reader {
             source,
             cx,
         }
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.cx
+    }
+
+    /// The boots that are being recorded, which the reads of their clones are added to.
+    pub fn recordings(&self) -> &Arc<Recordings> {
+        &self.recordings
+    }
+
+    /// A client changes blocks of a disk whose reads may be recorded.
+    pub fn record_written(&self, disk: &Disk, blocks: &Range<u64>) {
+        if disk.is_recorded() {
+            self.recordings.record_written(disk, blocks);
+        }
+    }
+
+    /// Counts a read of a client by the class of its block; see [`Classes::record_read`].
+    ///
+    /// [`Classes::record_read`]: crate::block_classes::Classes::record_read
+    pub fn record_class(&self, disk: &Disk, before: u64, offset: u64, hit: bool) {
+        disk.classes.record_read(before, offset, hit, &self.reads_by_class);
+    }
+
+    /// Estimates of the reads of each class.
+    pub fn class_reads(&self) -> Vec<ClassReads> {
+        self.reads_by_class.get()
+    }
+
+    /// A group of `bytes`, whose commit began at `began`, is durable.
+    pub fn record_group(&self, flushing: Flushing, bytes: u64, began: Duration) {
+        self.turns.record_group(flushing, bytes, began);
     }
 
     /// The rank that blocks of a class have in the read cache.
@@ -154,7 +188,7 @@ impl Reader {
                 return Err(Stop::Copied(blocks));
             }
         }
-        if disk.is_recorded.load(Relaxed) && mode != ReadMode::Internal {
+        if disk.is_recorded() && mode != ReadMode::Internal {
             self.recordings.record_read(disk, self.cx.host.now(), first, values, &have);
         }
         let mut at = chunk.start;

@@ -96,14 +96,8 @@ pub(super) struct Cleaner {
 }
 
 impl Cleaner {
-    pub fn new(committer: Arc<Committer>) -> Cleaner {
-        Cleaner {
-            cx: committer.cx.clone(),
-            reader: committer.reader.clone(),
-            space: committer.space.clone(),
-            committer,
-            damaged: Mutex::default(),
-        }
+    pub fn new(reader: Arc<Reader>, space: Arc<SpaceGovernor>, committer: Arc<Committer>) -> Cleaner {
+        Cleaner { cx: committer.context().clone(), reader, space, committer, damaged: Mutex::default() }
     }
 
     /// Moves the live slots of a segment into a container, in the steps of the module.
@@ -317,7 +311,7 @@ impl Cleaner {
             return Ok(MoveOutcome::Kept);
         }
         let dropped = dropped.iter().filter(|e| e.kind == SlotKind::Block).map(|e| (e.fingerprint, e.slot));
-        self.committer.reducer.dedup.lock().dropped(record.segment, dropped);
+        self.committer.forget_slots(record.segment, dropped);
         let items = [Item::Relocate { segment: record.segment, map: &bytes }];
         let Some(placed) = self.write_group(&mut log, &items).await? else { return Ok(MoveOutcome::Kept) };
         let at = placed.first().map_or(0, |p| p.addr.slot.offset()) as u32;

@@ -105,7 +105,11 @@ async fn measure(gib: u64, budget: u64) {
     let mut rng = Rng(1);
     let all: Vec<usize> = (0..leaves).collect();
     maps.change(&all, 256, &mut entries).await;
-    let scratch = Arc::new(Scratch::new(pool.reclaimer().committer.clone(), 256 << 10));
+    let scratch = Arc::new(Scratch::new(
+        pool.reclaimer().reader.clone(),
+        pool.reclaimer().committer.clone(),
+        256 << 10,
+    ));
     let reclaimer = pool.reclaimer();
     let mark = Mark {
         reader: &reclaimer.reader,

@@ -229,7 +229,7 @@ impl Mark<'_> {
     /// Whether the map below `root` cannot be read at the index of an unreadable node; if so, whether it is
     /// damaged there.
     async fn reaches(&self, root: NeedNode, unreadable: &Unreadable) -> Result<Option<bool>> {
-        self.reader.cx.check_running()?;
+        self.reader.context().check_running()?;
         let mut next = Some(root);
         while let Some(need) = next {
             if need.at.addr == unreadable.node.at.addr {

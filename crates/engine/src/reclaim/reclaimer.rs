@@ -16,7 +16,6 @@ use super::scratch::Scratch;
 use super::victims::Objects;
 use crate::commit::{Committer, Taken};
 use crate::context::Context;
-use crate::disk::Disk;
 use crate::hash::BuildU64Hasher;
 use crate::read::Reader;
 use crate::space::SpaceGovernor;
@@ -28,9 +27,9 @@ use crate::{DiskSpace, Error, GcPhase, GcProgress, Mutation, Result, SpaceStats}
 
 /// The results of the last mark.
 #[derive(Default)]
-pub(crate) struct Figures {
-    pub pool: Option<SpaceStats>,
-    pub disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
+struct Figures {
+    pool: Option<SpaceStats>,
+    disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
 }
 
 /// The result of a reclaim.
@@ -55,7 +54,7 @@ pub(crate) struct Reclaimer {
     /// Number of the last batch of history when the pool was opened.
     pub(super) opened_at: u64,
     /// The results of the last mark.
-    pub figures: Mutex<Figures>,
+    figures: Mutex<Figures>,
     /// The counts of the last mark. Held by a reclaim under way: one at a time.
     pub(super) counts: tokio::sync::Mutex<Option<Counts>>,
     /// Disks whose maps the last mark could not read completely.
@@ -64,12 +63,17 @@ pub(crate) struct Reclaimer {
 }
 
 impl Reclaimer {
-    pub fn new(committer: Arc<Committer>, opened_at: u64) -> Reclaimer {
+    pub fn new(
+        reader: Arc<Reader>,
+        space: Arc<SpaceGovernor>,
+        committer: Arc<Committer>,
+        opened_at: u64,
+    ) -> Reclaimer {
         Reclaimer {
-            cx: committer.cx.clone(),
-            reader: committer.reader.clone(),
-            space: committer.space.clone(),
-            cleaner: Cleaner::new(committer.clone()),
+            cx: committer.context().clone(),
+            cleaner: Cleaner::new(reader.clone(), space.clone(), committer.clone()),
+            reader,
+            space,
             committer,
             opened_at,
             figures: Mutex::default(),
@@ -145,7 +149,8 @@ impl Reclaimer {
         if self.cx.config.mutation != Mutation::PublishEarly {
             self.committer.renew_older_copy().await?;
         }
-        let scratch = Arc::new(Scratch::new(self.committer.clone(), self.space.segment_bytes()));
+        let scratch =
+            Arc::new(Scratch::new(self.reader.clone(), self.committer.clone(), self.space.segment_bytes()));
         let progress = |done| report(GcProgress { done, ..GcProgress::default() });
         let mark =
             Mark { reader: &self.reader, committer: &self.committer, scratch: &scratch, progress: &progress };
@@ -184,7 +189,7 @@ impl Reclaimer {
     fn record_damaged_maps(&self, taken: &Taken, marked: &MarkResult) -> Option<String> {
         let warned = std::mem::replace(&mut *self.damaged.lock(), marked.damaged.clone());
         for (record, found) in taken.checkpoint.disks.iter().zip(&taken.map_damage) {
-            let Some(disk) = self.disk(record.id) else { continue };
+            let Some(disk) = self.committer.disk(record.id) else { continue };
             if marked.damaged_maps.contains(&record.id) {
                 disk.record_map_damage(&"a reclaim could not read all of it");
             } else if !marked.damaged.contains(&record.id) {
@@ -194,10 +199,10 @@ impl Reclaimer {
         let mut names = Vec::new();
         for id in &marked.damaged {
             // The disk may have been deleted or renamed since the checkpoint.
-            let disk = self.disk(*id);
+            let disk = self.committer.disk(*id);
             let record = taken.checkpoint.disks.iter().find(|d| d.id == *id);
             let name = match (disk, record) {
-                (Some(disk), _) => self.committer.applier.catalogue.read().export_name(&disk),
+                (Some(disk), _) => self.committer.export_name(&disk),
                 (None, Some(record)) => record.name.clone(),
                 (None, None) => continue,
             };
@@ -255,7 +260,13 @@ impl Reclaimer {
         *self.figures.lock() = Figures { pool: Some(pool), disks: marked.disks.clone() };
     }
 
-    fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
-        self.committer.applier.disk(id)
+    /// The space of the pool, as of the last mark.
+    pub fn pool_space(&self) -> Option<SpaceStats> {
+        self.figures.lock().pool
+    }
+
+    /// The space of a disk, as of the last mark.
+    pub fn disk_space(&self, id: DiskId) -> Option<DiskSpace> {
+        self.figures.lock().disks.get(&id).copied()
     }
 }

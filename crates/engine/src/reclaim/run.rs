@@ -187,7 +187,7 @@ impl<'a> Reclaim<'a> {
                 }
                 log.forget(*segment);
                 self.cleaner.reader.source.relocation.forget(*segment);
-                self.cleaner.committer.reducer.dedup.lock().freed(*segment);
+                self.cleaner.committer.forget_segment(*segment);
             }
             drop(log);
             yield_now().await;

@@ -11,6 +11,7 @@ use forebay_format::{BLOCK, BlobRef, Stream, check64};
 use crate::commit::Committer;
 use crate::limits::MARK_PIECE;
 use crate::log::Item;
+use crate::read::Reader;
 use crate::{Error, Result};
 
 /// Pieces that are written at a time.
@@ -18,28 +19,29 @@ const PIECES_AT_ONCE: usize = 16;
 
 /// The store as temporary memory.
 pub(super) struct Scratch {
+    reader: Arc<Reader>,
     committer: Arc<Committer>,
     /// Bytes of a piece.
     piece: usize,
 }
 
 impl Scratch {
-    pub fn new(committer: Arc<Committer>, segment_bytes: u64) -> Scratch {
+    pub fn new(reader: Arc<Reader>, committer: Arc<Committer>, segment_bytes: u64) -> Scratch {
         // A batch holds at least one piece, its header and its entry.
         let piece = MARK_PIECE.min((segment_bytes / 4) as usize - 2 * BLOCK);
-        Scratch { committer, piece }
+        Scratch { reader, committer, piece }
     }
 
     async fn write(&self, pieces: &[Vec<u8>]) -> Result<Vec<BlobRef>> {
         let items: Vec<Item> = pieces.iter().map(|piece| Item::Blob(piece)).collect();
         let placed = {
             let mut log = self.committer.write_log().await?;
-            let workers = self.committer.cx.host.workers();
+            let workers = self.committer.context().host.workers();
             let written = log.write_group(Stream::Map, &items, workers).await;
             self.committer.latching(written)?
         };
         let bytes: usize = pieces.iter().map(Vec::len).sum();
-        self.committer.space.cleaner_wrote(bytes as u64);
+        self.committer.count_cleaner(bytes as u64);
         let refs = pieces.iter().zip(placed).map(|(piece, at)| BlobRef {
             segment: at.addr.segment,
             offset: at.addr.slot.offset() as u32,
@@ -50,7 +52,7 @@ impl Scratch {
     }
 
     pub async fn read(&self, piece: &BlobRef) -> Result<Vec<u8>> {
-        let source = &self.committer.reader.source;
+        let source = &self.reader.source;
         let bytes = source.read_exact(piece.segment, piece.offset.into(), piece.len as usize).await?;
         match check64(&bytes) == piece.check {
             true => Ok(bytes.to_vec()),

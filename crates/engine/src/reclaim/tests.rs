@@ -92,7 +92,11 @@ fn mark<'a>(reclaimer: &'a Reclaimer, scratch: &'a Arc<Scratch>) -> Mark<'a> {
 
 /// Compares a mark by difference with one from nothing, and both with the model. Returns the counts.
 async fn compare(reclaimer: &Reclaimer, kept: Option<Counts>, with_exclusive: bool) -> Option<Counts> {
-    let scratch = Arc::new(Scratch::new(reclaimer.committer.clone(), reclaimer.space.segment_bytes()));
+    let scratch = Arc::new(Scratch::new(
+        reclaimer.reader.clone(),
+        reclaimer.committer.clone(),
+        reclaimer.space.segment_bytes(),
+    ));
     let (taken, _) = reclaimer.committer.take_checkpoint(0).await.unwrap();
     let marks = kept.as_ref().map_or(0, |kept| kept.marks);
     let mark = mark(reclaimer, &scratch);
@@ -293,7 +297,11 @@ async fn a_mark_reads_the_nodes_that_changed() {
         v.write(leaf << 20, &[7; BLOCK], false).await.unwrap();
     }
     pool.flush().await.unwrap();
-    let scratch = Arc::new(Scratch::new(pool.reclaimer().committer.clone(), 256 << 10));
+    let scratch = Arc::new(Scratch::new(
+        pool.reclaimer().reader.clone(),
+        pool.reclaimer().committer.clone(),
+        256 << 10,
+    ));
     let mark = mark(pool.reclaimer(), &scratch);
     let (taken, _) = mark.committer.take_checkpoint(0).await.unwrap();
     let first = mark.find(&taken, None).await.unwrap();

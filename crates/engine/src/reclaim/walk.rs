@@ -110,7 +110,7 @@ impl<'a> Walk<'a> {
         purpose: Purpose,
         progress: &'a (dyn Fn(u64) + Send + Sync),
     ) -> Walk<'a> {
-        let budget = tools.reader.cx.config.mark_memory as usize;
+        let budget = tools.reader.context().config.mark_memory as usize;
         // A small share of the budget for those that are not encoded yet.
         let run = (budget / 16 / LEVELS / size_of::<Delta>()).clamp(16, MARK_RUN);
         Walk {
@@ -218,11 +218,11 @@ impl<'a> Walk<'a> {
     /// Between two steps: makes a checkpoint if one is due, and keeps within the budget.
     async fn pause(&mut self) -> Walked {
         let Tools { reader, committer, scratch } = self.tools;
-        reader.cx.check_running()?;
+        reader.context().check_running()?;
         if committer.checkpoint_due() && !self.is_full {
             self.unless_full(committer.checkpoint().await)?;
         }
-        let budget = reader.cx.config.mark_memory as usize;
+        let budget = reader.context().config.mark_memory as usize;
         let all = self.levels.iter_mut().chain([&mut self.slots]);
         let bytes: usize = all.map(|deltas| deltas.bytes()).sum();
         if bytes > budget / 4 && !self.is_full {
@@ -277,7 +277,7 @@ impl<'a> Walk<'a> {
     /// which it refers.
     fn refer(&mut self, visit: &Visit, node: &Node, base: Option<Result<Node>>) -> Walked<u64> {
         let Visit { by, of_image, .. } = *visit;
-        let mutation = self.tools.reader.cx.config.mutation;
+        let mutation = self.tools.reader.context().config.mutation;
         let level = usize::from(visit.node.level());
         let (mut blocks, mut base_ref) = (Vec::new(), None);
         node.references(|r| match r {
