@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use forebay_api::{CloneVolumes, DiskStatsView, ErrorKind, LimitedView, Reset};
 use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Pool, Role, check_name};
 
-use super::space::disk_space_view;
 use super::{Control, ControlError, Reply, Result, STRETCH};
-use crate::view::{View, disk_view, sync_mode};
+use crate::view::{View, disk_space_view, disk_view, sync_mode};
 
 /// Most clones that one request creates.
 pub const MAX_CLONES: u32 = 10_000;

@@ -8,10 +8,8 @@
 //! Imports are not actions: they are cancelled when their connection closes.
 
 mod action;
-mod cache;
 mod classes;
 mod clients;
-mod desktops;
 mod disks;
 mod error;
 mod events;
@@ -23,7 +21,6 @@ mod profile;
 mod replacements;
 mod reservations;
 mod served;
-mod space;
 mod stretches;
 mod targets;
 mod upgrade;
@@ -39,7 +36,6 @@ use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
 use tracing::Instrument;
 
 pub use action::{Action, Reply};
-pub(crate) use cache::read_cache_view;
 use classes::Scans;
 pub use disks::MAX_CLONES;
 use disks::disk_reply;

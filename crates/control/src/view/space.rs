@@ -4,8 +4,7 @@
 use forebay_api::{DiskSpaceView, IndexView, ReductionView, RoomView, SpaceView};
 use forebay_engine::{DiskSpace, ReductionStats, Room, SpaceStats};
 
-use crate::view::View;
-use crate::view::ratio;
+use super::{View, ratio};
 
 /// Bytes per block.
 const BLOCK: u64 = 4096;
@@ -66,7 +65,7 @@ impl View for SpaceStats {
 }
 
 /// Creates the view of a mark at `as_of_ms`.
-pub(super) fn disk_space_view(s: DiskSpace, as_of_ms: u64) -> DiskSpaceView {
+pub(crate) fn disk_space_view(s: DiskSpace, as_of_ms: u64) -> DiskSpaceView {
     let DiskSpace { mapped_bytes, exclusive_bytes } = s;
     DiskSpaceView { as_of_ms, mapped_bytes, exclusive_bytes }
 }

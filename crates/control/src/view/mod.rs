@@ -1,5 +1,9 @@
 //! From the types of the engine and the front ends to the types of the API, which knows neither.
 
+mod cache;
+mod desktops;
+mod space;
+
 use forebay_api::{
     ActivityView, CommitView, CountView, DiskView, GcEvent, GcPhaseView, GuestView, Kind, Reclaimed, Reset,
     StandbyView, StatsView, StoreView, SyncPolicy,
@@ -9,6 +13,9 @@ use forebay_engine::{
     StoreStats, SyncMode,
 };
 use forebay_store::rados::Standby;
+
+use cache::read_cache_view;
+pub(crate) use space::disk_space_view;
 
 /// A value of the engine or a front end that the API shows.
 pub(crate) trait View {
@@ -166,7 +173,7 @@ pub(crate) fn stats_view(s: &PoolStats, memory_bytes: u64) -> StatsView {
         guest: s.guest.view(),
         store: s.store.view(),
         offload: ratio(store_ops, guest_ops).map(|cost| 1.0 - cost),
-        read_cache: crate::operations::read_cache_view(s),
+        read_cache: read_cache_view(s),
         map_cache: s.map_cache.view(),
         dirty_bytes: s.dirty_bytes,
         memory_bytes,

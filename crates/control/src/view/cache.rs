@@ -3,8 +3,7 @@
 use forebay_api::{CacheAdviceView, CacheView, ClassReadsView, ReadCacheView};
 use forebay_engine::{CacheAdvice, CacheStats, ClassReads, PoolStats};
 
-use crate::view::View;
-use crate::view::ratio;
+use super::{View, ratio};
 
 impl View for CacheStats {
     type View = CacheView;
@@ -21,7 +20,7 @@ impl View for CacheStats {
 }
 
 /// Creates the view of a pool's read cache.
-pub fn read_cache_view(s: &PoolStats) -> ReadCacheView {
+pub(super) fn read_cache_view(s: &PoolStats) -> ReadCacheView {
     let CacheView { hits, misses, hit_rate, bytes, budget_bytes } = s.read_cache.view();
     ReadCacheView {
         hits,

@@ -1,9 +1,9 @@
-//! Desktops in the API: request bodies and statistics.
+//! The statistics of desktops in the API.
 
 use forebay_api::DesktopsView;
 use forebay_engine::DesktopStats;
 
-use crate::view::View;
+use super::View;
 
 impl View for DesktopStats {
     type View = DesktopsView;
