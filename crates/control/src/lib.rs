@@ -13,4 +13,5 @@ pub mod import;
 pub mod limits;
 pub mod metrics;
 pub mod operations;
+mod resources;
 mod view;

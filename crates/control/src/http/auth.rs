@@ -42,7 +42,7 @@ pub fn cookie_name(tls: bool) -> &'static str {
 }
 
 /// The secrets in the session cookies of a request.
-pub(super) fn sessions_of(headers: &HeaderMap, tls: bool) -> impl Iterator<Item = &str> {
+pub(crate) fn sessions_of(headers: &HeaderMap, tls: bool) -> impl Iterator<Item = &str> {
     let pairs = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let values = pairs.flat_map(|pairs| pairs.split(';')).filter_map(|pair| pair.split_once('='));
     values.filter(move |(name, _)| name.trim() == cookie_name(tls)).map(|(_, value)| value.trim())
@@ -56,7 +56,7 @@ fn session_of(headers: &HeaderMap, tls: bool) -> Option<&str> {
 }
 
 /// Determines the principal of a request, runs the rest, and writes the audit log.
-pub(super) async fn authenticate(State(api): State<Api>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn authenticate(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().copied().unwrap_or_default().0;
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let principal = match principal(&api, request.headers(), peer) {
@@ -136,7 +136,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// The error for credentials that are not accepted.
-pub(super) fn denied_error(api: &Api, denied: Denied, peer: Option<IpAddr>) -> ApiError {
+pub(crate) fn denied_error(api: &Api, denied: Denied, peer: Option<IpAddr>) -> ApiError {
     if let Some(wait) = api.access.failures.record(peer) {
         let detail =
             "too many attempts with invalid tokens from this address; a valid one is accepted at any time";
@@ -151,7 +151,7 @@ pub(super) fn denied_error(api: &Api, denied: Denied, peer: Option<IpAddr>) -> A
 }
 
 /// Checks the right that a route requires.
-pub(super) fn authorize(right: Right, mut request: Request) -> Result<Request> {
+pub(crate) fn authorize(right: Right, mut request: Request) -> Result<Request> {
     if right != Right::Anyone {
         let principal = request.extensions().get::<Principal>().ok_or_else(not_authenticated)?;
         if !may(principal, right, None) {
@@ -189,7 +189,7 @@ fn hidden(name: &str) -> ApiError {
 }
 
 /// The client of a route that requires a right, and the API.
-pub(super) struct Caller {
+pub(crate) struct Caller {
     pub api: Api,
     pub principal: Principal,
     right: Right,

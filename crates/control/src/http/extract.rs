@@ -13,12 +13,12 @@ use serde::de::DeserializeOwned;
 use super::problem::{ApiError, Refusal};
 
 /// Longest body. The longest that is useful names some thousand volumes.
-pub(super) const MAX_BODY: usize = 1 << 20;
+pub(crate) const MAX_BODY: usize = 1 << 20;
 /// Time for a complete body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A JSON body.
-pub(super) struct Body<T>(pub T);
+pub(crate) struct Body<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
@@ -37,7 +37,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 }
 
 /// Reads the body of a request before it is handled, within the limits of [`Body`].
-pub(super) async fn buffer(request: Request) -> Result<(Parts, Bytes), ApiError> {
+pub(crate) async fn buffer(request: Request) -> Result<(Parts, Bytes), ApiError> {
     let (parts, body) = request.into_parts();
     match tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, MAX_BODY)).await {
         Ok(Ok(bytes)) => Ok((parts, bytes)),
@@ -65,7 +65,7 @@ fn json_refusal(e: &JsonRejection) -> Refusal {
 }
 
 /// `?force=true`.
-pub(super) struct Force(pub bool);
+pub(crate) struct Force(pub bool);
 
 impl<S: Send + Sync> FromRequestParts<S> for Force {
     type Rejection = ApiError;
@@ -83,7 +83,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Force {
 }
 
 /// The parameters of the path, percent-decoded.
-pub(super) struct Param<T>(pub T);
+pub(crate) struct Param<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Param<T> {
     type Rejection = ApiError;

@@ -16,7 +16,7 @@ use super::problem;
 use crate::operations::ControlError;
 
 /// Streams `events` as the response; `failed` converts an error after the first event to the last event.
-pub(super) async fn respond<E: Serialize + Send + Unpin + 'static>(
+pub(crate) async fn respond<E: Serialize + Send + Unpin + 'static>(
     mut events: mpsc::Receiver<Result<E, ControlError>>,
     failed: fn(ErrorDetail) -> E,
 ) -> problem::Result<Response> {

@@ -50,13 +50,13 @@ const fn text(name: &'static str, about: &'static str) -> QueryParameter {
 }
 
 /// The query of lists.
-pub(super) const PAGE: &[QueryParameter] = &[LIMIT, CURSOR];
+pub(crate) const PAGE: &[QueryParameter] = &[LIMIT, CURSOR];
 /// The query of lists of disks.
-pub(super) const DISKS: &[QueryParameter] = &[LIMIT, CURSOR, NAME, TENANT, ORIGIN];
+pub(crate) const DISKS: &[QueryParameter] = &[LIMIT, CURSOR, NAME, TENANT, ORIGIN];
 
 /// The query of a list.
 #[derive(Debug, Default)]
-pub(super) struct ListQuery {
+pub(crate) struct ListQuery {
     path: String,
     /// The filters as they were sent, for the link to the next page.
     filters: String,
@@ -161,7 +161,7 @@ async fn array<T: Serialize>(all: &[T]) -> Result<Response> {
 }
 
 /// Responds with one page of a list, in the order of the keys.
-pub(super) async fn page<T: Serialize>(
+pub(crate) async fn page<T: Serialize>(
     mut all: Vec<T>,
     query: &ListQuery,
     key: impl Fn(&T) -> String,
@@ -183,7 +183,7 @@ pub(super) async fn page<T: Serialize>(
 }
 
 /// Responds with a list of disks, or with one page of it.
-pub(super) async fn disks(caller: Caller, mut query: ListQuery, list: DiskList) -> Answer {
+pub(crate) async fn disks(caller: Caller, mut query: ListQuery, list: DiskList) -> Answer {
     query.check_cursor()?;
     let mut stretches = caller.api.control.disk_stretches(&list, query.cursor.as_deref())?;
     // The body of a list keeps its filters until the list was sent, but not the reservation.

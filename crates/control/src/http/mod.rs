@@ -1,9 +1,8 @@
 //! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP. The listeners serve the
 //! files of the dashboard, too, to clients without a right.
 //!
-//! Each resource is one file with its table of routes; the router and the OpenAPI document are built from the
-//! tables, and tests compare `docs/api.md` and `docs/openapi.json` with them. A handler decodes its request
-//! into an [`Action`] and passes it to the control plane. HTTP statuses of errors are in `problem`.
+//! The routes are in [`crate::resources`]; the router and the OpenAPI document are built from their tables, and
+//! tests compare `docs/api.md` and `docs/openapi.json` with them. HTTP statuses of errors are in `problem`.
 //!
 //! **Trust.** Only the server's user can open the control socket. A client of the socket has all rights of
 //! the server, such as reading any file by importing it. Over TCP a client needs a token ([`crate::access`]),
@@ -14,53 +13,42 @@
 //! authentication and the audit log (`auth`), repetitions (`idempotent`), conditions (`etag`), the right of
 //! the route (`route`), the extractors, the handler.
 
-mod auth;
-mod clones;
+pub(crate) mod auth;
 mod etag;
-mod events;
-mod extract;
+pub(crate) mod extract;
 mod guard;
 mod headers;
 mod idempotent;
-mod images;
-mod jobs;
-mod lines;
-mod list;
+pub(crate) mod lines;
+pub(crate) mod list;
 mod openapi;
 mod panics;
-mod pool;
-mod problem;
+pub(crate) mod problem;
 mod request_id;
 mod response_memory;
-mod route;
-mod session;
-mod snapshots;
-mod stats;
-mod streamed;
-mod targets;
-mod tenants;
-mod tokens;
-mod volumes;
+pub(crate) mod route;
+pub(crate) mod streamed;
 
 use std::sync::Arc;
 
 use auth::Caller;
 use axum::extract::DefaultBodyLimit;
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::IntoResponse;
-use axum::{Extension, Json, Router};
+use axum::{Extension, Router};
 use forebay_api::PREFIX;
 use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
-use crate::operations::{Action, Control, Reply};
+use crate::operations::Control;
+use crate::resources::Streams;
+pub use crate::resources::routes;
 use crate::{dashboard, metrics};
 pub use auth::{Peer, cookie_name};
 use guard::{Guard, guard};
 pub use openapi::document as openapi_document;
+use problem::Refusal;
 pub use problem::{ApiError, PROBLEM_JSON};
-use problem::{Refusal, Result};
 use response_memory::Reservation;
 pub use route::Route;
 
@@ -99,46 +87,16 @@ impl Entry {
 /// The state that handlers share.
 #[derive(Clone)]
 pub(crate) struct Api {
-    control: Control,
-    access: Arc<Access>,
-    entry: Entry,
+    pub control: Control,
+    pub access: Arc<Access>,
+    pub entry: Entry,
     keys: idempotent::Keys,
     /// Clients that follow the events.
-    streams: events::Streams,
+    pub streams: Streams,
     /// Memory of responses that clients have not read.
     memory: response_memory::ResponseMemory,
     /// Permits for lists that are built as a whole.
-    built: Arc<Semaphore>,
-}
-
-/// Returns all routes, grouped by resource.
-pub fn routes() -> Vec<Route> {
-    [
-        images::routes(),
-        volumes::routes(),
-        clones::routes(),
-        snapshots::routes(),
-        tenants::routes(),
-        targets::routes(),
-        stats::routes(),
-        pool::routes(),
-        jobs::routes(),
-        events::routes(),
-        tokens::routes(),
-        session::routes(),
-        vec![
-            Route::get(
-                "/openapi.json",
-                "The description of this API in the OpenAPI format",
-                Right::Read,
-                async || Json(openapi::document()),
-            )
-            .content(route::Content::Document),
-        ],
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    pub built: Arc<Semaphore>,
 }
 
 /// Builds the router of a listener.
@@ -187,28 +145,6 @@ fn metrics_route() -> Route {
         Ok::<_, ApiError>(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], body))
     };
     Route::get("/metrics", "The counters in the text format of Prometheus", Right::ReadServer, show)
-}
-
-/// Runs an action and responds with status 200.
-async fn run(caller: Caller, action: Action) -> Result<Json<Reply>> {
-    Ok(Json(caller.run(action).await?))
-}
-
-/// Runs an action that returns a list of tenants or targets, and responds with a page of it.
-async fn list(caller: Caller, query: list::ListQuery, action: Action) -> route::Answer {
-    query.refuse_filters()?;
-    // An error means that the semaphore was closed, which never happens.
-    let _permit = caller.api.built.acquire().await;
-    match caller.run(action).await? {
-        Reply::Tenants(tenants) => list::page(tenants, &query, |tenant| tenant.name.clone()).await,
-        Reply::Targets(targets) => list::page(targets, &query, |target| target.name.clone()).await,
-        other => Ok(Json(other).into_response()),
-    }
-}
-
-/// Runs an action that creates a resource, and responds with status 201.
-async fn create(caller: Caller, action: Action) -> Result<(StatusCode, Json<Reply>)> {
-    Ok((StatusCode::CREATED, Json(caller.run(action).await?)))
 }
 
 #[cfg(test)]

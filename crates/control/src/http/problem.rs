@@ -14,7 +14,7 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 const TYPE: &str = "urn:forebay:problem:";
 
 /// Result of a handler.
-pub(super) type Result<T> = std::result::Result<T, ApiError>;
+pub(crate) type Result<T> = std::result::Result<T, ApiError>;
 
 /// An error of the API.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct ApiError {
 
 /// Why the API refuses a request before it reaches the control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     /// The path, the query or the syntax of the body is invalid.
     Malformed,
     /// The body is too long.
@@ -244,7 +244,7 @@ fn describe(kind: ErrorKind) -> Description {
 
 /// The code of an error response, for the audit log.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Code(pub &'static str);
+pub(crate) struct Code(pub &'static str);
 
 impl Code {
     /// The request had an invalid token.
@@ -260,12 +260,12 @@ impl Code {
 
 impl ApiError {
     /// Creates the error of a refused request.
-    pub(super) fn refused(why: Refusal, detail: impl Into<String>) -> ApiError {
+    pub(crate) fn refused(why: Refusal, detail: impl Into<String>) -> ApiError {
         ApiError { kind: Kind::Refused(why), detail: detail.into(), retry_after_s: None }
     }
 
     /// Adds the time after which the request can be repeated.
-    pub(super) fn retry_after(self, seconds: u64) -> ApiError {
+    pub(crate) fn retry_after(self, seconds: u64) -> ApiError {
         ApiError { retry_after_s: Some(seconds), ..self }
     }
 

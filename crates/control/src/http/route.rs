@@ -25,17 +25,17 @@ pub struct Route {
     pub about: &'static str,
     /// The right that it requires.
     pub right: Right,
-    pub(super) body: Option<Shape>,
-    pub(super) reply: Reply,
+    pub(crate) body: Option<Shape>,
+    pub(crate) reply: Reply,
     /// With `Prefer: respond-async`, the response is a job.
-    pub(super) or_job: bool,
-    pub(super) query: &'static [QueryParameter],
-    pub(super) handler: MethodRouter<Api>,
+    pub(crate) or_job: bool,
+    pub(crate) query: &'static [QueryParameter],
+    pub(crate) handler: MethodRouter<Api>,
 }
 
 /// A JSON type of the API.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     pub name: fn() -> Cow<'static, str>,
     /// Adds the schemas of the type and of its parts.
     pub collect: fn(&mut Vec<(String, RefOr<Schema>)>),
@@ -53,14 +53,14 @@ impl Shape {
 
 /// The response of a route that succeeds.
 #[derive(Clone, Copy)]
-pub(super) struct Reply {
+pub(crate) struct Reply {
     pub status: StatusCode,
     pub content: Content,
 }
 
 /// The body of a response.
 #[derive(Clone, Copy)]
-pub(super) enum Content {
+pub(crate) enum Content {
     /// `{}`
     Empty,
     /// One value.
@@ -76,7 +76,7 @@ pub(super) enum Content {
 }
 
 /// A parameter of a query.
-pub(super) struct QueryParameter {
+pub(crate) struct QueryParameter {
     pub name: &'static str,
     pub about: &'static str,
     pub schema: &'static str,
@@ -85,7 +85,7 @@ pub(super) struct QueryParameter {
 impl Route {
     /// Creates a route that responds with status 200 and `{}`; `takes` and the following methods describe
     /// others.
-    pub(super) fn new<H, T>(
+    pub(crate) fn new<H, T>(
         method: Method,
         path: &'static str,
         about: &'static str,
@@ -117,7 +117,7 @@ impl Route {
         }
     }
 
-    pub(super) fn get<H: Handler<T, Api>, T: 'static>(
+    pub(crate) fn get<H: Handler<T, Api>, T: 'static>(
         path: &'static str,
         about: &'static str,
         right: Right,
@@ -126,7 +126,7 @@ impl Route {
         Route::new(Method::GET, path, about, right, handler)
     }
 
-    pub(super) fn post<H: Handler<T, Api>, T: 'static>(
+    pub(crate) fn post<H: Handler<T, Api>, T: 'static>(
         path: &'static str,
         about: &'static str,
         right: Right,
@@ -135,7 +135,7 @@ impl Route {
         Route::new(Method::POST, path, about, right, handler)
     }
 
-    pub(super) fn put<H: Handler<T, Api>, T: 'static>(
+    pub(crate) fn put<H: Handler<T, Api>, T: 'static>(
         path: &'static str,
         about: &'static str,
         right: Right,
@@ -144,7 +144,7 @@ impl Route {
         Route::new(Method::PUT, path, about, right, handler)
     }
 
-    pub(super) fn delete<H: Handler<T, Api>, T: 'static>(
+    pub(crate) fn delete<H: Handler<T, Api>, T: 'static>(
         path: &'static str,
         about: &'static str,
         right: Right,
@@ -154,47 +154,47 @@ impl Route {
     }
 
     /// The request has a body of this type.
-    pub(super) fn takes<T: ToSchema>(self) -> Route {
+    pub(crate) fn takes<T: ToSchema>(self) -> Route {
         Route { body: Some(Shape::of::<T>()), ..self }
     }
 
     /// The query may have these parameters.
-    pub(super) fn with_query(self, query: &'static [QueryParameter]) -> Route {
+    pub(crate) fn with_query(self, query: &'static [QueryParameter]) -> Route {
         Route { query, ..self }
     }
 
     /// The response is a value.
-    pub(super) fn returns<T: ToSchema>(self) -> Route {
+    pub(crate) fn returns<T: ToSchema>(self) -> Route {
         self.content(Content::One(Shape::of::<T>()))
     }
 
     /// The response is an array.
-    pub(super) fn lists<T: ToSchema>(self) -> Route {
+    pub(crate) fn lists<T: ToSchema>(self) -> Route {
         self.content(Content::Many(Shape::of::<T>()))
     }
 
     /// The response is a stream of values.
-    pub(super) fn streams<T: ToSchema>(self) -> Route {
+    pub(crate) fn streams<T: ToSchema>(self) -> Route {
         self.content(Content::Lines(Shape::of::<T>()))
     }
 
     /// The response is a stream of server-sent events.
-    pub(super) fn follows<T: ToSchema>(self) -> Route {
+    pub(crate) fn follows<T: ToSchema>(self) -> Route {
         self.content(Content::Events(Shape::of::<T>()))
     }
 
     /// The client can prefer a job to the stream.
-    pub(super) fn or_job(self) -> Route {
+    pub(crate) fn or_job(self) -> Route {
         Route { or_job: true, ..self }
     }
 
-    pub(super) fn content(mut self, content: Content) -> Route {
+    pub(crate) fn content(mut self, content: Content) -> Route {
         self.reply.content = content;
         self
     }
 
     /// The route creates a resource: status 201.
-    pub(super) fn creates(mut self) -> Route {
+    pub(crate) fn creates(mut self) -> Route {
         self.reply.status = StatusCode::CREATED;
         self
     }
@@ -202,9 +202,9 @@ impl Route {
 
 /// Whether a path after [`PREFIX`] is one of tokens or sessions: their requests or responses have
 /// secrets.
-pub(super) fn is_of_access(path: &str) -> bool {
+pub(crate) fn is_of_access(path: &str) -> bool {
     ["/tokens", "/session"].iter().any(|of_access| path.starts_with(of_access))
 }
 
 /// The response of a handler.
-pub(super) type Answer = super::Result<Response>;
+pub(crate) type Answer = super::problem::Result<Response>;

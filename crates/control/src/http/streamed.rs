@@ -19,11 +19,11 @@ use crate::operations::ControlError;
 const PIECE: usize = 16 << 10;
 
 /// The elements of the next stretch of a list, which may be none; `None` after the last element.
-pub(super) type Stretch<T> = Result<Option<Vec<T>>, ControlError>;
+pub(crate) type Stretch<T> = Result<Option<Vec<T>>, ControlError>;
 
 /// The text of an array, up to the last element that was added.
 #[derive(Default)]
-pub(super) struct Elements {
+pub(crate) struct Elements {
     pub text: Vec<u8>,
     /// Number of elements, including elements that were removed from `text`.
     pub count: usize,
@@ -46,7 +46,7 @@ impl Elements {
 }
 
 /// Responds with the elements of all stretches.
-pub(super) fn respond<T: Serialize + 'static>(
+pub(crate) fn respond<T: Serialize + 'static>(
     next: impl FnMut() -> Stretch<T> + Send + Unpin + 'static,
 ) -> Response {
     let array = Streamed { next, elements: Elements::default(), has_yielded: false, ended: false };

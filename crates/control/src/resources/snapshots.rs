@@ -2,12 +2,12 @@
 
 use forebay_api::{CreateSnapshot, DiskView};
 
-use super::auth::Caller;
-use super::extract::{Body, Param};
-use super::list::{DISKS, ListQuery};
-use super::route::Route;
-use super::{create, list, run};
+use super::{create, run};
 use crate::access::Right;
+use crate::http::auth::Caller;
+use crate::http::extract::{Body, Param};
+use crate::http::list::{self, DISKS, ListQuery};
+use crate::http::route::Route;
 use crate::operations::{Action, DiskList};
 
 pub(super) fn routes() -> Vec<Route> {

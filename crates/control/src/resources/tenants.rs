@@ -2,12 +2,12 @@
 
 use forebay_api::{LimitSet, TenantView};
 
-use super::auth::Caller;
-use super::extract::{Body, Param};
-use super::list::{ListQuery, PAGE};
-use super::route::Route;
 use super::{list, run};
 use crate::access::Right;
+use crate::http::auth::Caller;
+use crate::http::extract::{Body, Param};
+use crate::http::list::{ListQuery, PAGE};
+use crate::http::route::Route;
 use crate::operations::Action;
 
 pub(super) fn routes() -> Vec<Route> {

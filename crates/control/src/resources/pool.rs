@@ -5,12 +5,13 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use forebay_api::{CapacityView, GcEvent, Handover, NewOwner, ServerView, Upgrade, Upgraded};
 
-use super::auth::Caller;
-use super::extract::Body;
-use super::problem::Result;
-use super::route::Route;
-use super::{jobs, lines, run};
+use super::{jobs, run};
 use crate::access::Right;
+use crate::http::auth::Caller;
+use crate::http::extract::Body;
+use crate::http::lines;
+use crate::http::problem::Result;
+use crate::http::route::Route;
 use crate::operations::Action;
 
 pub(super) fn routes() -> Vec<Route> {

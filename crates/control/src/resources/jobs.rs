@@ -5,19 +5,19 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forebay_api::{ErrorKind, JobView, PREFIX};
 
-use super::auth::Caller;
-use super::extract::Param;
-use super::list::{ListQuery, page};
-use super::problem::Result;
-use super::route::Route;
 use crate::access::Right;
+use crate::http::auth::Caller;
+use crate::http::extract::Param;
+use crate::http::list::{ListQuery, PAGE, page};
+use crate::http::problem::Result;
+use crate::http::route::Route;
 use crate::operations::ControlError;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::get("/jobs", "List the running jobs and the last that ended, newest first", Right::Read, list)
             .lists::<JobView>()
-            .with_query(super::list::PAGE),
+            .with_query(PAGE),
         Route::get("/jobs/{id}", "Show a job: state, progress, result", Right::Read, show)
             .returns::<JobView>(),
         Route::delete("/jobs/{id}", "Cancel a job, if its kind permits it", Right::Administer, cancel)

@@ -8,14 +8,14 @@ use axum::response::Response;
 use forebay_api::import::{Event, Request, Source};
 use forebay_api::{ChangeProfile, CreateImage, DiskView, ProfileView};
 
-use super::auth::Caller;
-use super::extract::{Body, Param};
-use super::lines;
-use super::list::{DISKS, ListQuery};
-use super::problem::{ApiError, Refusal, Result};
-use super::route::{Content, Route};
-use super::{create, jobs, list, run};
+use super::{create, jobs, run};
 use crate::access::{Right, may};
+use crate::http::auth::Caller;
+use crate::http::extract::{Body, Param};
+use crate::http::lines;
+use crate::http::list::{self, DISKS, ListQuery};
+use crate::http::problem::{ApiError, Refusal, Result};
+use crate::http::route::{Content, Route};
 use crate::import::{self};
 use crate::operations::{Action, DiskList};
 

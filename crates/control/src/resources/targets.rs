@@ -2,12 +2,12 @@
 
 use forebay_api::{AllowInitiator, CreateTarget, LunView, MapLun, ReservationsView, TargetView};
 
-use super::auth::Caller;
-use super::extract::{Body, Force, Param};
-use super::list::{ListQuery, PAGE};
-use super::route::{QueryParameter, Route};
 use super::{create, list, run};
 use crate::access::Right;
+use crate::http::auth::Caller;
+use crate::http::extract::{Body, Force, Param};
+use crate::http::list::{ListQuery, PAGE};
+use crate::http::route::{QueryParameter, Route};
 use crate::operations::Action;
 
 /// The query of removals.

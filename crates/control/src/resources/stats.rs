@@ -3,12 +3,13 @@
 use axum::response::Response;
 use forebay_api::{ActivityView, DiskStatsView, StatsView};
 
-use super::auth::Caller;
-use super::extract::Param;
-use super::problem::Result;
-use super::route::Route;
-use super::{run, streamed};
+use super::run;
 use crate::access::Right;
+use crate::http::auth::Caller;
+use crate::http::extract::Param;
+use crate::http::problem::Result;
+use crate::http::route::Route;
+use crate::http::streamed;
 use crate::operations::Action;
 
 pub(super) fn routes() -> Vec<Route> {

@@ -9,12 +9,12 @@ use forebay_api::{Role, Scope};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Api;
-use super::auth::{Caller, Peer, cookie_name, denied_error, sessions_of};
-use super::extract::Body;
-use super::problem::{ApiError, Refusal};
-use super::route::{Answer, Route};
 use crate::access::{Principal, Right, SESSION_LIFETIME, Via};
+use crate::http::Api;
+use crate::http::auth::{Caller, Peer, cookie_name, denied_error, sessions_of};
+use crate::http::extract::Body;
+use crate::http::problem::{ApiError, Refusal};
+use crate::http::route::{Answer, Route};
 
 /// Body of `POST /session`.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]

@@ -4,11 +4,11 @@ use axum::Json;
 use axum::http::StatusCode;
 use forebay_api::{CreateToken, CreatedToken, TokenView};
 
-use super::auth::Caller;
-use super::extract::{Body, Param};
-use super::problem::Result;
-use super::route::Route;
 use crate::access::Right;
+use crate::http::auth::Caller;
+use crate::http::extract::{Body, Param};
+use crate::http::problem::Result;
+use crate::http::route::Route;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![

@@ -21,10 +21,10 @@ use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use super::auth::Caller;
-use super::problem::{ApiError, Refusal, Result};
-use super::route::{Answer, QueryParameter, Route};
 use crate::access::{DiskRef, Right, may};
+use crate::http::auth::Caller;
+use crate::http::problem::{ApiError, Refusal, Result};
+use crate::http::route::{Answer, QueryParameter, Route};
 use crate::operations::{Delivery, Event, Subscription, Topic};
 
 /// How long a stream lasts.
@@ -59,7 +59,7 @@ pub(super) fn routes() -> Vec<Route> {
 /// stream of the client with the most. A client that would have the most then is refused instead: otherwise
 /// two clients would displace each other's streams again and again, since browsers connect again.
 #[derive(Clone, Default)]
-pub(super) struct Streams(Arc<Mutex<Vec<Arc<Follower>>>>);
+pub(crate) struct Streams(Arc<Mutex<Vec<Arc<Follower>>>>);
 
 struct Follower {
     owner: String,

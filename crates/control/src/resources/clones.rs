@@ -2,11 +2,11 @@
 
 use forebay_api::{CloneVolumes, DiskView};
 
-use super::auth::Caller;
 use super::create;
-use super::extract::Body;
-use super::route::Route;
 use crate::access::Right;
+use crate::http::auth::Caller;
+use crate::http::extract::Body;
+use crate::http::route::Route;
 use crate::operations::Action;
 
 pub(super) fn routes() -> Vec<Route> {
