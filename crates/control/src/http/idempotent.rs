@@ -109,8 +109,8 @@ impl Keys {
     }
 }
 
-/// Drops the oldest response of the client for which the sum of the weights is the largest. False if there is
-/// none.
+/// Drops the oldest response of the client for which the sum of the weights is the largest. False if no
+/// response is kept.
 fn drop_oldest(all: &mut HashMap<Key, Entry>, weight: impl Fn(&Entry) -> usize) -> bool {
     let ended = || all.iter().filter(|(_, entry)| matches!(entry.state, Outcome::Done(..)));
     let shares: Shares<&str> = ended().map(|((client, _), entry)| (client.as_str(), weight(entry))).collect();

@@ -1,4 +1,4 @@
-//! From the types of the engine and the front ends to the types of the API, which knows neither.
+//! Conversions of types of the engine and the front ends to types of the API, which depends on neither.
 
 mod cache;
 mod desktops;
