@@ -1,7 +1,8 @@
 //! The control plane: operations on the pool and the server, and the HTTP/JSON API that offers them.
 //!
-//! [`operations`] runs every administrative action; [`http`] decides which requests are served, and
-//! [`access`] by whom they are allowed. The control plane runs on separate threads and cannot delay a guest.
+//! `resources` declares all operations, and [`operations`] runs them. [`http`] decides which requests are
+//! served, and [`access`] by whom they are allowed. The control plane runs on separate threads and cannot
+//! delay a guest.
 
 pub mod access;
 mod dashboard;
@@ -15,3 +16,5 @@ pub mod metrics;
 pub mod operations;
 mod resources;
 mod view;
+
+pub use resources::MAX_CLONES;

@@ -2,7 +2,7 @@
 //!
 //! [`authenticate`] runs for every request, after the guard against web pages: it determines the
 //! [`Principal`] of those with credentials. [`authorize`] runs in each route of the table. What a principal
-//! may do to a certain disk is decided where the disk is known ([`Caller::run`]), by [`may`].
+//! may do to a certain disk is decided where the disk is known ([`Client::run`]), by [`may`].
 
 use std::net::IpAddr;
 
@@ -11,17 +11,14 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use forebay_api::{ErrorKind, PREFIX, Scope};
+use forebay_api::{ErrorKind, PREFIX};
 use forebay_frontend::plane::network;
-use tokio::sync::OwnedMutexGuard;
 
 use super::problem::{ApiError, Code, Refusal, Result};
 use super::route::is_of_access;
 use super::{Api, Origin};
-use crate::access::contains_all_beginning_with;
-use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, may};
-use crate::limits::DEFAULT_WEIGHT;
-use crate::operations::{Action, ControlError, NameOwner, Reply, Topic, retain};
+use crate::access::{AuditRecord, Denied, Principal, Right, may};
+use crate::operations::{Client, ControlError, Operation, Topic};
 
 /// Name of the cookie of a session. Browsers accept the prefix `__Host-` over TLS only, and then refuse a
 /// cookie that another host of the domain sets.
@@ -183,11 +180,6 @@ fn forbidden(principal: &Principal, right: Right) -> ApiError {
     }
 }
 
-/// The error for what is outside of a scope: as if it did not exist.
-fn hidden(name: &str) -> ApiError {
-    ControlError::from(forebay_engine::Error::NotFound(name.to_owned())).into()
-}
-
 /// The client of a route that requires a right, and the API.
 pub(crate) struct Caller {
     pub api: Api,
@@ -207,40 +199,18 @@ impl FromRequestParts<Api> for Caller {
 }
 
 impl Caller {
-    /// Runs an action if the principal has the right of the route on each of its disks. Lists contain only
-    /// what the principal can see.
-    pub async fn run(&self, action: Action) -> Result<Reply> {
-        for disk in action.disks() {
-            self.check(&disk)?;
-        }
-        self.check_created(&action)?;
-        self.check_tenants(&action)?;
-        let order = self.check_count(&action).await?;
-        let done = self.api.control.run_in_order(action, &self.principal.name, order).await;
-        let may_learn = |owner: &NameOwner| match owner {
-            NameOwner::Disk(disk) => self.sees(disk),
-            NameOwner::Tenant(tenant) => self.principal.sees_tenant(tenant),
-            NameOwner::Target => may(&self.principal, Right::ReadServer, None),
-        };
-        let mut reply = done.map_err(|e| e.for_client(may_learn))?;
-        if self.principal.scope.is_some() {
-            match &mut reply {
-                Reply::Disks(disks) => {
-                    *disks = retain(std::mem::take(disks), |disk| self.sees(&disk.name)).await;
-                }
-                Reply::Tenants(tenants) => tenants.retain(|tenant| self.principal.sees_tenant(&tenant.name)),
-                _ => {}
-            }
-        }
-        Ok(reply)
+    fn client(&self) -> Client<'_> {
+        Client { control: &self.api.control, principal: &self.principal, right: self.right }
+    }
+
+    /// Runs an operation, as [`Client::run`].
+    pub async fn run<O: Operation>(&self, operation: O) -> Result<O::Reply> {
+        Ok(self.client().run(operation).await?)
     }
 
     /// Refuses a disk outside of the scope like one that does not exist.
     pub fn check(&self, disk: &str) -> Result<()> {
-        match self.sees(disk) {
-            true => Ok(()),
-            false => Err(hidden(disk)),
-        }
+        Ok(self.client().check(disk)?)
     }
 
     /// Ends a response that takes long when its token or session is not valid any more.
@@ -255,85 +225,7 @@ impl Caller {
 
     /// Whether the principal has the right of the route on a disk.
     pub fn sees(&self, disk: &str) -> bool {
-        let tenant = match &self.principal.scope {
-            None => return true,
-            Some(Scope::Disks(_)) => None,
-            Some(Scope::Tenant(_)) => self.api.control.tenant_of(disk),
-        };
-        may(&self.principal, self.right, Some(&DiskRef { name: disk, tenant: tenant.as_deref() }))
-    }
-
-    /// Refuses what a principal with a scope could use to reach beyond it while it creates disks.
-    fn check_created(&self, action: &Action) -> Result<()> {
-        let Some(scope) = &self.principal.scope else { return Ok(()) };
-        let refused = |detail: String| Err(ApiError::refused(Refusal::Forbidden, detail));
-        match action {
-            // All names are generated from this prefix.
-            Action::CloneVolumes(new) if new.count.is_some() => {
-                let prefix = format!("{}-", new.name);
-                if contains_all_beginning_with(scope, &prefix) {
-                    return Ok(());
-                }
-                refused(format!(
-                    "the scope of the token does not contain all names that begin with '{prefix}'"
-                ))
-            }
-            // Its blocks would show which blocks the disks of that domain have.
-            Action::CreateVolume(new) if new.dedup_domain != 0 => {
-                refused("only an administrator can choose the deduplication domain of a volume".to_owned())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses more disks than the token may have in its scope: each costs memory of the server, also if it
-    /// holds no data. Further requests of such tokens wait for the returned guard.
-    async fn check_count(&self, action: &Action) -> Result<Option<OwnedMutexGuard<()>>> {
-        let (Some(most), created @ 1..) = (self.principal.max_disks, action.creates()) else {
-            return Ok(None);
-        };
-        let control = &self.api.control;
-        let order = control.creating().await;
-        let present = control.count_disks(|name| self.sees(name)).await;
-        if present.saturating_add(created as usize) <= most as usize {
-            return Ok(Some(order));
-        }
-        let detail = format!(
-            "the token '{}' creates disks while its scope has at most {most}, snapshots and images included; \
-             it has {present} and would get {created} more; remove some, or ask an administrator for a token \
-             with a higher limit ('forebay token create --max-disks')",
-            self.principal.name
-        );
-        Err(ControlError::new(ErrorKind::Full, detail).into())
-    }
-
-    /// Only an administrator moves a volume to another tenant: a tenant is the scope of tokens and quotas.
-    fn check_tenants(&self, action: &Action) -> Result<()> {
-        match action {
-            Action::ShowTenant { name } if !self.principal.sees_tenant(name) => Err(hidden(name)),
-            Action::SetLimits { volume, new }
-                if !may(&self.principal, Right::Administer, None)
-                    && self.api.control.tenant_of(volume) != new.tenant =>
-            {
-                let detail = "only an administrator can change the tenant of a volume; send the present one";
-                Err(ApiError::refused(Refusal::Forbidden, detail))
-            }
-            // A volume that is hidden is answered as one that does not exist.
-            Action::SetLimits { volume, new }
-                if self.principal.scope.is_some() && new.tenant.is_none() && self.sees(volume) =>
-            {
-                let present = self.api.control.weight_of(volume);
-                match new.limits.weight.is_some_and(|weight| weight > DEFAULT_WEIGHT.max(present)) {
-                    true => {
-                        let detail = "only an administrator can raise the weight of a volume without a tenant \
-                                      above 100";
-                        Err(ApiError::refused(Refusal::Forbidden, detail))
-                    }
-                    false => Ok(()),
-                }
-            }
-            _ => Ok(()),
-        }
+        self.client().sees(disk)
     }
 }
 

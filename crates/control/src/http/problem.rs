@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use forebay_api::{ErrorKind, Problem};
 
 use crate::access::TokenError;
-use crate::operations::ControlError;
+use crate::operations::{ControlError, Failure};
 
 /// Media type of errors.
 pub const PROBLEM_JSON: &str = "application/problem+json";
@@ -300,6 +300,15 @@ impl ApiError {
 impl From<ControlError> for ApiError {
     fn from(e: ControlError) -> ApiError {
         ApiError { kind: Kind::Failed(e.kind), detail: e.message, retry_after_s: None }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> ApiError {
+        match failure {
+            Failure::Forbidden(why) => ApiError::refused(Refusal::Forbidden, why),
+            Failure::Failed(e) => e.into(),
+        }
     }
 }
 

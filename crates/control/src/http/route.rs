@@ -207,4 +207,4 @@ pub(crate) fn is_of_access(path: &str) -> bool {
 }
 
 /// The response of a handler.
-pub(crate) type Answer = super::problem::Result<Response>;
+pub(crate) type Answer<T = Response> = super::problem::Result<T>;

@@ -133,16 +133,18 @@ impl LimitTable {
         .await
     }
 
-    /// Gives new disks the tenant of the disk from which they were made, or of its volume.
-    pub async fn inherit(&self, source: &str, made: &[[u8; 16]]) -> Result<()> {
+    /// Gives new disks the tenant of the disk from which they were made, or of its volume. Returns that
+    /// tenant.
+    pub async fn inherit(&self, source: &str, made: &[[u8; 16]]) -> Result<Option<String>> {
         let volume = source.split_once('@').map_or(source, |(volume, _)| volume);
-        let Some(tenant) = self.pool.limits(volume)?.tenant else { return Ok(()) };
+        let Some(tenant) = self.pool.limits(volume)?.tenant else { return Ok(None) };
         self.change(|table| {
             for uuid in made {
                 table.volumes.entry(*uuid).or_default().tenant = Some(tenant.clone());
             }
         })
-        .await
+        .await?;
+        Ok(Some(tenant))
     }
 
     /// Changes the table: durably, then in the engine.

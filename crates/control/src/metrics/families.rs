@@ -7,9 +7,9 @@ use forebay_engine::{ClassReads, Count, DiskGuestStats, PoolStats, Role, Room};
 use forebay_frontend::plane::{BOUNDS_NS, Front, Served};
 use forebay_host::clock::{self, unix_ms};
 
+use super::resident_memory;
 use super::text::{Labels, Metric, Text};
 use super::{Observed, VolumeSeries};
-use crate::operations::resident_memory;
 
 /// The input of one scrape.
 pub(super) struct Sample<'a> {

@@ -91,3 +91,22 @@ pub async fn render(control: &Control) -> String {
 pub fn list() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     families::ABOUT.iter().map(|m| (m.name, m.kind, m.help))
 }
+
+/// Returns the resident memory of this process in bytes; 0 if `/proc` is not available.
+pub(crate) fn resident_memory() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split_ascii_whitespace().nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
+    // SAFETY: sysconf has no preconditions; it reads a constant of the system.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages * u64::try_from(page).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_memory_is_not_zero() {
+        assert!(resident_memory() > 0);
+    }
+}

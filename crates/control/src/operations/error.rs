@@ -7,10 +7,10 @@ use forebay_frontend::targets::TargetError;
 
 use crate::limits::LimitError;
 
-/// Result of a control-plane action.
-pub type Result<T> = std::result::Result<T, ControlError>;
+/// Result of an operation.
+pub type Result<T, E = ControlError> = std::result::Result<T, E>;
 
-/// Why an action failed. The message states the problem and the remedy in one line.
+/// Why an operation failed. The message states the problem and the remedy in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ControlError {
@@ -84,7 +84,7 @@ impl ControlError {
         ControlError::new(ErrorKind::NotOwner, message)
     }
 
-    /// Whether the action failed because clients are connected or have just disconnected.
+    /// Whether the operation failed because clients are connected or have just disconnected.
     pub fn is_in_use(&self) -> bool {
         matches!(self.kind, ErrorKind::InUse | ErrorKind::Resetting)
     }

@@ -6,10 +6,10 @@
 //! time may be in the list or not.
 
 use forebay_api::{ActivityView, DiskView};
-use forebay_engine::{DiskInfo, Role};
+use forebay_engine::{DiskInfo, Pool, Role};
 use forebay_frontend::plane::Gate;
 
-use super::{Control, ControlError, Result};
+use super::{Control, ControlError, Result, STRETCH};
 use crate::view::{View, disk_view};
 
 /// Number of disks that a stretch examines.
@@ -36,7 +36,37 @@ pub struct DiskStretches {
     after: String,
 }
 
+/// The names of the disks of a pool, in order and in stretches: other requests are served in between.
+pub(crate) struct Names<'a> {
+    pool: &'a Pool,
+    last: String,
+}
+
+impl Names<'_> {
+    /// The names that follow this one.
+    pub fn after<'a>(pool: &'a Pool, name: &str) -> Names<'a> {
+        Names { pool, last: name.to_owned() }
+    }
+
+    /// The next names; `None` after the last one.
+    pub async fn next(&mut self) -> Option<Vec<String>> {
+        tokio::task::yield_now().await;
+        let names = self.pool.names_after(&self.last, STRETCH);
+        self.last.clone_from(names.last()?);
+        Some(names)
+    }
+}
+
 impl Control {
+    /// The number of disks, snapshots and images included, for whose names `is_meant` is true.
+    pub(super) async fn count_disks(&self, is_meant: impl Fn(&str) -> bool) -> usize {
+        let (mut names, mut count) = (Names::after(self.pool(), ""), 0);
+        while let Some(stretch) = names.next().await {
+            count += stretch.iter().filter(|name| is_meant(name)).count();
+        }
+        count
+    }
+
     /// Begins a list of disks after this name, which need not exist.
     ///
     /// # Errors

@@ -4,21 +4,16 @@
 /// Number of disks, or other elements, of a stretch.
 pub const STRETCH: usize = 128;
 
-/// Converts all elements for which `convert` returns a value.
-pub async fn collect<T, U>(all: Vec<T>, convert: impl Fn(T) -> Option<U>) -> Vec<U> {
-    let mut converted = Vec::new();
+/// The elements for which `is_meant` is true.
+pub async fn retain<T>(all: Vec<T>, is_meant: impl Fn(&T) -> bool) -> Vec<T> {
+    let mut retained = Vec::new();
     for (i, one) in all.into_iter().enumerate() {
         if i % STRETCH == STRETCH - 1 {
             tokio::task::yield_now().await;
         }
-        converted.extend(convert(one));
+        retained.extend(is_meant(&one).then_some(one));
     }
-    converted
-}
-
-/// The elements for which `is_meant` is true.
-pub async fn retain<T>(all: Vec<T>, is_meant: impl Fn(&T) -> bool) -> Vec<T> {
-    collect(all, |one| is_meant(&one).then_some(one)).await
+    retained
 }
 
 #[cfg(test)]

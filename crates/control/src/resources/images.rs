@@ -3,10 +3,12 @@
 //! The response to an import is a stream of events, one JSON object per line, and closing the connection
 //! cancels the import; or it is a job, if the client prefers that.
 
+use std::slice;
+
 use axum::http::HeaderMap;
-use axum::response::Response;
 use forebay_api::import::{Event, Request, Source};
-use forebay_api::{ChangeProfile, CreateImage, DiskView, ProfileView};
+use forebay_api::{self as api, DiskView};
+use forebay_engine::Role;
 
 use super::{create, jobs, run};
 use crate::access::{Right, may};
@@ -14,10 +16,10 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::lines;
 use crate::http::list::{self, DISKS, ListQuery};
-use crate::http::problem::{ApiError, Refusal, Result};
-use crate::http::route::{Content, Route};
-use crate::import::{self};
-use crate::operations::{Action, DiskList};
+use crate::http::problem::{ApiError, Refusal};
+use crate::http::route::{Answer, Route};
+use crate::import;
+use crate::operations::{Control, DiskList, Disks, Done, Operation, Result, shown};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -36,53 +38,86 @@ pub(super) fn routes() -> Vec<Route> {
         .streams::<Event>()
         .or_job(),
         Route::get("/images/{name}", "Show an image", Right::Read, |c: Caller, Param(name)| {
-            run(c, Action::ShowImage { name })
+            run(c, ShowImage { name })
         })
         .returns::<DiskView>(),
         Route::post(
             "/images/{name}",
             "Create an image from the current contents of a volume or snapshot",
             Right::Provision,
-            |c: Caller, Param(name), Body(b): Body<CreateImage>| {
-                create(c, Action::CreateImage { name, source: b.source })
+            |c: Caller, Param(name), Body(b): Body<api::CreateImage>| {
+                create(c, CreateImage { name, source: b.source })
             },
         )
-        .takes::<CreateImage>()
+        .takes::<api::CreateImage>()
         .returns::<DiskView>()
         .creates(),
         Route::delete(
             "/images/{name}",
             "Remove an image that has no clones",
             Right::Provision,
-            |c: Caller, Param(name)| run(c, Action::RemoveImage { name }),
-        ),
-        Route::get(
-            "/images/{name}/profile",
-            "Show the boot profile of an image or VOLUME@SNAPSHOT",
-            Right::Read,
-            |c: Caller, Param(image)| run(c, Action::ShowProfile { image }),
-        )
-        .returns::<ProfileView>(),
-        Route::post(
-            "/images/{name}/profile",
-            "Record the next boot of a clone, stop recording, or read the profile's blocks into the cache",
-            Right::Administer,
-            |c: Caller, Param(image), Body(b): Body<ChangeProfile>| {
-                run(c, Action::ChangeProfile { image, action: b.action })
-            },
-        )
-        .takes::<ChangeProfile>()
-        .content(Content::Document),
-        Route::delete(
-            "/images/{name}/profile",
-            "Delete a boot profile",
-            Right::Administer,
-            |c: Caller, Param(image)| run(c, Action::RemoveProfile { image }),
+            |c: Caller, Param(name)| run(c, RemoveImage { name }),
         ),
     ]
 }
 
-async fn import_image(caller: Caller, headers: HeaderMap, Body(request): Body<Request>) -> Result<Response> {
+#[derive(Debug)]
+struct ShowImage {
+    name: String,
+}
+
+impl Operation for ShowImage {
+    type Reply = DiskView;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        control.show_disk(&self.name, Role::Image)
+    }
+}
+
+#[derive(Debug)]
+struct CreateImage {
+    name: String,
+    source: String,
+}
+
+impl Operation for CreateImage {
+    type Reply = DiskView;
+    const EVENT: Option<&str> = Some("created");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone(), op.source.clone()];
+
+    fn creates(&self) -> u32 {
+        1
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        let mut image = control.pool().create_image(&self.name, &self.source).await?;
+        control.inherit_tenant(&self.source, slice::from_mut(&mut image)).await?;
+        shown(&image)
+    }
+}
+
+#[derive(Debug)]
+struct RemoveImage {
+    name: String,
+}
+
+impl Operation for RemoveImage {
+    type Reply = Done;
+    const EVENT: Option<&str> = Some("removed");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    fn event_disk(&self) -> Option<String> {
+        Some(self.name.clone())
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
+        control.remove_disk(&self.name, Role::Image).await
+    }
+}
+
+async fn import_image(caller: Caller, headers: HeaderMap, Body(request): Body<Request>) -> Answer {
     let on_host = may(&caller.principal, Right::Local, None);
     if matches!(request.source, Source::File(_)) && !on_host {
         let message = "files of the server can be imported only over its control socket; use a URL instead";

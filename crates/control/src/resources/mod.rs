@@ -1,42 +1,55 @@
-//! The resources of the API: each file has the routes of one resource, and the operations behind them.
+//! The resources of the API, one file for each: the routes, and the operations behind them.
 //!
-//! A handler decodes its request into an [`Action`] and passes it to the control plane.
+//! A route states the right that it requires, and its handler decodes the request into an [`Operation`]. The
+//! type of the operation declares everything else: the disks that it concerns, the event that it causes, how
+//! many disks it creates, its reply and its execution. CONTRIBUTING.md has an example.
 
+mod classes;
+mod clients;
 mod clones;
 mod events;
 mod images;
 mod jobs;
+mod luns;
 mod pool;
+mod profiles;
 mod session;
 mod snapshots;
 mod stats;
 mod targets;
 mod tenants;
 mod tokens;
+mod volume_limits;
 mod volumes;
 
 use axum::Json;
 use axum::http::StatusCode;
-use axum::response::IntoResponse;
+use serde::Serialize;
 
 use crate::access::Right;
 use crate::http::auth::Caller;
 use crate::http::list::{ListQuery, page};
 use crate::http::openapi_document;
-use crate::http::problem::Result;
 use crate::http::route::{Answer, Content, Route};
-use crate::operations::{Action, Reply};
+use crate::operations::Operation;
+pub use clones::MAX_CLONES;
 pub(crate) use events::Streams;
 
 /// Returns all routes, grouped by resource.
 pub fn routes() -> Vec<Route> {
     [
         images::routes(),
+        profiles::routes(),
         volumes::routes(),
+        volume_limits::routes(),
+        classes::routes(),
+        clients::routes(),
         clones::routes(),
         snapshots::routes(),
         tenants::routes(),
         targets::routes(),
+        luns::routes(),
+        targets::initiator_routes(),
         stats::routes(),
         pool::routes(),
         jobs::routes(),
@@ -58,24 +71,25 @@ pub fn routes() -> Vec<Route> {
     .collect()
 }
 
-/// Runs an action and responds with status 200.
-async fn run(caller: Caller, action: Action) -> Result<Json<Reply>> {
-    Ok(Json(caller.run(action).await?))
+/// Runs an operation and responds with status 200.
+async fn run<O: Operation>(caller: Caller, operation: O) -> Answer<Json<O::Reply>> {
+    Ok(Json(caller.run(operation).await?))
 }
 
-/// Runs an action that creates a resource, and responds with status 201.
-async fn create(caller: Caller, action: Action) -> Result<(StatusCode, Json<Reply>)> {
-    Ok((StatusCode::CREATED, Json(caller.run(action).await?)))
+/// Runs an operation that creates a resource, and responds with status 201.
+async fn create<O: Operation>(caller: Caller, operation: O) -> Answer<(StatusCode, Json<O::Reply>)> {
+    Ok((StatusCode::CREATED, Json(caller.run(operation).await?)))
 }
 
-/// Runs an action that returns a list of tenants or targets, and responds with a page of it.
-async fn list(caller: Caller, query: ListQuery, action: Action) -> Answer {
+/// Runs an operation that returns a list of tenants or targets, and responds with a page of the list. `name`
+/// returns the name of an element.
+async fn list<O, T>(caller: Caller, query: ListQuery, operation: O, name: fn(&T) -> &String) -> Answer
+where
+    O: Operation<Reply = Vec<T>>,
+    T: Serialize,
+{
     query.refuse_filters()?;
     // An error means that the semaphore was closed, which never happens.
     let _permit = caller.api.built.acquire().await;
-    match caller.run(action).await? {
-        Reply::Tenants(tenants) => page(tenants, &query, |tenant| tenant.name.clone()).await,
-        Reply::Targets(targets) => page(targets, &query, |target| target.name.clone()).await,
-        other => Ok(Json(other).into_response()),
-    }
+    page(caller.run(operation).await?, &query, |one| name(one).clone()).await
 }

@@ -2,17 +2,16 @@
 
 use axum::Json;
 use axum::http::HeaderMap;
-use axum::response::Response;
-use forebay_api::{CapacityView, GcEvent, Handover, NewOwner, ServerView, Upgrade, Upgraded};
+use forebay_api::{CapacityView, GcEvent, Handover, NewOwner, OwnerView, ServerView, Upgrade, Upgraded};
 
 use super::{jobs, run};
 use crate::access::Right;
 use crate::http::auth::Caller;
 use crate::http::extract::Body;
 use crate::http::lines;
-use crate::http::problem::Result;
-use crate::http::route::Route;
-use crate::operations::Action;
+use crate::http::route::{Answer, Route};
+use crate::operations::{Control, Disks, Done, Operation, Reply, Result};
+use crate::view::View;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -20,14 +19,14 @@ pub(super) fn routes() -> Vec<Route> {
             "/pool",
             "Show the server and its pool: release, data directory, place of the pool, addresses",
             Right::ReadServer,
-            |c: Caller| run(c, Action::Server),
+            |c: Caller| run(c, ShowServer),
         )
         .returns::<ServerView>(),
         Route::get(
             "/capacity",
             "Show the place of the pool and its free room, for what provisions disks",
             Right::ReadRoom,
-            |c: Caller| run(c, Action::Capacity),
+            |c: Caller| run(c, ShowCapacity),
         )
         .returns::<CapacityView>(),
         Route::post(
@@ -42,7 +41,7 @@ pub(super) fn routes() -> Vec<Route> {
             "/pool/checkpoint",
             "Write a checkpoint, which bounds the log that a recovery reads",
             Right::Administer,
-            |c: Caller| run(c, Action::Checkpoint),
+            |c: Caller| run(c, Checkpoint),
         ),
         Route::post(
             "/pool/upgrade",
@@ -58,15 +57,81 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-async fn upgrade(caller: Caller, Body(request): Body<Upgrade>) -> Result<Json<Upgraded>> {
+impl Reply for ServerView {}
+
+impl Reply for CapacityView {}
+
+#[derive(Debug)]
+struct ShowServer;
+
+impl Operation for ShowServer {
+    type Reply = ServerView;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<ServerView> {
+        let info = control.info();
+        let owner = control.observed().held.map(|held| OwnerView {
+            lease_ms: u64::try_from((held.lease_left)().as_millis()).unwrap_or(u64::MAX),
+            server: held.owner,
+            term: held.term,
+            standbys: held.standbys.map(|all| all.into_iter().map(View::view).collect()),
+        });
+        Ok(ServerView {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            data: info.data.display().to_string(),
+            pool: info.pool.clone(),
+            pid: std::process::id(),
+            uptime_s: info.started.elapsed().as_secs(),
+            nbd: info.nbd.clone(),
+            iscsi: info.iscsi.clone(),
+            http: info.http.clone(),
+            owner,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct ShowCapacity;
+
+impl Operation for ShowCapacity {
+    type Reply = CapacityView;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<CapacityView> {
+        let stats = control.pool().stats().await;
+        Ok(CapacityView {
+            pool: control.info().pool.clone(),
+            total_bytes: stats.store_total_bytes,
+            free_bytes: stats.store_free_bytes,
+            room: stats.room.view(),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Checkpoint;
+
+impl Operation for Checkpoint {
+    type Reply = Done;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
+        control.pool().checkpoint().await?;
+        Ok(Done {})
+    }
+}
+
+async fn upgrade(caller: Caller, Body(request): Body<Upgrade>) -> Answer<Json<Upgraded>> {
     Ok(Json(caller.api.control.upgrade(request, &caller.principal.name).await?))
 }
 
-async fn hand_over(caller: Caller, Body(request): Body<Handover>) -> Result<Json<NewOwner>> {
+async fn hand_over(caller: Caller, Body(request): Body<Handover>) -> Answer<Json<NewOwner>> {
     Ok(Json(caller.api.control.hand_over(request, &caller.principal.name).await?))
 }
 
-async fn reclaim(caller: Caller, headers: HeaderMap) -> Result<Response> {
+async fn reclaim(caller: Caller, headers: HeaderMap) -> Answer {
     let (job, events) = caller.api.control.reclaim(&caller.principal.name).await?;
     if jobs::prefers_job(&headers) {
         return Ok(jobs::accepted(job));

@@ -1,6 +1,7 @@
 //! `/volumes/{name}/snapshots`: snapshots of a volume.
 
-use forebay_api::{CreateSnapshot, DiskView};
+use forebay_api::{self as api, DiskView};
+use forebay_engine::Role;
 
 use super::{create, run};
 use crate::access::Right;
@@ -8,7 +9,7 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::list::{self, DISKS, ListQuery};
 use crate::http::route::Route;
-use crate::operations::{Action, DiskList};
+use crate::operations::{Control, DiskList, Disks, Done, Operation, Result, shown};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -27,18 +28,67 @@ pub(super) fn routes() -> Vec<Route> {
             "/volumes/{name}/snapshots",
             "Create a snapshot; it contains every write acknowledged before",
             Right::Operate,
-            |c: Caller, Param(volume), Body(b): Body<CreateSnapshot>| {
-                create(c, Action::CreateSnapshot { volume, name: b.name })
+            |c: Caller, Param(volume), Body(b): Body<api::CreateSnapshot>| {
+                create(c, CreateSnapshot { volume, name: b.name })
             },
         )
-        .takes::<CreateSnapshot>()
+        .takes::<api::CreateSnapshot>()
         .returns::<DiskView>()
         .creates(),
         Route::delete(
             "/volumes/{name}/snapshots/{snapshot}",
             "Remove a snapshot that has no clones",
             Right::Operate,
-            |c: Caller, Param((volume, name))| run(c, Action::RemoveSnapshot { volume, name }),
+            |c: Caller, Param((volume, name))| run(c, RemoveSnapshot { volume, name }),
         ),
     ]
+}
+
+#[derive(Debug)]
+struct CreateSnapshot {
+    volume: String,
+    name: String,
+}
+
+impl Operation for CreateSnapshot {
+    type Reply = DiskView;
+    const EVENT: Option<&str> = Some("created");
+    const DISKS: Disks<Self> = |op| with_volume(&op.volume, &op.name);
+
+    fn creates(&self) -> u32 {
+        1
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        shown(&control.pool().create_snapshot(&self.volume, &self.name).await?)
+    }
+}
+
+#[derive(Debug)]
+struct RemoveSnapshot {
+    volume: String,
+    name: String,
+}
+
+impl Operation for RemoveSnapshot {
+    type Reply = Done;
+    const EVENT: Option<&str> = Some("removed");
+    const DISKS: Disks<Self> = |op| with_volume(&op.volume, &op.name);
+
+    fn event_disk(&self) -> Option<String> {
+        Some(full_name(&self.volume, &self.name))
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
+        control.remove_disk(&full_name(&self.volume, &self.name), Role::Snapshot).await
+    }
+}
+
+/// The name of a snapshot among all disks.
+fn full_name(volume: &str, name: &str) -> String {
+    format!("{volume}@{name}")
+}
+
+fn with_volume(volume: &str, name: &str) -> Vec<String> {
+    vec![volume.to_owned(), full_name(volume, name)]
 }

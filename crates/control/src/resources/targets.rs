@@ -1,14 +1,18 @@
-//! `/targets`: iSCSI targets, their LUNs and initiator ACLs.
+//! `/targets`: iSCSI targets, their initiator ACLs and sessions. No response contains a secret.
 
-use forebay_api::{AllowInitiator, CreateTarget, LunView, MapLun, ReservationsView, TargetView};
+use forebay_api::{self as api, CreateTarget, ErrorKind, InitiatorView, SessionView, TargetView};
+use forebay_frontend::targets::{Chap, Initiator, IqnName, SessionInfo, Target, TargetError};
 
+use super::clients::{MAX_ID, ended};
+use super::luns::lun_view;
 use super::{create, list, run};
 use crate::access::Right;
 use crate::http::auth::Caller;
 use crate::http::extract::{Body, Force, Param};
 use crate::http::list::{ListQuery, PAGE};
 use crate::http::route::{QueryParameter, Route};
-use crate::operations::Action;
+use crate::operations::{Control, ControlError, Disks, Done, Operation, Reply, Result};
+use crate::view::View;
 
 /// The query of removals.
 const FORCE: &[QueryParameter] = &[QueryParameter {
@@ -18,13 +22,9 @@ const FORCE: &[QueryParameter] = &[QueryParameter {
 }];
 
 pub(super) fn routes() -> Vec<Route> {
-    [target_routes(), lun_routes(), initiator_routes()].into_iter().flatten().collect()
-}
-
-fn target_routes() -> Vec<Route> {
     vec![
         Route::get("/targets", "List all targets", Right::ReadServer, |c: Caller, q: ListQuery| {
-            list(c, q, Action::ListTargets)
+            list(c, q, ListTargets, |target| &target.name)
         })
         .lists::<TargetView>()
         .with_query(PAGE),
@@ -32,7 +32,7 @@ fn target_routes() -> Vec<Route> {
             "/targets",
             "Create a target; unless it is open, it admits only initiators with an ACL entry",
             Right::Administer,
-            |c: Caller, Body(b): Body<CreateTarget>| create(c, Action::CreateTarget(b)),
+            |c: Caller, Body(b): Body<CreateTarget>| create(c, b),
         )
         .takes::<CreateTarget>()
         .returns::<TargetView>()
@@ -41,95 +41,280 @@ fn target_routes() -> Vec<Route> {
             "/targets",
             "Remove all targets, even if the target table cannot be read",
             Right::Administer,
-            |c: Caller, Force(force)| run(c, Action::RemoveTargets { force }),
+            |c: Caller, Force(force)| run(c, RemoveTargets { force }),
         )
         .with_query(FORCE),
         Route::get(
             "/targets/{name}",
             "Show a target: LUNs, initiator ACL, sessions",
             Right::ReadServer,
-            |c: Caller, Param(name)| run(c, Action::ShowTarget { name }),
+            |c: Caller, Param(name)| run(c, ShowTarget { name }),
         )
         .returns::<TargetView>(),
         Route::delete(
             "/targets/{name}",
             "Remove a target; with `?force=true` even if it has sessions",
             Right::Administer,
-            |c: Caller, Param(name), Force(force)| run(c, Action::RemoveTarget { name, force }),
+            |c: Caller, Param(name), Force(force)| run(c, RemoveTarget { name, force }),
         )
         .with_query(FORCE),
         Route::delete(
             "/targets/{name}/sessions/{session}",
             "Disconnect an initiator: end one of its sessions",
             Right::Administer,
-            |c: Caller, Param((target, session))| run(c, Action::DisconnectSession { target, session }),
+            |c: Caller, Param((target, session))| run(c, DisconnectSession { target, session }),
         ),
     ]
 }
 
-fn lun_routes() -> Vec<Route> {
-    vec![
-        Route::post(
-            "/targets/{name}/luns",
-            "Map a disk to the lowest free LUN",
-            Right::Administer,
-            |c: Caller, Param(target), Body(map): Body<MapLun>| {
-                create(c, Action::MapLun { target, lun: None, map })
-            },
-        )
-        .takes::<MapLun>()
-        .returns::<LunView>()
-        .creates(),
-        Route::put(
-            "/targets/{name}/luns/{lun}",
-            "Map a disk to this LUN, or change the options of a mapped LUN",
-            Right::Administer,
-            |c: Caller, Param((target, lun)), Body(map): Body<MapLun>| {
-                run(c, Action::MapLun { target, lun: Some(lun), map })
-            },
-        )
-        .takes::<MapLun>()
-        .returns::<LunView>(),
-        Route::delete(
-            "/targets/{name}/luns/{lun}",
-            "Unmap a LUN, also from initiators that are using it",
-            Right::Administer,
-            |c: Caller, Param((target, lun))| run(c, Action::UnmapLun { target, lun }),
-        ),
-        Route::get(
-            "/targets/{name}/luns/{lun}/reservations",
-            "Show the reservations and registrations of the disk of a LUN",
-            Right::ReadServer,
-            |c: Caller, Param((target, lun))| run(c, Action::ShowReservations { target, lun }),
-        )
-        .returns::<ReservationsView>(),
-        Route::delete(
-            "/targets/{name}/luns/{lun}/reservations",
-            "Clear all reservations and registrations of the disk of a LUN",
-            Right::Administer,
-            |c: Caller, Param((target, lun))| run(c, Action::ClearReservations { target, lun }),
-        ),
-    ]
-}
-
-fn initiator_routes() -> Vec<Route> {
+pub(super) fn initiator_routes() -> Vec<Route> {
     vec![
         Route::put(
             "/targets/{name}/initiators/{initiator}",
             "Add or update an initiator's ACL entry",
             Right::Administer,
-            |c: Caller, Param((target, initiator)), Body(allowed): Body<AllowInitiator>| {
-                run(c, Action::AllowInitiator { target, initiator, allowed })
+            |c: Caller, Param((target, initiator)), Body(allowed): Body<api::AllowInitiator>| {
+                run(c, AllowInitiator { target, initiator, allowed })
             },
         )
-        .takes::<AllowInitiator>()
+        .takes::<api::AllowInitiator>()
         .returns::<TargetView>(),
         Route::delete(
             "/targets/{name}/initiators/{initiator}",
             "Remove an initiator's ACL entry",
             Right::Administer,
-            |c: Caller, Param((target, initiator))| run(c, Action::DenyInitiator { target, initiator }),
+            |c: Caller, Param((target, initiator))| run(c, DenyInitiator { target, initiator }),
         )
         .returns::<TargetView>(),
     ]
+}
+
+impl Reply for TargetView {}
+
+impl Reply for Vec<TargetView> {}
+
+#[derive(Debug)]
+struct ListTargets;
+
+impl Operation for ListTargets {
+    type Reply = Vec<TargetView>;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Vec<TargetView>> {
+        control.targets().check_readable().await?;
+        let all = control.targets().snapshot();
+        let mut sessions = control.targets().sessions_by_target();
+        let views = all.values().map(|target| {
+            let own = sessions.remove(&target.name).unwrap_or_default();
+            target_view(control, target, own)
+        });
+        Ok(views.collect())
+    }
+}
+
+#[derive(Debug)]
+struct ShowTarget {
+    name: String,
+}
+
+impl Operation for ShowTarget {
+    type Reply = TargetView;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
+        target(control, &self.name).await
+    }
+}
+
+impl Operation for CreateTarget {
+    type Reply = TargetView;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
+        let new = Target {
+            name: iqn(&self.name)?,
+            number: 0,
+            open: self.open,
+            chap: self.chap.clone().map(credentials),
+            mutual: self.mutual.clone().map(credentials),
+            luns: Default::default(),
+            initiators: Vec::new(),
+        };
+        Ok(target_view(control, &*control.targets().create(new).await?, Vec::new()))
+    }
+}
+
+#[derive(Debug)]
+struct RemoveTarget {
+    name: String,
+    force: bool,
+}
+
+impl Operation for RemoveTarget {
+    type Reply = Done;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    fn revokes_at(&self, target: &IqnName) -> bool {
+        is_name_of(&self.name, target)
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
+        control.targets().remove(&iqn(&self.name)?, self.force).await?;
+        Ok(Done {})
+    }
+}
+
+#[derive(Debug)]
+struct RemoveTargets {
+    force: bool,
+}
+
+impl Operation for RemoveTargets {
+    type Reply = Done;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    fn revokes_at(&self, _: &IqnName) -> bool {
+        true
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
+        control.targets().remove_all(self.force).await?;
+        Ok(Done {})
+    }
+}
+
+/// Ends a session, and waits for that.
+#[derive(Debug)]
+struct DisconnectSession {
+    target: String,
+    session: String,
+}
+
+impl Operation for DisconnectSession {
+    type Reply = Done;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
+        let name = iqn(&self.target)?;
+        if control.targets().get(&name).is_none() {
+            return Err(TargetError::NoTarget(name).into());
+        }
+        let number = self.session.parse().unwrap_or(0);
+        let session = || {
+            control.targets().sessions(&name).into_iter().find(|found| found.id != 0 && found.id == number)
+        };
+        let Some(found) = session() else {
+            let shown: String = self.session.chars().take(MAX_ID).collect();
+            let message = format!("target {name} has no session {shown}; 'forebay target show' lists them");
+            return Err(ControlError::new(ErrorKind::NotFound, message));
+        };
+        found.end.send();
+        ended(|| session().is_none()).await
+    }
+}
+
+#[derive(Debug)]
+struct AllowInitiator {
+    target: String,
+    initiator: String,
+    allowed: api::AllowInitiator,
+}
+
+impl Operation for AllowInitiator {
+    type Reply = TargetView;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    fn revokes_at(&self, target: &IqnName) -> bool {
+        is_name_of(&self.target, target)
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
+        let api::AllowInitiator { chap, luns } = self.allowed.clone();
+        let entry = Initiator { name: iqn(&self.initiator)?, chap: chap.map(credentials), luns };
+        control.targets().allow(&iqn(&self.target)?, entry).await?;
+        target(control, &self.target).await
+    }
+}
+
+#[derive(Debug)]
+struct DenyInitiator {
+    target: String,
+    initiator: String,
+}
+
+impl Operation for DenyInitiator {
+    type Reply = TargetView;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    fn revokes_at(&self, target: &IqnName) -> bool {
+        is_name_of(&self.target, target)
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
+        control.targets().deny(&iqn(&self.target)?, &iqn(&self.initiator)?).await?;
+        target(control, &self.target).await
+    }
+}
+
+/// Parses the name of a target or an initiator.
+pub(super) fn iqn(name: &str) -> Result<IqnName> {
+    Ok(name.parse().map_err(TargetError::from)?)
+}
+
+/// Whether this name in a request is the name of the target.
+pub(super) fn is_name_of(name: &str, target: &IqnName) -> bool {
+    name.parse().is_ok_and(|name: IqnName| name == *target)
+}
+
+/// The credentials of a request as a target keeps them.
+fn credentials(chap: api::Chap) -> Chap {
+    Chap { user: chap.user, secret: chap.secret }
+}
+
+fn user(chap: Option<&Chap>) -> Option<String> {
+    chap.map(|chap| chap.user.clone())
+}
+
+/// A target with its sessions.
+async fn target(control: &Control, name: &str) -> Result<TargetView> {
+    control.targets().check_readable().await?;
+    let name = iqn(name)?;
+    let found = control.targets().get(&name).ok_or(TargetError::NoTarget(name))?;
+    Ok(target_view(control, &found, control.targets().sessions(&found.name)))
+}
+
+fn target_view(control: &Control, target: &Target, sessions: Vec<SessionInfo>) -> TargetView {
+    TargetView {
+        name: target.name.to_string(),
+        number: target.number,
+        open: target.open,
+        chap_user: user(target.chap.as_ref()),
+        mutual_user: user(target.mutual.as_ref()),
+        luns: target.luns.iter().map(|(number, lun)| lun_view(control, *number, lun)).collect(),
+        initiators: target
+            .initiators
+            .iter()
+            .map(|i| InitiatorView {
+                name: i.name.to_string(),
+                chap_user: user(i.chap.as_ref()),
+                luns: i.luns.clone(),
+            })
+            .collect(),
+        sessions: sessions.into_iter().map(View::view).collect(),
+    }
+}
+
+impl View for SessionInfo {
+    type View = SessionView;
+
+    fn view(self) -> SessionView {
+        SessionView {
+            id: self.id.to_string(),
+            initiator: self.initiator.to_string(),
+            address: self.address.to_string(),
+            since_ms: self.since_ms,
+        }
+    }
 }

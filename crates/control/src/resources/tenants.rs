@@ -1,6 +1,7 @@
 //! `/tenants`: limits of several volumes together.
 
-use forebay_api::{LimitSet, TenantView};
+use forebay_api::{LimitSet, TenantView, UsageView};
+use forebay_engine::{Error as EngineError, TenantInfo};
 
 use super::{list, run};
 use crate::access::Right;
@@ -8,7 +9,8 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::list::{ListQuery, PAGE};
 use crate::http::route::Route;
-use crate::operations::Action;
+use crate::operations::{Client, Control, Disks, Done, Failure, Operation, Reply, Result};
+use crate::view::View;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -16,19 +18,19 @@ pub(super) fn routes() -> Vec<Route> {
             "/tenants",
             "List the tenants that have limits or disks",
             Right::Read,
-            |c: Caller, q: ListQuery| list(c, q, Action::ListTenants),
+            |c: Caller, q: ListQuery| list(c, q, ListTenants, |tenant| &tenant.name),
         )
         .lists::<TenantView>()
         .with_query(PAGE),
         Route::get("/tenants/{name}", "Show a tenant", Right::Read, |c: Caller, Param(name)| {
-            run(c, Action::ShowTenant { name })
+            run(c, ShowTenant { name })
         })
         .returns::<TenantView>(),
         Route::put(
             "/tenants/{name}",
             "Replace the limits of a tenant, effective at once",
             Right::Administer,
-            |c: Caller, Param(name), Body(limits): Body<LimitSet>| run(c, Action::SetTenant { name, limits }),
+            |c: Caller, Param(name), Body(limits): Body<LimitSet>| run(c, SetTenant { name, limits }),
         )
         .takes::<LimitSet>()
         .returns::<TenantView>(),
@@ -36,7 +38,100 @@ pub(super) fn routes() -> Vec<Route> {
             "/tenants/{name}",
             "Remove the limits of a tenant; its volumes keep their label",
             Right::Administer,
-            |c: Caller, Param(name)| run(c, Action::RemoveTenant { name }),
+            |c: Caller, Param(name)| run(c, RemoveTenant { name }),
         ),
     ]
+}
+
+impl Reply for TenantView {}
+
+#[derive(Debug)]
+struct ListTenants;
+
+impl Operation for ListTenants {
+    type Reply = Vec<TenantView>;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Vec<TenantView>> {
+        Ok(tenants(control).collect())
+    }
+}
+
+#[derive(Debug)]
+struct ShowTenant {
+    name: String,
+}
+
+impl Operation for ShowTenant {
+    type Reply = TenantView;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    fn check(&self, client: &Client<'_>) -> Result<(), Failure> {
+        match client.principal.sees_tenant(&self.name) {
+            true => Ok(()),
+            false => Err(Failure::hidden(&self.name)),
+        }
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<TenantView> {
+        tenant(control, &self.name)
+    }
+}
+
+#[derive(Debug)]
+struct SetTenant {
+    name: String,
+    limits: LimitSet,
+}
+
+impl Operation for SetTenant {
+    type Reply = TenantView;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<TenantView> {
+        let SetTenant { name, limits } = self;
+        control.limits().set_tenant(name, *limits).await?;
+        let none = || TenantView { name: name.clone(), limits: *limits, disks: 0, usage: None };
+        Ok(tenants(control).find(|tenant| tenant.name == *name).unwrap_or_else(none))
+    }
+}
+
+#[derive(Debug)]
+struct RemoveTenant {
+    name: String,
+}
+
+impl Operation for RemoveTenant {
+    type Reply = Done;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
+        tenant(control, &self.name)?;
+        control.limits().set_tenant(&self.name, LimitSet::default()).await?;
+        Ok(Done {})
+    }
+}
+
+fn tenants(control: &Control) -> impl Iterator<Item = TenantView> {
+    control.pool().tenants().into_iter().map(View::view)
+}
+
+fn tenant(control: &Control, name: &str) -> Result<TenantView> {
+    let found = tenants(control).find(|tenant| tenant.name == name);
+    Ok(found.ok_or_else(|| EngineError::NotFound(name.to_owned()))?)
+}
+
+impl View for TenantInfo {
+    type View = TenantView;
+
+    fn view(self) -> TenantView {
+        let usage = self.usage.map(|u| UsageView {
+            used_bytes: u.used_bytes,
+            counting: u.counting,
+            refused: u.refused,
+        });
+        TenantView { name: self.name, limits: self.limits.view(), disks: self.disks, usage }
+    }
 }

@@ -1,8 +1,7 @@
 //! `/volumes`: writable disks.
 
-use forebay_api::{
-    ClassesView, CreateVolume, DiskClientsView, DiskView, Persist, Resets, Resize, Rollback, VolumeLimits,
-};
+use forebay_api::{CreateVolume, DiskView, Persist, Resets, Resize, Rollback, SyncPolicy};
+use forebay_engine::Role;
 
 use super::{create, run};
 use crate::access::Right;
@@ -10,10 +9,11 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::list::{self, DISKS, ListQuery};
 use crate::http::route::Route;
-use crate::operations::{Action, DiskList};
+use crate::operations::{Client, Control, DiskList, Disks, Done, Failure, Operation, Result, shown};
+use crate::view::{disk_view, sync_mode};
 
 pub(super) fn routes() -> Vec<Route> {
-    [volume_routes(), reset_routes(), limit_routes(), class_routes()].into_iter().flatten().collect()
+    [volume_routes(), reset_routes()].into_iter().flatten().collect()
 }
 
 fn volume_routes() -> Vec<Route> {
@@ -27,27 +27,27 @@ fn volume_routes() -> Vec<Route> {
             "/volumes",
             "Create an empty volume",
             Right::Provision,
-            |c: Caller, Body(b): Body<CreateVolume>| create(c, Action::CreateVolume(b)),
+            |c: Caller, Body(b): Body<CreateVolume>| create(c, b),
         )
         .takes::<CreateVolume>()
         .returns::<DiskView>()
         .creates(),
         Route::get("/volumes/{name}", "Show a volume", Right::Read, |c: Caller, Param(name)| {
-            run(c, Action::ShowVolume { name })
+            run(c, ShowVolume { name })
         })
         .returns::<DiskView>(),
         Route::delete(
             "/volumes/{name}",
             "Remove a volume that has no clients and no snapshots",
             Right::Provision,
-            |c: Caller, Param(name)| run(c, Action::RemoveVolume { name }),
+            |c: Caller, Param(name)| run(c, RemoveVolume { name }),
         ),
         Route::post(
             "/volumes/{name}/resize",
             "Resize a volume; shrinking discards the data beyond the new end",
             Right::Provision,
             |c: Caller, Param(name), Body(b): Body<Resize>| {
-                run(c, Action::ResizeVolume { name, size_bytes: b.size_bytes })
+                run(c, ResizeVolume { name, size_bytes: b.size_bytes })
             },
         )
         .takes::<Resize>()
@@ -61,21 +61,21 @@ fn reset_routes() -> Vec<Route> {
             "/volumes/{name}/reset",
             "Reset a clone to the image or snapshot it was created from",
             Right::Operate,
-            |c: Caller, Param(name)| run(c, Action::ResetVolume { name }),
+            |c: Caller, Param(name)| run(c, ResetVolume { name }),
         )
         .returns::<DiskView>(),
         Route::post(
             "/volumes/{name}/resume",
             "Admit all clients again to a volume with lost writes; stop the clients that had them first",
             Right::Operate,
-            |c: Caller, Param(name)| run(c, Action::ResumeVolume { name }),
+            |c: Caller, Param(name)| run(c, ResumeVolume { name }),
         )
         .returns::<DiskView>(),
         Route::post(
             "/resets",
             "Reset several clones as fast as one; all or none",
             Right::Operate,
-            |c: Caller, Body(b): Body<Resets>| run(c, Action::Reset { volumes: b.volumes }),
+            |c: Caller, Body(b): Body<Resets>| run(c, b),
         )
         .takes::<Resets>()
         .lists::<DiskView>(),
@@ -83,9 +83,7 @@ fn reset_routes() -> Vec<Route> {
             "/volumes/{name}/persist",
             "Convert a desktop into a persistent volume, keeping its writes",
             Right::Provision,
-            |c: Caller, Param(name), Body(b): Body<Persist>| {
-                run(c, Action::PersistVolume { name, sync: b.sync })
-            },
+            |c: Caller, Param(name), Body(b): Body<Persist>| run(c, PersistVolume { name, sync: b.sync }),
         )
         .takes::<Persist>()
         .returns::<DiskView>(),
@@ -94,7 +92,7 @@ fn reset_routes() -> Vec<Route> {
             "Roll a volume back to one of its snapshots",
             Right::Operate,
             |c: Caller, Param(name), Body(b): Body<Rollback>| {
-                run(c, Action::RollbackVolume { name, snapshot: b.snapshot })
+                run(c, RollbackVolume { name, snapshot: b.snapshot })
             },
         )
         .takes::<Rollback>()
@@ -102,56 +100,155 @@ fn reset_routes() -> Vec<Route> {
     ]
 }
 
-fn limit_routes() -> Vec<Route> {
-    vec![
-        Route::get(
-            "/volumes/{name}/limits",
-            "Show the limits, the weight and the tenant of a volume",
-            Right::Read,
-            |c: Caller, Param(volume)| run(c, Action::ShowLimits { volume }),
-        )
-        .returns::<VolumeLimits>(),
-        Route::put(
-            "/volumes/{name}/limits",
-            "Replace the limits, the weight and the tenant of a volume, effective at once",
-            Right::Operate,
-            |c: Caller, Param(volume), Body(new): Body<VolumeLimits>| {
-                run(c, Action::SetLimits { volume, new })
-            },
-        )
-        .takes::<VolumeLimits>()
-        .returns::<VolumeLimits>(),
-    ]
+#[derive(Debug)]
+struct ShowVolume {
+    name: String,
 }
 
-fn class_routes() -> Vec<Route> {
-    vec![
-        Route::get(
-            "/volumes/{name}/classes",
-            "Show the block classes of a volume, image or VOLUME@SNAPSHOT, with I/O counters",
-            Right::Read,
-            |c: Caller, Param(name)| run(c, Action::ShowClasses { name }),
-        )
-        .returns::<ClassesView>(),
-        Route::post(
-            "/volumes/{name}/classes",
-            "Scan the disk for block classes now",
-            Right::Operate,
-            |c: Caller, Param(name)| run(c, Action::LearnClasses { name }),
-        )
-        .returns::<ClassesView>(),
-        Route::get(
-            "/volumes/{name}/clients",
-            "List the clients of a volume, image or VOLUME@SNAPSHOT: NBD connections, and iSCSI sessions",
-            Right::Read,
-            |c: Caller, Param(name)| run(c, Action::ListClients { name }),
-        )
-        .returns::<DiskClientsView>(),
-        Route::delete(
-            "/volumes/{name}/clients/{client}",
-            "Disconnect an NBD client of a volume, image or VOLUME@SNAPSHOT",
-            Right::Operate,
-            |c: Caller, Param((name, client))| run(c, Action::DisconnectClient { name, client }),
-        ),
-    ]
+impl Operation for ShowVolume {
+    type Reply = DiskView;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        control.show_disk(&self.name, Role::Volume)
+    }
+}
+
+impl Operation for CreateVolume {
+    type Reply = DiskView;
+    const EVENT: Option<&str> = Some("created");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    fn creates(&self) -> u32 {
+        1
+    }
+
+    fn check(&self, client: &Client<'_>) -> Result<(), Failure> {
+        // A volume shows by its use of space which blocks the other disks of its domain have.
+        if client.principal.scope.is_some() && self.dedup_domain != 0 {
+            let why = "only an administrator can choose the deduplication domain of a volume";
+            return Err(Failure::Forbidden(why.to_owned()));
+        }
+        Ok(())
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        let CreateVolume { name, size_bytes, sync, dedup_domain } = self;
+        shown(&control.pool().create_volume(name, *size_bytes, sync_mode(*sync), *dedup_domain).await?)
+    }
+}
+
+#[derive(Debug)]
+struct RemoveVolume {
+    name: String,
+}
+
+impl Operation for RemoveVolume {
+    type Reply = Done;
+    const EVENT: Option<&str> = Some("removed");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    fn event_disk(&self) -> Option<String> {
+        Some(self.name.clone())
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
+        control.remove_disk(&self.name, Role::Volume).await
+    }
+}
+
+#[derive(Debug)]
+struct ResizeVolume {
+    name: String,
+    size_bytes: u64,
+}
+
+impl Operation for ResizeVolume {
+    type Reply = DiskView;
+    const EVENT: Option<&str> = Some("resized");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        control.pool().resize(&self.name, self.size_bytes).await?;
+        control.show_disk(&self.name, Role::Volume)
+    }
+}
+
+#[derive(Debug)]
+struct ResetVolume {
+    name: String,
+}
+
+impl Operation for ResetVolume {
+    type Reply = DiskView;
+    const EVENT: Option<&str> = Some("reset");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        control.pool().reset(&self.name).await?;
+        control.show_disk(&self.name, Role::Volume)
+    }
+}
+
+#[derive(Debug)]
+struct ResumeVolume {
+    name: String,
+}
+
+impl Operation for ResumeVolume {
+    type Reply = DiskView;
+    const EVENT: Option<&str> = Some("resumed");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        shown(&control.pool().resume(&self.name).await?)
+    }
+}
+
+impl Operation for Resets {
+    type Reply = Vec<DiskView>;
+    const EVENT: Option<&str> = Some("reset");
+    const DISKS: Disks<Self> = |op| op.volumes.clone();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<Vec<DiskView>> {
+        let names: Vec<&str> = self.volumes.iter().map(String::as_str).collect();
+        control.pool().reset_all(&names).await?;
+        // A volume may have been removed since.
+        let reset = names.into_iter().filter_map(|name| control.pool().disk(name).ok());
+        Ok(reset.filter_map(|disk| disk_view(&disk)).collect())
+    }
+}
+
+#[derive(Debug)]
+struct PersistVolume {
+    name: String,
+    sync: SyncPolicy,
+}
+
+impl Operation for PersistVolume {
+    type Reply = DiskView;
+    const EVENT: Option<&str> = Some("persisted");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        shown(&control.pool().persist(&self.name, sync_mode(self.sync)).await?)
+    }
+}
+
+#[derive(Debug)]
+struct RollbackVolume {
+    name: String,
+    snapshot: String,
+}
+
+impl Operation for RollbackVolume {
+    type Reply = DiskView;
+    const EVENT: Option<&str> = Some("rolled_back");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone(), format!("{}@{}", op.name, op.snapshot)];
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        control.pool().rollback(&self.name, &self.snapshot).await?;
+        control.show_disk(&self.name, Role::Volume)
+    }
 }

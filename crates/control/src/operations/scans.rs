@@ -1,45 +1,24 @@
-//! Block classes: their representation in the API, and the scans of disks that determine them.
+//! Scans of disks, which determine their block classes.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_api::{ClassView, ClassesView, ErrorKind, JobKind};
-use forebay_engine::{ClassStats, ClassesInfo, Peek};
+use forebay_api::{ErrorKind, JobKind};
+use forebay_engine::Peek;
 use forebay_frontend::registry::{Registered, Registry};
 use forebay_guest::{Blocks, Content, Options, ReadError, scan};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
-use super::{Control, ControlError, Reply, Result};
-use crate::view::View;
-use crate::view::ratio;
+use super::{Control, ControlError, Result};
 
 /// A background scan works this long, then pauses [`PAUSE_FACTOR`] times as long as it worked.
 const SCAN_BURST: Duration = Duration::from_millis(10);
 const PAUSE_FACTOR: u32 = 3;
 
-impl View for ClassStats {
-    type View = ClassView;
-
-    fn view(self) -> ClassView {
-        let ClassStats { class, bytes, written_bytes, read_hits, read_misses } = self;
-        let hit_rate = ratio(read_hits, read_hits + read_misses);
-        ClassView { class, bytes, written_bytes, read_hits, read_misses, hit_rate }
-    }
-}
-
-impl View for ClassesInfo {
-    type View = ClassesView;
-
-    fn view(self) -> ClassesView {
-        let ClassesInfo { learned_ms, file_systems, classes } = self;
-        ClassesView { learned_ms, file_systems, classes: classes.into_iter().map(View::view).collect() }
-    }
-}
-
 /// Maximum number of requested scans that have not ended.
 const MAX_REQUESTED: usize = 4;
-/// How many of them one client has at most.
+/// Maximum number of requested scans of one client.
 const MAX_OF_CLIENT: usize = MAX_REQUESTED / 2;
 
 /// The state of scans. One runs at a time, because each may use about 200 MiB of memory.
@@ -66,23 +45,18 @@ impl Scans {
 }
 
 impl Control {
-    pub(super) fn show_classes(&self, name: &str) -> Result<Reply> {
-        Ok(Reply::Classes(self.pool().classes(name)?.view()))
-    }
-
-    /// Scans a disk at the request of an administrator, and replies with its classes.
+    /// Scans a disk at the request of an administrator.
     ///
     /// # Errors
     /// [`ErrorKind::BadState`] if [`MAX_REQUESTED`] scans are running or queued, or [`MAX_OF_CLIENT`] of this
     /// client: each occupies a job permit.
-    pub(super) async fn scan_classes(&self, name: &str, owner: &str) -> Result<Reply> {
+    pub(crate) async fn scan_classes(&self, name: &str, owner: &str) -> Result<()> {
         let _requested = self.inner.scans.admit(owner)?;
         let peek = self.pool().peek(name)?;
         let job = self.begin_job(JobKind::Scan, Some(name), owner, false);
         let learned = self.learn(peek).await;
         job.end(&learned);
-        learned?;
-        self.show_classes(name)
+        learned
     }
 
     /// Scans a disk on a blocking thread and stores the resulting classes.
