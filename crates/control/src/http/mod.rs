@@ -1,8 +1,8 @@
 //! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP. The listeners serve the
 //! files of the dashboard, too, to clients without a right.
 //!
-//! The router and the OpenAPI document are built from the tables of routes of [`crate::resources`]; tests
-//! compare `docs/api.md` and `docs/openapi.json` with the tables. HTTP statuses of errors are in `problem`.
+//! The router and the OpenAPI document are built from the tables of routes in `resources`; tests compare
+//! `docs/api.md` and `docs/openapi.json` with the tables. HTTP statuses of errors are in `problem`.
 //!
 //! **Trust.** Only the server's user can open the control socket. A client of the socket has all rights of
 //! the server, such as reading any file by importing it. Over TCP a client needs a token ([`crate::access`]),

@@ -19,7 +19,7 @@ use crate::access::Right;
 pub struct Route {
     /// The HTTP method.
     pub method: Method,
-    /// The path after [`PREFIX`], with `{parameters}`.
+    /// The path after [`forebay_api::PREFIX`], with `{parameters}`.
     pub path: &'static str,
     /// The description in `docs/api.md`.
     pub about: &'static str,
@@ -200,8 +200,8 @@ impl Route {
     }
 }
 
-/// Whether a path after [`PREFIX`] is one of tokens or sessions: their requests or responses have
-/// secrets.
+/// Whether a path after [`forebay_api::PREFIX`] belongs to tokens or sessions, whose requests or responses
+/// have secrets.
 pub(crate) fn is_of_access(path: &str) -> bool {
     ["/tokens", "/session"].iter().any(|of_access| path.starts_with(of_access))
 }

@@ -1,6 +1,6 @@
 //! Limits, weights and tenants of disks, as administrators set them.
 //!
-//! The engine applies them; this module keeps them as a document of the pool ([`document`]), by the UUID of
+//! The engine applies them; this module keeps them as a document of the pool (`document`), by the UUID of
 //! the disk, which never changes. A change is durable before it applies. Entries of disks that were removed
 //! are dropped with the next change.
 //!

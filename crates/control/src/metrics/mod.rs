@@ -2,7 +2,7 @@
 //!
 //! **Guests do not wait for a scrape.** It reads counters that exist anyway; the only lock that it shares
 //! with requests is the catalogue's, which it holds for reading while it copies the list of disks. It waits
-//! for the store only to learn its free room, and not longer than [`POOL_WAIT`]: without an answer, it
+//! for the store only to learn its free room, and not longer than `POOL_WAIT`: without an answer, it
 //! reports everything else.
 //!
 //! **Size.** The number of series is fixed, apart from those of single volumes, which are an option and

@@ -88,7 +88,7 @@ impl Control {
     /// The activity of the disks after this name: one stretch; `None` after the last disk.
     ///
     /// # Errors
-    /// [`super::ErrorKind::NotOwner`]
+    /// [`forebay_api::ErrorKind::NotOwner`]
     pub fn activity_after(&self, name: &str) -> Result<Option<Vec<ActivityView>>> {
         self.check_owner()?;
         let found = self.pool().guest_stats_after(name, EXAMINED);
@@ -113,7 +113,7 @@ impl DiskStretches {
     /// the last disk of the list.
     ///
     /// # Errors
-    /// [`super::ErrorKind::NotOwner`]
+    /// [`forebay_api::ErrorKind::NotOwner`]
     pub fn next(&mut self, is_visible: impl Fn(&str) -> bool) -> Result<Option<Vec<DiskView>>> {
         self.control.check_owner()?;
         let pool = self.control.pool();

@@ -1,8 +1,8 @@
 //! The control plane: how administrative operations run on the pool.
 //!
-//! Each request of the API that looks at the pool or changes the pool is an [`Operation`], which the file of
-//! its resource declares in one place ([`crate::resources`]). [`Client::run`] checks what the client may do,
-//! and [`Control::run`] executes the operation.
+//! Each request of the API that looks at the pool or changes the pool is an `Operation`, which the file of
+//! its resource declares in one place (`resources`). `client.rs` checks what the client may do, and `run.rs`
+//! executes the operation.
 //!
 //! **An operation that has begun** runs to its end even if the client disconnects: it runs in a separate
 //! task, and a shutdown waits for the task. The same holds for a reclaim, which also reports progress
