@@ -1,11 +1,12 @@
 //! The control plane: operations on the pool and the server, and the HTTP/JSON API that offers them.
 //!
-//! `resources` declares all operations, and [`operations`] runs them. [`http`] decides which requests are
+//! [`resources`] declares all operations, and [`operations`] runs them. [`http`] decides which requests are
 //! served, and [`access`] by whom they are allowed. The control plane runs on separate threads and cannot
 //! delay a guest.
 
 pub mod access;
 mod dashboard;
+mod fetch_policy;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use import::fuzzing;
@@ -14,7 +15,5 @@ pub mod import;
 pub mod limits;
 pub mod metrics;
 pub mod operations;
-mod resources;
+pub mod resources;
 mod view;
-
-pub use resources::MAX_CLONES;

@@ -28,6 +28,7 @@ mod request_id;
 mod response_memory;
 pub(crate) mod route;
 pub(crate) mod streamed;
+pub(crate) mod streams;
 
 use std::sync::Arc;
 
@@ -41,16 +42,15 @@ use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
 use crate::operations::Control;
-use crate::resources::Streams;
-pub use crate::resources::routes;
 use crate::{dashboard, metrics};
 pub use auth::{Peer, cookie_name};
 use guard::{Guard, guard};
-pub use openapi::document as openapi_document;
+pub(crate) use openapi::document;
 use problem::Refusal;
 pub use problem::{ApiError, PROBLEM_JSON};
 use response_memory::Reservation;
 pub use route::Route;
+pub(crate) use streams::Streams;
 
 /// Most lists that are built as a whole at the same time.
 const MAX_BUILT: usize = 4;
@@ -99,8 +99,8 @@ pub(crate) struct Api {
     pub built: Arc<Semaphore>,
 }
 
-/// Builds the router of a listener.
-pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
+/// Builds the router of a listener that serves these routes.
+pub(crate) fn router(routes: Vec<Route>, control: Control, access: Arc<Access>, entry: Entry) -> Router {
     let api = Api {
         control,
         access,
@@ -111,7 +111,7 @@ pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
         built: Arc::new(Semaphore::new(MAX_BUILT)),
     };
     let mut router = Router::new();
-    for route in routes() {
+    for route in routes {
         router = router.route(&format!("{PREFIX}{}", route.path), route.handler);
     }
     let conditions = etag::Conditions { api: api.clone(), routes: router.clone().with_state(api.clone()) };
@@ -145,17 +145,4 @@ fn metrics_route() -> Route {
         Ok::<_, ApiError>(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], body))
     };
     Route::get("/metrics", "The counters in the text format of Prometheus", Right::ReadServer, show)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_routes_are_distinct() {
-        let mut seen = std::collections::HashSet::new();
-        for r in routes() {
-            assert!(seen.insert((r.method.clone(), r.path)), "{} {}", r.method, r.path);
-        }
-    }
 }

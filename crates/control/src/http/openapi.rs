@@ -8,16 +8,14 @@ use serde_json::{Map, Value, json};
 
 use super::problem::PROBLEM_JSON;
 use super::route::{Content, Route, Shape, is_of_access};
-use super::routes;
 use crate::access::Right;
 
-/// Returns the document (OpenAPI 3.1).
-pub fn document() -> Value {
-    let routes = routes();
+/// Returns the document of these routes (OpenAPI 3.1).
+pub(crate) fn document(routes: &[Route]) -> Value {
     let mut paths: BTreeMap<String, Map<String, Value>> = BTreeMap::new();
     let mut schemas = Vec::new();
     [Shape::of::<Problem>(), Shape::of::<JobView>()].iter().for_each(|shape| (shape.collect)(&mut schemas));
-    for route in &routes {
+    for route in routes {
         let shapes = [route.body, shape(&route.reply.content)];
         shapes.into_iter().flatten().for_each(|shape| (shape.collect)(&mut schemas));
         let path = paths.entry(format!("{PREFIX}{}", route.path)).or_default();

@@ -7,35 +7,9 @@
 //! connections are opened, so that DNS rebinding cannot bypass it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
 
 use super::own_addresses::{IsOwn, is_own};
 use super::url::Url;
-
-/// Policy for imports from URLs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FetchPolicy {
-    /// Maximum size of a file in bytes.
-    pub max_bytes: u64,
-    /// Whether redirects may lead to private addresses, host names may resolve to this machine, and clients
-    /// on other machines may name this machine.
-    pub allow_private: bool,
-    /// Maximum time from a request to the first byte of its response: some servers make images on demand.
-    pub first_byte: Duration,
-    /// Maximum time of a whole download.
-    pub timeout: Duration,
-}
-
-impl Default for FetchPolicy {
-    fn default() -> FetchPolicy {
-        FetchPolicy {
-            max_bytes: 1 << 40,
-            allow_private: false,
-            first_byte: Duration::from_secs(600),
-            timeout: Duration::from_secs(24 * 3600),
-        }
-    }
-}
 
 /// Which addresses the import of a client may reach.
 #[derive(Debug, Clone, Copy)]

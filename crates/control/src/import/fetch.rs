@@ -13,7 +13,8 @@ use forebay_text::{Size, shorten};
 use hyper::http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::sync::mpsc;
 
-use super::address_filter::{FetchPolicy, Reach};
+use super::FetchPolicy;
+use super::address_filter::Reach;
 use super::authorities;
 use super::connect::{Answer, RequestError, Requester};
 use super::file::{self, ImageFile};

@@ -38,7 +38,7 @@ mod vhdx;
 mod visible;
 mod vmdk;
 
-pub use address_filter::FetchPolicy;
+pub use crate::fetch_policy::FetchPolicy;
 pub(crate) use address_filter::names_this_server;
 pub use error::{ImportError, Remedy, Result};
 use job::MAX_SOURCE;

@@ -9,7 +9,7 @@ use forebay_host::clock::{self, unix_ms};
 
 use super::resident_memory;
 use super::text::{Labels, Metric, Text};
-use super::{Observed, VolumeSeries};
+use crate::operations::{Observed, VolumeSeries};
 
 /// The input of one scrape.
 pub(super) struct Sample<'a> {

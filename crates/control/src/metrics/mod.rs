@@ -6,7 +6,7 @@
 //! reports everything else.
 //!
 //! **Size.** The number of series is fixed, apart from those of single volumes, which are an option and
-//! limited ([`VolumeSeries`]).
+//! limited ([`VolumeSeries`](crate::operations::VolumeSeries)).
 
 mod families;
 mod text;
@@ -14,10 +14,6 @@ mod text;
 use std::time::Duration;
 
 use families::{Sample, write_all};
-use forebay_frontend::nbd::Clients;
-use forebay_frontend::plane::PlaneCounters;
-use forebay_store::rados::Standby;
-use forebay_text::NamePattern;
 
 use crate::operations::Control;
 
@@ -25,52 +21,6 @@ use crate::operations::Control;
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Longest wait for the store to report its free room.
 const POOL_WAIT: Duration = Duration::from_secs(2);
-/// Default of `max_volumes`.
-const MAX_VOLUMES: usize = 2000;
-
-/// The volumes with separate series.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeSeries {
-    /// Names; none by default.
-    pub volumes: Vec<NamePattern>,
-    /// Most volumes.
-    pub max: usize,
-}
-
-impl Default for VolumeSeries {
-    fn default() -> VolumeSeries {
-        VolumeSeries { volumes: Vec::new(), max: MAX_VOLUMES }
-    }
-}
-
-/// The ownership of a pool in Ceph.
-#[derive(Clone)]
-pub struct Held {
-    /// This server, as the pool names it.
-    pub owner: String,
-    /// Number of the ownership.
-    pub term: u64,
-    /// How long it is still certain that no other server has the pool.
-    pub lease_left: std::sync::Arc<dyn Fn() -> Duration + Send + Sync>,
-    /// The servers that wait for the pool; `None` before the first look.
-    pub standbys: Option<Vec<Standby>>,
-}
-
-/// What is measured in addition to the pool.
-#[derive(Clone, Default)]
-pub struct Observed {
-    /// Counters of the data plane.
-    pub plane: PlaneCounters,
-    /// The ownership of a pool in Ceph.
-    pub held: Option<Held>,
-    /// The NBD clients.
-    pub nbd: Clients,
-    /// Budget of the write buffers in bytes.
-    pub write_buffer: u64,
-    /// The volumes with separate series.
-    pub series: VolumeSeries,
-}
-
 /// Renders all metrics.
 pub async fn render(control: &Control) -> String {
     let pool = control.pool().clone();

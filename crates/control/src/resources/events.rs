@@ -14,25 +14,22 @@ use std::time::Duration;
 use axum::extract::RawQuery;
 use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
-use forebay_frontend::shares::Shares;
 use hyper::body::{Bytes, Frame};
-use parking_lot::Mutex;
 use serde_json::json;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::access::{DiskRef, Right, may};
 use crate::http::auth::Caller;
 use crate::http::problem::{ApiError, Refusal, Result};
 use crate::http::route::{Answer, QueryParameter, Route};
+use crate::http::streams::Place;
 use crate::operations::{Delivery, Event, Subscription, Topic};
 
 /// How long a stream lasts.
 const LIFETIME: Duration = Duration::from_secs(900);
 /// Interval of comments that keep the connection open, and reveal one that is not.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Most streams of a listener: less than its connections.
-const MAX_STREAMS: usize = 32;
 
 const QUERY: &[QueryParameter] = &[QueryParameter {
     name: "topics",
@@ -51,50 +48,6 @@ pub(super) fn routes() -> Vec<Route> {
         .follows::<Event>()
         .with_query(QUERY),
     ]
-}
-
-/// The streams of a listener, in the order in which they began.
-///
-/// When there are [`MAX_STREAMS`], a client with fewer streams than another one replaces the oldest
-/// stream of the client with the most. A client that would have the most then is refused instead: otherwise
-/// two clients would displace each other's streams again and again, since browsers connect again.
-#[derive(Clone, Default)]
-pub(crate) struct Streams(Arc<Mutex<Vec<Arc<Follower>>>>);
-
-struct Follower {
-    owner: String,
-    /// Notified when another client takes the place.
-    displaced: Notify,
-}
-
-/// The place of a stream, until it is dropped.
-struct Place {
-    streams: Streams,
-    follower: Arc<Follower>,
-}
-
-impl Streams {
-    fn begin(&self, owner: String) -> Option<Place> {
-        let mut all = self.0.lock();
-        if all.len() >= MAX_STREAMS {
-            let shares: Shares<&str> = all.iter().map(|other| (other.owner.as_str(), 1)).collect();
-            let largest = shares.largest();
-            if shares.of(owner.as_str()) + 1 >= largest {
-                return None;
-            }
-            let oldest = all.iter().position(|other| shares.of(other.owner.as_str()) == largest)?;
-            all.remove(oldest).displaced.notify_one();
-        }
-        let follower = Arc::new(Follower { owner, displaced: Notify::new() });
-        all.push(follower.clone());
-        Some(Place { streams: self.clone(), follower })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.streams.0.lock().retain(|other| !Arc::ptr_eq(other, &self.follower));
-    }
 }
 
 /// The topics that a query names; all without a query.
@@ -143,7 +96,7 @@ async fn follow(
                 sent = sender.send(text.into()) => sent.is_ok(),
                 // A client that does not read does not keep its place.
                 () = tokio::time::sleep(KEEP_ALIVE) => false,
-                () = place.follower.displaced.notified() => false,
+                () = place.displaced() => false,
                 () = caller.api.control.stopped() => false,
             };
             if !sent {
@@ -154,7 +107,7 @@ async fn follow(
             delivery = subscription.next() => encode(&caller, &topics, delivery),
             () = tokio::time::sleep(KEEP_ALIVE) => Some(":\n\n".to_owned()),
             () = sender.closed() => return,
-            () = place.follower.displaced.notified() => return,
+            () = place.displaced() => return,
             () = caller.api.control.stopped() => return,
         };
     }
@@ -201,25 +154,5 @@ impl hyper::body::Body for Stream {
         context: &mut Context<'_>,
     ) -> Poll<Option<std::result::Result<Frame<Bytes>, Self::Error>>> {
         self.0.poll_recv(context).map(|text| text.map(|text| Ok(Frame::data(text))))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_that_takes_all_streams_leaves_places_to_others() {
-        let streams = Streams::default();
-        let reader: Vec<_> = (0..MAX_STREAMS).map(|_| streams.begin("reader".into()).unwrap()).collect();
-        assert!(streams.begin("reader".into()).is_none());
-        let administrator: Vec<_> = std::iter::from_fn(|| streams.begin("administrator".into())).collect();
-        assert_eq!(administrator.len(), MAX_STREAMS / 2);
-        assert_eq!(streams.0.lock().len(), MAX_STREAMS);
-        // No client displaces streams of the other one now.
-        assert!(streams.begin("reader".into()).is_none() && streams.begin("administrator".into()).is_none());
-        assert!(streams.begin("third".into()).is_some());
-        drop(reader);
-        assert!(streams.begin("reader".into()).is_some());
     }
 }

@@ -22,18 +22,20 @@ mod tokens;
 mod volume_limits;
 mod volumes;
 
-use axum::Json;
-use axum::http::StatusCode;
-use serde::Serialize;
+use std::sync::Arc;
 
-use crate::access::Right;
+use axum::http::StatusCode;
+use axum::{Json, Router};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::access::{Access, Right};
 use crate::http::auth::Caller;
 use crate::http::list::{ListQuery, page};
-use crate::http::openapi_document;
 use crate::http::route::{Answer, Content, Route};
-use crate::operations::Operation;
+use crate::http::{self, Entry};
+use crate::operations::{Control, Operation};
 pub use clones::MAX_CLONES;
-pub(crate) use events::Streams;
 
 /// Returns all routes, grouped by resource.
 pub fn routes() -> Vec<Route> {
@@ -71,6 +73,16 @@ pub fn routes() -> Vec<Route> {
     .collect()
 }
 
+/// Builds the router of a listener.
+pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
+    http::router(routes(), control, access, entry)
+}
+
+/// Returns the OpenAPI document.
+pub fn openapi_document() -> Value {
+    http::document(&routes())
+}
+
 /// Runs an operation and responds with status 200.
 async fn run<O: Operation>(caller: Caller, operation: O) -> Answer<Json<O::Reply>> {
     Ok(Json(caller.run(operation).await?))
@@ -92,4 +104,17 @@ where
     // An error means that the semaphore was closed, which never happens.
     let _permit = caller.api.built.acquire().await;
     page(caller.run(operation).await?, &query, |one| name(one).clone()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_routes_are_distinct() {
+        let mut seen = std::collections::HashSet::new();
+        for r in routes() {
+            assert!(seen.insert((r.method.clone(), r.path)), "{} {}", r.method, r.path);
+        }
+    }
 }

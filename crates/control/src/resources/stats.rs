@@ -11,7 +11,8 @@ use crate::http::auth::Caller;
 use crate::http::extract::Param;
 use crate::http::route::{Answer, Route};
 use crate::http::streamed;
-use crate::metrics::{Observed, resident_memory};
+use crate::metrics::resident_memory;
+use crate::operations::Observed;
 use crate::operations::{Control, Disks, Operation, Reply, Result};
 use crate::view::{View, disk_space_view, stats_view};
 

@@ -4,6 +4,7 @@ mod cache;
 mod desktops;
 mod space;
 
+use cache::read_cache_view;
 use forebay_api::{
     ActivityView, CommitView, CountView, DiskView, GcEvent, GcPhaseView, GuestView, Kind, Reclaimed, Reset,
     StandbyView, StatsView, StoreView, SyncPolicy,
@@ -13,8 +14,6 @@ use forebay_engine::{
     StoreStats, SyncMode,
 };
 use forebay_store::rados::Standby;
-
-use cache::read_cache_view;
 pub(crate) use space::disk_space_view;
 
 /// A value of the engine or a front end that the API shows.

@@ -4,8 +4,9 @@ use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
 use forebay_api::{CreateToken, HEADER, PREFIX, Role, Scope};
 use forebay_control::access::Right;
-use forebay_control::http::{Origin, Peer, router, routes};
+use forebay_control::http::{Origin, Peer};
 use forebay_control::operations::Delivery;
+use forebay_control::resources::{router, routes};
 use serde_json::{Value, json};
 
 use crate::api::Caller;

@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
-use forebay_control::http::{Entry, Origin, router};
-use forebay_control::metrics::{CONTENT_TYPE, VolumeSeries, list};
+use forebay_control::http::{Entry, Origin};
+use forebay_control::metrics::{CONTENT_TYPE, list};
+use forebay_control::operations::VolumeSeries;
+use forebay_control::resources::router;
 use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;

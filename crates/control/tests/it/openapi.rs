@@ -1,6 +1,7 @@
 //! The OpenAPI document: the committed file, its examples and its references.
 
-use forebay_control::http::{Origin, openapi_document, routes};
+use forebay_control::http::Origin;
+use forebay_control::resources::{openapi_document, routes};
 use serde_json::{Value, json};
 
 use crate::api::Caller;

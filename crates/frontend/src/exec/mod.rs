@@ -8,8 +8,8 @@
 //! - **In a task.** [`Executor::spawn`] serves a [`Job`] in a task of the connection's thread. The task holds
 //!   the memory that the job is charged until the job ends. [`block`] has the job of protocols whose requests
 //!   concern one disk; a SCSI command is a separate kind of job, because it may combine several changes.
-//! - **Latency figures.** A request that reads, changes or flushes blocks is counted with its path ([`Served`])
-//!   when it succeeds.
+//! - **Latency figures.** A request that reads, changes or flushes blocks is counted with its path
+//!   ([`Served`]) when it succeeds.
 //! - **Loss of the pool.** If another server has opened the pool, the request gets no reply, and the
 //!   connection ends: an error would become an I/O error of the client's file system, while the other server
 //!   could serve the request.
@@ -85,8 +85,8 @@ impl Executor {
         self.times.count(self.front, served);
     }
 
-    /// Reads into `out` if that is possible without a wait. Otherwise returns false, and `out` is undefined. A
-    /// read is counted by the caller ([`Executor::count`]), because one request can consist of several reads.
+    /// Reads into `out` if that is possible without a wait. Otherwise returns false, and `out` is undefined.
+    /// The caller counts the request ([`Executor::count`]), because one request can consist of several reads.
     pub fn read_now(&self, disk: &DiskHandle, offset: u64, out: &mut [u8]) -> Result<bool> {
         Ok(disk.try_read(offset, out)? == Fast::Done)
     }

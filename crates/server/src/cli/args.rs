@@ -424,7 +424,7 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
         /// Create N clones, NAME-001, NAME-002 and so on; all or none
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(forebay_control::MAX_CLONES)))]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(forebay_control::resources::MAX_CLONES)))]
         count: Option<u32>,
         /// Number the clones after the highest existing number of NAME
         #[arg(long, requires = "count")]

@@ -1,6 +1,6 @@
 //! `[metrics]`: which volumes have separate metrics.
 
-use forebay_control::metrics::VolumeSeries;
+use forebay_control::operations::VolumeSeries;
 use forebay_text::NamePattern;
 use serde::Deserialize;
 

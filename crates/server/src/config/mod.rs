@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_control::import::FetchPolicy;
-use forebay_control::metrics::VolumeSeries;
+use forebay_control::operations::VolumeSeries;
 use forebay_engine::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};
 use forebay_frontend::iscsi::{Algorithm, SessionLimits};
 use forebay_frontend::nbd::Config as NbdConfig;

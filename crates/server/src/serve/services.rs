@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use axum::serve::Listener;
 use forebay_control::access::{Access, Audit};
-use forebay_control::http::{Entry, Origin, router};
+use forebay_control::http::{Entry, Origin};
 use forebay_control::limits::LimitTable;
-use forebay_control::metrics::Observed;
-use forebay_control::operations::{Control, ServerInfo, ServerRequest};
+use forebay_control::operations::{Control, Observed, ServerInfo, ServerRequest};
+use forebay_control::resources::router;
 use forebay_engine::Pool;
 use forebay_frontend::iscsi::{self, PortGroups};
 use forebay_frontend::nbd;

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, header};
-use forebay_control::http::{Entry, Origin, router};
+use forebay_control::http::{Entry, Origin};
+use forebay_control::resources::router;
 use serde_json::Value;
 use tower::ServiceExt;
 

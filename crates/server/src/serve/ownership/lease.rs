@@ -9,7 +9,7 @@ use std::future::{Future, pending, ready};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use forebay_control::metrics::Held;
+use forebay_control::operations::Held;
 use forebay_format::{SegmentId, Superblock};
 use forebay_frontend::plane::Gate;
 use forebay_store::rados::RadosStore;
