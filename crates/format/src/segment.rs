@@ -89,22 +89,24 @@ impl SegmentHeader {
         if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
             return Err(FormatError::Checksum(WHAT));
         }
+        // The pool precedes the version: a segment of another pool is damage at its place, whatever build wrote
+        // the segment, and no reason to refuse this pool.
+        let (of_pool, of_segment) = (PoolId(get_array(b, l::POOL_ID)), SegmentId(get_u32(b, l::SEGMENT)));
+        if of_pool != pool {
+            return Err(FormatError::Foreign { what: WHAT, field: "pool_id" });
+        }
+        if of_segment != segment {
+            return Err(FormatError::Foreign { what: WHAT, field: "segment" });
+        }
         check_version(WHAT, get_u32(b, l::VERSION))?;
-        let header = SegmentHeader {
-            pool: PoolId(get_array(b, l::POOL_ID)),
-            segment: SegmentId(get_u32(b, l::SEGMENT)),
+        Ok(SegmentHeader {
+            pool,
+            segment,
             stream: Stream::decode(get_u8(b, l::STREAM))
                 .ok_or(FormatError::Value { what: WHAT, field: "stream" })?,
             epoch: get_u64(b, l::EPOCH),
             first_seq: get_u64(b, l::FIRST_SEQ),
-        };
-        if header.pool != pool {
-            return Err(FormatError::Foreign { what: WHAT, field: "pool_id" });
-        }
-        if header.segment != segment {
-            return Err(FormatError::Foreign { what: WHAT, field: "segment" });
-        }
-        Ok(header)
+        })
     }
 }
 
@@ -229,18 +231,19 @@ impl SegmentFooter {
         if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
             return Err(FormatError::Checksum(WHAT));
         }
+        let at = (PoolId(get_array(b, l::POOL_ID)), SegmentId(get_u32(b, l::SEGMENT)), get_u32(b, l::OFFSET));
+        if at != (pool, segment, offset) {
+            return Err(FormatError::Foreign { what: WHAT, field: "position" });
+        }
         check_version(WHAT, get_u32(b, l::VERSION))?;
         let footer = SegmentFooter {
-            pool: PoolId(get_array(b, l::POOL_ID)),
-            segment: SegmentId(get_u32(b, l::SEGMENT)),
-            offset: get_u32(b, l::OFFSET),
+            pool,
+            segment,
+            offset,
             last_seq: get_u64(b, l::LAST_SEQ),
             count: get_u32(b, l::COUNT),
             directory_crc: get_u32(b, l::DIRECTORY_CRC),
         };
-        if (footer.pool, footer.segment, footer.offset) != (pool, segment, offset) {
-            return Err(FormatError::Foreign { what: WHAT, field: "position" });
-        }
         // Each entry describes a slot before the footer.
         if footer.count > footer.offset / Slot::UNIT as u32 {
             return Err(FormatError::Value { what: WHAT, field: "count" });

@@ -24,6 +24,9 @@ fn segments_of_other_versions_pools_and_positions_are_reported() {
     assert_eq!(decode(&forged(head.clone(), 8, &[0])), value("segment header", "version"));
     assert_eq!(decode(&forged(head.clone(), 12, &[5])), value("segment header", "stream"));
     assert!(matches!(decode(&forged(head.clone(), 16, &[1])), FormatError::Foreign { field: "pool_id", .. }));
+    // A segment of another pool is damage at its place, whatever build wrote the segment.
+    let of_other = forged(forged(head.clone(), 16, &[1]), 8, &[3]);
+    assert!(matches!(decode(&of_other), FormatError::Foreign { field: "pool_id", .. }));
     assert!(matches!(decode(&forged(head, 32, &[1])), FormatError::Foreign { field: "segment", .. }));
 
     let (footer, directory) = footer();
@@ -31,7 +34,8 @@ fn segments_of_other_versions_pools_and_positions_are_reported() {
     let decode = |b: &[u8]| SegmentFooter::decode(b, POOL, SegmentId(2), 1 << 20).unwrap_err();
     assert_eq!(decode(&forged(foot.clone(), 8, &[5])), FormatError::Newer { found: 5 });
     assert_eq!(decode(&forged(foot.clone(), 12, &[0xff; 4])), value("segment footer", "count"));
-    assert!(matches!(decode(&forged(foot, 36, &[1])), FormatError::Foreign { .. }));
+    assert!(matches!(decode(&forged(foot.clone(), 36, &[1])), FormatError::Foreign { .. }));
+    assert!(matches!(decode(&forged(forged(foot, 36, &[1]), 8, &[3])), FormatError::Foreign { .. }));
 }
 
 #[test]

@@ -165,7 +165,6 @@ impl<R: Reply> Job for Request<R> {
     }
 
     fn is_fenced(&self, done: &Result<Answer>) -> bool {
-        // A pool that has stopped for another reason before reports the loss with the request only.
         self.disk.is_fenced() || matches!(done, Err(Error::Fenced))
     }
 
