@@ -89,8 +89,8 @@ impl SegmentHeader {
         if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
             return Err(FormatError::Checksum(WHAT));
         }
-        // The pool precedes the version: a segment of another pool is damage at its place, whatever build wrote
-        // the segment, and no reason to refuse this pool.
+        // The pool precedes the version: a segment of another pool is damage at its place, whatever build
+        // wrote the segment, and no reason to refuse this pool.
         let (of_pool, of_segment) = (PoolId(get_array(b, l::POOL_ID)), SegmentId(get_u32(b, l::SEGMENT)));
         if of_pool != pool {
             return Err(FormatError::Foreign { what: WHAT, field: "pool_id" });
