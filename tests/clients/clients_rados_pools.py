@@ -66,7 +66,9 @@ def rados_pools_of_one_host_change_hands_separately(t):
     after_handover(pools[1])
     for nodes, probe in zip(pools, probes, strict=True):
         nodes.check_waiting()
-        wait_for(lambda probe=probe, answers=probe.answers: probe.answers > answers, f"progress of {nodes.address}", TAKEOVER_S)
+        # `finish` reports the error of a probe that has failed.
+        progress = lambda probe=probe, answers=probe.answers: probe.error or probe.answers > answers  # noqa: E731
+        wait_for(progress, f"progress of {nodes.address}", TAKEOVER_S)
         probe.finish()
     print(f"failure of a host: {took:.2f} s for its pool, {undisturbed:.2f} s at most for the other one, "
           f"{done['pause_ms']} ms to give it back")
