@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from functools import partial
 
 from ceph import Nodes, first_answer
 from clients_api import pool
@@ -18,6 +19,11 @@ def named_by_owner(nodes):
     waiting = [{"server": name, "alive": True}]
     wait_for(lambda: json.loads(pool(nodes.serving))["owner"]["standbys"] == waiting, f"standbys {waiting}", TAKEOVER_S)
     equal(scrape(nodes.serving)[f'forebay_pool_standbys{{pool="{nodes.serving.address}"}}'], 1, "the metric")
+
+
+def progressed(probe, answers):
+    """Whether a probe has more answers, or has failed."""
+    return probe.error or probe.answers > answers
 
 
 @needs(CLUSTER)
@@ -67,8 +73,7 @@ def rados_pools_of_one_host_change_hands_separately(t):
     for nodes, probe in zip(pools, probes, strict=True):
         nodes.check_waiting()
         # `finish` reports the error of a probe that has failed.
-        progress = lambda probe=probe, answers=probe.answers: probe.error or probe.answers > answers  # noqa: E731
-        wait_for(progress, f"progress of {nodes.address}", TAKEOVER_S)
+        wait_for(partial(progressed, probe, probe.answers), f"progress of {nodes.address}", TAKEOVER_S)
         probe.finish()
     print(f"failure of a host: {took:.2f} s for its pool, {undisturbed:.2f} s at most for the other one, "
           f"{done['pause_ms']} ms to give it back")
