@@ -10,6 +10,7 @@ use forebay_api::import::{Event, Request, Source};
 use forebay_api::{self as api, DiskView};
 use forebay_engine::Role;
 
+use super::volumes::ShowDisk;
 use super::{create, jobs, run};
 use crate::access::{Right, may};
 use crate::http::auth::Caller;
@@ -38,7 +39,7 @@ pub(super) fn routes() -> Vec<Route> {
         .streams::<Event>()
         .or_job(),
         Route::get("/images/{name}", "Show an image", Right::Read, |c: Caller, Param(name)| {
-            run(c, ShowImage { name })
+            run(c, ShowDisk { name, role: Role::Image })
         })
         .returns::<DiskView>(),
         Route::post(
@@ -59,21 +60,6 @@ pub(super) fn routes() -> Vec<Route> {
             |c: Caller, Param(name)| run(c, RemoveImage { name }),
         ),
     ]
-}
-
-#[derive(Debug)]
-struct ShowImage {
-    name: String,
-}
-
-impl Operation for ShowImage {
-    type Reply = DiskView;
-    const IS_QUERY: bool = true;
-    const DISKS: Disks<Self> = |op| vec![op.name.clone()];
-
-    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
-        control.show_disk(&self.name, Role::Image)
-    }
 }
 
 #[derive(Debug)]

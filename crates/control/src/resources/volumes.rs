@@ -33,7 +33,7 @@ fn volume_routes() -> Vec<Route> {
         .returns::<DiskView>()
         .creates(),
         Route::get("/volumes/{name}", "Show a volume", Right::Read, |c: Caller, Param(name)| {
-            run(c, ShowVolume { name })
+            run(c, ShowDisk { name, role: Role::Volume })
         })
         .returns::<DiskView>(),
         Route::delete(
@@ -100,18 +100,20 @@ fn reset_routes() -> Vec<Route> {
     ]
 }
 
+/// Shows a disk of this role; also for images.
 #[derive(Debug)]
-struct ShowVolume {
-    name: String,
+pub(super) struct ShowDisk {
+    pub name: String,
+    pub role: Role,
 }
 
-impl Operation for ShowVolume {
+impl Operation for ShowDisk {
     type Reply = DiskView;
     const IS_QUERY: bool = true;
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
-        control.show_disk(&self.name, Role::Volume)
+        control.show_disk(&self.name, self.role)
     }
 }
 
