@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{DiskHandle, Error, Extent, ReadFrom, Result, is_zero};
+use forebay_engine::{DiskHandle, Extent, ReadFrom, Result, is_zero};
 use tokio::task::yield_now;
 
 use super::{Executor, Job, read_whole};
@@ -164,8 +164,8 @@ impl<R: Reply> Job for Request<R> {
         self.io.served(&self.disk, done.as_ref().ok()?)
     }
 
-    fn is_fenced(&self, done: &Result<Answer>) -> bool {
-        self.disk.is_fenced() || matches!(done, Err(Error::Fenced))
+    fn is_fenced(&self) -> bool {
+        self.disk.is_fenced()
     }
 
     async fn reply(self, done: Result<Answer>, backlog: &Rc<Backlog>) {

@@ -56,7 +56,7 @@ pub(crate) trait Job: 'static {
     fn served(&self, done: &Self::Done) -> Option<Served>;
 
     /// Whether the request has found that another server has the pool.
-    fn is_fenced(&self, done: &Self::Done) -> bool;
+    fn is_fenced(&self) -> bool;
 
     /// Queues the reply.
     async fn reply(self, done: Self::Done, backlog: &Rc<Backlog>);
@@ -127,7 +127,7 @@ async fn serve<J: Job>(job: J, ticket: Ticket, timed: Timed, backlog: Rc<Backlog
     if let Some(served) = job.served(&done) {
         timed.end(served);
     }
-    if job.is_fenced(&done) {
+    if job.is_fenced() {
         return backlog.fail(FENCED);
     }
     job.reply(done, &backlog).await;

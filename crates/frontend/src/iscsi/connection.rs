@@ -13,9 +13,12 @@ use super::login::login;
 use super::session::session;
 use crate::plane::{
     Client, Cut, Ended, FrontEnd, ListenAddr, MemoryAccount, Parked, RawSocket, Resume, Resumed, Socket,
-    Worker, contained,
+    Worker,
 };
 use crate::throttle::Throttle;
+
+/// The name of a connection in the log.
+const CONNECTION: &str = "an iSCSI connection";
 
 /// The iSCSI front end.
 pub struct Front(pub Arc<Context>);
@@ -23,7 +26,7 @@ pub struct Front(pub Arc<Context>);
 impl FrontEnd for Front {
     fn spawn(&self, worker: &Rc<Worker>, client: Client) {
         let context = self.0.clone();
-        run(worker, |worker| serve(worker, context, client));
+        worker.spawn_connection(CONNECTION, |worker| serve(worker, context, client), log_end);
     }
 
     fn resume(&self, state: serde_json::Value, socket: &RawSocket) -> Result<Resume, String> {
@@ -34,35 +37,26 @@ impl FrontEnd for Front {
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, until_resumed }| {
             let continued = login.continued.map(|c| Continued { until_resumed, ..c });
             let login = LoggedIn { received, continued, ..login };
-            run(worker, |worker| async move {
+            let serve = |worker: Rc<Worker>| async move {
                 let _admission = admission;
                 let (stream, addresses) = tcp(socket)?;
                 let ended = session(worker.clone(), context, stream, login, addresses, None).await;
                 park(&worker, &listener, ended?);
                 Ok(())
-            });
+            };
+            worker.spawn_connection(CONNECTION, serve, log_end);
         }))
     }
 }
 
-/// Runs a connection in a task of this thread.
-fn run<F: Future<Output = Result<(), End>> + 'static>(
-    worker: &Rc<Worker>,
-    connection: impl FnOnce(Rc<Worker>) -> F,
-) {
+/// Logs the end of a connection.
+fn log_end(end: End) {
     static ENDED: Throttle = Throttle::new();
-    let entered = worker.enter();
-    let connection = connection(worker.clone());
-    tokio::task::spawn_local(async move {
-        let _entered = entered;
-        // A panic is logged where it is contained.
-        let Ok(Err(end)) = contained("an iSCSI connection", connection).await else { return };
-        if let End::LoginRefused(refused) = end {
-            refused.log();
-        } else if let Some(left_out) = ENDED.permit() {
-            tracing::info!(%end, left_out, "an iSCSI connection ended");
-        }
-    });
+    if let End::LoginRefused(refused) = end {
+        refused.log();
+    } else if let Some(left_out) = ENDED.permit() {
+        tracing::info!(%end, left_out, "an iSCSI connection ended");
+    }
 }
 
 async fn serve(worker: Rc<Worker>, context: Arc<Context>, client: Client) -> Result<(), End> {

@@ -380,7 +380,7 @@ impl Job for Run {
         task.nexus.served(&task.request, response)
     }
 
-    fn is_fenced(&self, _: &Response) -> bool {
+    fn is_fenced(&self) -> bool {
         self.running.task.nexus.disk().is_fenced()
     }
 

@@ -15,9 +15,11 @@ use super::stream::Stream;
 use super::transmission::transmit;
 use crate::plane::{
     Client, Cut, Ended, FrontEnd, ListenAddr, MemoryAccount, Parked, RawSocket, Resume, Resumed, Worker,
-    contained,
 };
 use crate::throttle::Throttle;
+
+/// The name of a connection in the log.
+const CONNECTION: &str = "an NBD connection";
 
 /// The NBD front end of one listener.
 pub struct Front(pub Context);
@@ -25,7 +27,8 @@ pub struct Front(pub Context);
 impl FrontEnd for Front {
     fn spawn(&self, worker: &Rc<Worker>, client: Client) {
         let context = self.0.clone();
-        run(worker, |worker| async move { serve(worker, &context, client).await });
+        let serve = |worker| async move { serve(worker, &context, client).await };
+        worker.spawn_connection(CONNECTION, serve, log_end);
     }
 
     fn resume(&self, state: serde_json::Value, socket: &RawSocket) -> Result<Resume, String> {
@@ -45,35 +48,25 @@ impl FrontEnd for Front {
         let since_ms = state.since_ms.unwrap_or_else(unix_ms);
         let attached = context.attached((&state.export, disk), is_writable, peer, name, since_ms);
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, .. }| {
-            run(worker, |worker| async move {
+            let serve = |worker: Rc<Worker>| async move {
                 let _admission = admission;
                 let stream = Stream::Plain(socket.into_tokio()?);
                 let HandedOver { structured, block_status, .. } = state;
                 let negotiated =
                     Negotiated { attached, stream, structured, block_status, read_only, received };
                 transmit_or_park(worker, negotiated, &listener).await
-            });
+            };
+            worker.spawn_connection(CONNECTION, serve, log_end);
         }))
     }
 }
 
-/// Runs a connection in a task of this thread.
-fn run<F: Future<Output = Result<(), End>> + 'static>(
-    worker: &Rc<Worker>,
-    connection: impl FnOnce(Rc<Worker>) -> F,
-) {
+/// Logs the end of a connection.
+fn log_end(end: End) {
     static ENDED: Throttle = Throttle::new();
-    let entered = worker.enter();
-    let connection = connection(worker.clone());
-    tokio::task::spawn_local(async move {
-        let _entered = entered;
-        // A panic is logged where it is contained.
-        if let Ok(Err(end)) = contained("an NBD connection", connection).await
-            && let Some(left_out) = ENDED.permit()
-        {
-            tracing::info!(%end, left_out, "an NBD connection ended");
-        }
-    });
+    if let Some(left_out) = ENDED.permit() {
+        tracing::info!(%end, left_out, "an NBD connection ended");
+    }
 }
 
 async fn serve(worker: Rc<Worker>, context: &Context, client: Client) -> Result<(), End> {

@@ -13,6 +13,7 @@ use tokio::task::LocalSet;
 
 use super::backlog::Backlog;
 use super::budget::next_round;
+use super::contain::contained;
 use super::gate::Gate;
 use super::handover::{Busy, BusyGuard, Parked, Phase};
 use super::latency::{Latencies, Times};
@@ -163,6 +164,25 @@ impl Worker {
         self.pace.entered();
         self.total.fetch_add(1, Relaxed);
         Entered(self.clone())
+    }
+
+    /// Serves a connection in a task of this thread. `what` names the connection in the log of a panic;
+    /// `ended` receives the error with which the connection ended.
+    pub fn spawn_connection<E: 'static, F: Future<Output = Result<(), E>> + 'static>(
+        self: &Rc<Self>,
+        what: &'static str,
+        connection: impl FnOnce(Rc<Worker>) -> F,
+        ended: fn(E),
+    ) {
+        let entered = self.enter();
+        let connection = connection(self.clone());
+        tokio::task::spawn_local(async move {
+            let _entered = entered;
+            // A panic is logged where it is contained.
+            if let Ok(Err(end)) = contained(what, connection).await {
+                ended(end);
+            }
+        });
     }
 
     /// Registers a session to be woken when the server closes.
