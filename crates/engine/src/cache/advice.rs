@@ -30,7 +30,7 @@
 use std::time::Duration;
 
 use super::frames::Chunk;
-use super::shard::{Rank, Shard};
+use super::shard::{Rank, Shard, hash_of};
 use super::share::Owner;
 use crate::CacheAdvice;
 use crate::sync::Mutex;
@@ -57,8 +57,8 @@ const DRAWS: u64 = 1 << 24;
 
 /// A number below [`DRAWS`] for each block, independent of the bits by which shards and indexes are
 /// selected.
-fn draw(hash: u64) -> u64 {
-    hash.wrapping_mul(0xa076_1d64_78bd_642f) >> 40
+fn draw(key: u64) -> u64 {
+    hash_of(key).wrapping_mul(0xa076_1d64_78bd_642f) >> 40
 }
 
 /// Simulates larger caches next to a read cache.
@@ -117,21 +117,21 @@ impl Advisor {
         simulation.set_frames(present)
     }
 
-    fn is_sampled(&self, hash: u64) -> bool {
-        draw(hash) < self.sampled_below.load(Relaxed)
+    fn is_sampled(&self, key: u64) -> bool {
+        draw(key) < self.sampled_below.load(Relaxed)
     }
 
     /// A guest looked up a block, which the cache held or did not hold.
-    pub fn looked_up(&self, key: u64, hash: u64, was_held: bool, reader: Owner) {
-        if self.is_sampled(hash) {
-            self.simulation.lock().look_up(key, hash, was_held, reader);
+    pub fn looked_up(&self, key: u64, was_held: bool, reader: Owner) {
+        if self.is_sampled(key) {
+            self.simulation.lock().look_up(key, was_held, reader);
         }
     }
 
     /// A block was inserted into the cache.
-    pub fn inserted(&self, key: u64, hash: u64, rank: Rank, owner: Owner) {
-        if self.is_sampled(hash) {
-            self.simulation.lock().caches.iter_mut().for_each(|cache| insert(cache, key, hash, rank, owner));
+    pub fn inserted(&self, key: u64, rank: Rank, owner: Owner) {
+        if self.is_sampled(key) {
+            self.simulation.lock().caches.iter_mut().for_each(|cache| insert(cache, key, rank, owner));
         }
     }
 
@@ -151,11 +151,11 @@ impl Advisor {
     }
 }
 
-fn insert(cache: &mut Shard<0>, key: u64, hash: u64, rank: Rank, owner: Owner) {
+fn insert(cache: &mut Shard<0>, key: u64, rank: Rank, owner: Owner) {
     if let Some(frames) = cache.wanted() {
         Chunk::new(frames).into_iter().for_each(|chunk| cache.add(chunk));
     }
-    cache.insert(key, hash, &[], rank, owner);
+    cache.insert(key, &[], rank, owner);
 }
 
 impl Simulation {
@@ -177,14 +177,14 @@ impl Simulation {
         self.one_of > 0 && self.caches[0].evictions >= self.frames as u64
     }
 
-    fn look_up(&mut self, key: u64, hash: u64, was_held: bool, reader: Owner) {
+    fn look_up(&mut self, key: u64, was_held: bool, reader: Owner) {
         let counted = u64::from(self.is_filled());
         for (cache, misses) in self.caches.iter_mut().zip(&mut self.misses) {
-            if !cache.get(key, hash, 0, &mut [], reader) {
+            if !cache.get(key, 0, &mut [], reader) {
                 *misses += counted;
                 // Otherwise its insertion into the cache follows.
                 if was_held {
-                    insert(cache, key, hash, Rank::Normal, reader);
+                    insert(cache, key, Rank::Normal, reader);
                 }
             }
         }

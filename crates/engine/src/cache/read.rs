@@ -7,7 +7,7 @@ use forebay_format::{Address, BLOCK};
 use super::advice::Advisor;
 use super::copy::CachedBlock;
 use super::frames::Chunk;
-use super::shard::{COPIED_AT_ONCE, Rank, Shard, hash_of};
+use super::shard::{COPIED_AT_ONCE, Rank, Shard, place_of};
 use super::share::Owner;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -55,29 +55,29 @@ impl ReadCache {
         cache
     }
 
-    fn place(&self, hash: u64) -> &Mutex<Shard<BLOCK>> {
+    fn place(&self, key: u64) -> &Mutex<Shard<BLOCK>> {
         // The shard's index uses the lowest and the highest bits.
-        &self.places[(hash >> 40) as usize & (self.active.load(Relaxed) - 1)].0
+        &self.places[(place_of(key) >> 40) as usize & (self.active.load(Relaxed) - 1)].0
     }
 
     /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit for the
     /// disk `reader`; if the block is not held, counts a miss, leaves `out` unchanged, and returns `false`.
     pub fn get(&self, addr: Address, offset_in_block: usize, out: &mut [u8], reader: Owner) -> bool {
-        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        let mut shard = self.place(hash).lock();
-        let hit = shard.get(key, hash, offset_in_block, out, reader);
+        let key = addr.to_u64();
+        let mut shard = self.place(key).lock();
+        let hit = shard.get(key, offset_in_block, out, reader);
         shard.misses += u64::from(!hit);
         drop(shard);
-        self.advisor.looked_up(key, hash, hit, reader);
+        self.advisor.looked_up(key, hit, reader);
         hit
     }
 
     /// As [`ReadCache::get`], but counts no miss: for a caller that calls `get` after a miss.
     pub fn probe(&self, addr: Address, offset_in_block: usize, out: &mut [u8], reader: Owner) -> bool {
-        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        let hit = self.place(hash).lock().get(key, hash, offset_in_block, out, reader);
+        let key = addr.to_u64();
+        let hit = self.place(key).lock().get(key, offset_in_block, out, reader);
         if hit {
-            self.advisor.looked_up(key, hash, true, reader);
+            self.advisor.looked_up(key, true, reader);
         }
         hit
     }
@@ -85,8 +85,8 @@ impl ReadCache {
     /// As [`ReadCache::get`], but without counting a hit, a miss or a use: for a caller whose reads do not
     /// indicate future reads of guests.
     pub fn peek(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
-        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        self.place(hash).lock().peek(key, hash, offset_in_block, out)
+        let key = addr.to_u64();
+        self.place(key).lock().peek(key, offset_in_block, out)
     }
 
     /// [`ReadCache::insert_as`] with [`Rank::Normal`].
@@ -101,8 +101,8 @@ impl ReadCache {
         if rank == Rank::Never || (rank == Rank::Spare && !self.has_room()) {
             return;
         }
-        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        let place = self.place(hash);
+        let key = addr.to_u64();
+        let place = self.place(key);
         let mut shard = place.lock();
         if let Some(frames) = shard.wanted() {
             drop(shard);
@@ -110,12 +110,12 @@ impl ReadCache {
             shard = place.lock();
             chunk.into_iter().for_each(|chunk| shard.add(chunk));
         }
-        shard.insert(key, hash, block, rank, owner);
+        shard.insert(key, block, rank, owner);
         if shard.is_full() && !self.full.load(Relaxed) {
             self.full.store(true, Relaxed);
         }
         drop(shard);
-        self.advisor.inserted(key, hash, rank, owner);
+        self.advisor.inserted(key, rank, owner);
     }
 
     /// Passes a copy of each block to `receive`, until that returns false. Blocks that are inserted or
@@ -160,15 +160,15 @@ impl ReadCache {
 
     /// Whether the block is held; not counted as a use. It may be evicted a moment later.
     pub fn contains(&self, addr: Address) -> bool {
-        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        self.place(hash).lock().contains(key, hash)
+        let key = addr.to_u64();
+        self.place(key).lock().contains(key)
     }
 
     /// Whether the block is held and counts as used: by a hit since it entered or passed through its queue,
     /// or by its rank. Not counted as a use.
     pub fn is_used(&self, addr: Address) -> bool {
-        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        self.place(hash).lock().is_used(key, hash)
+        let key = addr.to_u64();
+        self.place(key).lock().is_used(key)
     }
 
     /// Changes the budget; on return, no more than that is in use.

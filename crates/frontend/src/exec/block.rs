@@ -221,7 +221,7 @@ impl<R: Reply> Request<R> {
                 return Ok(Answer::Dropped);
             }
             let charge = backlog.account().take_shared(header + piece).await;
-            let mut message = vec![0; header + piece];
+            let mut message = backlog.spares().take(header + piece);
             let start = offset + at as u64;
             let read = self.disk.read_part(request.clone(), start, &mut message[header..]).await?;
             from = if read == ReadFrom::Store { read } else { from };
@@ -244,7 +244,7 @@ impl<R: Reply> Request<R> {
         if backlog.is_gone() {
             return Ok(Answer::Dropped);
         }
-        let mut message = vec![0; header + len as usize];
+        let mut message = backlog.spares().take(header + len as usize);
         let mut all_zero = true;
         let each = |piece: &[u8]| all_zero = all_zero && is_zero(piece);
         let from = read_whole(&self.disk, offset, &mut message[header..], PIECE, each).await?;

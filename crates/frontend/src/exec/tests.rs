@@ -33,7 +33,7 @@ const GONE: u8 = 8;
 /// The size of the task that serves a job.
 pub(crate) fn task_size(job: impl Job) -> usize {
     let worker = worker();
-    let backlog = Backlog::new(worker.memory());
+    let backlog = Backlog::new(&worker);
     let ticket = backlog.enter_charged(backlog.account().force(0, Kind::Work));
     let timed = worker.times().begin(Front::Nbd);
     size_of_val(&serve(job, ticket, timed, backlog))
@@ -121,7 +121,7 @@ impl Reply for TinyReply {
 
 fn connect(worker: &Rc<Worker>, disk: Arc<DiskHandle>) -> DuplexStream {
     let (client, server) = duplex(1 << 16);
-    let backlog = Backlog::new(worker.memory());
+    let backlog = Backlog::new(worker);
     let executor = Executor::new(Front::Nbd, backlog.clone(), worker.times().clone());
     let (tiny, received) = (Tiny { executor, disk }, Received::default());
     let served = Conversation::new(worker.clone(), server, None, received, backlog, tiny);

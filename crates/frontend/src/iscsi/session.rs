@@ -74,7 +74,7 @@ pub(super) async fn session(
     (peer, local): (SocketAddr, SocketAddr),
     discovery_idle: Option<Duration>,
 ) -> Result<Ended, End> {
-    let backlog = Backlog::new(worker.memory());
+    let backlog = Backlog::new(&worker);
     let link = Link::new(backlog.clone(), login.parameters, login.stat_sn, login.exp_cmd_sn);
     let inbox = Inbox::new(backlog.clone());
     if let Some(continued) = &login.continued {

@@ -52,7 +52,7 @@ pub(super) struct Transmission {
 
 /// Serves a client that has chosen its disk, until it disconnects.
 pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended, End> {
-    let backlog = Backlog::new(worker.memory());
+    let backlog = Backlog::new(&worker);
     if matches!(n.stream, Stream::Tls(_)) {
         backlog.account().add_to_base(TLS_COST);
     }

@@ -10,14 +10,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::Waker;
 
 use tokio::sync::Notify;
 
+use super::Worker;
 use super::budget::Budget;
 use super::contain::contained;
-use super::memory::{Charge, Kind, Memory, MemoryAccount};
+use super::memory::{Charge, Kind, MemoryAccount};
+use super::spares::Spares;
 
 /// The reasons for [`Backlog::fail`].
 const PANICKED: &str = "the server panicked while serving it; this is a bug of the server";
@@ -33,6 +34,7 @@ pub(crate) const MAX_UNSENT: usize = 2 << 20;
 pub(crate) struct Backlog {
     requests: Cell<usize>,
     account: Rc<MemoryAccount>,
+    spares: Rc<Spares>,
     /// Replies with their charges.
     replies: RefCell<VecDeque<(Vec<u8>, Option<Charge>)>>,
     /// Bytes in `replies`.
@@ -50,10 +52,12 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    pub fn new(memory: &Arc<Memory>) -> Rc<Backlog> {
+    /// The backlog of a connection of this thread.
+    pub fn new(worker: &Worker) -> Rc<Backlog> {
         Rc::new(Backlog {
             requests: Cell::default(),
-            account: MemoryAccount::new(memory),
+            account: MemoryAccount::new(worker.memory()),
+            spares: worker.spares().clone(),
             replies: RefCell::default(),
             unsent: Cell::default(),
             sent: Notify::new(),
@@ -68,6 +72,11 @@ impl Backlog {
     /// The memory that the connection holds.
     pub fn account(&self) -> &Rc<MemoryAccount> {
         &self.account
+    }
+
+    /// Memory for messages with much data.
+    pub fn spares(&self) -> &Spares {
+        &self.spares
     }
 
     /// Whether no further request may be accepted.
@@ -164,7 +173,9 @@ impl Backlog {
             && head >= first.len()
         {
             head -= first.len();
-            replies.pop_front();
+            if let Some((message, _)) = replies.pop_front() {
+                self.spares.keep(message);
+            }
         }
         if self.unsent.get() < MAX_UNSENT {
             self.sent.notify_waiters();

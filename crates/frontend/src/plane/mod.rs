@@ -26,6 +26,7 @@ mod pace;
 mod readiness;
 mod scratch;
 mod server;
+mod spares;
 mod spin;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -56,7 +56,7 @@ pub(crate) fn worker() -> Rc<Worker> {
 
 fn connect(worker: &Rc<Worker>) -> (DuplexStream, tokio::task::JoinHandle<std::io::Result<()>>) {
     let (client, server) = duplex(1 << 16);
-    let backlog = Backlog::new(worker.memory());
+    let backlog = Backlog::new(worker);
     let received = Received::default();
     let served = Conversation::new(worker.clone(), server, None, received, backlog.clone(), Echo(backlog));
     (client, tokio::task::spawn_local(async { served.await.map(drop) }))

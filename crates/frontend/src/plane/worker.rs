@@ -20,10 +20,12 @@ use super::latency::{Latencies, Times};
 use super::memory::Memory;
 use super::pace::{Pace, precise_timers};
 use super::scratch::Scratch;
+use super::spares::Spares;
 
 /// State shared by the connections of one thread. Borrowed during one poll, never across an await.
 pub(crate) struct Worker {
     scratch: RefCell<Scratch>,
+    spares: Rc<Spares>,
     pace: Arc<Pace>,
     times: Rc<Times>,
     /// The phase of the server.
@@ -58,6 +60,7 @@ impl Worker {
     ) -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
+            spares: Rc::default(),
             pace: Arc::new(pace),
             times: Times::new(latencies),
             server,
@@ -101,6 +104,11 @@ impl Worker {
     /// The shared buffers.
     pub fn scratch(&self) -> RefMut<'_, Scratch> {
         self.scratch.borrow_mut()
+    }
+
+    /// Memory for messages with much data.
+    pub fn spares(&self) -> &Rc<Spares> {
+        &self.spares
     }
 
     /// Decides when the thread sleeps.

@@ -6,7 +6,7 @@ use super::policy::Zipf;
 use super::*;
 use crate::CacheAdvice;
 use crate::cache::frames::Chunk;
-use crate::cache::shard::{Rank, Shard, hash_of};
+use crate::cache::shard::{Rank, Shard};
 use crate::cache::{CachedBlock, Owner, ReadCache};
 
 /// The smallest budget that gets advice, rounded up: it has the smallest sample.
@@ -31,14 +31,14 @@ impl Exact {
 
     fn access(&mut self, n: u64) {
         let key = address(n).to_u64();
-        if self.0.get(key, hash_of(key), 0, &mut [], Owner::SHARED) {
+        if self.0.get(key, 0, &mut [], Owner::SHARED) {
             return;
         }
         self.0.misses += 1;
         if let Some(frames) = self.0.wanted() {
             self.0.add(Chunk::new(frames).unwrap());
         }
-        self.0.insert(key, hash_of(key), &[], Rank::Normal, Owner::SHARED);
+        self.0.insert(key, &[], Rank::Normal, Owner::SHARED);
     }
 }
 
