@@ -1,4 +1,5 @@
-//! The context shared by all parts of an open pool: the host, the configuration, and whether the pool runs.
+//! The context that all components of an open pool share: the host, the configuration, and whether the pool
+//! runs.
 
 use std::sync::{Arc, OnceLock};
 
@@ -147,7 +148,7 @@ mod tests {
             pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
             let disk = pool.attach("v").unwrap();
             disk.write(0, &[1; BLOCKS * BLOCK], false).await.unwrap();
-            let (cx, mut steps) = (pool.parts().cx.clone(), 0);
+            let (cx, mut steps) = (pool.components().cx.clone(), 0);
             set_hook(Some(Box::new(move || {
                 steps += 1;
                 if steps == step {
@@ -156,8 +157,8 @@ mod tests {
             })));
             let written = disk.try_write(0, &[2; BLOCKS * BLOCK]);
             set_hook(None);
-            let is_latched = pool.parts().cx.check_latch().is_err();
-            let retained = pool.parts().cx.retained.stats().unretained == 0;
+            let is_latched = pool.components().cx.check_latch().is_err();
+            let retained = pool.components().cx.retained.stats().unretained == 0;
             assert!(written.is_err() || retained, "step {step}: acknowledged, and not retained");
             assert!(written.is_err() || !is_latched, "step {step}: acknowledged after the latch");
             failed += u32::from(written.is_err());

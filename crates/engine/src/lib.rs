@@ -1,8 +1,8 @@
 //! The engine: everything between a guest's request and the store.
 //!
 //! It opens no sockets, and has no clock, threads or randomness: a [`Host`] provides them, so that a
-//! simulation can drive it. An open pool consists of parts, each of which owns a part of the state and
-//! references only the parts before it (`parts.rs`).
+//! simulation can drive it. An open pool consists of components, each of which owns a part of the state and
+//! references only the components before it (`components.rs`).
 
 // Tests may use the clock and threads; see clippy.toml.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
@@ -10,12 +10,12 @@
 mod admin;
 mod classes;
 mod commit;
+mod components;
 mod context;
 mod desktop;
 mod handle;
 mod marks;
 mod offline;
-mod parts;
 mod pool;
 mod profile;
 mod quota;
@@ -61,8 +61,8 @@ mod sync;
 #[cfg(test)]
 mod testing;
 mod text;
-mod turns;
 mod workers;
+mod yield_counter;
 mod zero;
 
 pub use block_classes::{ClassStats, ClassesInfo};

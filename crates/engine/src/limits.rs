@@ -19,9 +19,9 @@ pub const MAX_ID: u32 = u32::MAX - (1 << 24);
 pub const MAX_COUNT: u64 = 1 << 62;
 /// Most bytes of one batch, including header and entries, if segments are large enough.
 pub const BATCH_BYTES: usize = 4 << 20;
-/// Parts of a group (blocks, or zeroed ranges) that are prepared while those before them are written. One
+/// Changes of a group (blocks, or zeroed ranges) that are prepared while those before them are written. One
 /// batch holds that many blocks, even if none of them compresses.
-pub const SLICE_PARTS: usize = 960;
+pub const SLICE_CHANGES: usize = 960;
 /// Blocks that one thread examines or compresses at a time: some tens of microseconds.
 pub const WORKER_BLOCKS: usize = 48;
 /// A group of up to this many bytes is prepared by one thread: to wake another takes longer than it saves.
@@ -169,7 +169,7 @@ pub const PIECE_READS: usize = 16;
 pub const RENEW_PAGES: usize = 1 << 14;
 /// Segment records, objects or changes that a loop over all of them visits before it yields to others: some
 /// hundred microseconds.
-pub const TABLE_TURN: usize = 2048;
+pub const YIELD_STEPS: usize = 2048;
 /// Segments that a reclaim removes from the table while it holds the log's lock: some hundred microseconds.
 pub const DROPS_AT_A_TIME: usize = 256;
 /// Most bytes of one read of map nodes, for operations that read many of them; [`NODE_READS`] is the number

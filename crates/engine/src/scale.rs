@@ -12,9 +12,9 @@ use forebay_format::{DiskId, SegmentId, SegmentRecord, SegmentState, Stream};
 use forebay_store::{BoxFuture, MemoryStore, ObjectStat, Result, Store};
 use futures_util::FutureExt;
 
+use crate::components::Components;
 use crate::disk::Disk;
 use crate::map::Tree;
-use crate::parts::Parts;
 use crate::testing::{TokioHost, volume};
 use crate::{Pool, PoolConfig, SyncMode};
 
@@ -42,11 +42,11 @@ fn resident() -> u64 {
 }
 
 /// Runs an operation; returns its CPU time, and the longest CPU time for which no commit got the log.
-async fn paused<T>(parts: &Parts, run: impl Future<Output = T>) -> (Duration, Duration) {
+async fn paused<T>(components: &Components, run: impl Future<Output = T>) -> (Duration, Duration) {
     let (begin, mut last, mut longest) = (cpu(), cpu(), Duration::ZERO);
     let commits = async {
         loop {
-            drop(parts.committer.read_log().await);
+            drop(components.committer.read_log().await);
             let now = cpu();
             longest = longest.max(now - last);
             last = now;
@@ -103,39 +103,39 @@ async fn measure(segments: u32, disks: u32) {
     }
     let before = resident();
     {
-        let parts = pool.parts();
+        let components = pool.components();
         let records: Vec<SegmentRecord> = (1000..1000 + segments).map(record).collect();
-        parts.reader.source.relocation.set(&records);
-        parts.committer.write_log().await.unwrap().grow(records);
-        let mut catalogue = parts.catalogue.write();
+        components.reader.source.relocation.set(&records);
+        components.committer.write_log().await.unwrap().grow(records);
+        let mut catalogue = components.catalogue.write();
         for n in 1..=disks {
             let record =
                 forebay_format::DiskRecord { id: DiskId(n), name: format!("v{n}"), ..volume(n, 4096) };
             let tree = Tree::new(1);
-            catalogue.insert(Arc::new(Disk::new(record, tree, parts.cx.retained.clone())));
+            catalogue.insert(Arc::new(Disk::new(record, tree, components.cx.retained.clone())));
         }
     }
-    let parts = pool.parts();
+    let components = pool.components();
     let terabytes = u64::from(segments) * SEGMENT / 1_000_000_000_000;
     let row = |what: &str, value: String| println!("{terabytes:>4} TB  {what:<44} {value}");
-    let bytes = || parts.committer.checkpoints().bytes;
+    let bytes = || components.committer.checkpoints().bytes;
     let ms = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
 
-    let (all, pause) = paused(parts, parts.committer.checkpoint()).await;
+    let (all, pause) = paused(components, components.committer.checkpoint()).await;
     row("first checkpoint", format!("{}, pause {}, {} KiB", ms(all), ms(pause), bytes() >> 10));
     row("memory of the tables", format!("{} MiB", resident() - before));
     let earlier = bytes();
-    parts.committer.write_log().await.unwrap().grow([record(1000 + segments)]);
-    let (all, pause) = paused(parts, parts.committer.checkpoint()).await;
+    components.committer.write_log().await.unwrap().grow([record(1000 + segments)]);
+    let (all, pause) = paused(components, components.committer.checkpoint()).await;
     row(
         "checkpoint after one change",
         format!("{}, pause {}, {} KiB", ms(all), ms(pause), (bytes() - earlier) >> 10),
     );
-    let (all, pause) = paused(parts, pool.stats()).await;
+    let (all, pause) = paused(components, pool.stats()).await;
     row("stats", format!("{}, pause {}", ms(all), ms(pause)));
-    let listed = parts.committer.read_log().await.table().len();
-    let (all, pause) = paused(parts, pool.reclaim(&|_| ())).await;
-    let dropped = listed - parts.committer.read_log().await.table().len();
+    let listed = components.committer.read_log().await.table().len();
+    let (all, pause) = paused(components, pool.reclaim(&|_| ())).await;
+    let dropped = listed - components.committer.read_log().await.table().len();
     row(&format!("reclaim that drops {dropped} segments"), format!("{}, pause {}", ms(all), ms(pause)));
     assert!(dropped + 1 >= (segments / (SEGMENTS / DEAD)) as usize, "{dropped} segments were dropped");
     pool.close().await.unwrap();
@@ -144,7 +144,7 @@ async fn measure(segments: u32, disks: u32) {
     let begin = cpu();
     let pool = open().await.unwrap();
     row("opening", ms(cpu() - begin));
-    assert_eq!(pool.parts().catalogue.read().iter().count(), disks as usize);
+    assert_eq!(pool.components().catalogue.read().iter().count(), disks as usize);
     pool.close().await.unwrap();
 }
 

@@ -49,7 +49,7 @@ enum Outcome<T> {
 }
 
 /// The role of a reader that missed.
-pub(crate) enum Turn<T> {
+pub(crate) enum MissRole<T> {
     /// Read the store, and complete.
     Leader(Leader<T>),
     /// Wait for the leader.
@@ -70,16 +70,16 @@ impl<T> Default for MissTable<T> {
 
 impl<T> MissTable<T> {
     /// Joins the read of `addr` that is under way, or begins one.
-    pub fn enter(&self, addr: Address) -> Turn<T> {
+    pub fn enter(&self, addr: Address) -> MissRole<T> {
         let mut flights = self.flights.lock();
         if let Some(flight) = flights.get(&addr) {
-            return Turn::Follower(Follower { flight: flight.clone(), number: None });
+            return MissRole::Follower(Follower { flight: flight.clone(), number: None });
         }
         let state = State { outcome: None, waiting: Vec::new(), next_follower: 0 };
         let flight = Arc::new(Flight(Mutex::new(state)));
         flights.insert(addr, flight.clone());
         drop(flights);
-        Turn::Leader(Leader { table: self.clone(), addr, flight: Some(flight) })
+        MissRole::Leader(Leader { table: self.clone(), addr, flight: Some(flight) })
     }
 
     /// Misses under way.

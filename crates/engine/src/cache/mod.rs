@@ -30,7 +30,7 @@ mod share;
 mod tests;
 
 pub use copy::CachedBlock;
-pub(crate) use miss::{Leader, MissTable, Turn};
+pub(crate) use miss::{Leader, MissRole, MissTable};
 pub(crate) use read::ReadCache;
 pub(crate) use shard::Rank;
 pub(crate) use share::Owner;

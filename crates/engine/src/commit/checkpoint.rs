@@ -23,7 +23,7 @@ use crate::log::{Head, Item};
 use crate::map::{Dirty, Tree, collect_dirty};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::tables::{Contents, PageId, PagedTable, StoredTables};
-use crate::turns::Turns;
+use crate::yield_counter::YieldCounter;
 use crate::{Error, Mutation, Result};
 
 /// A checkpoint that was taken.
@@ -103,9 +103,9 @@ impl Committer {
         *self.tables.lock() = tables;
         self.checkpointed.store(appended, Relaxed);
         self.checkpoints.add(self.appended.load(Relaxed) - begin);
-        let mut turns = Turns::default();
+        let mut yields = YieldCounter::default();
         for record in &taken.checkpoint.disks {
-            turns.step().await;
+            yields.step().await;
             if let Some(disk) = self.applier.disk(record.id) {
                 disk.tree.write().settle(&self.reader.nodes.cache);
             }
@@ -132,9 +132,9 @@ impl Committer {
         let (head, next_segment, segments) = (log.head(), log.next_segment(), log.table().clone());
         drop(log);
         let map_damage = disks.iter().map(|(.., damage)| *damage).collect();
-        let (mut records, mut turns) = (Vec::with_capacity(disks.len()), Turns::default());
+        let (mut records, mut yields) = (Vec::with_capacity(disks.len()), YieldCounter::default());
         for (record, size, damage) in disks {
-            turns.step().await;
+            yields.step().await;
             records.push(DiskRecord { size, map_damaged: damage > 0, ..(*record).clone() });
         }
         let checkpoint = Contents { next_disk, next_segment, disks: records, segments, warm, sampling };

@@ -38,14 +38,14 @@ use tokio::sync::MutexGuard;
 
 use super::apply::{Applier, Change};
 use super::group::{Completed, Group};
+use super::group_changes::changes_of;
 use super::intake::Intake;
-use super::parts::parts_of;
 use super::reduce::Reducer;
 use super::warm::{Touched, Warm, by_leaf};
 use crate::buffer::copy_sectors;
 use crate::context::Context;
 use crate::disk::Disk;
-use crate::limits::{COMMIT_READS, FULL_RETRY, GROUP_OF_ONE_THREAD, SLICE_PARTS};
+use crate::limits::{COMMIT_READS, FULL_RETRY, GROUP_OF_ONE_THREAD, SLICE_CHANGES};
 use crate::log::{Item, Log, LogFigures};
 use crate::memory::NO_COVER;
 use crate::progress::CommitProgress;
@@ -470,11 +470,11 @@ impl Committer {
         };
         let mut writing = log.begin_group(stream, &*store, workers, Some(&self.reader.cache)).await?;
         let mut reduction = self.reducer.begin(workers);
-        let mut parts = parts_of(group, completed).peekable();
+        let mut remaining = changes_of(group, completed).peekable();
         let (mut changes, mut fingerprints) = (Vec::new(), Vec::new());
         loop {
-            let reduced = reduction.reduce(log, parts.by_ref().take(SLICE_PARTS).collect()).await;
-            let (mut items, last) = (reduced.items(), parts.peek().is_none());
+            let reduced = reduction.reduce(log, remaining.by_ref().take(SLICE_CHANGES).collect()).await;
+            let (mut items, last) = (reduced.items(), remaining.peek().is_none());
             if last {
                 items.extend(group.catalogue_ops().map(Item::Op));
             }

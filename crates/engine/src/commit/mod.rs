@@ -14,9 +14,9 @@ mod driver;
 mod examine;
 mod figures;
 mod group;
+mod group_changes;
 mod index;
 mod intake;
-mod parts;
 mod reduce;
 mod schedule;
 #[cfg(test)]

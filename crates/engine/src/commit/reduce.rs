@@ -27,7 +27,7 @@ use futures_util::future::join_all;
 use hashbrown::HashMap;
 
 use super::examine::{Examined, Given, examine};
-use super::parts::{Part, Written};
+use super::group_changes::{GroupChange, Written};
 use crate::block_classes::Classifier;
 use crate::cache::Rank;
 use crate::context::Context;
@@ -72,7 +72,7 @@ struct New {
 
 /// The decisions on a slice.
 pub(super) struct Reduced<'a> {
-    parts: Vec<Part<'a>>,
+    changes: Vec<GroupChange<'a>>,
     /// Of its blocks, in order.
     outcomes: Vec<Outcome>,
     /// Their ranks in the read cache.
@@ -261,12 +261,14 @@ pub(super) struct Reduction<'r> {
 
 impl Reduction<'_> {
     /// Decides on the blocks of a slice. The caller holds the log until the group is logged.
-    pub async fn reduce<'a>(&mut self, log: &mut Log, parts: Vec<Part<'a>>) -> Reduced<'a> {
+    pub async fn reduce<'a>(&mut self, log: &mut Log, changes: Vec<GroupChange<'a>>) -> Reduced<'a> {
         let reducer = self.reducer;
-        let mut given = Vec::with_capacity(parts.len());
-        for run in parts.chunk_by(Part::is_before) {
+        let mut given = Vec::with_capacity(changes.len());
+        for run in changes.chunk_by(GroupChange::is_before) {
             let is_in_run = run.len() >= LARGE_BLOCKS;
-            given.extend(run.iter().filter_map(Part::written).map(|block| self.given(block, is_in_run)));
+            given.extend(
+                run.iter().filter_map(GroupChange::written).map(|block| self.given(block, is_in_run)),
+            );
         }
         let chunks = given.chunks(WORKER_BLOCKS).collect();
         let examined = map(self.workers, chunks, |chunk| examine(chunk, &reducer.reader.cache));
@@ -290,7 +292,7 @@ impl Reduction<'_> {
         let new = self.decide(log, candidates, known, &mut outcomes);
         let packed = self.compress(&new, &mut outcomes);
         reducer.count(&outcomes);
-        Reduced { parts, outcomes, ranks, packed }
+        Reduced { changes, outcomes, ranks, packed }
     }
 
     /// What is known of a block without its contents.
@@ -397,21 +399,21 @@ impl Reduction<'_> {
 impl Reduced<'_> {
     /// The items of the log that make these changes.
     pub fn items(&self) -> Vec<Item<'_>> {
-        let mut items = Vec::with_capacity(self.parts.len());
+        let mut items = Vec::with_capacity(self.changes.len());
         let mut outcomes = self.outcomes.iter().zip(&self.ranks);
-        for part in &self.parts {
-            match part {
-                Part::Zeroes { disk, block, count, allocated } => items.push(Item::Zero {
+        for change in &self.changes {
+            match change {
+                GroupChange::Zeroes { disk, block, count, allocated } => items.push(Item::Zero {
                     disk: disk.id(),
                     block: *block,
                     count: *count,
                     allocated: *allocated,
                 }),
-                Part::Block(written) => {
+                GroupChange::Block(written) => {
                     let (outcome, rank) = outcomes.next().expect("every block has an outcome");
                     self.push(&mut items, written, outcome, *rank);
                 }
-                Part::Lost { disk, block, target } => {
+                GroupChange::Lost { disk, block, target } => {
                     items.push(Item::Reference { disk: disk.id(), block: *block, target: *target });
                 }
             }

@@ -6,7 +6,7 @@ use forebay_format::{BLOCK, BlockRef, CatalogueOp, DiskId, MapValue, Stream};
 
 use super::apply::Change;
 use super::group::{Completed, Group};
-use super::parts::parts_of;
+use super::group_changes::changes_of;
 use super::reduce::{Reduced, Reducer};
 use crate::Error;
 use crate::dedup::Dedup;
@@ -49,7 +49,7 @@ async fn reduce<'a>(
     group: &'a Group,
     completed: &'a Completed,
 ) -> Reduced<'a> {
-    reducer.begin(&Inline).reduce(log, parts_of(group, completed).collect()).await
+    reducer.begin(&Inline).reduce(log, changes_of(group, completed).collect()).await
 }
 
 /// Writes items, and adds their blocks to the index.

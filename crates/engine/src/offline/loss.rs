@@ -15,8 +15,8 @@ use std::sync::Arc;
 use forebay_store::{Metered, Store};
 use serde::Serialize;
 
+use crate::components::Components;
 use crate::log_damage::LogDamage;
-use crate::parts::Parts;
 use crate::recovery::{Mode, OnLoss, recover};
 use crate::{Error, Host, PoolConfig, Result};
 
@@ -57,15 +57,15 @@ pub async fn recover_log(
     drop(found);
     let mut opened = recover(store, host, config, Mode::Own, OnLoss::Accept(id)).await?;
     let damage = opened.damage.take();
-    let parts = Parts::assemble(opened);
+    let components = Components::assemble(opened);
     {
         // Retained memory refers to batches by their numbers, which later batches have again.
-        let mut log = parts.committer.write_log().await?;
+        let mut log = components.committer.write_log().await?;
         if log.superblock().memory != 0 {
-            log.swap_superblock(|s| s.memory = parts.cx.retained.id()).await?;
+            log.swap_superblock(|s| s.memory = components.cx.retained.id()).await?;
         }
     }
-    parts.committer.checkpoint_in_both_copies().await?;
+    components.committer.checkpoint_in_both_copies().await?;
     if let Some(damage) = &damage {
         tracing::warn!(id, until = damage.intact_until, "accepted the loss of flushed writes: {damage}");
     }

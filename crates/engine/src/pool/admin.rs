@@ -89,7 +89,7 @@ impl Pool {
     /// All disks except imports under way, by name.
     pub fn disks(&self) -> Vec<DiskInfo> {
         let visible: Vec<_> = {
-            let catalogue = self.parts.catalogue.read();
+            let catalogue = self.components.catalogue.read();
             catalogue.visible().cloned().collect()
         };
         let mut disks: Vec<_> = visible.iter().map(|d| self.info(d)).collect();
@@ -112,9 +112,9 @@ impl Pool {
 
     /// One disk: `NAME`, or `VOLUME@SNAPSHOT`.
     pub fn disk(&self, name: &str) -> Result<DiskInfo> {
-        let disk = self.parts.catalogue.read().find(name)?;
+        let disk = self.components.catalogue.read().find(name)?;
         let mut info = self.info(&disk);
-        let catalogue = self.parts.catalogue.read();
+        let catalogue = self.components.catalogue.read();
         info.snapshots = catalogue.snapshots(disk.id());
         info.clones = catalogue.clones(disk.id()).0;
         Ok(info)
@@ -126,7 +126,7 @@ impl Pool {
     /// # Errors
     /// [`Error::NotFound`]
     pub fn disk_in_brief(&self, name: &str) -> Result<DiskInfo> {
-        let disk = self.parts.catalogue.read().find(name)?;
+        let disk = self.components.catalogue.read().find(name)?;
         Ok(self.info(&disk))
     }
 
@@ -135,7 +135,7 @@ impl Pool {
     /// for the other tasks of a thread.
     pub fn disks_after(&self, name: &str, most: usize) -> Vec<DiskInfo> {
         let page: Vec<_> = {
-            let catalogue = self.parts.catalogue.read();
+            let catalogue = self.components.catalogue.read();
             catalogue.after(name).take(most).map(|(name, d)| (name.clone(), d.clone())).collect()
         };
         // A disk that is deleted in between may have another name then, which is not in the order.
@@ -144,14 +144,14 @@ impl Pool {
 
     /// The names of disks that follow `name`, which need not exist, in their order: at most `most`.
     pub fn names_after(&self, name: &str, most: usize) -> Vec<String> {
-        let catalogue = self.parts.catalogue.read();
+        let catalogue = self.components.catalogue.read();
         catalogue.after(name).take(most).map(|(name, _)| name.clone()).collect()
     }
 
     /// Sets the numbers of snapshots and clones of these disks. Its cost depends on these numbers, not on the
     /// number of all disks.
     pub fn count_dependants(&self, disks: &mut [DiskInfo]) {
-        let catalogue = self.parts.catalogue.read();
+        let catalogue = self.components.catalogue.read();
         for disk in disks {
             let count = |how| catalogue.related(Some(disk.id), how).filter(|d| d.role().is_visible()).count();
             (disk.snapshots, disk.clones) = (count(Relation::Snapshot), count(Relation::Clone));
@@ -161,7 +161,7 @@ impl Pool {
     /// Examines the disks whose names follow `name`, at most `most`, at a small cost for each. Returns the
     /// volumes for whose names `is_meant` is true.
     pub fn volumes_after(&self, name: &str, most: usize, is_meant: impl Fn(&str) -> bool) -> VolumePage {
-        let catalogue = self.parts.catalogue.read();
+        let catalogue = self.components.catalogue.read();
         let (mut volumes, mut examined, mut last) = (Vec::new(), 0, "");
         for (name, disk) in catalogue.after(name).take(most) {
             if disk.role() == Role::Volume && is_meant(name) {
@@ -177,7 +177,7 @@ impl Pool {
     /// # Errors
     /// [`Error::NotFound`]
     pub fn identity(&self, name: &str) -> Result<([u8; 16], u64)> {
-        let disk = self.parts.catalogue.read().find(name)?;
+        let disk = self.components.catalogue.read().find(name)?;
         Ok((disk.record().uuid, disk.size()))
     }
 
@@ -186,14 +186,14 @@ impl Pool {
     /// # Errors
     /// [`Error::NotFound`]
     pub fn is_write_through(&self, name: &str, client: Client) -> Result<bool> {
-        let disk = self.parts.catalogue.read().find(name)?;
-        Ok(is_write_through(&disk, Some(client), &self.parts.cx.config))
+        let disk = self.components.catalogue.read().find(name)?;
+        Ok(is_write_through(&disk, Some(client), &self.components.cx.config))
     }
 
     /// A disk without the numbers of its snapshots and clones.
     fn info(&self, disk: &Disk) -> DiskInfo {
         let record = disk.record();
-        let catalogue = self.parts.catalogue.read();
+        let catalogue = self.components.catalogue.read();
         let origin = record.origin.and_then(|o| catalogue.get(o));
         DiskInfo {
             id: record.id,
@@ -226,24 +226,24 @@ impl Pool {
     ) -> Result<DiskInfo> {
         check_name(name)?;
         check_size(size)?;
-        let _admin = self.parts.editor.lock.lock().await;
+        let _admin = self.components.editor.lock.lock().await;
         self.check_new(name)?;
         let disk =
-            DiskRecord { sync, dedup_domain, ..self.parts.editor.new_record(name, size, Role::Volume) };
-        self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
+            DiskRecord { sync, dedup_domain, ..self.components.editor.new_record(name, size, Role::Volume) };
+        self.components.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
         self.disk(name)
     }
 
     /// Checks that one more disk can be made, with this export name.
     fn check_new(&self, name: &str) -> Result<()> {
         self.check_count(1)?;
-        self.parts.catalogue.read().check_free(name)
+        self.components.catalogue.read().check_free(name)
     }
 
     /// Checks that the pool can have as many further disks.
     fn check_count(&self, more: usize) -> Result<()> {
-        let most = self.parts.cx.config.max_disks;
-        match self.parts.catalogue.read().named().saturating_add(more) > most {
+        let most = self.components.cx.config.max_disks;
+        match self.components.catalogue.read().named().saturating_add(more) > most {
             true => Err(Error::TooManyDisks { most }),
             false => Ok(()),
         }
@@ -251,8 +251,8 @@ impl Pool {
 
     /// Creates clones of `source` (`IMAGE`, `VOLUME`, `VOLUME@SNAPSHOT`), all or none.
     pub async fn clone_disk(&self, source: &str, clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
-        let _admin = self.parts.editor.lock.lock().await;
-        let from = self.parts.catalogue.read().find(source)?;
+        let _admin = self.components.editor.lock.lock().await;
+        let from = self.components.catalogue.read().find(source)?;
         check_persistent(&from, source)?;
         from.check_map(source)?;
         self.check_count(clones.len())?;
@@ -263,7 +263,7 @@ impl Pool {
                 yield_now().await;
             }
             check_name(&clone.name)?;
-            self.parts.catalogue.read().check_free(&clone.name)?;
+            self.components.catalogue.read().check_free(&clone.name)?;
             if !names.insert(&clone.name) {
                 return Err(Error::Exists(shorten(&clone.name)));
             }
@@ -281,15 +281,15 @@ impl Pool {
                 // The clone shares the source's blocks already, so a separate domain would not isolate it.
                 dedup_domain: from.record().dedup_domain,
                 origin,
-                ..self.parts.editor.new_record(&clone.name, from.size(), Role::Volume)
+                ..self.components.editor.new_record(&clone.name, from.size(), Role::Volume)
             };
             ops.push(CatalogueOp::Create { disk, from: Some(from.id()) });
         }
-        self.parts.intake.commit_ops(ops).await?;
-        self.parts.profiles.prefetch_images((!clones.is_empty()).then_some(from.id()));
+        self.components.intake.commit_ops(ops).await?;
+        self.components.profiles.prefetch_images((!clones.is_empty()).then_some(from.id()));
         let mut made = Vec::with_capacity(clones.len());
         for stretch in clones.chunks(CLONES_OF_STRETCH) {
-            let found = stretch.iter().filter_map(|c| self.parts.catalogue.read().find(&c.name).ok());
+            let found = stretch.iter().filter_map(|c| self.components.catalogue.read().find(&c.name).ok());
             made.extend(found.map(|disk| self.info(&disk)));
             yield_now().await;
         }
@@ -299,8 +299,8 @@ impl Pool {
     /// Creates a snapshot of a volume, which includes all writes acknowledged before.
     pub async fn create_snapshot(&self, volume: &str, name: &str) -> Result<DiskInfo> {
         check_name(name)?;
-        let _admin = self.parts.editor.lock.lock().await;
-        let parent = self.parts.editor.find_volume(volume)?;
+        let _admin = self.components.editor.lock.lock().await;
+        let parent = self.components.editor.find_volume(volume)?;
         check_persistent(&parent, volume)?;
         parent.check_map(volume)?;
         parent.occupied.check_snapshot()?;
@@ -310,10 +310,13 @@ impl Pool {
             sync: parent.sync(),
             parent: Some(parent.id()),
             dedup_domain: parent.record().dedup_domain,
-            ..self.parts.editor.new_record(name, parent.size(), Role::Snapshot)
+            ..self.components.editor.new_record(name, parent.size(), Role::Snapshot)
         };
-        let made =
-            self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(parent.id()) }]).await;
+        let made = self
+            .components
+            .intake
+            .commit_ops(vec![CatalogueOp::Create { disk, from: Some(parent.id()) }])
+            .await;
         if made.is_err() {
             count_again(self, &parent);
         }
@@ -324,37 +327,37 @@ impl Pool {
     /// Creates an image of the contents of a volume or snapshot, including all writes acknowledged before.
     pub async fn create_image(&self, name: &str, source: &str) -> Result<DiskInfo> {
         check_name(name)?;
-        let admin = self.parts.editor.lock.lock().await;
-        let from = self.parts.catalogue.read().find(source)?;
+        let admin = self.components.editor.lock.lock().await;
+        let from = self.components.catalogue.read().find(source)?;
         check_persistent(&from, source)?;
         from.check_map(source)?;
         self.check_new(name)?;
         let disk = DiskRecord {
             dedup_domain: from.record().dedup_domain,
-            ..self.parts.editor.new_record(name, from.size(), Role::Image)
+            ..self.components.editor.new_record(name, from.size(), Role::Image)
         };
         let id = disk.id;
-        self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(from.id()) }]).await?;
-        self.parts.space.reclaim_is_due();
+        self.components.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(from.id()) }]).await?;
+        self.components.space.reclaim_is_due();
         drop(admin);
-        if let Some(image) = disk_by_id(&self.parts.catalogue, id) {
-            self.parts.classes.give_to_image(&image, &from).await;
+        if let Some(image) = disk_by_id(&self.components.catalogue, id) {
+            self.components.classes.give_to_image(&image, &from).await;
         }
         self.disk(name)
     }
 
     /// Rolls a volume back to one of its snapshots. Refused while clients are connected.
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
-        let _admin = self.parts.editor.lock.lock().await;
-        let disk = self.parts.editor.find_volume(volume)?;
+        let _admin = self.components.editor.lock.lock().await;
+        let disk = self.components.editor.find_volume(volume)?;
         let full = format!("{volume}@{snapshot}");
-        let from = self.parts.catalogue.read().find(&full)?;
+        let from = self.components.catalogue.read().find(&full)?;
         from.check_map(&full)?;
         let _exclusive = disk.exclude_clients(volume)?;
-        self.parts.marks.ensure_settled().await?;
+        self.components.marks.ensure_settled().await?;
         let unmark = CatalogueOp::Mark { disk: disk.id(), mark: Mark::None };
         let copy = CatalogueOp::Copy { disk: disk.id(), from: from.id() };
-        self.parts.editor.copy_contents(vec![copy, unmark]).await?;
+        self.components.editor.copy_contents(vec![copy, unmark]).await?;
         count_again(self, &disk);
         Ok(())
     }
@@ -363,9 +366,9 @@ impl Pool {
     /// administrator has stopped or restarted the clients that had these answers. Has no effect on another
     /// disk.
     pub async fn resume(&self, volume: &str) -> Result<DiskInfo> {
-        let _admin = self.parts.editor.lock.lock().await;
-        let disk = self.parts.editor.find_volume(volume)?;
-        self.parts.marks.resume(&disk, volume).await?;
+        let _admin = self.components.editor.lock.lock().await;
+        let disk = self.components.editor.find_volume(volume)?;
+        self.components.marks.resume(&disk, volume).await?;
         self.disk(volume)
     }
 
@@ -376,10 +379,10 @@ impl Pool {
 
     /// Resets several clones, all or none, in one commit.
     pub async fn reset_all(&self, volumes: &[&str]) -> Result<()> {
-        let _admin = self.parts.editor.lock.lock().await;
+        let _admin = self.components.editor.lock.lock().await;
         let (mut exclusive, mut ops, mut images) = (Vec::new(), Vec::new(), Vec::new());
         for name in volumes {
-            let disk = self.parts.editor.find_volume(name)?;
+            let disk = self.components.editor.find_volume(name)?;
             let Some(from) = disk.record().origin else {
                 return Err(Error::WrongKind {
                     name: shorten(name),
@@ -387,10 +390,10 @@ impl Pool {
                     needs: "a clone of an image or a snapshot",
                 });
             };
-            if let Some(image) = disk_by_id(&self.parts.catalogue, from)
+            if let Some(image) = disk_by_id(&self.components.catalogue, from)
                 && !disk.is_desktop()
             {
-                image.check_map(&self.parts.catalogue.read().export_name(&image))?;
+                image.check_map(&self.components.catalogue.read().export_name(&image))?;
             }
             exclusive.push(disk.exclude_clients(name)?);
             ops.push(CatalogueOp::Copy { disk: disk.id(), from });
@@ -398,24 +401,24 @@ impl Pool {
             ops.push(CatalogueOp::Mark { disk: disk.id(), mark: Mark::None });
             images.push(from);
         }
-        self.parts.marks.ensure_settled().await?;
-        self.parts.editor.copy_contents(ops).await?;
-        self.parts.profiles.prefetch_images(images);
+        self.components.marks.ensure_settled().await?;
+        self.components.editor.copy_contents(ops).await?;
+        self.components.profiles.prefetch_images(images);
         Ok(())
     }
 
     /// Deletes a volume, an image, or `VOLUME@SNAPSHOT`; refused while it is in use or snapshots or clones
     /// depend on it.
     pub async fn delete(&self, name: &str) -> Result<()> {
-        let _admin = self.parts.editor.lock.lock().await;
-        let disk = self.parts.catalogue.read().find(name)?;
+        let _admin = self.components.editor.lock.lock().await;
+        let disk = self.components.catalogue.read().find(name)?;
         self.delete_disk(&disk, name).await
     }
 
     async fn delete_disk(&self, disk: &Arc<Disk>, name: &str) -> Result<()> {
         let _exclusive: Exclusive = disk.exclude_clients(name)?;
         {
-            let catalogue = self.parts.catalogue.read();
+            let catalogue = self.components.catalogue.read();
             let snapshots = catalogue.snapshots(disk.id());
             if snapshots > 0 {
                 return Err(Error::HasSnapshots { name: shorten(name), snapshots });
@@ -424,9 +427,9 @@ impl Pool {
                 return Err(Error::HasClones { name: shorten(name), clones, example });
             }
         }
-        self.parts.intake.commit_ops(self.parts.editor.deletion(disk)).await?;
-        self.parts.space.reclaim_is_due();
-        if let Some(volume) = disk.record().parent.and_then(|id| disk_by_id(&self.parts.catalogue, id)) {
+        self.components.intake.commit_ops(self.components.editor.deletion(disk)).await?;
+        self.components.space.reclaim_is_due();
+        if let Some(volume) = disk.record().parent.and_then(|id| disk_by_id(&self.components.catalogue, id)) {
             count_again(self, &volume);
         }
         leave_tenant(self, disk);
@@ -437,12 +440,12 @@ impl Pool {
     /// clients are connected.
     pub async fn resize(&self, volume: &str, size: u64) -> Result<()> {
         check_size(size)?;
-        let _admin = self.parts.editor.lock.lock().await;
-        let disk = self.parts.editor.find_volume(volume)?;
+        let _admin = self.components.editor.lock.lock().await;
+        let disk = self.components.editor.find_volume(volume)?;
         check_persistent(&disk, volume)?;
         let _exclusive = if size < disk.size() { Some(disk.exclude_clients(volume)?) } else { None };
         self.zero_tail(&disk, size)?;
-        self.parts.intake.commit_ops(vec![CatalogueOp::Resize { disk: disk.id(), size }]).await
+        self.components.intake.commit_ops(vec![CatalogueOp::Resize { disk: disk.id(), size }]).await
     }
 
     /// Zeroes the part of a disk's last block that is beyond its end, before the disk grows: it may hold data
@@ -453,7 +456,7 @@ impl Pool {
         if size <= disk.size() || end == 0 {
             return Ok(());
         }
-        self.parts.intake.change(disk, block..block + 1, |buffers, blocks| {
+        self.components.intake.change(disk, block..block + 1, |buffers, blocks| {
             buffers.change(blocks, |buffer| buffer.write(block, end..BLOCK, &[0; BLOCK][end..], None))
         })
     }
@@ -463,20 +466,21 @@ impl Pool {
     pub async fn begin_import(&self, name: &str, size: u64, dedup_domain: u32) -> Result<Arc<DiskHandle>> {
         check_name(name)?;
         check_size(size)?;
-        let _admin = self.parts.editor.lock.lock().await;
+        let _admin = self.components.editor.lock.lock().await;
         self.check_new(name)?;
-        let disk = DiskRecord { dedup_domain, ..self.parts.editor.new_record(name, size, Role::Import) };
+        let disk = DiskRecord { dedup_domain, ..self.components.editor.new_record(name, size, Role::Import) };
         let id = disk.id;
-        self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
-        let disk = disk_by_id(&self.parts.catalogue, id).ok_or_else(|| Error::NotFound(shorten(name)))?;
+        self.components.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
+        let disk =
+            disk_by_id(&self.components.catalogue, id).ok_or_else(|| Error::NotFound(shorten(name)))?;
         disk.attach(name)?;
-        let (metadata, marks) = (self.parts.metadata.clone(), self.parts.marks.clone());
+        let (metadata, marks) = (self.components.metadata.clone(), self.components.marks.clone());
         Ok(Arc::new(DiskHandle::new(metadata, marks, disk, name.to_owned(), None)))
     }
 
-    /// Turns an import into an image, durably. After an error, the import is removed.
+    /// YieldCounter an import into an image, durably. After an error, the import is removed.
     pub async fn finish_import(self: &Arc<Pool>, import: Arc<DiskHandle>) -> Result<DiskInfo> {
-        let _admin = self.parts.editor.lock.lock().await;
+        let _admin = self.components.editor.lock.lock().await;
         let image = self.import(&import)?;
         let made = self.make_image(&import, &image).await;
         let name = import.name();
@@ -493,18 +497,18 @@ impl Pool {
         import.flush().await?;
         image.check_map(&import.name())?;
         // The cleaner packs images, but cannot move an open segment.
-        let ended = self.parts.committer.write_log().await?.end_segment(Stream::Data).await;
-        self.parts.committer.latching(ended)?;
+        let ended = self.components.committer.write_log().await?.end_segment(Stream::Data).await;
+        self.components.committer.latching(ended)?;
         let disk = DiskRecord { role: Role::Image, ..(*image.record()).clone() };
-        self.parts.intake.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
-        self.parts.space.reclaim_is_due();
-        self.parts.classes.scans.request(image);
+        self.components.intake.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
+        self.components.space.reclaim_is_due();
+        self.components.classes.scans.request(image);
         Ok(())
     }
 
     /// Removes an import.
     pub async fn abandon_import(self: &Arc<Pool>, import: Arc<DiskHandle>) -> Result<()> {
-        let _admin = self.parts.editor.lock.lock().await;
+        let _admin = self.components.editor.lock.lock().await;
         let disk = self.import(&import)?;
         drop(import);
         self.delete_imports(vec![disk.id()]).await
@@ -513,7 +517,7 @@ impl Pool {
     /// Removes imports that a crash interrupted, before new ones can begin.
     pub(crate) async fn remove_imports(self: &Arc<Pool>) -> Result<()> {
         let interrupted: Vec<_> = {
-            let catalogue = self.parts.catalogue.read();
+            let catalogue = self.components.catalogue.read();
             catalogue.iter().filter(|d| d.role() == Role::Import).map(|d| d.id()).collect()
         };
         if interrupted.is_empty() {
@@ -532,10 +536,10 @@ impl Pool {
                 let pool = self.clone();
                 let retry = async move {
                     while matches!(pool.commit_deletions(&imports).await, Err(Error::NoSpace)) {
-                        pool.parts.cx.host.sleep(FULL_RETRY).await;
+                        pool.components.cx.host.sleep(FULL_RETRY).await;
                     }
                 };
-                self.parts.cx.host.spawn("imports", Box::pin(retry));
+                self.components.cx.host.spawn("imports", Box::pin(retry));
                 Ok(())
             }
             other => other,
@@ -543,17 +547,17 @@ impl Pool {
     }
 
     async fn commit_deletions(&self, imports: &[DiskId]) -> Result<()> {
-        self.parts
+        self.components
             .intake
             .commit_ops(imports.iter().map(|disk| CatalogueOp::Delete { disk: *disk }).collect())
             .await?;
-        self.parts.space.reclaim_is_due();
+        self.components.space.reclaim_is_due();
         Ok(())
     }
 
     /// The disk of an import under way.
     fn import(&self, handle: &DiskHandle) -> Result<Arc<Disk>> {
-        let disk = disk_by_id(&self.parts.catalogue, handle.id()).filter(|d| d.role() == Role::Import);
+        let disk = disk_by_id(&self.components.catalogue, handle.id()).filter(|d| d.role() == Role::Import);
         disk.ok_or_else(|| Error::NotFound(shorten(&handle.name())))
     }
 }

@@ -22,10 +22,10 @@ pub struct DiskLimits {
 
 /// Replaces the limits of a disk.
 pub(super) fn set_limits(pool: &Pool, name: &str, new: &DiskLimits) -> Result<()> {
-    let disk = pool.parts.catalogue.read().find(name)?;
+    let disk = pool.components.catalogue.read().find(name)?;
     let tenant = new.tenant.as_deref().map(|name| tenant(pool, name));
     let before = disk.limiter.tenant();
-    disk.limiter.set(new.limits, tenant, pool.parts.cx.host.now());
+    disk.limiter.set(new.limits, tenant, pool.components.cx.host.now());
     update_weight(&disk);
     for tenant in before.into_iter().chain(disk.limiter.tenant()) {
         update_weights(pool, &tenant);
@@ -73,7 +73,7 @@ pub(super) fn tenants(pool: &Pool) -> Vec<TenantInfo> {
 /// Replaces the limits of a tenant.
 pub(super) fn set_tenant_limits(pool: &Pool, name: &str, limits: Limits) {
     let tenant = tenant(pool, name);
-    tenant.scope.set(limits, pool.parts.cx.host.now());
+    tenant.scope.set(limits, pool.components.cx.host.now());
     tenant.usage.set_quota(limits.quota);
     for (disk, of) in disks_with_tenants(pool) {
         if Arc::ptr_eq(&of, &tenant) {
@@ -86,7 +86,7 @@ pub(super) fn set_tenant_limits(pool: &Pool, name: &str, limits: Limits) {
 
 /// Lifts the limits of all disks, or puts them into effect again.
 pub(super) fn lift_limits(pool: &Pool, lifted: bool) {
-    for disk in pool.parts.catalogue.read().visible() {
+    for disk in pool.components.catalogue.read().visible() {
         if lifted {
             disk.limiter.lift();
         } else {
@@ -96,7 +96,7 @@ pub(super) fn lift_limits(pool: &Pool, lifted: bool) {
 }
 
 fn disks_with_tenants(pool: &Pool) -> Vec<(Arc<Disk>, Arc<Tenant>)> {
-    let catalogue = pool.parts.catalogue.read();
+    let catalogue = pool.components.catalogue.read();
     catalogue.visible().filter_map(|disk| Some((disk.clone(), disk.limiter.tenant()?))).collect()
 }
 
@@ -118,7 +118,7 @@ fn apply_quota(pool: &Pool, disk: &Arc<Disk>) {
         return;
     }
     let tenant = disk.limiter.tenant().filter(|tenant| tenant.usage.has_quota());
-    for snapshot in snapshots_of(&pool.parts.catalogue, disk.id()) {
+    for snapshot in snapshots_of(&pool.components.catalogue, disk.id()) {
         snapshot.occupied.assign(tenant.clone());
     }
     if disk.occupied.assign(tenant) {
@@ -130,9 +130,9 @@ fn apply_quota(pool: &Pool, disk: &Arc<Disk>) {
 /// snapshots was removed.
 pub(super) fn count_again(pool: &Pool, volume: &Arc<Disk>) {
     if volume.occupied.has_quota() {
-        let newest = snapshots_of(&pool.parts.catalogue, volume.id()).pop();
+        let newest = snapshots_of(&pool.components.catalogue, volume.id()).pop();
         volume.occupied.set_newest(newest.map(|snapshot| snapshot.occupied.clone()));
-        pool.parts.counter.request(volume.clone());
+        pool.components.counter.request(volume.clone());
     }
 }
 

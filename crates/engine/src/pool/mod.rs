@@ -1,5 +1,5 @@
 //! The pool: one log and one set of disks on one store. [`Pool`] opens, closes and attaches disks, and
-//! delegates all other work to its [parts](crate::parts).
+//! delegates all other work to its [components](crate::components).
 
 mod admin;
 mod limits;

@@ -7,11 +7,11 @@ use std::thread::ThreadId;
 use forebay_format::{Mark, SegmentId, Stream};
 use forebay_store::{Metered, Store};
 
+use crate::components::Components;
 use crate::disk::Disk;
 use crate::handle::DiskHandle;
 use crate::limit::Tenant;
 use crate::limits::ATTACH_WAIT;
-use crate::parts::Parts;
 use crate::recovery::{Mode, OnLoss, TakenOver, recover};
 use crate::stats::{StoreStats, count};
 use crate::sync::Mutex;
@@ -19,7 +19,7 @@ use crate::{Client, DiskGuestStats, DiskStats, Error, Host, Memory, PoolConfig, 
 
 /// An open pool.
 pub struct Pool {
-    pub(super) parts: Parts,
+    pub(super) components: Components,
     /// The tenants of disks, by name.
     pub(super) tenants: Mutex<BTreeMap<String, Arc<Tenant>>>,
     recovered_batches: u64,
@@ -29,14 +29,14 @@ pub struct Pool {
 #[cfg(test)]
 impl Pool {
     pub(crate) fn reclaimer(&self) -> &crate::reclaim::Reclaimer {
-        &self.parts.reclaimer
+        &self.components.reclaimer
     }
 }
 
 impl Drop for Pool {
     /// A pool that is dropped without being closed leaves the retained memory as a crash does.
     fn drop(&mut self) {
-        self.parts.cx.retained.leave();
+        self.components.cx.retained.leave();
     }
 }
 
@@ -56,14 +56,14 @@ impl Pool {
         let mut taken = std::mem::take(&mut recovered.taken);
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
         let next_segment = recovered.log.next_segment();
-        let (parts, tenants) = (Parts::assemble(recovered), Mutex::default());
-        let pool = Arc::new(Pool { parts, tenants, recovered_batches, recovery_ms });
+        let (components, tenants) = (Components::assemble(recovered), Mutex::default());
+        let pool = Arc::new(Pool { components, tenants, recovered_batches, recovery_ms });
         // Before the upkeep task starts, for which unknown room would look like a full store.
-        pool.parts.committer.reserve_room().await?;
-        taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
+        pool.components.committer.reserve_room().await?;
+        taken.dirty.iter().for_each(|(disk, cost)| pool.components.intake.restored(disk, *cost));
         pool.start(warm, next_segment);
         if let Err(e) = pool.prepare(&mut taken).await {
-            pool.parts.cx.latch(&e);
+            pool.components.cx.latch(&e);
             pool.stop().await;
             return Err(e);
         }
@@ -72,7 +72,7 @@ impl Pool {
 
     /// What is done after the background tasks were started, and before any client is served.
     async fn prepare(self: &Arc<Pool>, taken: &mut TakenOver) -> Result<()> {
-        let Parts { cx, classes, profiles, desktops, marks, .. } = &self.parts;
+        let Components { cx, classes, profiles, desktops, marks, .. } = &self.components;
         // Before desktops are reset.
         marks.settle(&taken.loss, std::mem::take(&mut taken.damaged_pages)).await?;
         cx.host.spawn("marks", Box::pin(marks.clone().mark_loop()));
@@ -84,15 +84,15 @@ impl Pool {
         Ok(())
     }
 
-    /// The parts of the pool.
+    /// The components of the pool.
     #[cfg(test)]
-    pub(crate) fn parts(&self) -> &Parts {
-        &self.parts
+    pub(crate) fn components(&self) -> &Components {
+        &self.components
     }
 
     /// Starts the background tasks.
     fn start(&self, warm: Vec<SegmentId>, next_segment: u32) {
-        let Parts { cx, intake, committer, reclaimer, desktops, .. } = &self.parts;
+        let Components { cx, intake, committer, reclaimer, desktops, .. } = &self.components;
         let commits = Box::pin(committer.clone().commit_loop());
         cx.host.spawn("commit", Box::pin(intake.driver().run(commits)));
         cx.host.spawn("cold writes", Box::pin(intake.clone().warm_loop()));
@@ -110,7 +110,7 @@ impl Pool {
     /// checkpoint failed.
     pub async fn close(&self) -> Result<()> {
         self.stop().await;
-        let Parts { committer, cx, .. } = &self.parts;
+        let Components { committer, cx, .. } = &self.components;
         cx.check_latch()?;
         // Writes the segment's directory, from which the next start reads its fingerprints.
         let ended = committer.write_log().await?.end_segment(Stream::Data).await;
@@ -130,7 +130,7 @@ impl Pool {
 
     /// Makes the last commit, and stops the background tasks.
     async fn stop(&self) {
-        let Parts { intake, reclaimer, cx, marks, caches, progress, .. } = &self.parts;
+        let Components { intake, reclaimer, cx, marks, caches, progress, .. } = &self.components;
         intake.close(|| marks.last_ops());
         marks.stop();
         caches.wake();
@@ -146,7 +146,7 @@ impl Pool {
     /// Whether the retained memory holds something that the next opening needs. If it does not after
     /// [`Pool::close`], the memory may be removed.
     pub fn retains(&self) -> bool {
-        !self.parts.cx.retained.is_empty()
+        !self.components.cx.retained.is_empty()
     }
 
     /// As [`Pool::attach_as`], for a client of this host whose age is unknown.
@@ -163,17 +163,17 @@ impl Pool {
     /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::MemoryLost`] if the client may have had writes
     /// answered that are lost; [`Error::Resetting`], for which [`Pool::attach_when_reset`] waits.
     pub fn attach_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
-        self.parts.cx.check_fenced()?;
-        let disk = self.parts.catalogue.read().find(name)?;
-        self.parts.marks.check(&disk, client, name)?;
+        self.components.cx.check_fenced()?;
+        let disk = self.components.catalogue.read().find(name)?;
+        self.components.marks.check(&disk, client, name)?;
         self.attach_disk(disk, name, client)
     }
 
     fn attach_disk(&self, disk: Arc<Disk>, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         if disk.attach(name)? == 1 {
-            self.parts.profiles.on_first_attach(&disk);
+            self.components.profiles.on_first_attach(&disk);
         }
-        let Parts { metadata, marks, .. } = &self.parts;
+        let Components { metadata, marks, .. } = &self.components;
         Ok(Arc::new(DiskHandle::new(metadata.clone(), marks.clone(), disk, name.to_owned(), Some(client))))
     }
 
@@ -183,8 +183,8 @@ impl Pool {
     /// # Errors
     /// Those of [`Pool::attach_as`], apart from [`Error::MemoryLost`].
     pub fn attach_visible(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
-        let disk = self.parts.catalogue.read().find(name)?;
-        let refused = self.parts.marks.check(&disk, client, name).is_err();
+        let disk = self.components.catalogue.read().find(name)?;
+        let refused = self.components.marks.check(&disk, client, name).is_err();
         let handle = self.attach_disk(disk, name, client)?;
         if refused {
             handle.refuse_until_resumed();
@@ -207,12 +207,12 @@ impl Pool {
     /// Those of [`Pool::attach_as`], [`Error::Resetting`] after that time, [`Error::Latched`] and
     /// [`Error::Closed`].
     pub async fn attach_when_reset_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
-        let mut progress = self.parts.progress.subscribe();
-        let mut timeout = self.parts.cx.host.sleep(ATTACH_WAIT);
+        let mut progress = self.components.progress.subscribe();
+        let mut timeout = self.components.cx.host.sleep(ATTACH_WAIT);
         loop {
             progress.mark_unchanged();
             match self.attach_as(name, client) {
-                Err(Error::Resetting(_)) => self.parts.cx.check_running()?,
+                Err(Error::Resetting(_)) => self.components.cx.check_running()?,
                 other => return other,
             }
             tokio::select! {
@@ -226,58 +226,58 @@ impl Pool {
     /// Waits until this server has lost the pool because another one has opened it. Then every request fails
     /// with [`Error::Fenced`], and the process should end.
     pub async fn fenced(&self) {
-        self.parts.cx.fenced().await;
+        self.components.cx.fenced().await;
     }
 
     /// The thread that makes a commit for its client now ([`commit_here`](crate::commit_here)). The store may
     /// block it.
     pub fn helper(&self) -> Option<ThreadId> {
-        self.parts.intake.driver().helper()
+        self.components.intake.driver().helper()
     }
 
     /// Whether this server has lost the pool.
     pub fn is_fenced(&self) -> bool {
-        self.parts.cx.is_fenced()
+        self.components.cx.is_fenced()
     }
 
     /// The use of memory whose budgets can be changed. Servers call this often, so it also updates the
     /// advice on the read cache.
     pub fn memory(&self) -> Memory {
-        self.parts.reader.cache.tick(self.parts.cx.host.now());
-        let cache = self.parts.reader.cache.stats();
+        self.components.reader.cache.tick(self.components.cx.host.now());
+        let cache = self.components.reader.cache.stats();
         Memory {
             read_cache: cache.bytes,
             read_cache_budget: cache.budget,
-            desktops: self.parts.caches.cached(),
-            desktops_budget: self.parts.caches.budget(),
+            desktops: self.components.caches.cached(),
+            desktops_budget: self.components.caches.budget(),
         }
     }
 
     /// Changes the budgets of the read cache and of all desktops. On return the read cache is within its new
     /// budget; desktops overflow until they are within theirs.
     pub fn set_memory(&self, read_cache: u64, desktops: u64) {
-        if self.parts.reader.cache.stats().budget != read_cache {
-            self.parts.reader.cache.set_budget(read_cache);
+        if self.components.reader.cache.stats().budget != read_cache {
+            self.components.reader.cache.set_budget(read_cache);
         }
-        self.parts.caches.set_budget(desktops);
+        self.components.caches.set_budget(desktops);
     }
 
     /// A file system of `total` bytes that holds the pool is low on room if less than this is free. Other
     /// writers on it should stop there.
     pub fn low_threshold(&self, total: u64) -> u64 {
-        self.parts.space.low_threshold(total)
+        self.components.space.low_threshold(total)
     }
 
     /// The counters.
     pub async fn stats(&self) -> PoolStats {
-        let log = self.parts.committer.log_figures();
-        let room = self.parts.reader.source.store.capacity().await.ok();
-        let (mut guest, disks) = (self.parts.committer.retired(), {
-            let catalogue = self.parts.catalogue.read();
+        let log = self.components.committer.log_figures();
+        let room = self.components.reader.source.store.capacity().await.ok();
+        let (mut guest, disks) = (self.components.committer.retired(), {
+            let catalogue = self.components.catalogue.read();
             catalogue.visible().count() as u64
         });
-        self.parts.catalogue.read().iter().for_each(|d| guest += d.guest.get());
-        let counts = self.parts.reader.source.store.counts();
+        self.components.catalogue.read().iter().for_each(|d| guest += d.guest.get());
+        let counts = self.components.reader.source.store.counts();
         PoolStats {
             guest,
             store: StoreStats {
@@ -286,38 +286,38 @@ impl Pool {
                 sync: counts.sync,
                 delete: counts.delete,
             },
-            read_cache: self.parts.reader.cache.stats(),
-            read_cache_evictions: self.parts.reader.cache.evictions(),
-            read_cache_advice: self.parts.reader.cache.advice(self.parts.cx.host.now()),
-            class_reads: self.parts.reader.class_reads(),
-            map_cache: self.parts.reader.nodes.cache.stats(),
-            dirty_bytes: self.parts.space.dirty(),
+            read_cache: self.components.reader.cache.stats(),
+            read_cache_evictions: self.components.reader.cache.evictions(),
+            read_cache_advice: self.components.reader.cache.advice(self.components.cx.host.now()),
+            class_reads: self.components.reader.class_reads(),
+            map_cache: self.components.reader.nodes.cache.stats(),
+            dirty_bytes: self.components.space.dirty(),
             stored_bytes: log.stored_bytes,
             store_total_bytes: room.map_or(0, |r| r.total),
             store_free_bytes: room.map_or(0, |r| r.free),
-            store_reserve_bytes: room.map_or(0, |r| self.parts.space.reserve(r.total)),
+            store_reserve_bytes: room.map_or(0, |r| self.components.space.reserve(r.total)),
             disks,
             segments: log.segments,
             seq: log.seq,
-            commits: self.parts.committer.commits(),
-            commit: self.parts.committer.commit_stats(),
-            checkpoints: self.parts.committer.checkpoints().ops,
-            damaged_blocks: self.parts.reader.source.damage.get().ops,
+            commits: self.components.committer.commits(),
+            commit: self.components.committer.commit_stats(),
+            checkpoints: self.components.committer.checkpoints().ops,
+            damaged_blocks: self.components.reader.source.damage.get().ops,
             recovered_batches: self.recovered_batches,
             recovery_ms: self.recovery_ms,
-            reduction: self.parts.committer.reduction(),
-            desktops: self.parts.desktops.stats(),
-            room: self.parts.space.room(),
-            space: self.parts.reclaimer.pool_space(),
-            moved_bytes: self.parts.space.moved.get().bytes,
-            freed_bytes: self.parts.space.freed.get().bytes,
+            reduction: self.components.committer.reduction(),
+            desktops: self.components.desktops.stats(),
+            room: self.components.space.room(),
+            space: self.components.reclaimer.pool_space(),
+            moved_bytes: self.components.space.moved.get().bytes,
+            freed_bytes: self.components.space.freed.get().bytes,
         }
     }
 
     /// The counters of all disks except imports under way. Guests do not wait for it.
     pub fn guest_stats(&self) -> Vec<DiskGuestStats> {
         let disks: Vec<_> = {
-            let catalogue = self.parts.catalogue.read();
+            let catalogue = self.components.catalogue.read();
             catalogue.visible().map(|disk| (catalogue.export_name(disk), disk.clone())).collect()
         };
         disks.into_iter().map(guest_stats_of).collect()
@@ -327,7 +327,7 @@ impl Pool {
     /// `most`. So a list of all disks can be made in pages.
     pub fn guest_stats_after(&self, name: &str, most: usize) -> Vec<DiskGuestStats> {
         let disks: Vec<_> = {
-            let catalogue = self.parts.catalogue.read();
+            let catalogue = self.components.catalogue.read();
             catalogue.after(name).take(most).map(|(name, disk)| (name.clone(), disk.clone())).collect()
         };
         disks.into_iter().map(guest_stats_of).collect()
@@ -335,8 +335,8 @@ impl Pool {
 
     /// The counters and the space of one disk.
     pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
-        let disk = self.parts.catalogue.read().find(name)?;
-        let space = self.parts.reclaimer.disk_space(disk.id());
+        let disk = self.components.catalogue.read().find(name)?;
+        let space = self.components.reclaimer.disk_space(disk.id());
         Ok(DiskStats {
             guest: disk.guest.get(),
             space,

@@ -1,5 +1,5 @@
-//! Operations of the pool that one of its parts performs: flushing, checkpoints, reclaiming, metadata, boot
-//! profiles, classes, desktops and limits.
+//! Operations of the pool that one of its components performs: flushing, checkpoints, reclaiming, metadata,
+//! boot profiles, classes, desktops and limits.
 
 use forebay_format::SyncMode;
 
@@ -15,7 +15,7 @@ impl Pool {
     /// [`crate::Error::NoSpace`] if the store is full; [`crate::Error::Latched`] and
     /// [`crate::Error::Closed`].
     pub async fn flush(&self) -> Result<()> {
-        self.parts.intake.flush().await
+        self.components.intake.flush().await
     }
 
     /// Makes a checkpoint now.
@@ -23,7 +23,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::NoSpace`] and errors of the store; the checkpoint before stays in force.
     pub async fn checkpoint(&self) -> Result<()> {
-        self.parts.committer.checkpoint().await
+        self.components.committer.checkpoint().await
     }
 
     /// Marks live blocks and frees the others, as far as it is worth it; returns the bytes freed. Calls
@@ -33,7 +33,7 @@ impl Pool {
     /// [`crate::Error::MapsDamaged`] if data below damaged maps was kept: the rest is freed. Others end it
     /// early.
     pub async fn reclaim(&self, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
-        self.parts.reclaimer.reclaim(progress).await
+        self.components.reclaimer.reclaim(progress).await
     }
 
     /// The persistent reservations that a front end keeps with a disk, read without opening it; `None` if
@@ -42,7 +42,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::NotFound`]; those of a read; [`crate::Error::Damaged`].
     pub async fn reservations(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        self.parts.metadata.reservations(name).await
+        self.components.metadata.reservations(name).await
     }
 
     /// Replaces the persistent reservations of a disk that no front end has open, durably; `None` removes
@@ -51,7 +51,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::NotFound`]; those of a write.
     pub async fn set_reservations(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
-        self.parts.metadata.set_reservations(name, content).await
+        self.components.metadata.set_reservations(name, content).await
     }
 
     /// Reads a document of the pool; `None` if no document has this name.
@@ -59,7 +59,7 @@ impl Pool {
     /// # Errors
     /// Those of a read; [`crate::Error::Damaged`].
     pub async fn document(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        self.parts.metadata.document(name).await
+        self.components.metadata.document(name).await
     }
 
     /// Replaces a document of the pool, durably, or removes it: after a crash it is the old one or the new
@@ -68,7 +68,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::BadName`]; [`crate::Error::BadSize`] above 64 MiB; those of a write.
     pub async fn set_document(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
-        self.parts.metadata.set_document(name, content).await
+        self.components.metadata.set_document(name, content).await
     }
 
     /// The boot profile of an image.
@@ -76,7 +76,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::NotFound`], and [`crate::Error::WrongKind`] for a volume.
     pub async fn profile(&self, image: &str) -> Result<ProfileInfo> {
-        self.parts.profiles.info(image).await
+        self.components.profiles.info(image).await
     }
 
     /// Records the next boot of a clone, in place of the present profile.
@@ -84,7 +84,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::profile`].
     pub fn record_profile(&self, image: &str) -> Result<()> {
-        self.parts.profiles.record_next(image)
+        self.components.profiles.record_next(image)
     }
 
     /// Ends a recording now: the blocks read so far are the profile, which is kept a moment later. False if
@@ -93,7 +93,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::profile`].
     pub fn end_recording(&self, image: &str) -> Result<bool> {
-        self.parts.profiles.end_recording(image)
+        self.components.profiles.end_recording(image)
     }
 
     /// Removes an image's boot profile.
@@ -101,7 +101,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::profile`], and those of a write.
     pub async fn forget_profile(&self, image: &str) -> Result<()> {
-        self.parts.profiles.forget(image).await
+        self.components.profiles.forget(image).await
     }
 
     /// Prefetches an image now; reads nothing if it has no profile.
@@ -109,19 +109,19 @@ impl Pool {
     /// # Errors
     /// As [`Pool::profile`].
     pub async fn prefetch(&self, image: &str) -> Result<Prefetched> {
-        self.parts.profiles.prefetch(image).await
+        self.components.profiles.prefetch(image).await
     }
 
     /// Passes a copy of each block in the read cache to `receive`, until that returns false. May take long,
     /// and blocks.
     pub fn copy_read_cache(&self, receive: &mut dyn FnMut(&CachedBlock) -> bool) {
-        self.parts.reader.cache.copy_all(receive);
+        self.components.reader.cache.copy_all(receive);
     }
 
     /// Adds a copy of a block, made by another process that had this pool open, to the read cache, unless it
     /// is damaged or would displace another block. Returns whether there is room for more.
     pub fn add_to_read_cache(&self, copy: &[u8; CachedBlock::SIZE]) -> bool {
-        self.parts.reader.cache.insert_copy(copy)
+        self.components.reader.cache.insert_copy(copy)
     }
 
     /// The classes of a disk's blocks, and the traffic of each.
@@ -129,7 +129,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::NotFound`].
     pub fn classes(&self, name: &str) -> Result<ClassesInfo> {
-        Ok(self.parts.catalogue.read().find(name)?.classes.info())
+        Ok(self.components.catalogue.read().find(name)?.classes.info())
     }
 
     /// A disk to be scanned now.
@@ -137,12 +137,12 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::NotFound`].
     pub fn peek(&self, name: &str) -> Result<Peek> {
-        self.parts.classes.peek(name)
+        self.components.classes.peek(name)
     }
 
     /// Waits for a disk that is to be scanned.
     pub async fn next_to_learn(&self) -> Peek {
-        self.parts.classes.next().await
+        self.components.classes.next().await
     }
 
     /// Makes a desktop a persistent volume, which keeps everything written to it. Its guest may continue to
@@ -151,9 +151,9 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::WrongKind`] if it is not a desktop; [`crate::Error::NoSpace`]: it is still a desktop.
     pub async fn persist(&self, name: &str, sync: SyncMode) -> Result<DiskInfo> {
-        let _admin = self.parts.editor.lock.lock().await;
-        self.parts.desktops.persist(name, sync).await?;
-        self.parts.marks.recheck();
+        let _admin = self.components.editor.lock.lock().await;
+        self.components.desktops.persist(name, sync).await?;
+        self.components.marks.recheck();
         self.disk(name)
     }
 
@@ -162,7 +162,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::NotFound`].
     pub fn limits(&self, name: &str) -> Result<DiskLimits> {
-        let disk = self.parts.catalogue.read().find(name)?;
+        let disk = self.components.catalogue.read().find(name)?;
         Ok(limits::limits_of(&disk))
     }
 

@@ -14,8 +14,8 @@
 //! **Damage and failures** are reported to a client that requests the block: it is then read again. What
 //! cannot be located without a read of a relocation map is left to the client's read.
 //!
-//! **Other readers** are not delayed: reading ahead takes place only within its turns ([`super::turns`]), for
-//! which it does not wait, and its blocks do not evict those that were used again ([`Rank::Low`]). Each chunk
+//! **Other readers** are not delayed: each read ahead needs a permit ([`super::admission`]), and is skipped
+//! rather than wait for one. Its blocks do not evict those that were used again ([`Rank::Low`]). Each chunk
 //! is a task of the engine, which other tasks can run between.
 
 use std::ops::Range;
@@ -30,7 +30,7 @@ use super::relocation::{Location, Token};
 use super::run::{Run, Wanted};
 use crate::block_classes::Classifier;
 use crate::block_ranges::blocks_of;
-use crate::cache::{Owner, Rank, Turn};
+use crate::cache::{MissRole, Owner, Rank};
 use crate::disk::{Disk, blocks};
 use crate::limits::{
     AHEAD_CACHE_SHARE, AHEAD_CHUNK, AHEAD_GAP, AHEAD_WINDOW, BATCH_BYTES, CHUNK_BLOCKS, READAHEAD_MIN,
@@ -178,12 +178,12 @@ impl Reader {
         if wanted.is_empty() {
             return Ok(false);
         }
-        let Some(turn) = self.turns.try_ahead(disk, (wanted.len() * BLOCK) as u64) else {
+        let Some(permit) = self.admission.try_ahead(disk, (wanted.len() * BLOCK) as u64) else {
             return Err(Stop::Block(chunk.start));
         };
         let mut runs: Vec<Run> = Vec::new();
         for (target, rank, location) in wanted {
-            let Turn::Leader(leader) = self.misses.enter(target.addr) else { continue };
+            let MissRole::Leader(leader) = self.misses.enter(target.addr) else { continue };
             let wanted = Wanted { target, gap: None, rank, owner: Owner::of(disk.id()), leader };
             match runs.last_mut() {
                 Some(run) if run.spans(&location, AHEAD_GAP, BATCH_BYTES as u64) => {
@@ -197,7 +197,7 @@ impl Reader {
             let task = async move {
                 // A failed read is repeated by the client that requests its blocks.
                 join_all(runs.into_iter().map(|run| reader.read_run(run))).await;
-                drop((token, turn));
+                drop((token, permit));
             };
             self.cx.host.spawn("read ahead", Box::pin(task));
         }

@@ -111,7 +111,7 @@ fn micros(time: Duration) -> u64 {
 
 impl ReadBound {
     /// Records that a group of `bytes`, whose commit took `took`, is durable at `now`. `waits`: a read waits
-    /// for its turn.
+    /// for admission.
     pub fn record_group(&self, flushing: Flushing, bytes: u64, took: Duration, now: Duration, waits: bool) {
         let only = match flushing {
             Flushing::None => return,

@@ -11,7 +11,7 @@ use super::relocation::Token;
 use super::run::{Fetched, Run, Wanted, push, unpack_run};
 use super::store::damage;
 use crate::block_classes::Classifier;
-use crate::cache::{Owner, Rank, Turn};
+use crate::cache::{MissRole, Owner, Rank};
 use crate::disk::Disk;
 use crate::limits::{AHEAD_GAP, BATCH_BYTES, CHUNK_BLOCKS};
 use crate::lost::is_lost;
@@ -39,8 +39,8 @@ impl Reader {
             for i in std::mem::take(&mut todo) {
                 let gap = &gaps[i];
                 match self.misses.enter(gap.target.addr) {
-                    Turn::Follower(f) => followed.push((i, f)),
-                    Turn::Leader(leader) => {
+                    MissRole::Follower(f) => followed.push((i, f)),
+                    MissRole::Leader(leader) => {
                         if !self.fill_from_cache(disk, gap, out) {
                             let location = self.source.locate(&token, &gap.target).await?;
                             let rank = match mode {
@@ -116,7 +116,7 @@ impl Reader {
                 if rank == Rank::Never || self.cache.contains(target.addr) {
                     continue;
                 }
-                if let Turn::Leader(leader) = self.misses.enter(target.addr) {
+                if let MissRole::Leader(leader) = self.misses.enter(target.addr) {
                     let owner = Owner::of(disk.id());
                     run.push(Wanted { target, gap: None, rank, owner, leader }, location);
                 }

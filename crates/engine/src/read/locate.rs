@@ -7,7 +7,7 @@ use forebay_store::StoreError;
 
 use super::relocation::{Location, RelocationIndex, RelocationRef, Token};
 use super::store::{StoreReader, damage};
-use crate::cache::Turn;
+use crate::cache::MissRole;
 use crate::{Error, Result};
 
 impl StoreReader {
@@ -44,7 +44,7 @@ impl StoreReader {
                 return Ok(index);
             }
             match self.relocation.misses.enter(Address { segment, slot: Slot(0) }) {
-                Turn::Leader(leader) => {
+                MissRole::Leader(leader) => {
                     let index =
                         Arc::new(RelocationIndex::new(&self.read_relocation_map(segment, map_ref).await?));
                     self.relocation.keep(segment, index.clone());
@@ -52,7 +52,7 @@ impl StoreReader {
                     return Ok(index);
                 }
                 // The leader may have looked up another container of the segment.
-                Turn::Follower(follower) => {
+                MissRole::Follower(follower) => {
                     if let Some(index) = follower.await
                         && index.container == map_ref.container
                     {

@@ -4,6 +4,7 @@
 //! [`NodeReader`] loads and caches the nodes of block maps; [`Reader`] reads disks through write buffer,
 //! block map and read cache.
 
+mod admission;
 mod ahead;
 mod bound;
 mod bulk;
@@ -21,7 +22,6 @@ mod run;
 mod store;
 #[cfg(test)]
 mod tests;
-mod turns;
 
 pub(crate) use bound::Flushing;
 pub(crate) use gap::{Gap, Gathered, Origin, ReadMode};

@@ -7,7 +7,7 @@ use forebay_store::IoBuf;
 
 use super::relocation::Location;
 use super::store::StoreReader;
-use crate::cache::{Leader, MissTable, Turn};
+use crate::cache::{Leader, MissRole, MissTable};
 use crate::disk::Disk;
 use crate::map::{NeedNode, Node, NodeCache};
 use crate::{BoxFuture, Error, Result};
@@ -47,14 +47,14 @@ impl NodeReader {
                 return Ok(node);
             }
             match self.misses.enter(need.at.addr) {
-                Turn::Leader(leader) => {
+                MissRole::Leader(leader) => {
                     let node = need.accept(&self.read_node_bytes(&need.at).await?)?;
                     self.cache.insert(need.at, node.clone());
                     leader.complete(());
                     return Ok(node);
                 }
                 // The node that the leader loaded may not satisfy this need, so it is looked up again.
-                Turn::Follower(f) => drop(f.await),
+                MissRole::Follower(f) => drop(f.await),
             }
         }
     }
@@ -68,10 +68,10 @@ impl NodeReader {
         for need in needs {
             let Some(location) = self.source.locate_cached(&token, &need.at) else { continue };
             match self.misses.enter(need.at.addr) {
-                Turn::Leader(leader) if self.cache.find(*need).is_none() => {
+                MissRole::Leader(leader) if self.cache.find(*need).is_none() => {
                     found.push((location, *need, leader));
                 }
-                Turn::Follower(f) if need == first => drop(f.await),
+                MissRole::Follower(f) if need == first => drop(f.await),
                 _ => {}
             }
         }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::reader::Reader;
 use super::relocation::Location;
 use super::run::{Run, Wanted};
-use crate::cache::{Owner, Rank, Turn};
+use crate::cache::{MissRole, Owner, Rank};
 use crate::disk::{Disk, blocks};
 use crate::hash::BuildU64Hasher;
 use crate::limits::CHUNK_BLOCKS;
@@ -113,7 +113,7 @@ impl Reader {
                 Err(e) => return Err(e),
             };
             // A block that a guest is reading already is left to that read.
-            if let Turn::Leader(leader) = self.misses.enter(target.addr) {
+            if let MissRole::Leader(leader) = self.misses.enter(target.addr) {
                 let owner = Owner::of(image.id());
                 let wanted = Wanted { target, gap: None, rank: Rank::High, owner, leader };
                 found.push((location, rank, wanted));

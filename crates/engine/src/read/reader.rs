@@ -16,12 +16,12 @@ use forebay_format::{BLOCK, BlockRef, MapValue};
 use forebay_guest::{CachePriority, Class};
 use forebay_store::StoreError;
 
+use super::admission::ReadAdmission;
 use super::bound::Flushing;
 use super::gap::{Gap, Gathered, Origin, Outcome, ReadMode};
 use super::nodes::{NodeReader, with_nodes};
 use super::run::Fetched;
 use super::store::StoreReader;
-use super::turns::ReadTurns;
 use crate::block_classes::ReadsByClass;
 use crate::block_ranges::pieces;
 use crate::buffer::{ALL_SECTORS, BlockBox, copy_sectors, sectors, zero_sectors};
@@ -42,7 +42,7 @@ pub(crate) struct Reader {
     pub nodes: NodeReader,
     pub cache: ReadCache,
     pub(super) misses: MissTable<Fetched>,
-    pub(super) turns: Arc<ReadTurns>,
+    pub(super) admission: Arc<ReadAdmission>,
     recordings: Arc<Recordings>,
     reads_by_class: ReadsByClass,
     progress: Arc<CommitProgress>,
@@ -70,7 +70,7 @@ impl Reader {
             nodes: NodeReader::new(source.clone()),
             cache: ReadCache::new(cx.config.read_cache),
             misses: MissTable::default(),
-            turns: Arc::new(ReadTurns::new(cx.clone())),
+            admission: Arc::new(ReadAdmission::new(cx.clone())),
             recordings: Arc::default(),
             reads_by_class: ReadsByClass::default(),
             progress,
@@ -109,7 +109,7 @@ impl Reader {
 
     /// A group of `bytes`, whose commit began at `began`, is durable.
     pub fn record_group(&self, flushing: Flushing, bytes: u64, began: Duration) {
-        self.turns.record_group(flushing, bytes, began);
+        self.admission.record_group(flushing, bytes, began);
     }
 
     /// The rank that blocks of a class have in the read cache.
@@ -283,13 +283,14 @@ impl Reader {
         }
         let mut has_read = false;
         while !gaps.is_empty() {
-            let takes_turns = mode == ReadMode::Wait;
-            let most = if takes_turns { self.turns.most(&disk.reads) / BLOCK as u64 } else { u64::MAX };
+            let needs_permit = mode == ReadMode::Wait;
+            let most =
+                if needs_permit { self.admission.max_bytes(&disk.reads) / BLOCK as u64 } else { u64::MAX };
             let rest = gaps.split_off(usize::try_from(most).unwrap_or(usize::MAX).min(gaps.len()));
             let ahead = if rest.is_empty() { ahead } else { 0 };
             let bytes = (gaps.len() * BLOCK) as u64 + ahead;
-            let _turn = match takes_turns {
-                true => Some(self.turns.turn(&disk.reads, bytes).await?),
+            let _permit = match needs_permit {
+                true => Some(self.admission.admit(&disk.reads, bytes).await?),
                 false => None,
             };
             let piece = std::mem::replace(&mut gaps, rest);

@@ -14,7 +14,7 @@ use forebay_format::{Address, BlobRef, BlockRef, Form};
 
 use super::scratch::Scratch;
 use super::varint::{Reading, put_varint};
-use crate::turns::Turns;
+use crate::yield_counter::YieldCounter;
 use crate::{Error, Result};
 
 /// A change of the count of a slot.
@@ -219,7 +219,7 @@ pub(super) struct Merge<'a> {
     runs: Vec<Cursor>,
     /// The next address of each run.
     heap: BinaryHeap<Reverse<(u64, usize)>>,
-    turns: Turns,
+    yields: YieldCounter,
     /// The first change of the next segment.
     ahead: Option<Delta>,
 }
@@ -231,7 +231,7 @@ impl<'a> Merge<'a> {
             whole,
             runs: Vec::new(),
             heap: BinaryHeap::new(),
-            turns: Turns::default(),
+            yields: YieldCounter::default(),
             ahead: None,
         };
         for (i, run) in runs.enumerate() {
@@ -286,7 +286,7 @@ impl<'a> Merge<'a> {
         let head = run.head.take();
         run.advance(self.whole, self.scratch).await?;
         self.heap.extend(run.head.map(|head| Reverse((head.key(), i))));
-        self.turns.step().await;
+        self.yields.step().await;
         Ok(head)
     }
 }

@@ -22,7 +22,7 @@ use crate::space::SpaceGovernor;
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicBool;
 use crate::text::shorten;
-use crate::turns::Turns;
+use crate::yield_counter::YieldCounter;
 use crate::{DiskSpace, Error, GcPhase, GcProgress, Mutation, Result, SpaceStats};
 
 /// The results of the last mark.
@@ -237,14 +237,14 @@ impl Reclaimer {
     }
 
     async fn record_figures(&self, marked: &MarkResult, objects: &Objects) {
-        let (mut turns, mut stored, mut kept, mut live) = (Turns::default(), 0, 0, 0);
+        let (mut yields, mut stored, mut kept, mut live) = (YieldCounter::default(), 0, 0, 0);
         for object in objects.iter() {
-            turns.step().await;
+            yields.step().await;
             stored += object.bytes;
             kept += if object.stuck { object.bytes.saturating_sub(object.live) } else { 0 };
         }
         for of in marked.live().values() {
-            turns.step().await;
+            yields.step().await;
             live += of.stored;
         }
         let pool = SpaceStats {

@@ -14,7 +14,7 @@ use super::victims::{Effort, Object, Objects, choose};
 use crate::commit::Taken;
 use crate::hash::BuildU64Hasher;
 use crate::limits::{CLEAN_DUTY, CLEAN_DUTY_ASKED, DROPS_AT_A_TIME, ROOM_MARGIN, ROOM_SHARE};
-use crate::turns::Turns;
+use crate::yield_counter::YieldCounter;
 use crate::{Error, GcPhase, GcProgress, Mutation, Result};
 
 /// How often a deletion checks whether readers still hold locations in moved segments.
@@ -76,9 +76,9 @@ impl<'a> Reclaim<'a> {
     /// cleaned; false if it ended early, or only the sparsest had to be cleaned.
     pub async fn run(&mut self, marked: &MarkResult, objects: Objects) -> Result<bool> {
         self.drop_dead(marked, &objects).await?;
-        let (mut turns, mut empty) = (Turns::default(), Vec::new());
+        let (mut yields, mut empty) = (YieldCounter::default(), Vec::new());
         for object in objects.iter() {
-            turns.step().await;
+            yields.step().await;
             if object.covered && self.is_empty(object.id) {
                 empty.push((object.id, object.bytes));
             }
@@ -157,9 +157,9 @@ impl<'a> Reclaim<'a> {
         let log = self.cleaner.committer.read_log().await;
         let (table, open) = (log.table().clone(), log.open_segments());
         drop(log);
-        let (mut turns, mut dead) = (Turns::default(), Vec::new());
+        let (mut yields, mut dead) = (YieldCounter::default(), Vec::new());
         for record in table.iter() {
-            turns.step().await;
+            yields.step().await;
             let object = objects.get(record.segment);
             // A container's record is unused if its object does not exist: it was deleted before a crash.
             let unused = match record.stream {

@@ -10,10 +10,10 @@ use super::mark::MarkResult;
 use super::reclaimer::Reclaimer;
 use super::victims::{Object, Objects, gains_by_groups, moved_bytes};
 use crate::commit::Taken;
-use crate::limits::{MOVE_BYTES, NODE_READS, TABLE_TURN};
+use crate::limits::{MOVE_BYTES, NODE_READS, YIELD_STEPS};
 use crate::log::SegmentTable;
 use crate::read::RelocationRef;
-use crate::turns::Turns;
+use crate::yield_counter::YieldCounter;
 use crate::{Error, Mutation, Result};
 
 impl Reclaimer {
@@ -40,14 +40,14 @@ impl Reclaimer {
             marked.set_horizon(&table, self.opened_at);
         }
         self.measure_moved(&table, marked).await?;
-        let (mut turns, mut objects) = (Turns::default(), Objects::default());
+        let (mut yields, mut objects) = (YieldCounter::default(), Objects::default());
         for stat in &stats {
-            turns.step().await;
+            yields.step().await;
             objects.push(listed(stat, taken, has_pages(&stat.id), marked));
         }
         drop(stats);
         for record in table.iter() {
-            turns.step().await;
+            yields.step().await;
             let Some(object) = objects.get_mut(record.segment) else { continue };
             let id = record.segment;
             let in_use = open.contains(&id) || blobs.contains(&id) || has_pages(&id);
@@ -55,7 +55,7 @@ impl Reclaimer {
             object.covered = record.last_seq <= taken.head.seq && !in_use;
         }
         for record in table.iter() {
-            turns.step().await;
+            yields.step().await;
             if record.stream != Stream::Moved
                 && marked.is_uncertain(record)
                 && let Some(object) = objects.get_mut(SegmentId(record.container))
@@ -85,9 +85,9 @@ impl Reclaimer {
     /// Determines the bytes that the live slots of moved segments take now, except for those whose relocation
     /// map cannot be read.
     async fn measure_moved(&self, table: &SegmentTable, marked: &mut MarkResult) -> Result<()> {
-        let (mut turns, mut moved) = (Turns::default(), Vec::new());
+        let (mut yields, mut moved) = (YieldCounter::default(), Vec::new());
         for record in table.iter() {
-            turns.step().await;
+            yields.step().await;
             if let Some(relocation) = RelocationRef::of(record)
                 && let Some(live) = marked.live().get(&record.segment)
                 && live.moved != Some(relocation)
@@ -95,7 +95,7 @@ impl Reclaimer {
                 moved.push((record.segment, relocation));
             }
         }
-        for some in moved.chunks(TABLE_TURN) {
+        for some in moved.chunks(YIELD_STEPS) {
             let reads = some.iter().map(|at| self.moved_size(at, marked));
             let reads: Vec<_> = stream::iter(reads.collect::<Vec<_>>()).buffered(NODE_READS).collect().await;
             for ((segment, relocation), size) in some.iter().zip(reads) {

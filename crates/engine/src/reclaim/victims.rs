@@ -20,7 +20,7 @@ use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, Slot};
 
 use super::counts::Live;
 use crate::limits::{GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BEHIND, PACK_BELOW};
-use crate::turns::Turns;
+use crate::yield_counter::YieldCounter;
 
 /// The objects of the store, by ascending number.
 #[derive(Debug, Default)]
@@ -121,9 +121,9 @@ pub(crate) async fn choose(objects: &Objects, effort: Effort) -> Victims<'_> {
         Effort::Bytes(_) => GAIN_LEAST,
         Effort::All => GAIN_ASKED,
     };
-    let (mut turns, mut candidates, mut total) = (Turns::default(), Vec::new(), 0);
+    let (mut yields, mut candidates, mut total) = (YieldCounter::default(), Vec::new(), 0);
     for (at, object) in objects.iter().enumerate() {
-        turns.step().await;
+        yields.step().await;
         let movable = object.covered && !object.stuck && !object.residents.is_empty();
         if movable && (object.to_pack || object.gain_percent() >= least) {
             let rank = match effort {
@@ -137,7 +137,7 @@ pub(crate) async fn choose(objects: &Objects, effort: Effort) -> Victims<'_> {
     let all = candidates.len();
     let (mut candidates, mut chosen, mut sum) = (BinaryHeap::from(candidates), Vec::new(), 0);
     while let Some((_, Reverse(at))) = candidates.pop() {
-        turns.step().await;
+        yields.step().await;
         let object = &objects.0[at];
         match effort {
             Effort::Bytes(wanted) if sum >= wanted => break,

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use super::*;
 use crate::cache::miss::Follower;
-use crate::cache::{Leader, MissTable, Turn};
+use crate::cache::{Leader, MissRole, MissTable};
 
 /// Counts its wake-ups.
 #[derive(Default)]
@@ -27,15 +27,15 @@ fn poll<T: Clone>(follower: &mut Follower<T>, bell: &Arc<Bell>) -> Poll<Option<T
 
 fn lead<T>(table: &MissTable<T>, n: u64) -> Leader<T> {
     match table.enter(address(n)) {
-        Turn::Leader(leader) => leader,
-        Turn::Follower(_) => panic!("{n} has a leader already"),
+        MissRole::Leader(leader) => leader,
+        MissRole::Follower(_) => panic!("{n} has a leader already"),
     }
 }
 
 fn follow<T>(table: &MissTable<T>, n: u64) -> Follower<T> {
     match table.enter(address(n)) {
-        Turn::Follower(follower) => follower,
-        Turn::Leader(_) => panic!("{n} has no leader"),
+        MissRole::Follower(follower) => follower,
+        MissRole::Leader(_) => panic!("{n} has no leader"),
     }
 }
 
@@ -107,8 +107,8 @@ fn random_interleavings_leave_nobody_waiting() {
                 Reader::Idle => {
                     let n = random.below(3);
                     match table.enter(address(n)) {
-                        Turn::Leader(leader) => Reader::Leads(n, leader),
-                        Turn::Follower(follower) => Reader::Waits(n, follower, Arc::default()),
+                        MissRole::Leader(leader) => Reader::Leads(n, leader),
+                        MissRole::Follower(follower) => Reader::Waits(n, follower, Arc::default()),
                     }
                 }
                 Reader::Leads(n, leader) if !give_up => {
@@ -164,7 +164,7 @@ fn threads_coalesce() {
                 let mut done = 0;
                 while done < 500 {
                     match table.enter(address(1)) {
-                        Turn::Leader(leader) => {
+                        MissRole::Leader(leader) => {
                             assert_eq!(reading.fetch_add(1, Relaxed), 0);
                             std::thread::yield_now();
                             reading.fetch_sub(1, Relaxed);
@@ -173,7 +173,7 @@ fn threads_coalesce() {
                                 done += 1;
                             }
                         }
-                        Turn::Follower(follower) => {
+                        MissRole::Follower(follower) => {
                             done += u32::from(block_on(follower).is_some());
                         }
                     }

@@ -1,4 +1,4 @@
-//! The parts of an open pool, and the order in which they are assembled.
+//! The components of an open pool, and the order in which they are assembled.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::space::SpaceGovernor;
 use crate::sync::RwLock;
 use crate::write_caches::WriteCaches;
 
-/// All parts of an open pool. Each part references only the parts before it in this list.
-pub(crate) struct Parts {
+/// All components of an open pool. Each component references only the components before it in this list.
+pub(crate) struct Components {
     pub cx: Arc<Context>,
     pub reader: Arc<Reader>,
     pub catalogue: Arc<RwLock<Catalogue>>,
@@ -40,9 +40,9 @@ pub(crate) struct Parts {
     pub desktops: Arc<Desktops>,
 }
 
-impl Parts {
-    /// Assembles the parts of a recovered pool. No task is started.
-    pub fn assemble(recovered: Recovered) -> Parts {
+impl Components {
+    /// Assembles the components of a recovered pool. No task is started.
+    pub fn assemble(recovered: Recovered) -> Components {
         let Recovered { reader, progress, caches, applier, log, tables, dedup, stored, .. } = recovered;
         let (cx, catalogue) = (reader.context().clone(), applier.catalogue.clone());
         let counter = Arc::new(Counter::new(reader.clone(), catalogue.clone()));
@@ -79,7 +79,7 @@ impl Parts {
             editor.clone(),
             profiles.clone(),
         ));
-        Parts {
+        Components {
             cx,
             reader,
             catalogue,

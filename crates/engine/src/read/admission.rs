@@ -1,12 +1,13 @@
-//! Turns of guests' reads at the store: a disk whose client reads with a deep queue delays the misses of
+//! Admission of guests' reads to the store: a disk whose client reads with a deep queue delays the misses of
 //! other disks by a few milliseconds only.
 //!
 //! The bytes that guests read from the store at a time are limited, and are shared fairly ([`crate::fair`]).
-//! A reader waits for its turn before it enters the table of misses, so every reader for which others wait
-//! there has its turn already, and nothing that a reader waits for during its turn needs one. Reads on which
-//! commits depend need no turn. While other disks flush, the limit is lower ([`super::bound`]).
+//! A reader waits for its permit before it enters the table of misses, so every reader for which others wait
+//! there has its permit already, and nothing that a reader waits for while it has a permit needs a second
+//! one. Reads on which commits depend need no permit. While other disks flush, the limit is lower
+//! ([`super::bound`]).
 //!
-//! Reading ahead has separate turns, which are shared fairly as well. It never waits for one: while readers
+//! Reading ahead has separate permits, which are shared fairly as well. It never waits for one: while readers
 //! wait, or its share is used up, nothing is read ahead; and only a little while clients of other disks read
 //! or flush.
 
@@ -21,16 +22,16 @@ use crate::fair::{Budget, Flow, Gate};
 use crate::limits::{AHEAD_AT_ONCE, AHEAD_BESIDE_OTHERS, READS_AT_ONCE, READS_RESERVE};
 
 /// The reads of guests at the store; see the module documentation.
-pub(crate) struct ReadTurns {
+pub(crate) struct ReadAdmission {
     cx: Arc<Context>,
     requested: Gate,
     ahead: Gate,
     bound: ReadBound,
 }
 
-impl ReadTurns {
-    pub fn new(cx: Arc<Context>) -> ReadTurns {
-        ReadTurns { cx, requested: Gate::default(), ahead: Gate::default(), bound: ReadBound::default() }
+impl ReadAdmission {
+    pub fn new(cx: Arc<Context>) -> ReadAdmission {
+        ReadAdmission { cx, requested: Gate::default(), ahead: Gate::default(), bound: ReadBound::default() }
     }
 
     fn budget(&self, flow: &Flow) -> Budget {
@@ -52,8 +53,8 @@ impl ReadTurns {
         );
     }
 
-    /// Bytes for which one turn should be taken at most, so that others get theirs in between.
-    pub fn most(&self, flow: &Flow) -> u64 {
+    /// Maximum bytes of one permit, so that other readers are admitted in between.
+    pub fn max_bytes(&self, flow: &Flow) -> u64 {
         self.bound_for(flow).map_or(u64::MAX, |bytes| bytes / 2)
     }
 
@@ -65,21 +66,21 @@ impl ReadTurns {
     ///
     /// # Errors
     /// None: the gate is never closed.
-    pub async fn turn(&self, flow: &Arc<Flow>, bytes: u64) -> Result<ReadTurn<'_>> {
+    pub async fn admit(&self, flow: &Arc<Flow>, bytes: u64) -> Result<ReadPermit<'_>> {
         if !self.requested.take(flow, (bytes, bytes), |flow, _| Some(self.budget(flow))) {
             let waiting = self.requested.enqueue(flow, (bytes, bytes))?;
-            let mut entered = Entered { turns: self, waiting: Some(waiting) };
+            let mut entered = Entered { admission: self, waiting: Some(waiting) };
             self.drain();
             if let Some(waiting) = &mut entered.waiting {
                 waiting.admitted().await?;
             }
             entered.waiting = None;
         }
-        Ok(ReadTurn { turns: self, flow: flow.clone(), bytes })
+        Ok(ReadPermit { admission: self, flow: flow.clone(), bytes })
     }
 
-    /// A turn in which `bytes` of a disk are read ahead, if that is possible now.
-    pub fn try_ahead(self: &Arc<ReadTurns>, disk: &Disk, bytes: u64) -> Option<AheadTurn> {
+    /// A permit to read `bytes` of a disk ahead, if that is possible now.
+    pub fn try_ahead(self: &Arc<ReadAdmission>, disk: &Disk, bytes: u64) -> Option<AheadPermit> {
         if self.requested.has_waiting() {
             return None;
         }
@@ -92,7 +93,7 @@ impl ReadTurns {
         let flow = disk.reads_ahead.clone();
         let budget = Budget { all: most, open: most };
         let taken = self.ahead.take(&flow, (bytes, bytes), |_, _| Some(budget));
-        taken.then(|| AheadTurn { turns: self.clone(), flow, bytes })
+        taken.then(|| AheadPermit { admission: self.clone(), flow, bytes })
     }
 
     fn drain(&self) {
@@ -104,7 +105,7 @@ impl ReadTurns {
 
 /// A read that waits. Dropping it leaves the queue.
 struct Entered<'a> {
-    turns: &'a ReadTurns,
+    admission: &'a ReadAdmission,
     /// `None` once it was admitted.
     waiting: Option<crate::fair::Waiting<'a>>,
 }
@@ -113,34 +114,34 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let Some(waiting) = self.waiting.take() {
             drop(waiting);
-            self.turns.drain();
+            self.admission.drain();
         }
     }
 }
 
-/// A turn of reading ahead, which ends when this is dropped.
-pub(crate) struct AheadTurn {
-    turns: Arc<ReadTurns>,
+/// A permit to read ahead. Dropping it gives the bytes back.
+pub(crate) struct AheadPermit {
+    admission: Arc<ReadAdmission>,
     flow: Arc<Flow>,
     bytes: u64,
 }
 
-impl Drop for AheadTurn {
+impl Drop for AheadPermit {
     fn drop(&mut self) {
-        self.turns.ahead.add(&self.flow, -(self.bytes as i64));
+        self.admission.ahead.add(&self.flow, -(self.bytes as i64));
     }
 }
 
-/// A turn, which ends when this is dropped.
-pub(crate) struct ReadTurn<'a> {
-    turns: &'a ReadTurns,
+/// A permit to read from the store. Dropping it gives the bytes back.
+pub(crate) struct ReadPermit<'a> {
+    admission: &'a ReadAdmission,
     flow: Arc<Flow>,
     bytes: u64,
 }
 
-impl Drop for ReadTurn<'_> {
+impl Drop for ReadPermit<'_> {
     fn drop(&mut self) {
-        self.turns.requested.add(&self.flow, -(self.bytes as i64));
-        self.turns.drain();
+        self.admission.requested.add(&self.flow, -(self.bytes as i64));
+        self.admission.drain();
     }
 }

@@ -1,4 +1,4 @@
-//! What a group changes, in the order in which it is logged: for each disk zeroed ranges, then blocks in
+//! The changes of a group, in the order in which they are logged: for each disk zeroed ranges, then blocks in
 //! ascending order, then blocks that damage has lost. The changes to the catalogue follow.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::group::{Completed, Group};
 use crate::disk::Disk;
 
 /// A change of a group to one disk.
-pub(super) enum Part<'a> {
+pub(super) enum GroupChange<'a> {
     /// A zeroed range.
     Zeroes { disk: &'a Arc<Disk>, block: u64, count: u64, allocated: bool },
     /// A written block.
@@ -18,17 +18,17 @@ pub(super) enum Part<'a> {
     Lost { disk: &'a Arc<Disk>, block: u64, target: BlockRef },
 }
 
-impl<'a> Part<'a> {
+impl<'a> GroupChange<'a> {
     /// The block, if it is a written one.
     pub fn written(&self) -> Option<&Written<'a>> {
         match self {
-            Part::Block(written) => Some(written),
-            Part::Zeroes { .. } | Part::Lost { .. } => None,
+            GroupChange::Block(written) => Some(written),
+            GroupChange::Zeroes { .. } | GroupChange::Lost { .. } => None,
         }
     }
 
     /// Whether both are written blocks, and `next` is the one that follows on the same disk.
-    pub fn is_before(&self, next: &Part<'a>) -> bool {
+    pub fn is_before(&self, next: &GroupChange<'a>) -> bool {
         let (Some(this), Some(next)) = (self.written(), next.written()) else { return false };
         this.disk.id() == next.disk.id() && this.block + 1 == next.block
     }
@@ -47,10 +47,13 @@ pub(super) struct Written<'a> {
     pub over_zeroes: bool,
 }
 
-/// The parts of a group.
-pub(super) fn parts_of<'a>(group: &'a Group, completed: &'a Completed) -> impl Iterator<Item = Part<'a>> {
+/// The changes of a group.
+pub(super) fn changes_of<'a>(
+    group: &'a Group,
+    completed: &'a Completed,
+) -> impl Iterator<Item = GroupChange<'a>> {
     group.frozen.iter().flat_map(move |(disk, buffer)| {
-        let zeroes = buffer.zeroes().map(move |(range, allocated)| Part::Zeroes {
+        let zeroes = buffer.zeroes().map(move |(range, allocated)| GroupChange::Zeroes {
             disk,
             block: range.start,
             count: range.end - range.start,
@@ -63,11 +66,11 @@ pub(super) fn parts_of<'a>(group: &'a Group, completed: &'a Completed) -> impl I
                 Some(Err(_)) => return None,
             };
             let over_zeroes = buffer.base_is_zero(block);
-            Some(Part::Block(Written { disk, block, content, crc, fingerprint, over_zeroes }))
+            Some(GroupChange::Block(Written { disk, block, content, crc, fingerprint, over_zeroes }))
         });
         let lost = buffer.partial_blocks().into_iter().filter_map(move |(block, _)| {
             let target = *completed.get(&(disk.id(), block))?.as_ref().err()?;
-            Some(Part::Lost { disk, block, target })
+            Some(GroupChange::Lost { disk, block, target })
         });
         zeroes.chain(blocks).chain(lost)
     })
