@@ -20,7 +20,7 @@ use crate::write_caches::WriteCaches;
 use crate::{BoxFuture, Host, PoolConfig};
 
 /// A clock that stands still, and no tasks.
-struct StillHost;
+pub(crate) struct StillHost;
 
 impl Host for StillHost {
     fn now(&self) -> Duration {

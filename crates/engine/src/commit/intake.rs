@@ -21,6 +21,7 @@ use crate::client::Clientele;
 use crate::context::Context;
 use crate::dedup::{Fingerprinter, HASHED_TOGETHER};
 use crate::disk::Disk;
+use crate::limit::{Kind, Tokens};
 use crate::limits::{MEMORY_RETRY, MEMORY_WARNINGS};
 use crate::progress::{CommitProgress, Progress};
 use crate::read::Reader;
@@ -50,16 +51,25 @@ pub(crate) enum Answer {
     WhenDurable { is_last: bool },
 }
 
-/// A request that may change a disk: its share of the write buffers, and its room in retained memory.
+/// What a change of a disk needs before it is made. Dropping it returns what was not used.
+///
+/// The quota is not part of it: whether blocks are within the quota is decided under the freeze gate, together
+/// with the change.
 pub(crate) struct Admitted<'a> {
-    space: Admission<'a>,
+    /// Its share of the write buffers; `None` if the change is made at once.
+    space: Option<Admission<'a>>,
+    /// Its room in retained memory.
     pub room: Reservation,
+    /// Its share of the rate limits.
+    pub tokens: Tokens<'a>,
 }
 
 impl Admitted<'_> {
     /// As [`Admission::spend`].
     pub fn spend(&mut self, bytes: u64) {
-        self.space.spend(bytes);
+        if let Some(space) = &mut self.space {
+            space.spend(bytes);
+        }
     }
 }
 
@@ -188,19 +198,20 @@ impl Intake {
         self.cold_wake.notify_one();
     }
 
-    /// Room for a write of `len` bytes (0: a zeroed range) that is made now; `None` if it has to wait.
+    /// Admits a client's write of `len` bytes that is made at once; `None` if it has to wait.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if waiting would not help; those of a pool that does not run.
-    pub fn room_now(&self, disk: &Disk, len: u64) -> Result<Option<Reservation>> {
+    pub fn try_admit<'a>(&self, disk: &'a Disk, len: u64) -> Result<Option<Admitted<'a>>> {
         if !self.may_write(disk, len)? {
             return Ok(None);
         }
-        let room = self.reserve(disk, len);
-        if room.is_none() {
+        let Some(room) = self.reserve(disk, len) else {
             self.make_room(disk);
-        }
-        Ok(room)
+            return Ok(None);
+        };
+        let tokens = disk.limiter.try_take(Kind::Write, len, &*self.cx.host);
+        Ok(tokens.map(|tokens| Admitted { space: None, room, tokens }))
     }
 
     /// Reserves retained memory for a request of `len` bytes; `None` without enough.
@@ -234,17 +245,36 @@ impl Intake {
         Ok(fits)
     }
 
-    /// Waits until a write of `len` bytes may be made, and reserves room for it.
+    /// Admits a client's change that counts `bytes` against the rate limits, and adds `len` bytes to the write
+    /// buffers (0: a zeroed range), when both allow it.
     ///
     /// # Errors
-    /// As [`Intake::room_now`].
-    pub async fn admit(&self, disk: &Disk, len: u64) -> Result<Admitted<'_>> {
+    /// As [`Intake::try_admit`].
+    pub async fn admit_request<'a>(&'a self, disk: &'a Disk, bytes: u64, len: u64) -> Result<Admitted<'a>> {
+        let tokens = disk.limiter.take(Kind::Write, bytes, &*self.cx.host).await;
+        Ok(Admitted { tokens, ..self.admit(disk, len).await? })
+    }
+
+    /// Waits until the rate limits and the room in the store allow a client's write of `len` bytes, whose
+    /// pieces are admitted separately ([`Intake::admit_piece`]).
+    pub async fn begin_write<'a>(&self, disk: &'a Disk, len: u64) -> Tokens<'a> {
+        let tokens = disk.limiter.take(Kind::Write, len, &*self.cx.host).await;
+        self.pace(disk, len).await;
+        tokens
+    }
+
+    /// Admits a change that is not limited in its rate, and adds `len` bytes to the write buffers, when these
+    /// have room.
+    ///
+    /// # Errors
+    /// As [`Intake::try_admit`].
+    pub async fn admit<'a>(&'a self, disk: &'a Disk, len: u64) -> Result<Admitted<'a>> {
         self.pace(disk, len).await;
         self.admit_piece(disk, len).await
     }
 
     /// Delays a write of `len` bytes while room in the store is short.
-    pub async fn pace(&self, disk: &Disk, len: u64) {
+    async fn pace(&self, disk: &Disk, len: u64) {
         if !disk.is_desktop() {
             let delay = self.space.pacing_delay(len, self.cx.host.now());
             if !delay.is_zero() {
@@ -253,12 +283,12 @@ impl Intake {
         }
     }
 
-    /// As [`Intake::admit`], for a piece of a write that was paced as a whole.
+    /// As [`Intake::admit`], for a piece of a write that has begun ([`Intake::begin_write`]).
     ///
     /// # Errors
-    /// As [`Intake::room_now`].
-    pub async fn admit_piece(&self, disk: &Disk, len: u64) -> Result<Admitted<'_>> {
-        let space = self.admit_to_buffers(disk, len).await?;
+    /// As [`Intake::try_admit`].
+    pub async fn admit_piece<'a>(&'a self, disk: &'a Disk, len: u64) -> Result<Admitted<'a>> {
+        let space = Some(self.admit_to_buffers(disk, len).await?);
         let mut progress = self.progress.subscribe();
         loop {
             progress.mark_unchanged();
@@ -267,7 +297,7 @@ impl Intake {
             let room = self.reserve(disk, len);
             self.report_memory(room.is_some());
             if let Some(room) = room {
-                return Ok(Admitted { space, room });
+                return Ok(Admitted { space, room, tokens: Tokens::none() });
             }
             self.make_room(disk);
             // Other processes may use up the memory, so its return is not always announced.

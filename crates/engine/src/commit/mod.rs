@@ -29,6 +29,6 @@ pub(crate) use committer::Committer;
 pub use driver::{commit_here, may_commit_here};
 pub(crate) use group::Group;
 pub(crate) use index::segments_with_blocks;
-pub(crate) use intake::{Answer, Intake};
+pub(crate) use intake::{Admitted, Answer, Intake};
 pub(crate) use reduce::Reducer;
 pub(crate) use warm::by_leaf;

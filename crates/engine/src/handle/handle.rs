@@ -20,7 +20,7 @@ use forebay_retained::Reservation;
 use tokio::task::yield_now;
 
 use crate::admin::{DiskMetadata, Metadata};
-use crate::commit::{Answer, Intake};
+use crate::commit::{Admitted, Answer, Intake};
 use crate::disk::Disk;
 use crate::limit::Kind;
 use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
@@ -227,14 +227,9 @@ impl DiskHandle {
         self.check(offset, len)
     }
 
-    /// Waits until the limits of the disk and of its tenant permit a request of `bytes`.
+    /// Waits until the limits of the disk and of its tenant permit a request of `bytes`, which then counts.
     pub(super) async fn begin(&self, kind: Kind, bytes: u64) {
-        self.disk.limiter.take(kind, bytes, &*self.reader.context().host).await;
-    }
-
-    /// Whether the limits permit a request now, which then counts.
-    fn may_begin(&self, kind: Kind, bytes: u64) -> bool {
-        self.disk.limiter.try_take(kind, bytes, &*self.reader.context().host)
+        self.disk.limiter.take(kind, bytes, &*self.reader.context().host).await.use_up();
     }
 
     /// Reads into `out` if that is possible without waiting. On [`Fast::Wait`], nothing is counted and `out`
@@ -248,8 +243,9 @@ impl DiskHandle {
             return Ok(Fast::Wait);
         }
         self.reader.context().check_fenced()?;
-        if !self.may_begin(Kind::Read, out.len() as u64) {
-            return Ok(Fast::Wait);
+        match self.disk.limiter.try_take(Kind::Read, out.len() as u64, &*self.reader.context().host) {
+            Some(tokens) => tokens.use_up(),
+            None => return Ok(Fast::Wait),
         }
         self.count_read(offset, out.len(), true);
         self.reader.hit_sequential(&self.disk, offset, out.len() as u64);
@@ -320,17 +316,13 @@ impl DiskHandle {
         if !aligned(offset, data.len() as u64) {
             return Ok(Fast::Wait);
         }
-        let Some(mut room) = self.intake.room_now(&self.disk, data.len() as u64)? else {
+        let Some(mut admitted) = self.intake.try_admit(&self.disk, data.len() as u64)? else {
             return Ok(Fast::Wait);
         };
-        if !self.may_begin(Kind::Write, data.len() as u64) {
+        if !self.intake.write_sectors(&self.disk, offset, data, &mut admitted.room, answer)? {
             return Ok(Fast::Wait);
         }
-        let written = self.intake.write_sectors(&self.disk, offset, data, &mut room, answer);
-        if !matches!(written, Ok(true)) {
-            self.disk.limiter.give_back(Kind::Write, data.len() as u64);
-            return written.map(|_| Fast::Wait);
-        }
+        admitted.tokens.use_up();
         self.disk.guest.write.add(data.len() as u64);
         Ok(Fast::Done)
     }
@@ -355,8 +347,7 @@ impl DiskHandle {
     async fn write_part_for(&self, offset: u64, data: &[u8], answer: Answer) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         self.disk.occupied.check(offset, data)?;
-        self.begin(Kind::Write, data.len() as u64).await;
-        self.intake.pace(&self.disk, data.len() as u64).await;
+        let tokens = self.intake.begin_write(&self.disk, data.len() as u64).await;
         let (mut at, end) = (offset, offset + data.len() as u64);
         // Next to a flush of another disk, each piece is admitted separately, so that a long request need not
         // fit into one group.
@@ -385,6 +376,7 @@ impl DiskHandle {
             self.write_bytes(at, piece, &mut room.room, answer).await?;
             at = until;
         }
+        tokens.use_up();
         self.disk.guest.write.add(data.len() as u64);
         Ok(())
     }
@@ -416,11 +408,12 @@ impl DiskHandle {
     /// [`DiskHandle::finish`].
     pub async fn write_zeroes_part(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        self.begin(Kind::Write, 0).await;
         // Zeroes that stay allocated are entries of the map, also where it had none: on a full store, such
         // requests could use up the room that discards and deletions need.
-        let mut room = self.intake.admit(&self.disk, u64::from(allocated)).await?.room;
+        let admitted = self.intake.admit_request(&self.disk, 0, u64::from(allocated)).await?;
+        let Admitted { mut room, tokens, .. } = admitted;
         self.zero(offset, len, allocated, &mut room).await?;
+        tokens.use_up();
         self.disk.guest.discard.add(len);
         Ok(())
     }
@@ -457,10 +450,10 @@ impl DiskHandle {
     pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
         self.mark_unless_durable(fua).await?;
-        self.begin(Kind::Write, 0).await;
-        let mut room = self.intake.admit(&self.disk, 0).await?.room;
+        let Admitted { mut room, tokens, .. } = self.intake.admit_request(&self.disk, 0, 0).await?;
         let whole = self.whole_blocks(offset, len);
         self.discard_blocks(whole, offset + len, false, &mut room)?;
+        tokens.use_up();
         self.disk.guest.discard.add(len);
         self.finish(fua).await
     }

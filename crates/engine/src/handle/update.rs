@@ -31,7 +31,6 @@ use crate::Result;
 use crate::block_ranges::{blocks_of, pieces};
 use crate::commit::Answer;
 use crate::disk::Disk;
-use crate::limit::Kind;
 
 impl DiskHandle {
     /// Reads a range, changes it, and writes it in one atomic step (SBC-3, 5.2 COMPARE AND WRITE, and
@@ -57,15 +56,14 @@ impl DiskHandle {
     ) -> Result<ControlFlow<T>> {
         self.check_write(offset, len)?;
         self.mark_unless_durable(fua).await?;
-        self.begin(Kind::Write, len).await;
-        let mut room = self.intake.admit(&self.disk, len).await?;
-        room.spend(len);
+        let mut admitted = self.intake.admit_request(&self.disk, len, len).await?;
+        admitted.spend(len);
         let sectors = sectors_of(offset, len);
         let bytes = (offset - sectors.start) as usize..(offset + len - sectors.start) as usize;
         let parts = [sectors.clone()];
         let decide = |whole: &mut [u8]| decide(&mut whole[bytes.clone()]);
-        let decided = self.rewrite(sectors, &parts, &mut room.room, decide).await?;
-        drop(room);
+        let decided = self.rewrite(sectors, &parts, &mut admitted.room, decide).await?;
+        admitted.tokens.use_up();
         if decided.is_continue() {
             self.disk.guest.write.add(len);
             self.finish(fua).await?;

@@ -97,6 +97,31 @@ impl Cost {
     }
 }
 
+/// The tokens of a request, or `None` if no limit applied to it. Dropping the tokens returns them to their
+/// buckets, unless the request was made.
+#[must_use]
+pub(crate) struct Tokens<'a>(Option<(&'a Limiter, Kind, Cost)>);
+
+impl Tokens<'_> {
+    /// The tokens of a change to which no limit applies.
+    pub fn none() -> Self {
+        Tokens(None)
+    }
+
+    /// The request was made: the tokens are used up.
+    pub fn use_up(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Tokens<'_> {
+    fn drop(&mut self) {
+        if let Some((limiter, kind, cost)) = self.0 {
+            limiter.give_back(kind, cost);
+        }
+    }
+}
+
 /// The limits of a disk or of a tenant.
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
@@ -274,56 +299,55 @@ impl Limiter {
         self.own.changed.notify_waiters();
     }
 
-    /// Admits a request of `bytes` if it need not wait for any other.
-    pub fn try_take(&self, kind: Kind, bytes: u64, host: &dyn Host) -> bool {
+    /// The tokens for a request of `bytes`, if it need not wait for any other request.
+    pub fn try_take(&self, kind: Kind, bytes: u64, host: &dyn Host) -> Option<Tokens<'_>> {
         if !self.is_limited.load(Relaxed) {
-            return true;
+            return Some(Tokens(None));
         }
         let tenant = self.tenant();
-        let Ok(_turn) = self.own.queue(kind).try_lock() else { return false };
+        let _turn = self.own.queue(kind).try_lock().ok()?;
         let tenant_turn = tenant.as_ref().map(|tenant| tenant.scope.queue(kind).try_lock());
-        !matches!(tenant_turn, Some(Err(_)))
-            && self.take_now(tenant.as_deref(), kind, Cost::of(bytes), host.now()).is_zero()
+        let cost = Cost::of(bytes);
+        let is_admitted = !matches!(tenant_turn, Some(Err(_)))
+            && self.take_now(tenant.as_deref(), kind, cost, host.now()).is_zero();
+        is_admitted.then_some(Tokens(Some((self, kind, cost))))
     }
 
-    /// Returns the tokens of a request that [`Limiter::try_take`] admitted, and that was not made.
-    pub fn give_back(&self, kind: Kind, bytes: u64) {
-        if self.is_limited.load(Relaxed) {
-            let cost = Cost::of(bytes);
-            self.own.state.lock().give_back(kind, cost);
-            if let Some(tenant) = self.tenant() {
-                tenant.scope.state.lock().give_back(kind, cost);
-            }
+    fn give_back(&self, kind: Kind, cost: Cost) {
+        self.own.state.lock().give_back(kind, cost);
+        if let Some(tenant) = self.tenant() {
+            tenant.scope.state.lock().give_back(kind, cost);
         }
     }
 
-    /// Waits until a request of `bytes` is admitted.
-    pub async fn take(&self, kind: Kind, bytes: u64, host: &dyn Host) {
+    /// Waits for the tokens for a request of `bytes`.
+    pub async fn take(&self, kind: Kind, bytes: u64, host: &dyn Host) -> Tokens<'_> {
         if !self.is_limited.load(Relaxed) {
-            return;
+            return Tokens(None);
         }
         let begun = host.now();
-        self.take_in_turn(kind, bytes, host).await;
+        let tokens = self.take_in_turn(kind, Cost::of(bytes), host).await;
         let waited = host.now().saturating_sub(begun);
         if !waited.is_zero() {
             self.waited.add(waited.as_micros() as u64);
         }
+        tokens
     }
 
-    async fn take_in_turn(&self, kind: Kind, bytes: u64, host: &dyn Host) {
+    async fn take_in_turn(&self, kind: Kind, cost: Cost, host: &dyn Host) -> Tokens<'_> {
         let _turn = self.own.queue(kind).lock().await;
         loop {
             // Before the look at the limits.
             let changed = self.own.changed.notified();
             if !self.is_limited.load(Relaxed) {
                 // The tenant's queue is left as well.
-                return;
+                return Tokens(None);
             }
             let tenant = self.tenant();
-            let wait = self.wait(tenant.as_deref(), kind, Cost::of(bytes), host);
+            let wait = self.wait(tenant.as_deref(), kind, cost, host);
             tokio::select! {
                 biased;
-                () = wait => return,
+                () = wait => return Tokens(Some((self, kind, cost))),
                 () = changed => {}
             }
         }
@@ -367,6 +391,7 @@ impl Limiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::StillHost;
 
     #[test]
     fn the_disks_of_a_tenant_divide_its_weight() {
@@ -388,5 +413,22 @@ mod tests {
         a.leave_tenant();
         assert!(tenant.has_other_weights());
         assert_eq!((a.weight(), b.weight()), (10_000, 200));
+    }
+
+    #[test]
+    fn a_request_that_is_not_made_returns_its_tokens() {
+        let (disk, tenant, host) = (Limiter::default(), Arc::new(Tenant::new("t")), StillHost);
+        let two = |total| RateLimits { total, ..RateLimits::default() };
+        let limits = Limits { iops: two(Some(Rate { per_second: 1, burst: Some(2) })), ..Limits::default() };
+        tenant.scope.set(limits, Duration::ZERO);
+        disk.set(Limits::default(), Some(tenant), Duration::ZERO);
+        let take = || disk.try_take(Kind::Write, 4096, &host);
+        let (first, second) = (take().unwrap(), take().unwrap());
+        assert!(take().is_none());
+        drop(first);
+        let first = take().expect("tokens were returned");
+        second.use_up();
+        first.use_up();
+        assert!(take().is_none(), "used tokens are not returned");
     }
 }

@@ -10,6 +10,6 @@ mod limiter;
 mod rates;
 mod usage;
 
-pub(crate) use limiter::{Kind, Limiter, Tenant};
+pub(crate) use limiter::{Kind, Limiter, Tenant, Tokens};
 pub use rates::{Limits, Rate, RateLimits};
 pub use usage::TenantUsage;
