@@ -53,8 +53,8 @@ pub(crate) enum Answer {
 
 /// What a change of a disk needs before it is made. Dropping it returns what was not used.
 ///
-/// The quota is not part of it: whether blocks are within the quota is decided under the freeze gate, together
-/// with the change.
+/// The quota is not part of it: whether blocks are within the quota is decided under the freeze gate,
+/// together with the change.
 pub(crate) struct Admitted<'a> {
     /// Its share of the write buffers; `None` if the change is made at once.
     space: Option<Admission<'a>>,
@@ -263,7 +263,7 @@ impl Intake {
         tokens
     }
 
-    /// Admits a change that is not limited in its rate, and adds `len` bytes to the write buffers, when these
+    /// Admits a change that is not limited in its rate, and adds `len` bytes to the write buffers, when they
     /// have room.
     ///
     /// # Errors

@@ -7,8 +7,8 @@ use std::cell::RefCell;
 
 /// Most messages that are kept.
 const MAX_SPARES: usize = 4;
-/// Least and greatest length of a message that is kept, in bytes. The greatest length has room for the longest
-/// piece of a read and its header.
+/// Least and greatest length of a message that is kept, in bytes. The greatest length has room for the
+/// longest piece of a read and its header.
 const LENGTHS: std::ops::RangeInclusive<usize> = (64 << 10)..=(1 << 20) + 4096;
 
 /// The spare messages of a thread. They take at most 4 MiB, which belong to the fixed memory of the thread.
