@@ -263,7 +263,7 @@ impl Intake {
         tokens
     }
 
-    /// Admits a change that is not limited in its rate, and adds `len` bytes to the write buffers, when they
+    /// Admits a change without a limit of its rate, and adds `len` bytes to the write buffers, when they
     /// have room.
     ///
     /// # Errors
