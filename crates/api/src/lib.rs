@@ -8,6 +8,7 @@ mod clients;
 mod disks;
 mod error;
 mod gc;
+mod health;
 pub mod import;
 mod jobs;
 mod limits;
@@ -28,6 +29,7 @@ pub use disks::{
 };
 pub use error::{ErrorDetail, ErrorKind, Problem};
 pub use gc::{GcEvent, GcPhaseView, Reclaimed};
+pub use health::{ConditionView, HealthState, HealthView};
 pub use jobs::{JobKind, JobState, JobView, ProgressView};
 pub use limits::{LimitSet, LimitedView, TenantView, UsageView, VolumeLimits};
 pub use profile::{ChangeProfile, PrefetchedView, ProfileAction, ProfileView};

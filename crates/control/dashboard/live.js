@@ -84,6 +84,7 @@ class Live {
   events = [];
   online = new Subject();
   sampled = new Subject();
+  health = new Subject();
   happened = new Subject();
   #after = "0";
   #stream = null;
@@ -101,11 +102,12 @@ class Live {
 
   async #sample() {
     try {
-      const stats = await get("/stats");
+      const [stats, health] = await Promise.all([get("/stats"), get("/health")]);
       this.samples.push({ at: performance.now(), time: Date.now(), stats });
       if (this.samples.length > SAMPLES) this.samples.shift();
       this.#connection("sample", false);
       this.sampled.publish(stats);
+      this.health.publish(health);
     } catch (problem) {
       this.#connection("sample", problem.code === "offline" || problem.status >= 500);
       throw problem;

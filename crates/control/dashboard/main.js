@@ -272,7 +272,7 @@ function frame() {
       out,
     ),
     h("nav", { id: "menu", "aria-label": "Pages" }, h("ul", {}, items)),
-    h("div", { class: "content" }, banner, hint, h("main", { id: "main", tabindex: "-1" })),
+    h("div", { class: "content" }, banner, conditions(), hint, h("main", { id: "main", tabindex: "-1" })),
   );
 }
 

@@ -79,6 +79,11 @@ impl Context {
         }
     }
 
+    /// Why the pool has failed, if it has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
     /// Whether another server has opened the pool. Then not even a read may be answered: that server may have
     /// changed the disk since.
     pub fn is_fenced(&self) -> bool {

@@ -33,6 +33,7 @@ assets! {
     "dialog.js" SCRIPT;
     "dom.js" SCRIPT;
     "format.js" SCRIPT;
+    "health.js" SCRIPT;
     "icon.svg" PICTURE;
     "live.js" SCRIPT;
     "main.js" SCRIPT;

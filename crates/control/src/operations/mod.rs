@@ -13,6 +13,7 @@ mod disks;
 mod error;
 mod events;
 mod gc;
+mod health;
 mod jobs;
 mod lists;
 mod observed;
@@ -96,6 +97,7 @@ struct Inner {
     /// Open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
     observed: RwLock<Observed>,
+    noticed: health::Noticed,
 }
 
 impl Control {
@@ -124,6 +126,7 @@ impl Control {
             upgrades: Default::default(),
             gate: OnceLock::new(),
             observed: RwLock::default(),
+            noticed: Default::default(),
         };
         Control { inner: Arc::new(inner) }
     }

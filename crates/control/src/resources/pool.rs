@@ -2,7 +2,9 @@
 
 use axum::Json;
 use axum::http::HeaderMap;
-use forebay_api::{CapacityView, GcEvent, Handover, NewOwner, OwnerView, ServerView, Upgrade, Upgraded};
+use forebay_api::{
+    CapacityView, GcEvent, Handover, HealthView, NewOwner, OwnerView, ServerView, Upgrade, Upgraded,
+};
 
 use super::{jobs, run};
 use crate::access::Right;
@@ -22,6 +24,13 @@ pub(super) fn routes() -> Vec<Route> {
             |c: Caller| run(c, ShowServer),
         )
         .returns::<ServerView>(),
+        Route::get(
+            "/health",
+            "Show the health of the server, with all conditions that require an administrator",
+            Right::ReadServer,
+            |c: Caller| run(c, ShowHealth),
+        )
+        .returns::<HealthView>(),
         Route::get(
             "/capacity",
             "Show the place of the pool and its free room, for what provisions disks",
@@ -60,6 +69,21 @@ pub(super) fn routes() -> Vec<Route> {
 impl Reply for ServerView {}
 
 impl Reply for CapacityView {}
+
+impl Reply for HealthView {}
+
+#[derive(Debug)]
+struct ShowHealth;
+
+impl Operation for ShowHealth {
+    type Reply = HealthView;
+    const IS_QUERY: bool = true;
+    const DISKS: Disks<Self> = |_| Vec::new();
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<HealthView> {
+        Ok(control.health())
+    }
+}
 
 #[derive(Debug)]
 struct ShowServer;

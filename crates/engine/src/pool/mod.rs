@@ -2,11 +2,13 @@
 //! delegates all other work to its [components](crate::components).
 
 mod admin;
+mod health;
 mod limits;
 #[allow(clippy::module_inception, reason = "the type that the folder is named after")]
 mod pool;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo, VolumePage};
+pub use health::PoolHealth;
 pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;

@@ -14,6 +14,7 @@ use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::RadosAddress;
 use forebay_text::{NamePattern, Size};
 
+use super::connect::ClientKind;
 use super::limit::{Change, LimitArgs};
 use super::token::{self, Expiry};
 use crate::config::{
@@ -98,6 +99,8 @@ pub enum Command {
     /// Show and cancel jobs: imports, reclaims, scans, recordings of boot profiles, upgrades
     #[command(subcommand)]
     Job(JobCommand),
+    /// Show the server on one screen: health, room, clients, jobs, addresses; fails if there is a problem
+    Status,
     /// Show I/O counters, cache hit rates, memory, data reduction and space
     Stats(StatsArgs),
     /// Show the room of the store: capacity, free, reserve, stored and reclaimable bytes
@@ -482,6 +485,15 @@ pub enum VolumeCommand {
         /// VOLUME, IMAGE or VOLUME@SNAPSHOT
         #[arg(value_parser = Name::new())]
         name: String,
+    },
+    /// Show what a client needs in order to use a volume: URI, options of QEMU, XML of libvirt, commands
+    Connect {
+        /// VOLUME, IMAGE or VOLUME@SNAPSHOT
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// Only what this kind of client needs
+        #[arg(long = "for", value_enum, value_name = "CLIENT")]
+        client: Option<ClientKind>,
     },
     /// Disconnect an NBD client of a disk, which may connect again
     Disconnect {

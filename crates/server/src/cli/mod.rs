@@ -7,6 +7,7 @@ mod classes;
 
 mod clients;
 mod config;
+mod connect;
 mod gc;
 mod import;
 mod job;
@@ -22,6 +23,7 @@ mod run;
 mod sizing;
 mod space;
 mod stats;
+mod status;
 mod target;
 mod token;
 mod top;
@@ -85,6 +87,12 @@ pub enum CliError {
         /// What these are.
         noun: &'static str,
     },
+    /// The server answers, and reports a problem.
+    #[error("the server has a problem: {0}")]
+    Unhealthy(String),
+    /// No client of the requested kind can use the disk.
+    #[error("no client of this kind can use '{0}' yet: {1}")]
+    NoWay(String, &'static str),
     /// The user did not confirm.
     #[error("nothing was removed")]
     Declined,

@@ -18,8 +18,8 @@ use super::args::{
     VolumeCommand,
 };
 use super::{
-    CliError, classes, clients, config, gc, import, job, limit, memory, offline, output, pool, profile,
-    remove, sizing, space, stats, target, token, top,
+    CliError, classes, clients, config, connect, gc, import, job, limit, memory, offline, output, pool,
+    profile, remove, sizing, space, stats, status, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
@@ -154,6 +154,7 @@ impl ClientCommands {
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,
             Command::Job(c) => job::run(&self.client, c, self.json).await,
             Command::Token(c) => token::run(&self.client, c, self.json).await,
+            Command::Status => status::run(&self.client, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
             Command::Space => space::run(&self.client, self.json).await,
             Command::Top(args) => top::run(&self.client, &args, self.json).await,
@@ -232,6 +233,9 @@ impl ClientCommands {
                 self.print(&done, |d| format!("volume '{}' admits all clients", d.name))
             }
             VolumeCommand::Clients { name } => clients::run(&self.client, &name, self.json).await,
+            VolumeCommand::Connect { name, client } => {
+                connect::run(&self.client, &name, client, self.json).await
+            }
             VolumeCommand::Disconnect { name, client } => {
                 clients::disconnect(&self.client, &name, &client, self.json).await
             }

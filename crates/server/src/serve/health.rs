@@ -1,5 +1,5 @@
-//! Events about the state of the pool: free space, and damaged data. The state is looked at only while a
-//! client follows the events.
+//! The health of the pool, and events about it: free space, and damaged data. The store is asked for its room
+//! only while a client follows the events.
 
 use std::time::Duration;
 
@@ -9,11 +9,12 @@ use serde_json::json;
 
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Publishes changes until it is aborted.
+/// Notices when conditions begin, and publishes changes, until it is aborted.
 pub(super) async fn watch(control: Control) {
     let mut known: Option<(Room, u64)> = None;
     loop {
         tokio::time::sleep(INTERVAL).await;
+        control.health();
         if !control.events().has_readers() {
             continue;
         }

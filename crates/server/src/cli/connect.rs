@@ -1,0 +1,217 @@
+//! `forebay volume connect`: what a client needs in order to use a disk, as lines to copy.
+
+use std::fmt::Write;
+
+use clap::ValueEnum;
+use forebay_api::client::Client;
+use forebay_api::{DiskView, Kind, ServerView, TargetView};
+use serde::Serialize;
+
+use super::{CliError, output};
+
+/// A kind of client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClientKind {
+    /// The address of the disk as an NBD URI
+    Uri,
+    /// Options of QEMU
+    Qemu,
+    /// The disk element of a libvirt domain
+    Libvirt,
+    /// The command that makes a block device of the host
+    NbdClient,
+    /// The commands that log in to the iSCSI target
+    Iscsi,
+}
+
+/// One way to use the disk.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Way {
+    #[serde(rename = "for")]
+    client: ClientKind,
+    /// The address of the server.
+    address: String,
+    text: String,
+}
+
+pub(super) async fn run(
+    client: &Client,
+    name: &str,
+    only: Option<ClientKind>,
+    json: bool,
+) -> Result<(), CliError> {
+    let disk: DiskView = client.get(&["volumes", name]).await?;
+    let server: ServerView = client.get(&["pool"]).await?;
+    let targets: Vec<TargetView> = client.get(&["targets"]).await?;
+    let mut ways = ways(&disk, &server, &targets);
+    ways.retain(|way| only.is_none_or(|only| way.client == only));
+    if ways.is_empty() {
+        return Err(CliError::NoWay(name.to_owned(), missing(&server, only)));
+    }
+    output::print_result(&ways, json, |ways| page(ways))
+}
+
+/// What the server lacks for this kind of client.
+fn missing(server: &ServerView, only: Option<ClientKind>) -> &'static str {
+    match only {
+        Some(ClientKind::Iscsi) if server.iscsi.is_empty() => "start the server with --iscsi HOST:PORT",
+        Some(ClientKind::Iscsi) => "map it to a target: forebay lun map TARGET NAME",
+        _ => "start the server with --nbd ADDRESS",
+    }
+}
+
+fn ways(disk: &DiskView, server: &ServerView, targets: &[TargetView]) -> Vec<Way> {
+    let mut ways = Vec::new();
+    for address in &server.nbd {
+        let kinds = [ClientKind::Uri, ClientKind::Qemu, ClientKind::Libvirt, ClientKind::NbdClient];
+        let of = |client| Way { client, address: address.clone(), text: nbd(client, disk, address) };
+        ways.extend(kinds.map(of));
+    }
+    for address in &server.iscsi {
+        let (host, port) = reachable(address);
+        for (target, lun) in targets.iter().flat_map(|t| t.luns.iter().map(move |lun| (t, lun))) {
+            if lun.disk == disk.name {
+                let text = format!(
+                    "iscsiadm -m discovery -t sendtargets -p {host}:{port}\n\
+                     iscsiadm -m node -T {} -p {host}:{port} --login        # LUN {}",
+                    target.name, lun.lun
+                );
+                ways.push(Way { client: ClientKind::Iscsi, address: address.clone(), text });
+            }
+        }
+    }
+    ways
+}
+
+fn nbd(client: ClientKind, disk: &DiskView, address: &str) -> String {
+    let name = &disk.name;
+    // Only this character of the names of disks has a meaning in a URI.
+    let in_uri = name.replace('@', "%40");
+    let socket = address.strip_prefix("unix:");
+    let (host, port) = reachable(address);
+    let is_read_only = disk.kind != Kind::Volume;
+    match (client, socket) {
+        (ClientKind::Uri, Some(path)) => format!("nbd+unix:///{in_uri}?socket={path}"),
+        (ClientKind::Uri, None) => format!("nbd://{host}:{port}/{in_uri}"),
+        (ClientKind::Qemu, _) => {
+            let server = match socket {
+                Some(path) => format!("server.type=unix,server.path={path}"),
+                None => format!("server.type=inet,server.host={host},server.port={port}"),
+            };
+            let access = if is_read_only { "read-only=on" } else { "discard=unmap" };
+            format!(
+                "-blockdev driver=nbd,node-name=disk,{server},export={name},reconnect-delay=300,\
+                 cache.direct=on,{access} -device virtio-blk-pci,drive=disk"
+            )
+        }
+        (ClientKind::Libvirt, _) => {
+            let host = match socket {
+                Some(path) => format!("<host transport='unix' socket='{path}'/>"),
+                None => format!("<host name='{host}' port='{port}'/>"),
+            };
+            let access = if is_read_only { "\n  <readonly/>" } else { "" };
+            format!(
+                "<disk type='network' device='disk'>\n  \
+                 <driver name='qemu' type='raw' cache='none' discard='unmap'/>\n  \
+                 <source protocol='nbd' name='{name}'>\n    {host}\n    <reconnect delay='300'/>\n  \
+                 </source>\n  <target dev='vda' bus='virtio'/>{access}\n</disk>"
+            )
+        }
+        (_, Some(path)) => format!("nbd-client -unix {path} /dev/nbd0 -name {name} -persist"),
+        (_, None) => format!("nbd-client {host} {port} /dev/nbd0 -name {name} -persist"),
+    }
+}
+
+/// Host and port for a client. An address that stands for all addresses of the server is not an address that a
+/// client can use.
+fn reachable(address: &str) -> (&str, &str) {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    (if matches!(host, "0.0.0.0" | "[::]" | "*") { "SERVER" } else { host }, port)
+}
+
+fn page(ways: &[Way]) -> String {
+    let mut page = String::new();
+    for Way { client, text, .. } in ways {
+        let title = match client {
+            ClientKind::Uri => "NBD URI",
+            ClientKind::Qemu => "QEMU",
+            ClientKind::Libvirt => "libvirt",
+            ClientKind::NbdClient => "nbd-client",
+            ClientKind::Iscsi => "iSCSI",
+        };
+        // With one kind only, the text can be copied as a whole.
+        if ways.iter().any(|other| other.client != *client) {
+            let _ = writeln!(page, "# {title}");
+        }
+        let _ = writeln!(page, "{text}\n");
+    }
+    page.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_api::LunView;
+
+    fn disk(name: &str, kind: Kind) -> DiskView {
+        let json = serde_json::json!({"name": name, "kind": kind, "size_bytes": 0, "sync": "flush", "created_ms": 0,
+            "origin": null, "snapshots": 0, "clones": 0, "clients": 0, "uuid": "", "dedup_domain": 0,
+            "map_damaged": false, "memory_lost": false, "write_cache_bytes": null, "reset": null});
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn each_client_gets_its_lines() {
+        let unix = |kind| nbd(kind, &disk("pc-1", Kind::Volume), "unix:/run/nbd.sock");
+        assert_eq!(unix(ClientKind::Uri), "nbd+unix:///pc-1?socket=/run/nbd.sock");
+        assert!(unix(ClientKind::Qemu).contains("server.path=/run/nbd.sock,export=pc-1,reconnect-delay=300"));
+        assert!(unix(ClientKind::Libvirt).contains("<host transport='unix' socket='/run/nbd.sock'/>"));
+        assert_eq!(
+            unix(ClientKind::NbdClient),
+            "nbd-client -unix /run/nbd.sock /dev/nbd0 -name pc-1 -persist"
+        );
+        let tcp = |kind| nbd(kind, &disk("pc@s", Kind::Snapshot), "0.0.0.0:10809");
+        assert_eq!(tcp(ClientKind::Uri), "nbd://SERVER:10809/pc%40s");
+        assert!(tcp(ClientKind::Qemu).contains("server.host=SERVER,server.port=10809,export=pc@s"));
+        assert!(tcp(ClientKind::Qemu).contains("read-only=on"));
+        assert_eq!(tcp(ClientKind::NbdClient), "nbd-client SERVER 10809 /dev/nbd0 -name pc@s -persist");
+    }
+
+    #[test]
+    fn only_targets_with_the_disk_are_named() {
+        let lun = |disk: &str| LunView {
+            lun: 3,
+            disk: disk.into(),
+            size_bytes: None,
+            read_only: false,
+            write_back: false,
+        };
+        let target = |name: &str, disk: &str| TargetView {
+            name: name.into(),
+            number: 1,
+            open: true,
+            chap_user: None,
+            mutual_user: None,
+            luns: vec![lun(disk)],
+            initiators: Vec::new(),
+            sessions: Vec::new(),
+        };
+        let server = ServerView {
+            version: String::new(),
+            data: String::new(),
+            pool: String::new(),
+            pid: 1,
+            uptime_s: 0,
+            nbd: Vec::new(),
+            iscsi: vec!["10.0.0.1:3260".into()],
+            http: None,
+            owner: None,
+        };
+        let targets = [target("iqn.2026-01.a:x", "db"), target("iqn.2026-01.a:y", "other")];
+        let ways = ways(&disk("db", Kind::Volume), &server, &targets);
+        assert_eq!(ways.len(), 1);
+        assert!(ways[0].text.contains("-T iqn.2026-01.a:x -p 10.0.0.1:3260 --login"), "{}", ways[0].text);
+        assert!(page(&ways).starts_with("iscsiadm -m discovery"), "one way has no title");
+    }
+}
