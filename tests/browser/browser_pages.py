@@ -1,9 +1,12 @@
 """All pages: no serious fault of accessibility in both themes, no sideways scrolling on a phone, no message
 in the console."""
 
+import os
+
 from browser import DESKTOP, PHONE, SocketBridge, address, browser, control
 from browser_flow import Load, noise_image
-from harness import MIB, check, equal, test
+from clients_failures import fill_until_refused, mount_tmpfs
+from harness import MIB, check, connect, equal, test
 
 TARGET = "iqn.2026-01.org.example:cluster"
 PAGES = (
@@ -75,6 +78,29 @@ def no_page_has_a_serious_fault_in_both_themes(t):
     b.driver.refresh()
     b.until(lambda: b.css("nav"), "no page")
     check(b.script(background) != light, "the theme was forgotten")
+
+
+@test
+def a_full_store_is_seen_on_every_page(t):
+    server = t.server("--cache", "16M", data=os.path.join(mount_tmpfs(t, "320M"), "data"))
+    server.cli("volume", "create", "disk", "--size", "1G")
+    handle = connect(server, "disk")
+    fill_until_refused(t, handle)
+    bridge = SocketBridge(server.control)
+    t.defer(bridge.close)
+    b = browser(t, bridge.base)
+    b.open()
+    for page in ("overview", "volumes", "iscsi", "jobs"):
+        b.go(f"#/{page}")
+        b.until(lambda: b.css("#conditions .problem"), f"no problem is shown on {page}")
+        check("no room for data" in b.css("#conditions")[0].text, b.css("#conditions")[0].text)
+        equal(b.faults(), [], f"faults on {page}")
+    b.screenshot("problem")
+    handle.shutdown()
+    server.wait_unused("disk")
+    server.cli("volume", "rm", "disk")
+    server.cli("gc")
+    b.until(lambda: not b.css("#conditions .problem"), "the problem is still shown")
 
 
 # Results of the functions that the pages compute with.

@@ -152,6 +152,8 @@ def a_full_store_fails_writes_and_serves_reads(t):
     first = [bytes(h.pread(16, i * MIB)) for i in range(written)]
     equal(first, [tag(i) for i in range(written)], "what was acknowledged")
     equal(s.json("stats")["room"], "full", "room, as stats say")
+    refused = s.refused("status")
+    check("the store has no room for data" in refused, f"the status of a full store: {refused}")
     # Discards and cleaning, which need no space for data, still work.
     h.trim(MIB, (written - 1) * MIB)
     h.flush()

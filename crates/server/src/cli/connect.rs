@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clap::ValueEnum;
 use forebay_api::client::Client;
-use forebay_api::{DiskView, Kind, ServerView, TargetView};
+use forebay_api::{DiskStatsView, DiskView, ServerView, TargetView};
 use serde::Serialize;
 
 use super::{CliError, output};
@@ -25,6 +25,12 @@ pub enum ClientKind {
     Iscsi,
 }
 
+/// The disk to use.
+struct Disk<'a> {
+    name: &'a str,
+    is_read_only: bool,
+}
+
 /// One way to use the disk.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Way {
@@ -41,7 +47,10 @@ pub(super) async fn run(
     only: Option<ClientKind>,
     json: bool,
 ) -> Result<(), CliError> {
-    let disk: DiskView = client.get(&["volumes", name]).await?;
+    // Any disk has statistics.
+    let _: DiskStatsView = client.get(&["stats", name]).await?;
+    let is_image = client.get::<DiskView>(&["images", name]).await.is_ok();
+    let disk = Disk { name, is_read_only: is_image || name.contains('@') };
     let server: ServerView = client.get(&["pool"]).await?;
     let targets: Vec<TargetView> = client.get(&["targets"]).await?;
     let mut ways = ways(&disk, &server, &targets);
@@ -61,7 +70,7 @@ fn missing(server: &ServerView, only: Option<ClientKind>) -> &'static str {
     }
 }
 
-fn ways(disk: &DiskView, server: &ServerView, targets: &[TargetView]) -> Vec<Way> {
+fn ways(disk: &Disk<'_>, server: &ServerView, targets: &[TargetView]) -> Vec<Way> {
     let mut ways = Vec::new();
     for address in &server.nbd {
         let kinds = [ClientKind::Uri, ClientKind::Qemu, ClientKind::Libvirt, ClientKind::NbdClient];
@@ -84,13 +93,12 @@ fn ways(disk: &DiskView, server: &ServerView, targets: &[TargetView]) -> Vec<Way
     ways
 }
 
-fn nbd(client: ClientKind, disk: &DiskView, address: &str) -> String {
-    let name = &disk.name;
+fn nbd(client: ClientKind, disk: &Disk<'_>, address: &str) -> String {
+    let Disk { name, is_read_only } = *disk;
     // Only this character of the names of disks has a meaning in a URI.
     let in_uri = name.replace('@', "%40");
     let socket = address.strip_prefix("unix:");
     let (host, port) = reachable(address);
-    let is_read_only = disk.kind != Kind::Volume;
     match (client, socket) {
         (ClientKind::Uri, Some(path)) => format!("nbd+unix:///{in_uri}?socket={path}"),
         (ClientKind::Uri, None) => format!("nbd://{host}:{port}/{in_uri}"),
@@ -154,16 +162,13 @@ mod tests {
     use super::*;
     use forebay_api::LunView;
 
-    fn disk(name: &str, kind: Kind) -> DiskView {
-        let json = serde_json::json!({"name": name, "kind": kind, "size_bytes": 0, "sync": "flush", "created_ms": 0,
-            "origin": null, "snapshots": 0, "clones": 0, "clients": 0, "uuid": "", "dedup_domain": 0,
-            "map_damaged": false, "memory_lost": false, "write_cache_bytes": null, "reset": null});
-        serde_json::from_value(json).unwrap()
+    fn disk(name: &str, is_read_only: bool) -> Disk<'_> {
+        Disk { name, is_read_only }
     }
 
     #[test]
     fn each_client_gets_its_lines() {
-        let unix = |kind| nbd(kind, &disk("pc-1", Kind::Volume), "unix:/run/nbd.sock");
+        let unix = |kind| nbd(kind, &disk("pc-1", false), "unix:/run/nbd.sock");
         assert_eq!(unix(ClientKind::Uri), "nbd+unix:///pc-1?socket=/run/nbd.sock");
         assert!(unix(ClientKind::Qemu).contains("server.path=/run/nbd.sock,export=pc-1,reconnect-delay=300"));
         assert!(unix(ClientKind::Libvirt).contains("<host transport='unix' socket='/run/nbd.sock'/>"));
@@ -171,7 +176,7 @@ mod tests {
             unix(ClientKind::NbdClient),
             "nbd-client -unix /run/nbd.sock /dev/nbd0 -name pc-1 -persist"
         );
-        let tcp = |kind| nbd(kind, &disk("pc@s", Kind::Snapshot), "0.0.0.0:10809");
+        let tcp = |kind| nbd(kind, &disk("pc@s", true), "0.0.0.0:10809");
         assert_eq!(tcp(ClientKind::Uri), "nbd://SERVER:10809/pc%40s");
         assert!(tcp(ClientKind::Qemu).contains("server.host=SERVER,server.port=10809,export=pc@s"));
         assert!(tcp(ClientKind::Qemu).contains("read-only=on"));
@@ -209,7 +214,7 @@ mod tests {
             owner: None,
         };
         let targets = [target("iqn.2026-01.a:x", "db"), target("iqn.2026-01.a:y", "other")];
-        let ways = ways(&disk("db", Kind::Volume), &server, &targets);
+        let ways = ways(&disk("db", false), &server, &targets);
         assert_eq!(ways.len(), 1);
         assert!(ways[0].text.contains("-T iqn.2026-01.a:x -p 10.0.0.1:3260 --login"), "{}", ways[0].text);
         assert!(page(&ways).starts_with("iscsiadm -m discovery"), "one way has no title");
