@@ -49,8 +49,9 @@ impl Components {
         let superblock = log.superblock();
         let (segment_bytes, key) = (superblock.segment_bytes.into(), superblock.fingerprint_key);
         let opened_at = log.head().seq;
+        let (appended, pacing) = (log.appended.clone(), reader.pacing.clone());
         let space =
-            Arc::new(SpaceGovernor::new(&cx.config, segment_bytes, log.appended.clone(), progress.clone()));
+            Arc::new(SpaceGovernor::new(&cx.config, segment_bytes, appended, progress.clone(), pacing));
         space.recovered(stored);
         let intake =
             Arc::new(Intake::new(reader.clone(), space.clone(), caches.clone(), progress.clone(), key));

@@ -16,6 +16,7 @@ mod desktop;
 mod handle;
 mod marks;
 mod offline;
+mod pacing;
 mod pool;
 mod profile;
 mod quota;

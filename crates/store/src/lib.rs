@@ -7,6 +7,7 @@ mod buf;
 mod contract;
 mod forward;
 mod limited;
+mod mean;
 mod metered;
 mod reserve;
 mod slow;
@@ -29,6 +30,7 @@ pub use directory::{DirectoryOptions, DirectoryStore, IoMode, SUPERBLOCK};
 #[cfg(feature = "test-util")]
 pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, Image, When};
 pub use limited::Limited;
+pub use mean::{Mean, next_mean};
 #[cfg(feature = "test-util")]
 pub use memory::MemoryStore;
 pub use metered::{Clock, Metered, OpCount, StoreCounts};

@@ -48,6 +48,7 @@ use crate::disk::Disk;
 use crate::limits::{COMMIT_READS, FULL_RETRY, GROUP_OF_ONE_THREAD, SLICE_CHANGES};
 use crate::log::{Item, Log, LogFigures};
 use crate::memory::NO_COVER;
+use crate::pacing::GroupBytes;
 use crate::progress::CommitProgress;
 use crate::read::Reader;
 use crate::scan_queue::ScanQueue;
@@ -234,12 +235,12 @@ impl Committer {
                     biased;
                     // Another task has latched the pool: whatever waits for this one has to end.
                     () = self.cx.latched() => {}
-                    () = self.intake.schedule.wake.notified() => {}
+                    () = self.intake.pacing.schedule.wake.notified() => {}
                 }
                 continue;
             } else {
                 let (cost, dirty) = (|| self.commit_cost(), || self.space.dirty());
-                self.intake.schedule.wait_to_coalesce(&self.cx, cost, dirty).await;
+                self.intake.pacing.wait_to_coalesce(&self.cx, cost, dirty).await;
             }
             let mut group = Group::default();
             stuck = match self.commit_once(&mut group).await {
@@ -415,7 +416,7 @@ impl Committer {
             // Or the pool was dropped, and has left its memory.
             self.cx.check_latch()?;
         }
-        self.intake.schedule.commit_begins();
+        self.intake.pacing.schedule.commit_begins();
         group.began = Some(self.cx.host.now());
         group.ops.append(&mut self.intake.ops.lock());
         self.applier.begin_copies(group.catalogue_ops());
@@ -530,19 +531,17 @@ impl Committer {
 
     /// Drops the frozen buffers, which frees their memory, and completes waiting requests.
     fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
-        // Others show more about the catalogue, or about reduction, than about the store.
+        // Changes to the catalogue show more about the catalogue than about the store.
         if let Some(began) = group.began.filter(|_| group.ops.is_empty()) {
-            let (bytes, bound) = (group.buffered(), &self.space.flush_bound);
-            bound.record_group(bytes, began, self.cx.host.now());
-            if group.logged >= bytes / 4 {
-                self.reader.record_group(bound.flushing(), group.logged, began);
-            }
+            let bytes = GroupBytes { buffered: group.buffered(), logged: group.logged };
+            let now = self.cx.host.now();
+            self.reader.record_group(&bytes, now.saturating_sub(began), now);
         }
         self.intake.written(group.frozen.drain(..));
         self.space.committed_discards(std::mem::take(&mut group.discarded));
         self.applier.end_copies(group.catalogue_ops());
         self.commits.add(0);
-        self.intake.schedule.commit_ended(group.logged, self.cx.host.now());
+        self.intake.pacing.commit_ended(group.logged, self.cx.host.now());
         let freeze = group.freeze;
         self.progress.update(|p| (p.done, p.ended) = (p.done.max(freeze), p.ended.max(freeze)));
         for (pending, result) in group.ops.drain(..).zip(results) {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, ThreadId};
 
-use super::schedule::Schedule;
+use crate::pacing::Schedule;
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::SeqCst;

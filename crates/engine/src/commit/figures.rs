@@ -22,7 +22,7 @@ impl Committer {
     }
 
     pub fn commit_stats(&self) -> CommitStats {
-        self.intake.schedule.stats(self.commit_cost())
+        self.intake.pacing.schedule.stats(self.commit_cost())
     }
 
     pub fn reduction(&self) -> ReductionStats {

@@ -14,7 +14,6 @@ use forebay_retained::Reservation;
 use tokio::sync::{Notify, oneshot};
 
 use super::driver::Driver;
-use super::schedule::Schedule;
 use crate::block_ranges::{blocks_of, pieces};
 use crate::buffer::{Buffers, WriteBuffer};
 use crate::client::Clientele;
@@ -23,6 +22,7 @@ use crate::dedup::{Fingerprinter, HASHED_TOGETHER};
 use crate::disk::Disk;
 use crate::limit::{Kind, Tokens};
 use crate::limits::{MEMORY_RETRY, MEMORY_WARNINGS};
+use crate::pacing::Pacing;
 use crate::progress::{CommitProgress, Progress};
 use crate::read::Reader;
 use crate::space::{Admission, SpaceGovernor};
@@ -90,7 +90,7 @@ pub(crate) struct Intake {
     pub(super) disks: Mutex<Vec<Arc<Disk>>>,
     /// Changes to the catalogue that wait for the next commit.
     pub(super) ops: Mutex<Vec<PendingOp>>,
-    pub(super) schedule: Schedule,
+    pub(super) pacing: Arc<Pacing>,
     driver: Arc<Driver>,
     /// Disks with cold writes, for the task that reads ahead for them.
     pub(super) cold: Mutex<VecDeque<Arc<Disk>>>,
@@ -111,6 +111,7 @@ impl Intake {
     ) -> Intake {
         Intake {
             cx: reader.context().clone(),
+            pacing: reader.pacing.clone(),
             reader,
             space,
             caches,
@@ -120,7 +121,6 @@ impl Intake {
             freezes: AtomicU64::new(0),
             disks: Mutex::default(),
             ops: Mutex::default(),
-            schedule: Schedule::default(),
             driver: Arc::default(),
             cold: Mutex::default(),
             cold_wake: Notify::new(),
@@ -146,7 +146,7 @@ impl Intake {
 
     /// Bytes of these pieces.
     pub fn piece(&self) -> u64 {
-        self.space.flush_bound.piece()
+        self.pacing.write_piece()
     }
 
     /// Stored bytes that are garbage when the next group is durable. The freeze gate is held.
@@ -171,7 +171,7 @@ impl Intake {
 
     /// Requests that the next commit begin soon.
     pub fn request_commit(&self) {
-        self.schedule.request();
+        self.pacing.schedule.request();
     }
 
     /// Whether a commit would have something to write.
@@ -437,7 +437,7 @@ impl Intake {
         change: impl FnOnce(&mut Buffers, Range<u64>) -> i64,
     ) -> Result<()> {
         if self.change_quietly(disk, blocks, change)? {
-            self.schedule.announce_data();
+            self.pacing.schedule.announce_data();
         }
         self.cx.check_latch()
     }
@@ -534,7 +534,7 @@ impl Intake {
         let waits =
             is_written && within_quota.is_ok() && matches!(answer, Answer::WhenDurable { is_last: true });
         if !(waits && self.commit_now(disk)) && was_clean {
-            self.schedule.announce_data();
+            self.pacing.schedule.announce_data();
         }
         self.cx.check_latch()?;
         within_quota.map(|()| is_written)
@@ -569,7 +569,7 @@ impl Intake {
                 (true, false) => return self.cx.check_latch(),
             }
         };
-        self.space.flush_bound.record_flush(disk.writes.id(), self.cx.host.now());
+        self.pacing.record_flush(disk.writes.id(), self.cx.host.now());
         self.await_freeze(&mut progress, target).await
     }
 
@@ -594,7 +594,7 @@ impl Intake {
         if disk.is_desktop() || !self.may_help() {
             return false;
         }
-        self.space.flush_bound.record_flush(disk.writes.id(), self.cx.host.now());
+        self.pacing.record_flush(disk.writes.id(), self.cx.host.now());
         self.help()
     }
 
@@ -606,7 +606,7 @@ impl Intake {
     /// Requests the next commit, and makes it on this thread as far as that needs no wait. Returns false, and
     /// does nothing, if another thread does so.
     fn help(&self) -> bool {
-        self.driver.help(&*self.cx.host, &self.schedule)
+        self.driver.help(&*self.cx.host, &self.pacing.schedule)
     }
 
     /// Waits until the group of freeze `target` is durable and applied.
@@ -622,7 +622,7 @@ impl Intake {
         if target > self.freezes.load(Relaxed) {
             let helps = self.may_help() && self.help();
             if !helps || target > self.freezes.load(Relaxed) {
-                self.schedule.request_with_others(self.space.dirty(), self.cx.host.now());
+                self.pacing.schedule.request_with_others(self.space.dirty(), self.cx.host.now());
             }
         }
         let enough = |p: &Progress| p.done >= target || p.refusals > refusals || p.stopped;

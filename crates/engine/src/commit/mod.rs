@@ -18,7 +18,6 @@ mod group_changes;
 mod index;
 mod intake;
 mod reduce;
-mod schedule;
 #[cfg(test)]
 mod tests;
 pub(crate) mod warm;

@@ -5,33 +5,32 @@
 //! A reader waits for its permit before it enters the table of misses, so every reader for which others wait
 //! there has its permit already, and nothing that a reader waits for while it has a permit needs a second
 //! one. Reads on which commits depend need no permit. While other disks flush, the limit is lower
-//! ([`super::bound`]).
+//! ([`crate::pacing`]).
 //!
 //! Reading ahead has separate permits, which are shared fairly as well. It never waits for one: while readers
 //! wait, or its share is used up, nothing is read ahead; and only a little while clients of other disks read
 //! or flush.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::bound::{Flushing, ReadBound};
 use crate::Result;
 use crate::context::Context;
 use crate::disk::Disk;
 use crate::fair::{Budget, Flow, Gate};
 use crate::limits::{AHEAD_AT_ONCE, AHEAD_BESIDE_OTHERS, READS_AT_ONCE, READS_RESERVE};
+use crate::pacing::Pacing;
 
 /// The reads of guests at the store; see the module documentation.
 pub(crate) struct ReadAdmission {
     cx: Arc<Context>,
     requested: Gate,
     ahead: Gate,
-    bound: ReadBound,
+    pacing: Arc<Pacing>,
 }
 
 impl ReadAdmission {
-    pub fn new(cx: Arc<Context>) -> ReadAdmission {
-        ReadAdmission { cx, requested: Gate::default(), ahead: Gate::default(), bound: ReadBound::default() }
+    pub fn new(cx: Arc<Context>, pacing: Arc<Pacing>) -> ReadAdmission {
+        ReadAdmission { cx, requested: Gate::default(), ahead: Gate::default(), pacing }
     }
 
     fn budget(&self, flow: &Flow) -> Budget {
@@ -41,16 +40,9 @@ impl ReadAdmission {
         Budget { all: READS_AT_ONCE + READS_RESERVE, open: bound.unwrap_or(READS_AT_ONCE) }
     }
 
-    /// Records that a group of `bytes`, whose commit began at `began`, is durable: see [`super::bound`].
-    pub fn record_group(&self, flushing: Flushing, bytes: u64, began: Duration) {
-        let now = self.cx.host.now();
-        self.bound.record_group(
-            flushing,
-            bytes,
-            now.saturating_sub(began),
-            now,
-            self.requested.has_waiting(),
-        );
+    /// Whether a read waits for a permit.
+    pub fn has_waiting(&self) -> bool {
+        self.requested.has_waiting()
     }
 
     /// Maximum bytes of one permit, so that other readers are admitted in between.
@@ -59,7 +51,7 @@ impl ReadAdmission {
     }
 
     fn bound_for(&self, flow: &Flow) -> Option<u64> {
-        self.bound.bytes_for(flow.id(), self.cx.host.now())
+        self.pacing.read_bound(flow.id(), self.cx.host.now())
     }
 
     /// Waits until a disk may read `bytes`.

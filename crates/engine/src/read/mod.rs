@@ -6,7 +6,6 @@
 
 mod admission;
 mod ahead;
-mod bound;
 mod bulk;
 pub(crate) mod damage;
 mod directory;
@@ -23,7 +22,6 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use bound::Flushing;
 pub(crate) use gap::{Gap, Gathered, Origin, ReadMode};
 pub(crate) use nodes::{NodeReader, with_nodes};
 pub use prefetch::Prefetched;

@@ -17,7 +17,6 @@ use forebay_guest::{CachePriority, Class};
 use forebay_store::StoreError;
 
 use super::admission::ReadAdmission;
-use super::bound::Flushing;
 use super::gap::{Gap, Gathered, Origin, Outcome, ReadMode};
 use super::nodes::{NodeReader, with_nodes};
 use super::run::Fetched;
@@ -31,6 +30,7 @@ use crate::disk::Disk;
 use crate::limits::{CHUNK_BLOCKS, READ_RETRIES};
 use crate::lost::{is_lost, lost_block};
 use crate::map::NeedNode;
+use crate::pacing::{GroupBytes, Pacing};
 use crate::progress::CommitProgress;
 use crate::recordings::Recordings;
 use crate::{BoxFuture, ClassReads, Error, Result};
@@ -43,6 +43,7 @@ pub(crate) struct Reader {
     pub cache: ReadCache,
     pub(super) misses: MissTable<Fetched>,
     pub(super) admission: Arc<ReadAdmission>,
+    pub pacing: Arc<Pacing>,
     recordings: Arc<Recordings>,
     reads_by_class: ReadsByClass,
     progress: Arc<CommitProgress>,
@@ -65,12 +66,13 @@ impl Reader {
     /// A reader with empty caches.
     pub fn new(source: StoreReader, progress: Arc<CommitProgress>) -> Reader {
         let cx = source.cx.clone();
-        let source = Arc::new(source);
+        let (source, pacing) = (Arc::new(source), Arc::<Pacing>::default());
         Reader {
             nodes: NodeReader::new(source.clone()),
             cache: ReadCache::new(cx.config.read_cache),
             misses: MissTable::default(),
-            admission: Arc::new(ReadAdmission::new(cx.clone())),
+            admission: Arc::new(ReadAdmission::new(cx.clone(), pacing.clone())),
+            pacing,
             recordings: Arc::default(),
             reads_by_class: ReadsByClass::default(),
             progress,
@@ -107,9 +109,9 @@ impl Reader {
         self.reads_by_class.get()
     }
 
-    /// A group of `bytes`, whose commit began at `began`, is durable.
-    pub fn record_group(&self, flushing: Flushing, bytes: u64, began: Duration) {
-        self.admission.record_group(flushing, bytes, began);
+    /// Records that a group, whose commit took `took`, is durable at `now`.
+    pub fn record_group(&self, bytes: &GroupBytes, took: Duration, now: Duration) {
+        self.pacing.record_group(bytes, took, now, self.admission.has_waiting());
     }
 
     /// The rank that blocks of a class have in the read cache.

@@ -27,11 +27,11 @@ use std::time::Duration;
 use forebay_store::Capacity;
 use tokio::sync::Notify;
 
-use super::flush_bound::FlushBound;
-use super::policy::{FreeingRate, Level, MAX_DELAY, Outcome, PATIENCE, Situation, min_reclaim_bytes};
+use super::policy::{Level, Outcome, PATIENCE, Situation, min_reclaim_bytes};
 use crate::buffer::ZEROES_COST;
 use crate::fair::{Budget, Flow, Gate, Waiting};
 use crate::limits::{TURN_BYTES, zeroes_budget};
+use crate::pacing::{FreeingRate, Pacing, WritePace};
 use crate::progress::CommitProgress;
 use crate::stats::Counter;
 use crate::sync::Mutex;
@@ -74,8 +74,7 @@ pub(crate) struct SpaceGovernor {
     short_until: Mutex<Duration>,
     /// Admission to the write buffers; it counts dirty and admitted bytes.
     gate: Gate,
-    /// Bound on the dirty bytes while clients wait for flushes.
-    pub flush_bound: FlushBound,
+    pacing: Arc<Pacing>,
 
     /// The store accepts no data: according to its capacity, or because it refused data.
     full: AtomicBool,
@@ -90,10 +89,7 @@ pub(crate) struct SpaceGovernor {
     next_observation: Mutex<Option<Duration>>,
     /// Bytes that the write buffers may hold now.
     buffer_budget: AtomicU64,
-    /// Bytes per second that guests may write now; `u64::MAX` for no limit.
-    write_rate: AtomicU64,
-    /// Host time before which no paced write begins.
-    next_write: Mutex<Duration>,
+    pace: WritePace,
     /// Free bytes below which the store is full: it refused data with fewer, and has accepted none since. Its
     /// capacity does not reflect quotas and other writers. 0 if it did not refuse.
     refused_at: AtomicU64,
@@ -170,6 +166,7 @@ impl SpaceGovernor {
         segment_bytes: u64,
         appended: Arc<AtomicU64>,
         progress: Arc<CommitProgress>,
+        pacing: Arc<Pacing>,
     ) -> SpaceGovernor {
         SpaceGovernor {
             write_buffer: config.write_buffer,
@@ -180,7 +177,7 @@ impl SpaceGovernor {
             memory: AtomicU64::new(u64::MAX),
             short_until: Mutex::default(),
             gate: Gate::default(),
-            flush_bound: FlushBound::default(),
+            pacing,
             full: AtomicBool::new(false),
             low: AtomicBool::new(false),
             free: AtomicU64::new(0),
@@ -188,8 +185,7 @@ impl SpaceGovernor {
             observed_at: AtomicU64::new(0),
             next_observation: Mutex::default(),
             buffer_budget: AtomicU64::new(u64::MAX),
-            write_rate: AtomicU64::new(u64::MAX),
-            next_write: Mutex::default(),
+            pace: WritePace::default(),
             refused_at: AtomicU64::new(0),
             appended,
             marked_at: AtomicU64::new(0),
@@ -228,10 +224,10 @@ impl SpaceGovernor {
             && self.gate.may(flow, cost(len), |flow, cost| self.budget_for(flow, cost)))
     }
 
-    /// Whether a write of `len` bytes is admitted in pieces ([`FlushBound::piece`]), so that a flush of
+    /// Whether a write of `len` bytes is admitted in pieces ([`Pacing::write_piece`]), so that a flush of
     /// another disk does not wait for all of it.
     pub fn is_divided(&self, flow: &Flow, len: u64) -> bool {
-        len > TURN_BYTES && self.flush_bound.bytes_for(flow.id()) < u64::MAX
+        len > TURN_BYTES && self.pacing.buffer_bound(flow.id()) < u64::MAX
     }
 
     /// As [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
@@ -287,7 +283,7 @@ impl SpaceGovernor {
             return self.fits_zeroes(cost).then_some(Budget { all, open: u64::MAX });
         }
         let all = self.buffer_budget.load(Relaxed).min(self.write_buffer);
-        Some(Budget { all, open: all.min(self.flush_bound.bytes_for(flow.id())) })
+        Some(Budget { all, open: all.min(self.pacing.buffer_bound(flow.id())) })
     }
 
     /// Whether a request is a zeroed range that fits into the buffers while the store is full: it needs
@@ -325,7 +321,7 @@ impl SpaceGovernor {
             self.admit_returned();
         }
         let budget = self.write_buffer.min(self.memory.load(Relaxed));
-        let half = (budget.min(self.flush_bound.bytes_for(flow.id())) / 2) as i64;
+        let half = (budget.min(self.pacing.buffer_bound(flow.id())) / 2) as i64;
         before < half && before + bytes >= half
     }
 
@@ -345,20 +341,12 @@ impl SpaceGovernor {
 
     /// Whether writes of guests are slowed down because room is short.
     pub fn is_pacing(&self) -> bool {
-        self.write_rate.load(Relaxed) != u64::MAX
+        self.pace.is_limited()
     }
 
     /// Delay of a write of `len` bytes, so that all guests together write at the limited rate.
     pub fn pacing_delay(&self, len: u64, now: Duration) -> Duration {
-        let rate = self.write_rate.load(Relaxed).max(1);
-        if len == 0 || rate == u64::MAX {
-            return Duration::ZERO;
-        }
-        let takes = Duration::from_secs_f64(len as f64 / rate as f64);
-        let mut next = self.next_write.lock();
-        let begin = (*next).clamp(now, now + MAX_DELAY);
-        *next = begin + takes.min(MAX_DELAY);
-        begin - now
+        self.pace.delay(len, now)
     }
 }
 
@@ -430,8 +418,7 @@ impl SpaceGovernor {
         let was_full = self.full.swap(full, Relaxed);
         let situation = self.situation();
         self.buffer_budget.store(situation.buffer_budget(self.bufferable(total)), Relaxed);
-        let rate = situation.write_rate(self.rate.lock().per_second());
-        self.write_rate.store(rate.unwrap_or(u64::MAX), Relaxed);
+        self.pace.set(situation.write_rate(self.rate.lock().per_second()));
         match (was_full, full) {
             (false, true) => {
                 tracing::warn!(free, total, "the store is full: writes wait for a reclaim, or are refused")

@@ -3,7 +3,6 @@
 //! [`SpaceGovernor`] owns all numbers about room and decides on requests for it; [`policy`] contains the
 //! decisions, as pure functions of those numbers.
 
-mod flush_bound;
 mod governor;
 mod policy;
 

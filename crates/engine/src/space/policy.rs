@@ -22,8 +22,6 @@ use crate::limits::{RECLAIM_SHARE, ROOM_SHARE, TIGHT_SHARE};
 pub(crate) const PATIENCE: u32 = 3;
 /// Interval at which the free room is queried while the store is short of room.
 pub(crate) const SPACE_CHECK: Duration = Duration::from_secs(1);
-/// Longest single delay of a write.
-pub(crate) const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// Level of free room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -169,43 +167,6 @@ impl Situation {
     pub fn buffer_budget(&self, budget: u64) -> u64 {
         let above = self.free.saturating_sub(self.reserve);
         above.max(min_reclaim_bytes(self.segment)).min(budget)
-    }
-}
-
-/// The rate at which the cleaner frees room, over some seconds of its work.
-#[derive(Debug, Default)]
-pub(crate) struct FreeingRate {
-    since: Duration,
-    freed: u64,
-    own: u64,
-    per_second: u64,
-}
-
-impl FreeingRate {
-    const WINDOW: Duration = Duration::from_secs(3);
-
-    /// Begins a measurement: earlier work and the pause do not count.
-    pub fn begin(&mut self, now: Duration, freed: u64, own: u64) {
-        (self.since, self.freed, self.own) = (now, freed, own);
-    }
-
-    /// Includes the work since the last call. `freed` and `own` are the counters of bytes freed and of bytes
-    /// that checkpoints and the cleaner wrote.
-    pub fn sample(&mut self, now: Duration, freed: u64, own: u64) {
-        let took = now.saturating_sub(self.since);
-        if took.is_zero() {
-            return;
-        }
-        let gained = freed.saturating_sub(self.freed).saturating_sub(own.saturating_sub(self.own));
-        let (took_us, window) = (took.as_micros().max(1), Self::WINDOW.as_micros());
-        let rate = u128::from(gained) * 1_000_000 / took_us;
-        let mixed = (u128::from(self.per_second) * window + rate * took_us) / (window + took_us);
-        self.per_second = u64::try_from(mixed).unwrap_or(u64::MAX);
-        self.begin(now, freed, own);
-    }
-
-    pub fn per_second(&self) -> u64 {
-        self.per_second
     }
 }
 

@@ -123,19 +123,3 @@ fn the_cleaner_runs_all_the_time_when_half_of_the_margin_is_used() {
 fn the_buffer_budget_is_limited_by_the_free_room() {
     assert_eq!([1000, 230, 203, 100].map(|mib| free(mib).buffer_budget(64 * MIB) / MIB), [64, 30, 4, 4]);
 }
-
-#[test]
-fn the_rate_of_freeing_is_net_gain_per_time_of_cleaning() {
-    let mut rate = FreeingRate::default();
-    let mut now = Duration::from_secs(100);
-    rate.begin(now, GIB, GIB);
-    for n in 1..=20 {
-        now += Duration::from_secs(1);
-        rate.sample(now, GIB + n * 30 * MIB, GIB + n * 10 * MIB);
-    }
-    assert!((19 * MIB..=20 * MIB).contains(&rate.per_second()), "{}", rate.per_second());
-    // A pause does not count.
-    now += Duration::from_secs(3600);
-    rate.begin(now, 3 * GIB, 2 * GIB);
-    assert!(rate.per_second() >= 19 * MIB);
-}

@@ -22,8 +22,10 @@
 
 use std::time::Duration;
 
+use forebay_store::Mean;
 use tokio::sync::Notify;
 
+use super::cost::Cost;
 use crate::CommitStats;
 use crate::config::Coalesce;
 use crate::context::Context;
@@ -34,30 +36,9 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 
 /// An urgent commit waits at most for the cost of a commit divided by this.
 const SHARE_OF_COST: u32 = 2;
-/// Bytes that are prepared and written in a microsecond, about.
-const BYTES_PER_US: u64 = 1 << 10;
 /// Requests that return later count as if they had returned then, so that a pause of clients is soon
 /// forgotten.
 const LONGEST_RETURN: Duration = Duration::from_millis(10);
-/// Means are kept in fixed point with this unit; each sample has a weight of one eighth.
-const UNIT: u64 = 256;
-
-/// A recent mean.
-#[derive(Default)]
-struct Mean(AtomicU64);
-
-impl Mean {
-    /// Concurrent updates may lose a sample, which a mean tolerates.
-    fn add(&self, sample: u64) {
-        let mean = self.0.load(Relaxed);
-        self.0.store(mean - mean / 8 + sample * UNIT / 8, Relaxed);
-    }
-
-    fn get(&self) -> f64 {
-        self.0.load(Relaxed) as f64 / UNIT as f64
-    }
-}
-
 /// Triggers of commits, and the statistics on which their delay depends.
 #[derive(Default)]
 pub(crate) struct Schedule {
@@ -82,12 +63,10 @@ pub(crate) struct Schedule {
     /// When the last commit ended, in microseconds, while requests that it served are expected to return;
     /// otherwise 0.
     ended: AtomicU64,
-    /// Microseconds until as many requests as a commit served have followed it.
+    /// Seconds until as many requests as a commit served have followed it.
     mean_return: Mean,
     /// Number of requests that a commit served.
     mean_served: Mean,
-    /// Bytes that a commit wrote.
-    mean_bytes: Mean,
     by_age: Counter,
     by_demand: Counter,
     delayed_us: AtomicU64,
@@ -144,15 +123,14 @@ impl Schedule {
         let served = arrived - self.frozen.swap(arrived, Relaxed);
         self.served.store(served, Relaxed);
         if served > 0 {
-            self.mean_served.add(served);
+            self.mean_served.add(served as f64);
         }
     }
 
-    /// The commit has ended, which wrote `bytes`: the requests that it served are about to be answered.
-    pub fn commit_ended(&self, bytes: u64, now: Duration) {
+    /// The commit has ended: the requests that it served are about to be answered.
+    pub fn commit_ended(&self, now: Duration) {
         // Those of the commit before may not have returned yet.
         self.have_returned(now);
-        self.mean_bytes.add(bytes);
         let served = self.served.load(Relaxed);
         self.expected.store(self.arrived.load(Relaxed) + served, Relaxed);
         if served > 0 {
@@ -168,7 +146,7 @@ impl Schedule {
         let ended = self.ended.swap(0, Relaxed);
         if ended > 0 {
             let took = now.saturating_sub(Duration::from_micros(ended)).min(LONGEST_RETURN);
-            self.mean_return.add(took.as_micros() as u64);
+            self.mean_return.add(took.as_secs_f64());
         }
     }
 
@@ -200,11 +178,6 @@ impl Schedule {
 }
 
 impl Schedule {
-    /// What a commit costs without its bytes, if one of the mean size takes `cost`.
-    fn fixed_cost(&self, cost: Duration) -> Duration {
-        cost.saturating_sub(Duration::from_micros(self.mean_bytes.get() as u64 / BYTES_PER_US))
-    }
-
     /// Longest time for which an urgent commit waits to gather requests, if a commit costs `cost`, whatever
     /// its size.
     fn delay(&self, coalesce: Coalesce, cost: Duration, most: Duration) -> Duration {
@@ -212,14 +185,19 @@ impl Schedule {
         match coalesce {
             Coalesce::Off => Duration::ZERO,
             Coalesce::Always => most,
-            Coalesce::Adaptive if self.mean_return.get() > pays.as_micros() as f64 => Duration::ZERO,
+            Coalesce::Adaptive if self.mean_return.get() > Some(pays.as_secs_f64()) => Duration::ZERO,
             Coalesce::Adaptive => pays,
         }
     }
 
     /// Waits until the dirty data is [`DIRTY_AGE`] old or a commit is requested, and in the latter case for
-    /// the coalescing delay. `cost` returns the current duration of a commit, `dirty` the bytes of the group.
-    pub async fn wait_to_coalesce(&self, cx: &Context, cost: impl Fn() -> Duration, dirty: impl Fn() -> u64) {
+    /// the coalescing delay. `cost` returns what a commit costs the store, `dirty` the bytes of the group.
+    pub(super) async fn wait_to_coalesce(
+        &self,
+        cx: &Context,
+        cost: impl Fn() -> Cost,
+        dirty: impl Fn() -> u64,
+    ) {
         if cx.config.coalesce == Coalesce::Off {
             return;
         }
@@ -232,13 +210,14 @@ impl Schedule {
             }
         }
         self.by_demand.add(0);
-        let cost = self.fixed_cost(cost());
-        let delay = self.delay(cx.config.coalesce, cost, cx.config.commit_delay);
+        let cost = cost();
+        let fixed = cost.fixed.unwrap_or(0.0);
+        let delay = self.delay(cx.config.coalesce, Duration::from_secs_f64(fixed), cx.config.commit_delay);
         if cx.config.coalesce == Coalesce::Always {
             self.delayed_us.fetch_add(delay.as_micros() as u64, Relaxed);
             cx.host.sleep(delay).await;
         } else if !delay.is_zero() {
-            self.large.store(cost.as_micros() as u64 * BYTES_PER_US, Relaxed);
+            self.large.store(cost.bytes_in(fixed).unwrap_or(u64::MAX), Relaxed);
             self.gather(cx, delay, dirty).await;
         }
     }
@@ -250,7 +229,7 @@ impl Schedule {
             by_age: self.by_age.get().ops,
             by_demand: self.by_demand.get().ops,
             delayed_us: self.delayed_us.load(Relaxed),
-            waiting: self.mean_served.get(),
+            waiting: self.mean_served.get().unwrap_or(0.0),
         }
     }
 }
@@ -270,12 +249,12 @@ mod tests {
         assert_eq!(schedule.delay(Coalesce::Off, 400 * MS, 10 * MS), Duration::ZERO);
     }
 
-    /// Commits of `bytes` that serve two requests each, which return after `pause`.
-    fn commit_often(schedule: &Schedule, bytes: u64, pause: Duration) {
+    /// Commits that serve two requests each, which return after `pause`.
+    fn commit_often(schedule: &Schedule, pause: Duration) {
         for n in 1..100 {
             schedule.commit_begins();
-            schedule.commit_ended(bytes, n * 20 * MS);
-            (0..2).for_each(|_| schedule.request_with_others(bytes, n * 20 * MS + pause));
+            schedule.commit_ended(n * 20 * MS);
+            (0..2).for_each(|_| schedule.request_with_others(4096, n * 20 * MS + pause));
         }
     }
 
@@ -286,18 +265,9 @@ mod tests {
         for (pause, expected) in
             [(MS / 2, MS), (2 * MS, Duration::ZERO), (MS / 2, MS), (15 * MS, Duration::ZERO)]
         {
-            commit_often(&schedule, 4096, pause);
+            commit_often(&schedule, pause);
             assert_eq!(wait(), expected, "{pause:?}");
         }
-    }
-
-    #[test]
-    fn the_bytes_of_a_commit_are_no_reason_to_wait() {
-        let schedule = Schedule::default();
-        commit_often(&schedule, 1 << 20, MS);
-        assert_eq!(schedule.fixed_cost(MS), Duration::ZERO);
-        let of_bytes = 5 * MS - schedule.fixed_cost(5 * MS);
-        assert!((MS..MS * 11 / 10).contains(&of_bytes), "{of_bytes:?} for 1 MiB");
     }
 
     #[test]
@@ -305,7 +275,7 @@ mod tests {
         let schedule = Schedule::default();
         let arrive = |n| (0..n).for_each(|_| schedule.request_with_others(0, MS));
         let lacking = || schedule.expected.load(Relaxed).saturating_sub(schedule.arrived.load(Relaxed));
-        let commit_ends = || schedule.commit_ended(0, MS);
+        let commit_ends = || schedule.commit_ended(MS);
         arrive(1);
         assert_eq!(lacking(), 0, "nothing is known of the first request");
         schedule.commit_begins();

@@ -2,7 +2,7 @@
 //!
 //! A commit takes everything that is dirty (ADR 3), so a flush of one disk also waits for the data of all
 //! others. While a disk flushes, the others may therefore buffer only as much as the store commits in a
-//! multiple of what a small commit takes, which this module measures: a flush then waits for the rest of one
+//! multiple of what a small commit takes ([`super::cost`]): a flush then waits for the rest of one
 //! group and for its own, and together these hold that much data of others once. A disk's own flushes do not
 //! bound its own data, so a single writer that flushes keeps the whole buffer.
 //!
@@ -14,8 +14,10 @@
 
 use std::time::Duration;
 
+use forebay_store::next_mean;
+
+use super::cost::{Cost, SMALL_GROUP};
 use crate::limits::TURN_BYTES;
-use crate::read::Flushing;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
@@ -49,25 +51,21 @@ const TIGHT: Multiple = Multiple {
 const FREQUENT: f64 = 16.0;
 /// A disk counts as one that flushes for this long after its last flush.
 const FLUSH_RECENT: Duration = Duration::from_secs(1);
-/// Groups of at most this size show the cost of a small commit, larger ones the time for each byte.
-const SMALL_GROUP: u64 = 128 << 10;
 /// Values of `flushing` other than the only disk that flushes.
 const NONE: u64 = u64::MAX;
 const SEVERAL: u64 = u64::MAX - 1;
 
-/// What is known about commits: moving means with a weight of one eighth.
-#[derive(Debug, Default, Clone, Copy)]
-struct Cost {
-    /// Seconds of a small group without its data.
-    small: Option<f64>,
-    /// Seconds for each byte of a larger one.
-    per_byte: Option<f64>,
+/// The disks that flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flushing {
+    None,
+    Only(u64),
+    Several,
 }
 
-/// What was measured.
+/// The recent flushes.
 #[derive(Debug)]
-struct Measured {
-    cost: Cost,
+struct Flushes {
     /// The two disks that flushed last, and when.
     disks: [Option<(u64, Duration)>; 2],
     /// When the last flush began, of which those that followed within a small commit are a part.
@@ -76,10 +74,10 @@ struct Measured {
     gap: f64,
 }
 
-/// Measures commits and bounds the write buffers; see the module documentation.
+/// Bounds the write buffers; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct FlushBound {
-    measured: Mutex<Measured>,
+    flushes: Mutex<Flushes>,
     /// The disk that flushes, [`NONE`] or [`SEVERAL`].
     flushing: AtomicU64,
     /// The tight bound applies, if any.
@@ -92,8 +90,7 @@ pub(crate) struct FlushBound {
 impl Default for FlushBound {
     fn default() -> FlushBound {
         FlushBound {
-            measured: Mutex::new(Measured {
-                cost: Cost::default(),
+            flushes: Mutex::new(Flushes {
                 disks: [None; 2],
                 last: Duration::ZERO,
                 gap: FLUSH_RECENT.as_secs_f64(),
@@ -106,40 +103,36 @@ impl Default for FlushBound {
     }
 }
 
-fn mean(before: Option<f64>, value: f64) -> f64 {
-    before.map_or(value, |mean| mean + (value - mean) / 8.0)
-}
-
 impl Multiple {
-    /// Bytes of the bound on a store with such costs.
-    fn bytes(&self, small: f64, per_byte: f64) -> u64 {
-        let time = (small * self.costs).max(self.least_time.as_secs_f64());
-        ((time / per_byte) as u64).max(self.least_bytes)
+    /// Bytes of the bound if commits cost this; `None` if that is not known.
+    fn bytes(&self, cost: Cost) -> Option<u64> {
+        let time = (cost.fixed.unwrap_or(0.0) * self.costs).max(self.least_time.as_secs_f64());
+        cost.bytes_in(time).map(|bytes| bytes.max(self.least_bytes))
     }
 }
 
 impl FlushBound {
-    /// Records that a client of disk `id` waits for its data to become durable.
-    pub fn record_flush(&self, id: u64, now: Duration) {
-        let mut measured = self.measured.lock();
-        match &mut measured.disks {
+    /// Records that a client of disk `id` waits for its data to become durable. Commits cost `cost`.
+    pub fn record_flush(&self, id: u64, cost: Cost, now: Duration) {
+        let mut flushes = self.flushes.lock();
+        match &mut flushes.disks {
             [Some((first, at)), _] if *first == id => *at = now,
             [first, second] => {
                 *second = *first;
                 *first = Some((id, now));
             }
         }
-        let gap = now.saturating_sub(measured.last).min(FLUSH_RECENT).as_secs_f64();
-        if gap >= measured.cost.small.unwrap_or(0.0) {
-            measured.last = now;
-            measured.gap = mean(Some(measured.gap), gap);
+        let gap = now.saturating_sub(flushes.last).min(FLUSH_RECENT).as_secs_f64();
+        if gap >= cost.fixed.unwrap_or(0.0) {
+            flushes.last = now;
+            flushes.gap = next_mean(Some(flushes.gap), gap);
         }
-        self.update(&mut measured, now);
+        self.update(&mut flushes, cost, now);
     }
 
     /// Forgets disks that have not flushed recently, and decides which bound applies.
-    fn update(&self, measured: &mut Measured, now: Duration) {
-        let flushing = match measured.disks.each_mut().map(|entry| {
+    fn update(&self, flushes: &mut Flushes, cost: Cost, now: Duration) {
+        let flushing = match flushes.disks.each_mut().map(|entry| {
             *entry = entry.filter(|(_, at)| now.saturating_sub(*at) < FLUSH_RECENT);
             entry.map(|(id, _)| id)
         }) {
@@ -148,30 +141,18 @@ impl FlushBound {
             [None, None] => NONE,
         };
         self.flushing.store(flushing, Relaxed);
-        let gap = measured.gap.max(now.saturating_sub(measured.last).as_secs_f64());
-        let is_frequent = measured.cost.small.is_some_and(|small| gap < FREQUENT * small);
+        let gap = flushes.gap.max(now.saturating_sub(flushes.last).as_secs_f64());
+        let is_frequent = cost.fixed.is_some_and(|small| gap < FREQUENT * small);
         self.is_tight.store(is_frequent && flushing != SEVERAL, Relaxed);
     }
 
-    /// Records that a group of `bytes` in the buffers, whose commit began at `began`, is durable at `now`.
-    pub fn record_group(&self, bytes: u64, began: Duration, now: Duration) {
-        let mut measured = self.measured.lock();
-        self.update(&mut measured, now);
-        let cost = &mut measured.cost;
-        let took = now.saturating_sub(began).as_secs_f64();
-        if bytes <= SMALL_GROUP {
-            // Without its data, since those next to a large writer have more of it.
-            let data = bytes as f64 * cost.per_byte.unwrap_or(0.0);
-            cost.small = Some(mean(cost.small, (took - data).max(took / 4.0)));
-        } else {
-            // At least a quarter of the time is that of the data: a single slow sync is no measure of it.
-            let data = (took - cost.small.unwrap_or(0.0)).max(took / 4.0);
-            cost.per_byte = Some(mean(cost.per_byte, data / bytes as f64));
+    /// Records the cost of commits after a group.
+    pub fn record_cost(&self, cost: Cost, now: Duration) {
+        self.update(&mut self.flushes.lock(), cost, now);
+        if let (Some(wide), Some(tight)) = (WIDE.bytes(cost), TIGHT.bytes(cost)) {
+            self.wide.store(wide, Relaxed);
+            self.tight.store(tight, Relaxed);
         }
-        let Some(per_byte) = cost.per_byte.filter(|s| *s > 0.0) else { return };
-        let small = cost.small.unwrap_or(0.0);
-        self.wide.store(WIDE.bytes(small, per_byte), Relaxed);
-        self.tight.store(TIGHT.bytes(small, per_byte), Relaxed);
     }
 
     /// The disks that flushed recently, as of the last group or flush.
@@ -208,12 +189,11 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// A store that takes 4 ms and 1 ms for each further 256 KiB.
+    const COST: Cost = Cost { fixed: Some(0.004), per_byte: Some(0.001 / (256 << 10) as f64) };
+
     fn measured() -> FlushBound {
         let bound = FlushBound::default();
-        for _ in 0..40 {
-            bound.record_group(4096, MS, 5 * MS);
-            bound.record_group(8 << 20, MS, 37 * MS);
-        }
+        bound.record_cost(COST, 37 * MS);
         bound
     }
 
@@ -224,13 +204,13 @@ mod tests {
     #[test]
     fn the_bound_is_what_the_store_commits_in_the_time_of_two_small_commits() {
         let bound = measured();
-        bound.record_flush(1, MS);
+        bound.record_flush(1, COST, MS);
         assert!(is_about(bound.bytes_for(2), 2 << 20), "{}", bound.bytes_for(2));
     }
 
     /// Flushes of disk 1 from `begin` on, one each `gap`. Returns the time of the last one.
     fn flush_often(bound: &FlushBound, begin: Duration, gap: Duration) -> Duration {
-        (0..50).for_each(|n| bound.record_flush(1, begin + n * gap));
+        (0..50).for_each(|n| bound.record_flush(1, COST, begin + n * gap));
         begin + 49 * gap
     }
 
@@ -241,12 +221,12 @@ mod tests {
         assert!(is_about(bound.bytes_for(2), 1 << 20), "{}", bound.bytes_for(2));
         assert_eq!((bound.piece(), bound.bytes_for(1)), (TIGHT.piece, u64::MAX));
         // Another one flushes once.
-        bound.record_flush(3, now);
+        bound.record_flush(3, COST, now);
         assert!([1, 2, 3].iter().all(|id| is_about(bound.bytes_for(*id), 2 << 20)));
         assert_eq!(bound.piece(), WIDE.piece);
         let now = flush_often(&bound, now, FLUSH_RECENT / 40);
         assert!(is_about(bound.bytes_for(3), 1 << 20), "that is long ago");
-        bound.record_group(4096, now + 91 * MS, now + 95 * MS);
+        bound.record_cost(COST, now + 95 * MS);
         assert!(is_about(bound.bytes_for(3), 2 << 20), "none flushed for twenty commits");
     }
 
@@ -265,42 +245,40 @@ mod tests {
     fn only_other_disks_are_bounded_and_only_for_a_while() {
         let bound = measured();
         assert_eq!(bound.bytes_for(1), u64::MAX);
-        bound.record_flush(1, 10 * MS);
+        bound.record_flush(1, COST, 10 * MS);
         assert_eq!(bound.bytes_for(1), u64::MAX, "its own flushes");
         assert!(bound.bytes_for(2) < u64::MAX);
-        bound.record_flush(2, 20 * MS);
-        bound.record_flush(2, 30 * MS);
+        bound.record_flush(2, COST, 20 * MS);
+        bound.record_flush(2, COST, 30 * MS);
         assert!(
             bound.bytes_for(1) < u64::MAX && bound.bytes_for(2) < u64::MAX && bound.bytes_for(3) < u64::MAX
         );
-        bound.record_group(4096, 6 * MS + FLUSH_RECENT, 10 * MS + FLUSH_RECENT);
+        bound.record_cost(COST, 10 * MS + FLUSH_RECENT);
         assert_eq!(bound.bytes_for(2), u64::MAX, "the flushes of the other are long ago");
         assert!(bound.bytes_for(1) < u64::MAX);
-        bound.record_group(4096, 26 * MS + FLUSH_RECENT, 30 * MS + FLUSH_RECENT);
+        bound.record_cost(COST, 30 * MS + FLUSH_RECENT);
         assert_eq!(bound.bytes_for(3), u64::MAX);
     }
 
     #[test]
     fn nothing_is_bounded_before_the_store_was_measured() {
         let bound = FlushBound::default();
-        bound.record_flush(1, MS);
+        bound.record_flush(1, COST, MS);
         assert_eq!(bound.bytes_for(2), u64::MAX);
     }
 
     #[test]
     fn a_store_of_any_speed_leaves_a_useful_bound() {
         let bound = FlushBound::default();
-        for _ in 0..9 {
-            bound.record_group(1 << 20, MS, Duration::from_secs(5));
-        }
-        bound.record_flush(1, Duration::from_secs(5));
+        bound.record_cost(Cost { fixed: None, per_byte: Some(5e-6) }, MS);
+        bound.record_flush(1, COST, MS);
         assert_eq!(bound.bytes_for(2), WIDE.least_bytes);
-        bound.record_group(4096, Duration::from_secs(5), Duration::from_secs(5) + MS);
-        flush_often(&bound, Duration::from_secs(5) + MS, 2 * MS);
+        bound.record_cost(Cost { fixed: Some(0.001), per_byte: Some(5e-6) }, 2 * MS);
+        flush_often(&bound, 2 * MS, 2 * MS);
         assert_eq!(bound.bytes_for(2), TIGHT.least_bytes);
         let fast = FlushBound::default();
-        fast.record_group(1 << 30, MS, MS);
-        fast.record_flush(1, MS);
+        fast.record_cost(Cost { per_byte: Some(0.0), ..COST }, MS);
+        fast.record_flush(1, COST, MS);
         assert_eq!(fast.bytes_for(2), u64::MAX, "it takes no time");
     }
 }
