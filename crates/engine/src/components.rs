@@ -52,7 +52,7 @@ impl Components {
         let (appended, pacing) = (log.appended.clone(), reader.pacing.clone());
         let space =
             Arc::new(SpaceGovernor::new(&cx.config, segment_bytes, appended, progress.clone(), pacing));
-        space.recovered(stored);
+        space.garbage.recovered(stored);
         let intake =
             Arc::new(Intake::new(reader.clone(), space.clone(), caches.clone(), progress.clone(), key));
         let scans = Arc::new(ScanQueue::new(cx.clone(), catalogue.clone()));

@@ -202,7 +202,7 @@ impl Committer {
     pub async fn reserve_room(&self) -> Result<()> {
         let store = &self.reader.source.store;
         let total = self.cx.fencing(store.capacity().await)?.total;
-        store.reserve(self.space.owned(total)).await;
+        store.reserve(self.space.reserve.owned(total)).await;
         self.check_space().await
     }
 
@@ -239,7 +239,7 @@ impl Committer {
                 }
                 continue;
             } else {
-                let (cost, dirty) = (|| self.commit_cost(), || self.space.dirty());
+                let (cost, dirty) = (|| self.commit_cost(), || self.space.buffers.dirty());
                 self.intake.pacing.wait_to_coalesce(&self.cx, cost, dirty).await;
             }
             let mut group = Group::default();
@@ -299,7 +299,7 @@ impl Committer {
     /// Puts the frozen buffers of a group back, below newer writes.
     pub fn unfreeze_group(&self, group: &mut Group) {
         let _gate = self.intake.gate.write();
-        self.space.add_discards(std::mem::take(&mut group.discarded));
+        self.space.garbage.add_discards(std::mem::take(&mut group.discarded));
         for (disk, frozen) in group.frozen.drain(..) {
             let mut buffers = disk.buffers.lock();
             let was_clean = buffers.active().is_empty();
@@ -383,7 +383,7 @@ impl Committer {
             }
         };
         group.logged = self.appended.load(Relaxed) - before;
-        self.space.wrote(group.logged);
+        self.space.garbage.wrote(group.logged);
         let changes = match written {
             Err(StoreError::Full) => {
                 group.is_written = false;
@@ -393,7 +393,7 @@ impl Committer {
         };
         // Before any buffer is dropped.
         self.cx.retained.set_floor(log.head().seq);
-        self.space.accepted();
+        self.space.store.accepted();
         group.frozen.iter().for_each(|(disk, _)| self.scans.request_if_changed(disk));
         let applied = match self.apply_to_maps(&changes).await {
             Ok(()) => self.apply_ops(group).await,
@@ -421,7 +421,7 @@ impl Committer {
         group.ops.append(&mut self.intake.ops.lock());
         self.applier.begin_copies(group.catalogue_ops());
         group.freeze = self.intake.freezes.fetch_add(1, Relaxed) + 1;
-        group.discarded = self.space.take_discards();
+        group.discarded = self.space.garbage.take_discards();
         for disk in std::mem::take(&mut *self.intake.disks.lock()) {
             let frozen = disk.buffers.lock().freeze();
             group.frozen.extend(frozen.map(|f| (disk, f)));

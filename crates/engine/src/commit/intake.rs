@@ -136,7 +136,7 @@ impl Intake {
 
     /// The state of free room in the store.
     pub fn room(&self) -> Room {
-        self.space.room()
+        self.space.store.state()
     }
 
     /// Whether a write of `len` bytes is admitted in pieces, because another disk flushes.
@@ -151,7 +151,7 @@ impl Intake {
 
     /// Stored bytes that are garbage when the next group is durable. The freeze gate is held.
     pub fn add_discards(&self, bytes: u64) {
-        self.space.add_discards(bytes);
+        self.space.garbage.add_discards(bytes);
     }
 
     /// Stored bytes that are garbage now.
@@ -239,7 +239,7 @@ impl Intake {
         }
         let fits = self.space.may_buffer(&disk.writes, len)?;
         // Of a divided one, only a piece may have to wait for a commit.
-        if !fits && !self.space.is_full() && !self.space.is_divided(&disk.writes, len) {
+        if !fits && !self.space.store.is_full() && !self.space.is_divided(&disk.writes, len) {
             self.request_commit();
         }
         Ok(fits)
@@ -343,7 +343,7 @@ impl Intake {
             return Ok(space);
         }
         let queued = self.space.enqueue(&disk.writes, len)?;
-        if self.space.has_waiting() && !self.space.is_full() {
+        if self.space.has_waiting() && !self.space.store.is_full() {
             self.request_commit();
         }
         match queued.admitted().await {
@@ -357,7 +357,7 @@ impl Intake {
         if !has_room {
             if let Some(e) = self.cx.retained.take_growth_error() {
                 let now = self.cx.host.now();
-                self.space.record_short_memory(self.cx.retained.stats().bytes, now);
+                self.space.buffers.record_short_memory(self.cx.retained.stats().bytes, now);
                 let mut next = self.next_memory_warning.lock();
                 if now >= *next {
                     *next = now + MEMORY_WARNINGS;
@@ -375,7 +375,7 @@ impl Intake {
         if self.caches.fits(disk, len) {
             return Ok(true);
         }
-        if self.space.is_full() && !self.space.reclaim_may_help() {
+        if self.space.store.is_full() && !self.space.reclaim_may_help() {
             return Err(Error::NoSpace);
         }
         disk.set_wants_room(true);
@@ -600,7 +600,7 @@ impl Intake {
 
     /// Whether this thread may make the next commit. Changes to the catalogue can take long to apply.
     fn may_help(&self) -> bool {
-        self.driver.may_help(self.space.dirty()) && self.ops.lock().is_empty()
+        self.driver.may_help(self.space.buffers.dirty()) && self.ops.lock().is_empty()
     }
 
     /// Requests the next commit, and makes it on this thread as far as that needs no wait. Returns false, and
@@ -622,7 +622,7 @@ impl Intake {
         if target > self.freezes.load(Relaxed) {
             let helps = self.may_help() && self.help();
             if !helps || target > self.freezes.load(Relaxed) {
-                self.pacing.schedule.request_with_others(self.space.dirty(), self.cx.host.now());
+                self.pacing.schedule.request_with_others(self.space.buffers.dirty(), self.cx.host.now());
             }
         }
         let enough = |p: &Progress| p.done >= target || p.refusals > refusals || p.stopped;

@@ -160,10 +160,10 @@ impl Desktops {
     /// # Errors
     /// [`Error::NoSpace`] if only the reserve is left.
     pub(super) fn overflow_bytes(&self) -> Result<usize> {
-        if self.space.is_full() {
+        if self.space.store.is_full() {
             return Err(Error::NoSpace);
         }
-        let (above, reserve) = self.space.above_reserve();
+        let (above, reserve) = self.space.store.above_reserve();
         Ok((above.max(reserve / RESERVE_PART) as usize).clamp(BLOCK, OVERFLOW_BYTES))
     }
 

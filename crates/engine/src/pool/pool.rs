@@ -265,7 +265,7 @@ impl Pool {
     /// A file system of `total` bytes that holds the pool is low on room if less than this is free. Other
     /// writers on it should stop there.
     pub fn low_threshold(&self, total: u64) -> u64 {
-        self.components.space.low_threshold(total)
+        self.components.space.reserve.low_threshold(total)
     }
 
     /// The counters.
@@ -291,11 +291,11 @@ impl Pool {
             read_cache_advice: self.components.reader.cache.advice(self.components.cx.host.now()),
             class_reads: self.components.reader.class_reads(),
             map_cache: self.components.reader.nodes.cache.stats(),
-            dirty_bytes: self.components.space.dirty(),
+            dirty_bytes: self.components.space.buffers.dirty(),
             stored_bytes: log.stored_bytes,
             store_total_bytes: room.map_or(0, |r| r.total),
             store_free_bytes: room.map_or(0, |r| r.free),
-            store_reserve_bytes: room.map_or(0, |r| self.components.space.reserve(r.total)),
+            store_reserve_bytes: room.map_or(0, |r| self.components.space.reserve.bytes(r.total)),
             disks,
             segments: log.segments,
             seq: log.seq,
@@ -307,10 +307,10 @@ impl Pool {
             recovery_ms: self.recovery_ms,
             reduction: self.components.committer.reduction(),
             desktops: self.components.desktops.stats(),
-            room: self.components.space.room(),
+            room: self.components.space.store.state(),
             space: self.components.reclaimer.pool_space(),
-            moved_bytes: self.components.space.moved.get().bytes,
-            freed_bytes: self.components.space.freed.get().bytes,
+            moved_bytes: self.components.space.reclaims.moved.get().bytes,
+            freed_bytes: self.components.space.reclaims.freed.get().bytes,
         }
     }
 

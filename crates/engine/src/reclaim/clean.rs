@@ -200,7 +200,7 @@ impl Cleaner {
         let bytes: usize = survivors.iter().map(|s| s.stored_len).sum();
         let wanted = (bytes + RelocationMap::encoded_len(survivors.len())) as u64;
         let mut log = self.committer.write_log().await?;
-        let segment_bytes = self.space.segment_bytes();
+        let segment_bytes = self.space.reserve.segment_bytes;
         let open = log.open_segment(Stream::Moved, segment_bytes);
         if open.is_some_and(|(_, room)| room < wanted && room <= segment_bytes / 4) {
             let ended = log.end_segment(Stream::Moved).await;

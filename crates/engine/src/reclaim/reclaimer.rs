@@ -142,15 +142,18 @@ impl Reclaimer {
         if requested {
             self.end_used_segments().await?;
         }
-        let before = self.space.before_mark();
+        let before = self.space.garbage.before_mark();
         let taken = self.committer.take_checkpoint(self.cx.config.renew_pages).await;
-        let (taken, with_pages) = taken.inspect_err(|_| self.space.mark_failed(&before))?;
-        self.space.mark_begins(&before);
+        let (taken, with_pages) = taken.inspect_err(|_| self.space.garbage.mark_failed(&before))?;
+        self.space.garbage.mark_begins(&before);
         if self.cx.config.mutation != Mutation::PublishEarly {
             self.committer.renew_older_copy().await?;
         }
-        let scratch =
-            Arc::new(Scratch::new(self.reader.clone(), self.committer.clone(), self.space.segment_bytes()));
+        let scratch = Arc::new(Scratch::new(
+            self.reader.clone(),
+            self.committer.clone(),
+            self.space.reserve.segment_bytes,
+        ));
         let progress = |done| report(GcProgress { done, ..GcProgress::default() });
         let mark =
             Mark { reader: &self.reader, committer: &self.committer, scratch: &scratch, progress: &progress };
@@ -172,7 +175,7 @@ impl Reclaimer {
         if let Some(space) = &mut self.figures.lock().pool {
             let gained = reclaim.progress.freed_bytes.saturating_sub(reclaim.progress.moved_bytes);
             space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(gained);
-            self.space.set_reclaimable(space.reclaimable_bytes);
+            self.space.garbage.set_reclaimable(space.reclaimable_bytes);
         }
         let exhausted = freed?;
         if requested {
@@ -225,7 +228,7 @@ impl Reclaimer {
     /// cleaned.
     async fn end_used_segments(&self) -> Result<()> {
         let mut log = self.committer.write_log().await?;
-        let bytes = self.space.segment_bytes();
+        let bytes = self.space.reserve.segment_bytes;
         for stream in [Stream::Data, Stream::Short] {
             let room = log.open_segment(stream, bytes).map_or(bytes, |(_, room)| room);
             if bytes - room > bytes / 16 {
@@ -256,7 +259,7 @@ impl Reclaimer {
             reclaimable_bytes: stored.saturating_sub(live).saturating_sub(kept),
             damaged_disks: marked.damaged.len() as u64,
         };
-        self.space.marked(stored, pool.reclaimable_bytes);
+        self.space.garbage.marked(stored, pool.reclaimable_bytes);
         *self.figures.lock() = Figures { pool: Some(pool), disks: marked.disks.clone() };
     }
 

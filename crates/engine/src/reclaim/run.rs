@@ -120,7 +120,8 @@ impl<'a> Reclaim<'a> {
     /// Whether there is room for the live slots of an object. Without this check, a move that does not fit
     /// could use up the room that the next checkpoint needs.
     async fn may_clean(&self, victim: &Object) -> Result<bool> {
-        let (room, spare) = (self.headroom().await?, self.cleaner.space.segment_bytes() / CHECKPOINT_PART);
+        let (room, spare) =
+            (self.headroom().await?, self.cleaner.space.reserve.segment_bytes / CHECKPOINT_PART);
         if room.is_short {
             // Half of what the store still owns remains for deletions.
             return Ok(victim.packed.saturating_add(spare) <= room.free / 2);
@@ -131,12 +132,12 @@ impl<'a> Reclaim<'a> {
     /// Whether the emptied objects must be deleted before more are emptied.
     async fn must_delete_emptied(&self) -> Result<bool> {
         let bytes: u64 = self.emptied.iter().map(|(_, bytes)| bytes).sum();
-        let segment_bytes = self.cleaner.space.segment_bytes();
+        let segment_bytes = self.cleaner.space.reserve.segment_bytes;
         if bytes == 0 || bytes >= MAX_EMPTIED * segment_bytes || self.cleaner.committer.checkpoint_due() {
             return Ok(bytes > 0);
         }
         let room = self.headroom().await?;
-        Ok(room.free < self.cleaner.space.reserve(room.total) + ROOM_TO_WAIT * segment_bytes)
+        Ok(room.free < self.cleaner.space.reserve.bytes(room.total) + ROOM_TO_WAIT * segment_bytes)
     }
 
     /// Deletes the emptied objects after making a checkpoint that covers the publications that emptied them.
@@ -207,9 +208,9 @@ impl<'a> Reclaim<'a> {
             let record = self.cleaner.committer.read_log().await.table().get(*segment).copied();
             let Some(record) = record.filter(|_| marked.live().contains_key(segment)) else { continue };
             let live = marked.slots(*segment).await?;
-            let before = self.cleaner.space.moved.get().bytes;
+            let before = self.cleaner.space.reclaims.moved.get().bytes;
             let moved = self.cleaner.relocate(&record, &live, self.pace().await?).await;
-            self.progress.moved_bytes += self.cleaner.space.moved.get().bytes - before;
+            self.progress.moved_bytes += self.cleaner.space.reclaims.moved.get().bytes - before;
             match moved {
                 Ok(MoveOutcome::Moved) => {
                     if record.stream != Stream::Moved
@@ -254,7 +255,7 @@ impl<'a> Reclaim<'a> {
             }
             drop(log);
             self.progress.freed_bytes += bytes;
-            self.cleaner.space.freed.add(bytes);
+            self.cleaner.space.reclaims.freed.add(bytes);
         }
         self.cleaner.space.sample_freed(self.cleaner.cx.host.now());
         self.cleaner.committer.check_space().await?;
@@ -265,7 +266,7 @@ impl<'a> Reclaim<'a> {
     async fn headroom(&self) -> Result<Headroom> {
         let capacity = self.cleaner.reader.source.store.capacity().await;
         let Capacity { free, total, is_short } = self.cleaner.cx.fencing(capacity)?;
-        let target = self.cleaner.space.reserve(total) + total / ROOM_SHARE;
+        let target = self.cleaner.space.reserve.bytes(total) + total / ROOM_SHARE;
         Ok(Headroom { free, target, total, is_short })
     }
 }

@@ -95,7 +95,7 @@ async fn compare(reclaimer: &Reclaimer, kept: Option<Counts>, with_exclusive: bo
     let scratch = Arc::new(Scratch::new(
         reclaimer.reader.clone(),
         reclaimer.committer.clone(),
-        reclaimer.space.segment_bytes(),
+        reclaimer.space.reserve.segment_bytes,
     ));
     let (taken, _) = reclaimer.committer.take_checkpoint(0).await.unwrap();
     let marks = kept.as_ref().map_or(0, |kept| kept.marks);

@@ -26,9 +26,9 @@ impl Reclaimer {
 
     /// The task that makes checkpoints and reclaims space.
     pub(crate) async fn upkeep_loop(self: Arc<Reclaimer>) {
-        self.space.opened(self.cx.host.now());
+        self.space.reclaims.opened(self.cx.host.now());
         while !self.stopped.load(Relaxed) {
-            let full = self.space.is_full().then_some(SPACE_CHECK);
+            let full = self.space.store.is_full().then_some(SPACE_CHECK);
             let wait = self.space.reclaim_in(self.cx.host.now()).into_iter().chain(full).min();
             let idle = !self.committer.checkpoint_due() && wait.is_none_or(|wait| wait > Duration::ZERO);
             if idle {

@@ -27,136 +27,35 @@ use std::time::Duration;
 use forebay_store::Capacity;
 use tokio::sync::Notify;
 
-use super::policy::{Level, Outcome, PATIENCE, Situation, min_reclaim_bytes};
+use super::buffer_room::BufferRoom;
+use super::garbage::Garbage;
+use super::policy::{Level, Situation, min_reclaim_bytes};
+use super::reclaims::{Began, Reclaims};
+use super::reserve::Reserve;
+use super::store_room::StoreRoom;
 use crate::buffer::ZEROES_COST;
 use crate::fair::{Budget, Flow, Gate, Waiting};
 use crate::limits::{TURN_BYTES, zeroes_budget};
-use crate::pacing::{FreeingRate, Pacing, WritePace};
+use crate::pacing::{Pacing, WritePace};
 use crate::progress::CommitProgress;
-use crate::stats::Counter;
-use crate::sync::Mutex;
-use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
-use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
-use crate::{Error, PoolConfig, Result, Room};
-
-/// The memory is assumed to be unable to grow for this long after it could not: one commit in that time may
-/// begin too late.
-const SHORT_OF_MEMORY: Duration = Duration::from_secs(60);
-
-/// A store is low on room if, in addition to the reserve, less than the total divided by this number is free.
-const LOW_PART: u64 = 10;
-/// It is no longer low when, in addition, that much divided by this number is free.
-const SLACK_PART: u64 = 4;
-
-/// The capacity is observed again when a part of the free room may have been used (one part in this number).
-/// Since others may write to the store, also each time that this many bytes were written, or a part of the
-/// reserve, ...
-const OBSERVED_PART: u64 = 64;
-const OBSERVED_MOST: u64 = 32 << 20;
-const OBSERVED_RESERVE_PART: u64 = 4;
-/// ... and by the first commit after this time.
-const OBSERVED_EACH: Duration = Duration::from_millis(50);
+use crate::sync::atomic::AtomicU64;
+use crate::{Error, PoolConfig, Result};
 
 /// Owns the numbers about room; see the module documentation.
 pub(crate) struct SpaceGovernor {
-    /// Limit on the bytes in the write buffers.
-    write_buffer: u64,
-    /// Size at which segments are sealed.
-    segment_bytes: u64,
+    pub reserve: Reserve,
     reclaim_pause: Duration,
     progress: Arc<CommitProgress>,
-
-    /// Bytes in the write buffers.
-    dirty: AtomicI64,
-    /// Bytes of retained memory if it could not grow of late; otherwise `u64::MAX`.
-    memory: AtomicU64,
-    /// Host time until which that is assumed.
-    short_until: Mutex<Duration>,
+    pacing: Arc<Pacing>,
     /// Admission to the write buffers; it counts dirty and admitted bytes.
     gate: Gate,
-    pacing: Arc<Pacing>,
-
-    /// The store accepts no data: according to its capacity, or because it refused data.
-    full: AtomicBool,
-    /// The store is low on room, and a warning was logged.
-    low: AtomicBool,
-    /// Capacity of the store when it was last observed.
-    free: AtomicU64,
-    total: AtomicU64,
-    /// `appended` at that time.
-    observed_at: AtomicU64,
-    /// Host time at which other writers may have changed it; `None` before the first observation.
-    next_observation: Mutex<Option<Duration>>,
-    /// Bytes that the write buffers may hold now.
-    buffer_budget: AtomicU64,
+    pub buffers: BufferRoom,
     pace: WritePace,
-    /// Free bytes below which the store is full: it refused data with fewer, and has accepted none since. Its
-    /// capacity does not reflect quotas and other writers. 0 if it did not refuse.
-    refused_at: AtomicU64,
-
-    /// Bytes appended to the log since the pool was created; shared with the log.
-    appended: Arc<AtomicU64>,
-    /// `appended` when the last mark began, plus the bytes that the cleaner has written since.
-    marked_at: AtomicU64,
-    /// Log bytes of guests' data, since the pool was opened.
-    written: AtomicU64,
-    /// `written` when the last mark began.
-    written_at_mark: AtomicU64,
-    /// Bytes on the store, as of the last mark or recovery.
-    stored: AtomicU64,
-    /// Bytes on the store that the last mark found dead.
-    reclaimable: AtomicU64,
-    /// Bytes that guests discarded, in commits since the last mark began.
-    discarded: AtomicU64,
-    /// Bytes that guests discarded in requests that are not committed yet: a mark would still find them live.
-    uncommitted_discards: AtomicU64,
-    /// A disk was deleted, or an image is due for packing.
-    reclaim_due: AtomicBool,
-
-    /// A reclaim is under way.
-    cleaning: AtomicBool,
-    last: Mutex<Last>,
-    rate: Mutex<FreeingRate>,
-    /// Bytes that reclaims freed.
-    pub freed: Counter,
-    /// Bytes that the cleaner wrote.
-    pub moved: Counter,
-
+    pub store: StoreRoom,
+    pub garbage: Garbage,
+    pub reclaims: Reclaims,
     /// Wakes the task that makes checkpoints and reclaims.
     pub wake: Notify,
-}
-
-/// The last reclaim.
-struct Last {
-    outcome: Outcome,
-    patience: u32,
-    /// Host time at its end; before the first reclaim, the time at which the pool was opened.
-    ended: Duration,
-    took: Duration,
-    /// The bytes that had been freed and written when the first of the reclaims began that have not gained
-    /// enough since. A reclaim may free no more than what the one before it wrote: if each was judged alone,
-    /// every second one would seem to gain, and writers would wait for ever.
-    since: Option<(u64, u64)>,
-}
-
-impl Default for Last {
-    fn default() -> Last {
-        // The amount of garbage is not known yet, so writers wait for the first reclaim.
-        Last {
-            outcome: Outcome::default(),
-            patience: PATIENCE,
-            ended: Duration::ZERO,
-            took: Duration::ZERO,
-            since: None,
-        }
-    }
-}
-
-/// The indications of garbage before a mark.
-pub(crate) struct BeforeMark {
-    due: bool,
-    written: u64,
-    discarded: u64,
 }
 
 impl SpaceGovernor {
@@ -168,46 +67,20 @@ impl SpaceGovernor {
         progress: Arc<CommitProgress>,
         pacing: Arc<Pacing>,
     ) -> SpaceGovernor {
+        let reserve = Reserve { segment_bytes, write_buffer: config.write_buffer };
         SpaceGovernor {
-            write_buffer: config.write_buffer,
-            segment_bytes,
+            reserve,
             reclaim_pause: config.reclaim_pause,
             progress,
-            dirty: AtomicI64::new(0),
-            memory: AtomicU64::new(u64::MAX),
-            short_until: Mutex::default(),
-            gate: Gate::default(),
             pacing,
-            full: AtomicBool::new(false),
-            low: AtomicBool::new(false),
-            free: AtomicU64::new(0),
-            total: AtomicU64::new(0),
-            observed_at: AtomicU64::new(0),
-            next_observation: Mutex::default(),
-            buffer_budget: AtomicU64::new(u64::MAX),
+            gate: Gate::default(),
+            buffers: BufferRoom::new(config.write_buffer),
             pace: WritePace::default(),
-            refused_at: AtomicU64::new(0),
-            appended,
-            marked_at: AtomicU64::new(0),
-            written: AtomicU64::new(0),
-            written_at_mark: AtomicU64::new(0),
-            stored: AtomicU64::new(0),
-            reclaimable: AtomicU64::new(0),
-            discarded: AtomicU64::new(0),
-            uncommitted_discards: AtomicU64::new(0),
-            reclaim_due: AtomicBool::new(false),
-            cleaning: AtomicBool::new(false),
-            last: Mutex::default(),
-            rate: Mutex::default(),
-            freed: Counter::default(),
-            moved: Counter::default(),
+            store: StoreRoom::new(reserve),
+            garbage: Garbage::new(appended),
+            reclaims: Reclaims::default(),
             wake: Notify::new(),
         }
-    }
-
-    /// Size at which segments are sealed.
-    pub fn segment_bytes(&self) -> u64 {
-        self.segment_bytes
     }
 }
 
@@ -260,7 +133,7 @@ impl SpaceGovernor {
             return;
         }
         self.gate.drain(|flow, cost| self.budget_for(flow, cost));
-        if self.is_full() && !self.reclaim_may_help() {
+        if self.store.is_full() && !self.reclaim_may_help() {
             self.gate.refuse(|cost| (!self.fits_zeroes(cost)).then_some(Error::NoSpace));
         }
     }
@@ -277,12 +150,12 @@ impl SpaceGovernor {
 
     /// The budget for a request of a flow; `None` if it must wait for a reclaim.
     fn budget_for(&self, flow: &Flow, cost: u64) -> Option<Budget> {
-        if self.is_full() {
+        if self.store.is_full() {
             // The reserve is for all flows alike, those above their share included.
-            let all = zeroes_budget(self.write_buffer);
+            let all = zeroes_budget(self.reserve.write_buffer);
             return self.fits_zeroes(cost).then_some(Budget { all, open: u64::MAX });
         }
-        let all = self.buffer_budget.load(Relaxed).min(self.write_buffer);
+        let all = self.buffers.budget();
         Some(Budget { all, open: all.min(self.pacing.buffer_bound(flow.id())) })
     }
 
@@ -290,45 +163,32 @@ impl SpaceGovernor {
     /// almost no room and may free some, so a part of the budget is reserved for them.
     fn fits_zeroes(&self, cost: u64) -> bool {
         let used = self.gate.used();
-        cost == ZEROES_COST && (used == 0 || used + cost <= zeroes_budget(self.write_buffer))
+        cost == ZEROES_COST && (used == 0 || used + cost <= zeroes_budget(self.reserve.write_buffer))
     }
 
     fn check_room(&self, len: u64) -> Result<()> {
-        match self.is_full() && !self.fits_zeroes(cost(len)) && !self.reclaim_may_help() {
+        match self.store.is_full() && !self.fits_zeroes(cost(len)) && !self.reclaim_may_help() {
             true => Err(Error::NoSpace),
             false => Ok(()),
         }
-    }
-
-    /// Bytes in the write buffers.
-    pub fn dirty(&self) -> u64 {
-        self.dirty.load(SeqCst).max(0) as u64
-    }
-
-    /// Records that the retained memory cannot grow beyond `bytes` at the moment.
-    pub fn record_short_memory(&self, bytes: u64, now: Duration) {
-        self.memory.store(bytes, Relaxed);
-        *self.short_until.lock() = now + SHORT_OF_MEMORY;
     }
 
     /// Records that the buffers of a flow grew by `bytes`, or shrank if negative. Returns whether they have
     /// become half full, by the budget, the memory there is, or the bound next to flushes: a commit should
     /// begin now so that writers need not wait.
     pub fn buffered(&self, flow: &Flow, bytes: i64) -> bool {
-        let before = self.dirty.fetch_add(bytes, SeqCst);
+        let is_half_full = self.buffers.add(bytes, self.pacing.buffer_bound(flow.id()));
         self.gate.add(flow, bytes);
         if bytes < 0 {
             self.admit_returned();
         }
-        let budget = self.write_buffer.min(self.memory.load(Relaxed));
-        let half = (budget.min(self.pacing.buffer_bound(flow.id())) / 2) as i64;
-        before < half && before + bytes >= half
+        is_half_full
     }
 
     /// Records that a commit has written `bytes` of the buffers of a flow. After the last flow of its group,
     /// the caller calls [`SpaceGovernor::group_written`] with the bytes of all.
     pub fn written(&self, flow: &Flow, bytes: u64) {
-        self.dirty.fetch_sub(bytes as i64, SeqCst);
+        self.buffers.add(-(bytes as i64), u64::MAX);
         self.gate.give_back_later(flow, bytes);
     }
 
@@ -352,120 +212,28 @@ impl SpaceGovernor {
 
 /// Room in the store.
 impl SpaceGovernor {
-    /// Room that is kept free for deletions, checkpoints, cleaning and the data that is already in the
-    /// buffers.
-    pub fn reserve(&self, total: u64) -> u64 {
-        (2 * self.segment_bytes + 2 * self.write_buffer).min(total / 4)
-    }
-
-    /// A store of `total` bytes is low on room if less than this is free.
-    pub fn low_threshold(&self, total: u64) -> u64 {
-        self.reserve(total) + total / LOW_PART
-    }
-
-    /// The part of the reserve that the store is to own, so that it is there whatever the store reports as
-    /// free. The rest is at least a segment: a store that reports the true free space is full by the numbers
-    /// before a segment finds no room.
-    pub fn owned(&self, total: u64) -> u64 {
-        self.reserve(total) / 2
-    }
-
-    /// Bytes that the write buffers may hold in a store of this size, at most: when the store refuses room,
-    /// they are written into two thirds of the room that it owns. The rest is for deletions and their
-    /// checkpoints.
-    fn bufferable(&self, total: u64) -> u64 {
-        self.write_buffer.min((self.owned(total) / 3 * 2).max(min_reclaim_bytes(self.segment_bytes)))
-    }
-
-    /// Whether enough was written since the capacity was observed to matter: a request costs as much
-    /// as a small commit.
+    /// Whether enough was written since the capacity was observed to matter.
     pub fn wants_capacity(&self, now: Duration) -> bool {
-        let written = self.appended.load(Relaxed) - self.observed_at.load(Relaxed);
-        let reserve = self.reserve(self.total.load(Relaxed));
-        let free = self.free.load(Relaxed).saturating_sub(reserve);
-        // A new segment is preallocated as a whole.
-        let is_old = self.next_observation.lock().is_none_or(|next| now >= next);
-        self.is_full()
-            || is_old
-            || written >= OBSERVED_MOST.min(reserve / OBSERVED_RESERVE_PART)
-            || (written + self.segment_bytes).saturating_mul(OBSERVED_PART) >= free
+        self.store.wants_observation(self.garbage.appended(), now)
     }
 
-    /// Records the capacity of the store, and logs changes of its state. `idle` states that no write waits to
-    /// be committed. Returns whether the store has become full, or has room again.
+    /// Records the capacity of the store. `idle` states that no write waits to be committed. Returns whether
+    /// the store has become full, or has room again.
     pub fn observe(&self, capacity: Capacity, idle: bool, now: Duration) -> bool {
-        let Capacity { free, total, is_short } = capacity;
-        let reserve = self.reserve(total);
-        self.free.store(free, Relaxed);
-        self.total.store(total, Relaxed);
-        self.observed_at.store(self.appended.load(Relaxed), Relaxed);
-        *self.next_observation.lock() = Some(now + OBSERVED_EACH);
-        if now >= *self.short_until.lock() {
-            self.memory.store(u64::MAX, Relaxed);
-        }
-        if idle {
-            // No commit is retrying, so the next write may be tried.
-            self.refused_at.store(0, Relaxed);
-        }
-        let full = is_short || free < reserve.max(self.refused_at.load(Relaxed));
-        let was_low = self.low.load(Relaxed);
-        // Hysteresis, so that a store at the threshold does not log a warning at every commit.
-        let slack = if was_low { total / (LOW_PART * SLACK_PART) } else { 0 };
-        // Garbage that a reclaim would free counts as room: a log in use always contains some.
-        let room = free + self.reclaimable.load(Relaxed);
-        let low = full || room < self.low_threshold(total) + slack;
-        self.low.store(low, Relaxed);
-        let was_full = self.full.swap(full, Relaxed);
+        let log = (self.garbage.appended(), self.garbage.reclaimable());
+        let is_changed = self.store.observe(capacity, log, idle, now);
         let situation = self.situation();
-        self.buffer_budget.store(situation.buffer_budget(self.bufferable(total)), Relaxed);
-        self.pace.set(situation.write_rate(self.rate.lock().per_second()));
-        match (was_full, full) {
-            (false, true) => {
-                tracing::warn!(free, total, "the store is full: writes wait for a reclaim, or are refused")
-            }
-            (true, false) => tracing::warn!(free, total, "the store has room again: writes are accepted"),
-            _ if low && !was_low => tracing::warn!(free, total, "the store is low on room"),
-            _ if was_low && !low => tracing::info!(free, total, "the store is no longer low on room"),
-            _ => {}
-        }
+        let bufferable = self.reserve.bufferable(capacity.total);
+        self.buffers.record_storable(situation.buffer_budget(bufferable), now);
+        self.pace.set(situation.write_rate(self.reclaims.per_second()));
         self.admit_waiting();
-        was_full != full
+        is_changed
     }
 
     /// Records that the store refused data.
     pub fn refused(&self) {
-        self.refused_at.store(self.free.load(Relaxed) + 1, Relaxed);
-        self.full.store(true, Relaxed);
+        self.store.refused();
         self.admit_waiting();
-    }
-
-    /// Records that the store accepted a group.
-    pub fn accepted(&self) {
-        self.refused_at.store(0, Relaxed);
-    }
-
-    /// Records `bytes` of guests' data in the log, whether or not their group became durable.
-    pub fn wrote(&self, bytes: u64) {
-        self.written.fetch_add(bytes, Relaxed);
-    }
-
-    pub fn is_full(&self) -> bool {
-        self.full.load(Relaxed)
-    }
-
-    /// The state of the store when it was last observed.
-    pub fn room(&self) -> Room {
-        match (self.is_full(), self.low.load(Relaxed)) {
-            (true, _) => Room::Full,
-            (false, true) => Room::Low,
-            (false, false) => Room::Ok,
-        }
-    }
-
-    /// Free bytes above the reserve when the store was last observed, and the reserve.
-    pub fn above_reserve(&self) -> (u64, u64) {
-        let reserve = self.reserve(self.total.load(Relaxed));
-        (self.free.load(Relaxed).saturating_sub(reserve), reserve)
     }
 }
 
@@ -474,62 +242,35 @@ impl SpaceGovernor {
     /// Requests a reclaim for garbage that is not visible in the log: after a deletion, or for an image to be
     /// packed.
     pub fn reclaim_is_due(&self) {
-        self.reclaim_due.store(true, Relaxed);
-        self.allow_another_reclaim();
+        self.garbage.set_due();
+        self.reclaims.allow_another();
         self.wake.notify_one();
-    }
-
-    /// Records the bytes in the store that recovery found.
-    pub fn recovered(&self, stored: u64) {
-        self.stored.store(stored, Relaxed);
-    }
-
-    /// Records that guests discarded `bytes`, not committed yet.
-    pub fn add_discards(&self, bytes: u64) {
-        self.uncommitted_discards.fetch_add(bytes, Relaxed);
-    }
-
-    /// Takes the bytes that were discarded before a freeze.
-    pub fn take_discards(&self) -> u64 {
-        self.uncommitted_discards.swap(0, Relaxed)
     }
 
     /// Records a completed commit that discarded `bytes`.
     pub fn committed_discards(&self, bytes: u64) {
-        let before = self.discarded.fetch_add(bytes, Relaxed);
-        let enough = min_reclaim_bytes(self.segment_bytes);
-        if before < enough && before + bytes >= enough {
-            self.allow_another_reclaim();
+        if self.garbage.committed_discards(bytes, min_reclaim_bytes(self.reserve.segment_bytes)) {
+            self.reclaims.allow_another();
         }
-    }
-
-    /// Lets writers wait for another reclaim, since there is new garbage.
-    fn allow_another_reclaim(&self) {
-        let mut last = self.last.lock();
-        last.patience = last.patience.max(1);
-        last.since = None;
     }
 
     /// The current inputs of all decisions.
     pub fn situation(&self) -> Situation {
-        let (outcome, patience) = {
-            let last = self.last.lock();
-            (last.outcome, last.patience)
-        };
-        let total = self.total.load(Relaxed);
+        let (last, patience) = self.reclaims.outcome();
+        let total = self.store.total();
         Situation {
-            free: self.free.load(Relaxed),
+            free: self.store.free(),
             total,
-            reserve: self.reserve(total),
-            full: self.is_full(),
-            segment: self.segment_bytes,
-            stored: self.stored.load(Relaxed),
-            appended: self.appended.load(Relaxed).saturating_sub(self.marked_at.load(Relaxed)),
-            written: self.written.load(Relaxed).saturating_sub(self.written_at_mark.load(Relaxed)),
-            discarded: self.discarded.load(Relaxed),
-            due: self.reclaim_due.load(Relaxed),
-            cleaning: self.cleaning.load(Relaxed),
-            last: outcome,
+            reserve: self.reserve.bytes(total),
+            full: self.store.is_full(),
+            segment: self.reserve.segment_bytes,
+            stored: self.garbage.stored(),
+            appended: self.garbage.appended_since_mark(),
+            written: self.garbage.written_since_mark(),
+            discarded: self.garbage.discarded_since_mark(),
+            due: self.garbage.is_due(),
+            cleaning: self.reclaims.is_under_way(),
+            last,
             patience,
         }
     }
@@ -542,72 +283,25 @@ impl SpaceGovernor {
     /// Time until a reclaim that is wanted may begin; `None` if none is wanted.
     pub fn reclaim_in(&self, now: Duration) -> Option<Duration> {
         let situation = self.situation();
-        let last = self.last.lock();
-        let pause = situation.pause(self.reclaim_pause, last.took);
-        let rested = now.saturating_sub(last.ended);
+        let (took, rested) = self.reclaims.took_and_rested(now);
+        let pause = situation.pause(self.reclaim_pause, took);
         situation.wants_reclaim().then_some(pause.saturating_sub(rested))
     }
 
-    /// Records that the pool was opened at `now`: the pause before the first reclaim begins.
-    pub fn opened(&self, now: Duration) {
-        self.last.lock().ended = now;
-    }
-
-    /// Called before the checkpoint of a mark is made: it may not contain later changes.
-    pub fn before_mark(&self) -> BeforeMark {
-        BeforeMark {
-            due: self.reclaim_due.swap(false, Relaxed),
-            written: self.written.load(Relaxed),
-            discarded: self.discarded.load(Relaxed),
-        }
-    }
-
-    /// Records that a mark begins, whose checkpoint covers all changes up to `before`.
-    pub fn mark_begins(&self, before: &BeforeMark) {
-        self.marked_at.store(self.appended.load(Relaxed), Relaxed);
-        self.written_at_mark.store(before.written, Relaxed);
-        self.discarded.fetch_sub(before.discarded, Relaxed);
-    }
-
-    /// Records that the checkpoint failed, so there is no mark.
-    pub fn mark_failed(&self, before: &BeforeMark) {
-        self.reclaim_due.fetch_or(before.due, Relaxed);
-    }
-
-    /// Records the result of a mark: `stored` bytes in the store, of which `reclaimable` are dead.
-    pub fn marked(&self, stored: u64, reclaimable: u64) {
-        self.stored.store(stored, Relaxed);
-        self.reclaimable.store(reclaimable, Relaxed);
-    }
-
-    /// Records that `reclaimable` dead bytes remain after a reclaim.
-    pub fn set_reclaimable(&self, reclaimable: u64) {
-        self.reclaimable.store(reclaimable, Relaxed);
-    }
-
-    /// Records that the cleaner wrote `bytes`, which do not indicate garbage.
+    /// Records that the cleaner wrote `bytes`.
     pub fn cleaner_wrote(&self, bytes: u64) {
-        self.moved.add(bytes);
-        self.marked_at.fetch_add(bytes, Relaxed);
-    }
-
-    /// Bytes that checkpoints and the cleaner wrote.
-    fn own_bytes(&self) -> u64 {
-        self.appended.load(Relaxed).saturating_sub(self.written.load(Relaxed))
+        self.reclaims.moved.add(bytes);
+        self.garbage.cleaner_wrote(bytes);
     }
 
     /// Records that a reclaim begins.
     pub fn begin_reclaim(&self, now: Duration) -> ReclaimGuard<'_> {
-        let (freed, own) = (self.freed.get().bytes, self.own_bytes());
-        self.rate.lock().begin(now, freed, own);
-        self.cleaning.store(true, Relaxed);
-        self.last.lock().since.get_or_insert((freed, own));
-        ReclaimGuard { governor: self, began: now, freed, own }
+        ReclaimGuard { governor: self, began: self.reclaims.begin(self.garbage.own_bytes(), now) }
     }
 
     /// Updates the rate of freeing after a reclaim has freed room.
     pub fn sample_freed(&self, now: Duration) {
-        self.rate.lock().sample(now, self.freed.get().bytes, self.own_bytes());
+        self.reclaims.sample(self.garbage.own_bytes(), now);
     }
 }
 
@@ -615,9 +309,7 @@ impl SpaceGovernor {
 /// cancelled.
 pub(crate) struct ReclaimGuard<'a> {
     governor: &'a SpaceGovernor,
-    began: Duration,
-    freed: u64,
-    own: u64,
+    began: Began,
 }
 
 impl ReclaimGuard<'_> {
@@ -626,26 +318,15 @@ impl ReclaimGuard<'_> {
     pub fn end(self, now: Duration, exhausted: bool) {
         let governor = self.governor;
         governor.sample_freed(now);
-        let (freed, own) = (governor.freed.get().bytes, governor.own_bytes());
-        let short = governor.situation().level() >= Level::Short;
-        let mut last = governor.last.lock();
-        // There is none if garbage became known while this reclaim was under way.
-        let since = last.since.unwrap_or((self.freed, self.own));
-        let gained = freed.saturating_sub(since.0).saturating_sub(own.saturating_sub(since.1));
-        last.outcome = Outcome { gained, exhausted };
-        last.ended = now;
-        last.took = now.saturating_sub(self.began);
-        if !short || gained >= min_reclaim_bytes(governor.segment_bytes) {
-            (last.patience, last.since) = (PATIENCE, None);
-        } else {
-            last.patience = last.patience.saturating_sub(1);
-        }
+        let is_short = governor.situation().level() >= Level::Short;
+        let enough = is_short.then(|| min_reclaim_bytes(governor.reserve.segment_bytes));
+        governor.reclaims.end(&self.began, governor.garbage.own_bytes(), now, enough, exhausted);
     }
 }
 
 impl Drop for ReclaimGuard<'_> {
     fn drop(&mut self) {
-        self.governor.cleaning.store(false, Relaxed);
+        self.governor.reclaims.stopped();
         self.governor.admit_waiting();
         self.governor.progress.wake_waiters();
     }

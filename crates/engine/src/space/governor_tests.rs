@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use forebay_store::Capacity;
 
+use super::super::policy::PATIENCE;
 use super::*;
+use crate::Room;
 use crate::pacing::GroupBytes;
-use crate::sync::atomic::AtomicU64;
 
 const MIB: u64 = 1 << 20;
 const SEGMENT: u64 = 4 * MIB;
@@ -174,7 +175,7 @@ fn the_room_of_the_store_decides_what_is_accepted() {
         (500, Room::Ok, false),
     ];
     for (free, room, changed) in rows {
-        assert_eq!((observe(&governor, free), governor.room()), (changed, room), "{free} MiB free");
+        assert_eq!((observe(&governor, free), governor.store.state()), (changed, room), "{free} MiB free");
     }
 }
 
@@ -183,7 +184,7 @@ fn a_store_that_refused_data_is_full_until_it_accepts_some_or_nobody_tries() {
     let governor = governor();
     observe(&governor, 1000);
     governor.refused();
-    assert!(governor.is_full());
+    assert!(governor.store.is_full());
     assert!(!observe(&governor, 1000), "the same room as when it refused");
     assert!(observe(&governor, 1001), "more room than when it refused");
     governor.refused();
@@ -212,28 +213,6 @@ fn writers_of_a_full_store_wait_while_a_reclaim_may_help_and_then_fail() {
     assert!(!governor.may_buffer(flow, MIB).unwrap());
 }
 
-/// Each reclaim frees the segment with the last but one checkpoint: of every two, one seems to gain.
-#[test]
-fn reclaims_that_free_only_what_checkpoints_wrote_do_not_hold_writers() {
-    let appended = Arc::new(AtomicU64::new(0));
-    let config = PoolConfig { write_buffer: 8 * MIB, ..PoolConfig::default() };
-    let governor = SpaceGovernor::new(&config, SEGMENT, appended.clone(), Arc::default(), Arc::default());
-    observe(&governor, 1000);
-    observe(&governor, 10);
-    let reclaim = |number: u64, freed| {
-        let under_way = governor.begin_reclaim(Duration::from_secs(number));
-        appended.fetch_add(2 * MIB, Relaxed);
-        governor.freed.add(freed);
-        under_way.end(Duration::from_secs(number + 1), false);
-        governor.reclaim_may_help()
-    };
-    let held = (0..100).take_while(|number| reclaim(*number, number % 2 * 4 * MIB)).count();
-    assert_eq!(held, PATIENCE as usize - 1);
-    // What was written before is not held against a reclaim that has something to free.
-    governor.reclaim_is_due();
-    assert!(reclaim(100, 4 * MIB));
-}
-
 /// A zeroed range frees room, so on a full store it must not wait for others that wait for room.
 #[test]
 fn a_discard_on_a_full_store_does_not_wait_for_its_share() {
@@ -243,22 +222,9 @@ fn a_discard_on_a_full_store_does_not_wait_for_its_share() {
     governor.buffered(large, 7 * MIB as i64);
     governor.buffered(small, MIB as i64);
     governor.refused();
-    assert!(governor.is_full());
+    assert!(governor.store.is_full());
     assert!(governor.admit(large, 0).unwrap().is_some());
     assert!(matches!(governor.admit(large, MIB), Ok(None) | Err(Error::NoSpace)));
-}
-
-/// The store may have shrunk since it was observed: then the reserve must suffice for what was written.
-#[test]
-fn capacity_is_observed_before_the_reserve_is_used_up() {
-    let appended = Arc::new(AtomicU64::new(0));
-    let config = PoolConfig { write_buffer: 8 * MIB, ..PoolConfig::default() };
-    let governor = SpaceGovernor::new(&config, SEGMENT, appended.clone(), Arc::default(), Arc::default());
-    observe(&governor, 1 << 20);
-    appended.fetch_add(5 * MIB, Relaxed);
-    assert!(!governor.wants_capacity(Duration::ZERO));
-    appended.fetch_add(MIB, Relaxed);
-    assert!(governor.wants_capacity(Duration::ZERO), "a quarter of the reserve was written");
 }
 
 /// Otherwise writers of little data would wait for the end of a commit whenever they have reached the bound.
@@ -297,29 +263,6 @@ fn a_reclaim_that_is_cancelled_is_not_under_way_any_more() {
 }
 
 #[test]
-fn changes_before_a_mark_are_not_counted_after_it() {
-    let governor = governor();
-    governor.wrote(5 * MIB);
-    governor.committed_discards(3 * MIB);
-    let before = governor.before_mark();
-    governor.wrote(MIB);
-    governor.committed_discards(2 * MIB);
-    governor.mark_begins(&before);
-    let situation = governor.situation();
-    assert_eq!((situation.written, situation.discarded), (MIB, 2 * MIB));
-}
-
-#[test]
-fn a_mark_without_a_checkpoint_leaves_the_reclaim_due() {
-    let governor = governor();
-    governor.reclaim_is_due();
-    let before = governor.before_mark();
-    assert!(!governor.situation().due);
-    governor.mark_failed(&before);
-    assert!(governor.situation().due);
-}
-
-#[test]
 fn writes_are_paced_where_room_is_short() {
     let governor = governor();
     observe(&governor, 1000);
@@ -332,23 +275,4 @@ fn writes_are_paced_where_room_is_short() {
     assert_eq!(first, Duration::ZERO, "the first begins at once");
     assert!(second > first && second <= Duration::from_secs(1), "{second:?}");
     assert_eq!(governor.pacing_delay(0, Duration::ZERO), Duration::ZERO, "zeroed ranges are not delayed");
-}
-
-#[test]
-fn a_commit_begins_when_half_of_the_memory_there_is_is_used() {
-    let governor = governor();
-    let flow = flow(1);
-    let capacity = Capacity::new(1024 * MIB, 1000 * MIB);
-    // At which of eight MiB, written one by one, a commit is requested.
-    let requested = |governor: &SpaceGovernor| -> Vec<u64> {
-        let at = (1..=8).filter(|_| governor.buffered(&flow, MIB as i64)).collect();
-        governor.buffered(&flow, -(8 * MIB as i64));
-        at
-    };
-    assert_eq!(requested(&governor), [4]);
-    governor.record_short_memory(4 * MIB, Duration::ZERO);
-    governor.observe(capacity, true, SHORT_OF_MEMORY / 2);
-    assert_eq!(requested(&governor), [2]);
-    governor.observe(capacity, true, SHORT_OF_MEMORY);
-    assert_eq!(requested(&governor), [4]);
 }

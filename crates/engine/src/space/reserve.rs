@@ -1,0 +1,63 @@
+//! The room that is kept free, as functions of the size of the store.
+
+use super::policy::min_reclaim_bytes;
+
+/// A store is low on room if, in addition to the reserve, less than the total divided by this number is free.
+const LOW_PART: u64 = 10;
+/// It is no longer low when, in addition, that much divided by this number is free.
+const SLACK_PART: u64 = 4;
+
+/// The sizes on which the reserve depends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reserve {
+    /// Size at which segments are sealed.
+    pub segment_bytes: u64,
+    /// Limit on the bytes in the write buffers.
+    pub write_buffer: u64,
+}
+
+impl Reserve {
+    /// Room that is kept free for deletions, checkpoints, cleaning and the data that is already in the
+    /// buffers.
+    pub fn bytes(&self, total: u64) -> u64 {
+        (2 * self.segment_bytes + 2 * self.write_buffer).min(total / 4)
+    }
+
+    /// A store of `total` bytes is low on room if less than this is free.
+    pub fn low_threshold(&self, total: u64) -> u64 {
+        self.bytes(total) + total / LOW_PART
+    }
+
+    /// Hysteresis of that, so that a store at the threshold does not log a warning at every commit.
+    pub fn low_slack(total: u64) -> u64 {
+        total / (LOW_PART * SLACK_PART)
+    }
+
+    /// The part of the reserve that the store is to own, so that it is there whatever the store reports as
+    /// free. The rest is at least a segment: a store that reports the true free space is full by the numbers
+    /// before a segment finds no room.
+    pub fn owned(&self, total: u64) -> u64 {
+        self.bytes(total) / 2
+    }
+
+    /// Bytes that the write buffers may hold in a store of this size, at most: when the store refuses room,
+    /// they are written into two thirds of the room that it owns. The rest is for deletions and their
+    /// checkpoints.
+    pub fn bufferable(&self, total: u64) -> u64 {
+        self.write_buffer.min((self.owned(total) / 3 * 2).max(min_reclaim_bytes(self.segment_bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_stores_reserve_a_quarter_and_buffer_less() {
+        let reserve = Reserve { segment_bytes: 4, write_buffer: 8 };
+        let sizes = |total| (reserve.bytes(total), reserve.owned(total), reserve.bufferable(total));
+        assert_eq!(sizes(1000), (24, 12, 8));
+        assert_eq!(sizes(40), (10, 5, 2));
+        assert_eq!(reserve.low_threshold(1000), 124);
+    }
+}
