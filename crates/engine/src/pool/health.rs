@@ -36,7 +36,7 @@ impl Pool {
         }
         PoolHealth {
             failure: components.cx.failure().map(str::to_owned),
-            room: components.space.room(),
+            room: components.space.store.state(),
             damaged_blocks: components.reader.source.damage.get().ops,
             lost,
             damaged,
