@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_format::{DiskId, SegmentId, SegmentRecord, SegmentState, Stream};
-use forebay_store::{BoxFuture, MemoryStore, ObjectStat, Result, Store};
+use forebay_store::{Completion, MemoryStore, ObjectStat, Selection, Store};
 use futures_util::FutureExt;
 
 use crate::components::Components;
@@ -83,12 +83,13 @@ fn record(segment: u32) -> SegmentRecord {
 struct ListingStore(Arc<MemoryStore>);
 
 impl Store for ListingStore {
-    forebay_store::forward_store!(0; append, sync, read, delete, read_superblock, swap_superblock, capacity);
+    forebay_store::forward_store!(0; except list_lengths_of);
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>> {
         let store = self.0.clone();
-        let listed = tokio::task::spawn_blocking(move || store.list().now_or_never().unwrap());
-        Box::pin(async { listed.await.unwrap() })
+        let listed =
+            tokio::task::spawn_blocking(move || store.list_lengths_of(selected).now_or_never().unwrap());
+        Completion::of(async { listed.await.unwrap() })
     }
 }
 

@@ -12,7 +12,7 @@ use forebay_engine::{
     BoxFuture, Coalesce, DiskHandle, Error, Fast, Host, Mutation, Pool, PoolConfig, SyncMode, commit_here,
 };
 use forebay_format::{SegmentId, Superblock};
-use forebay_store::{IoBuf, MemoryStore, Result as StoreResult, Store, StoreError};
+use forebay_store::{Completion, IoBuf, MemoryStore, Store, StoreError};
 use shuttle::future::{block_on, yield_now};
 use shuttle::thread;
 
@@ -50,53 +50,54 @@ impl Host for ShuttleHost {
 struct Slow {
     store: Arc<MemoryStore>,
     /// Number of changes that succeed before all fail.
-    left: AtomicU64,
+    left: Arc<AtomicU64>,
 }
 
 impl Slow {
     fn new(store: Arc<MemoryStore>) -> Arc<Slow> {
-        Arc::new(Slow { store, left: AtomicU64::new(u64::MAX) })
+        Arc::new(Slow { store, left: Arc::new(AtomicU64::new(u64::MAX)) })
     }
 
-    async fn change<'a, T>(&self, change: impl FnOnce() -> BoxFuture<'a, StoreResult<T>>) -> StoreResult<T> {
-        yield_now().await;
-        if self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err() {
-            let (what, reason) = ("a change".into(), "injected failure".into());
-            return Err(StoreError::Io { what, reason, errno: 5 });
-        }
-        let done = change().await;
-        yield_now().await;
-        done
+    fn change<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(Arc<MemoryStore>) -> Completion<T> + Send + 'static,
+    ) -> Completion<T> {
+        let (store, left) = (self.store.clone(), self.left.clone());
+        Completion::of(async move {
+            yield_now().await;
+            if left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err() {
+                let (what, reason) = ("a change".into(), "injected failure".into());
+                return Err(StoreError::Io { what, reason, errno: 5 });
+            }
+            let done = change(store).await;
+            yield_now().await;
+            done
+        })
     }
 }
 
 impl Store for Slow {
-    forebay_store::forward_store!(store; list, capacity, read_superblock);
+    forebay_store::forward_store!(store; except append, sync, read, delete, swap_superblock);
 
-    fn append(
-        &self,
-        id: SegmentId,
-        at: u64,
-        data: IoBuf,
-        expected: u64,
-    ) -> BoxFuture<'_, StoreResult<IoBuf>> {
-        Box::pin(async move { self.change(|| self.store.append(id, at, data, expected)).await })
+    fn append(&self, id: SegmentId, at: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        self.change(move |store| store.append(id, at, data, expected))
     }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
-        Box::pin(self.change(move || self.store.sync(id)))
+    fn sync(&self, id: SegmentId) -> Completion<()> {
+        self.change(move |store| store.sync(id))
     }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, StoreResult<IoBuf>> {
-        Box::pin(async move {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
+        let store = self.store.clone();
+        Completion::of(async move {
             yield_now().await;
-            self.store.read(id, offset, len).await
+            store.read(id, offset, len).await
         })
     }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
-        Box::pin(self.change(move || self.store.delete(id)))
+    fn delete(&self, id: SegmentId) -> Completion<()> {
+        self.change(move |store| store.delete(id))
     }
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, StoreResult<()>> {
+    fn swap_superblock(&self, new: &Superblock) -> Completion<()> {
         let new = new.clone();
-        Box::pin(async move { self.change(|| self.store.swap_superblock(&new)).await })
+        self.change(move |store| store.swap_superblock(&new))
     }
 }
 

@@ -21,75 +21,9 @@
 //! lock file is used; on RADOS each operation compares the number of the ownership. An opener appends only to
 //! objects that it created itself.
 
-use std::future::Future;
-use std::pin::Pin;
-
 use forebay_format::{SegmentId, Superblock};
-use tokio::sync::oneshot;
 
-use crate::IoBuf;
-
-/// A future returned by a store. The operation progresses without being polled; dropping the future at any
-/// time does not cancel it.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
-/// Result of a store operation.
-pub type Result<T> = std::result::Result<T, StoreError>;
-
-/// Errors of a store.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
-    /// No space is left.
-    #[error("the store is full")]
-    Full,
-    /// Another process has the store open.
-    #[error("the store is in use by another process{0}")]
-    Busy(String),
-    /// The object does not exist.
-    #[error("object {0} does not exist")]
-    NotFound(SegmentId),
-    /// The store cannot be written to.
-    #[error("the store is read-only")]
-    ReadOnly,
-    /// The directory contains files other than those of a store.
-    #[error("{0:?} contains other files and no pool; use an empty directory, or the directory of a pool")]
-    NotAStore(std::path::PathBuf),
-    /// The superblock is not the expected one: another server has opened the pool.
-    #[error("the superblock was changed by another server; this one has lost the pool")]
-    Fenced,
-    /// An append takes longer than it should: see [`Store::overdue`]. No operation returns this.
-    #[error("an object of the store does not answer")]
-    Overdue,
-    /// Another error of the operating system.
-    #[error("{what}: {reason}")]
-    Io {
-        /// The operation and its object.
-        what: String,
-        /// The error text of the system.
-        reason: String,
-        /// Its errno, or 0 without one.
-        errno: i32,
-    },
-}
-
-impl StoreError {
-    /// Whether an error of a read may concern only the requested range: the medium or the file system reports
-    /// that it cannot read these bytes (Linux: `blk_errors` in block/blk-core.c). All other errors concern
-    /// the store, its path or this host.
-    pub fn concerns_one_place(&self) -> bool {
-        const RANGE_ERRORS: [i32; 6] = [
-            libc::EIO,
-            // Reported by block devices: a medium error, a failed command, wrong protection information.
-            libc::ENODATA,
-            libc::EREMOTEIO,
-            libc::EILSEQ,
-            // Reported by file systems for a wrong checksum.
-            libc::EBADMSG,
-            libc::EUCLEAN,
-        ];
-        matches!(self, StoreError::Io { errno, .. } if RANGE_ERRORS.contains(errno))
-    }
-}
+use crate::{BoxFuture, Completion, IoBuf, StoreError};
 
 /// An object in a [`Store::list`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +58,46 @@ impl Capacity {
 }
 
 /// A store. All offsets and lengths of appends and reads are multiples of [`IoBuf::ALIGN`].
+///
+/// Every store has the *core*: the operations without a default. The others are *capabilities* of some
+/// stores; their defaults describe a store without them. A wrapper implements what it changes, and forwards
+/// everything else by [`forward_store`](crate::forward_store).
 pub trait Store: Send + Sync + 'static {
+    /// Appends `data` to object `id`, whose end must be at `offset`; offset 0 creates the object, and fails
+    /// if it exists, unless it was prepared in this opening. `expected` is the final length of the object, so
+    /// that space can be preallocated; a later append that ends there is the last one, and preallocated space
+    /// beyond it is returned. Returns the buffer for reuse. One append to an object at a time.
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf>;
+
+    /// Makes all completed appends to `id` durable.
+    fn sync(&self, id: SegmentId) -> Completion<()>;
+
+    /// Reads up to `len` bytes at `offset`; fewer only at the end of the object.
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf>;
+
+    /// Deletes an object; succeeds if it does not exist.
+    fn delete(&self, id: SegmentId) -> Completion<()>;
+
+    /// All objects, by ascending number, with the lengths of selected objects; those of others may be
+    /// [`u64::MAX`]. A store that must query each length separately does so for these objects only.
+    fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>>;
+
+    /// Reads both superblock copies; `None` for a missing one.
+    fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]>;
+
+    /// Overwrites the copy `new.generation % 2` with `new`, durably, if the newest valid copy has the
+    /// generation `new.generation - 1` (or if there is no valid copy and `new.generation` is 0 or 1). Returns
+    /// [`StoreError::Fenced`] otherwise.
+    fn swap_superblock(&self, new: &Superblock) -> Completion<()>;
+
+    /// Returns the total and the free space. Cheap enough to be asked after each commit.
+    fn capacity(&self) -> Completion<Capacity>;
+
+    /// All objects with their lengths, by ascending number.
+    fn list(&self) -> Completion<Vec<ObjectStat>> {
+        self.list_lengths_of(Box::new(|_| true))
+    }
+
     /// Creates object `id`, empty, ahead of its first append, which then is as short as another one.
     /// Space for `expected` bytes is preallocated, as by that append. The caller appends after this has
     /// completed. After a crash, the object exists or does not. A store that creates objects quickly does
@@ -132,34 +105,19 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// As a first append. Then the object is to be deleted before an append may create it.
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+    fn prepare(&self, id: SegmentId, expected: u64) -> Completion<()> {
         let _ = (id, expected);
-        Box::pin(std::future::ready(Ok(())))
+        Completion::ended(Ok(()))
     }
 
-    /// Appends `data` to object `id`, whose end must be at `offset`; offset 0 creates the object, and fails
-    /// if it exists, unless it was prepared in this opening. `expected` is the final length of the object, so
-    /// that space can be preallocated; a later append that ends there is the last one, and preallocated space
-    /// beyond it is returned. Returns the buffer for reuse. One append to an object at a time.
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>>;
-
-    /// Makes all completed appends to `id` durable.
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>>;
-
-    /// As [`Store::append`] to an object of which everything before `offset` is durable, and then
-    /// [`Store::sync`]: in one operation, if the store can. If the future is dropped, the sync may not take
-    /// place. May block its caller for as long as a small write to a fast disk takes.
+    /// As [`Store::append`] to an object of which everything before `offset` is durable. The caller syncs the
+    /// object next: a store that can append and sync in one operation does so, and completes that sync at
+    /// once. May block its caller for as long as a small write to a fast disk takes.
     ///
     /// # Errors
     /// [`StoreError::Full`] only if the append found no room; then it was not synced.
-    fn append_synced(
-        &self,
-        id: SegmentId,
-        offset: u64,
-        data: IoBuf,
-        expected: u64,
-    ) -> BoxFuture<'_, Result<IoBuf>> {
-        append_then_sync(self, id, offset, data, expected)
+    fn append_synced(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        self.append(id, offset, data, expected)
     }
 
     /// Completes when an append of `len` bytes that begins now, or the creation of an object for 0 bytes, is
@@ -171,47 +129,23 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::pending())
     }
 
-    /// Reads up to `len` bytes at `offset`; fewer only at the end of the object.
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>>;
-
-    /// Deletes an object; succeeds if it does not exist.
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>>;
-
-    /// All objects, by ascending number.
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>>;
-
-    /// As [`Store::list`], with the lengths of selected objects; those of others may be [`u64::MAX`]. A store
-    /// that must query each length separately does so for these objects only.
-    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        drop(selected);
-        self.list()
-    }
-
     /// The objects of `listed` that exist, and all from number `from` on, by ascending number, with their
     /// lengths. The numbers from `from` on are few: a store that can find these objects without listing all
     /// does so.
-    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> Completion<Vec<ObjectStat>> {
         let is_wanted = move |id: SegmentId| id >= from || listed.contains(&id);
         let is_selected = is_wanted.clone();
         let all = self.list_lengths_of(Box::new(is_selected));
-        Box::pin(async move { Ok(all.await?.into_iter().filter(|o| is_wanted(o.id)).collect()) })
+        Completion::of(async move { Ok(all.await?.into_iter().filter(|o| is_wanted(o.id)).collect()) })
     }
 
     /// Returns the space of an object after its first `written` bytes and all others that are not zero.
     /// Nothing may be appended to it any more. Best effort: the length of the object afterwards, or `None` if
     /// the store keeps it as it is.
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'static, Option<u64>> {
         let _ = (id, written);
         Box::pin(std::future::ready(None))
     }
-
-    /// Reads both superblock copies; `None` for a missing one.
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>>;
-
-    /// Overwrites the copy `new.generation % 2` with `new`, durably, if the newest valid copy has the
-    /// generation `new.generation - 1` (or if there is no valid copy and `new.generation` is 0 or 1). Returns
-    /// [`StoreError::Fenced`] otherwise.
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>>;
 
     /// Whether another host may open the pool next, while clients of this one live.
     fn is_shared(&self) -> bool {
@@ -228,42 +162,10 @@ pub trait Store: Send + Sync + 'static {
     /// quotas and other writers. The store gives up the room when it has to, reports itself as short
     /// ([`Capacity::is_short`]), and tries to hold the room again whenever its capacity is queried. Best
     /// effort: a store may own less, or nothing.
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+    fn reserve(&self, bytes: u64) -> BoxFuture<'static, ()> {
         let _ = bytes;
         Box::pin(std::future::ready(()))
     }
-
-    /// Returns the total and the free space. Cheap enough to be asked after each commit.
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>>;
-}
-
-/// The error of an operation after which the state of the store is unknown: lack of space is as permanent
-/// there as any other failure, and never [`StoreError::Full`].
-pub fn for_good(e: StoreError, what: &str) -> StoreError {
-    match e {
-        StoreError::Full => StoreError::Io {
-            what: what.to_owned(),
-            reason: "no space left on the store".to_owned(),
-            errno: libc::ENOSPC,
-        },
-        other => other,
-    }
-}
-
-/// [`Store::append_synced`] as two operations.
-pub(crate) fn append_then_sync<S: Store + ?Sized>(
-    store: &S,
-    id: SegmentId,
-    offset: u64,
-    data: IoBuf,
-    expected: u64,
-) -> BoxFuture<'_, Result<IoBuf>> {
-    let appended = store.append(id, offset, data, expected);
-    Box::pin(async move {
-        let data = appended.await?;
-        store.sync(id).await.map_err(|e| for_good(e, "sync of an object"))?;
-        Ok(data)
-    })
 }
 
 /// Panics if an offset or a length is not aligned as the contract requires.
@@ -275,29 +177,9 @@ pub(crate) fn assert_aligned(what: &str, id: SegmentId, offset: u64, len: usize)
     );
 }
 
-/// The error after an earlier append or sync of the same object failed: no later one may succeed.
-pub(crate) fn failed_before(what: impl FnOnce() -> String) -> StoreError {
-    let reason = "an earlier write or sync of it failed, so the state of its last bytes is unknown".into();
-    StoreError::Io { what: what(), reason, errno: libc::EIO }
-}
-
-/// The future of an operation that runs independently.
-pub(crate) fn receive<T: Send + 'static>(
-    result: oneshot::Receiver<Result<T>>,
-) -> BoxFuture<'static, Result<T>> {
-    Box::pin(async move {
-        let gone = |_| StoreError::Io {
-            what: "waiting for the store".into(),
-            reason: "the store was closed".into(),
-            errno: libc::ESHUTDOWN,
-        };
-        result.await.map_err(gone)?
-    })
-}
-
-/// The future of an operation that is refused.
-pub(crate) fn refuse<T: Send + 'static>(error: StoreError) -> BoxFuture<'static, Result<T>> {
-    Box::pin(std::future::ready(Err(error)))
+/// An operation that is refused.
+pub(crate) fn refuse<T>(error: StoreError) -> Completion<T> {
+    Completion::ended(Err(error))
 }
 
 /// Names an operation and its object.

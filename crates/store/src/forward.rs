@@ -1,76 +1,65 @@
 //! Wrappers of stores: what a wrapper does not change is forwarded.
 
-/// Implements operations of [`Store`](crate::Store) by those of the store in a field, in an `impl Store`
-/// block: `forward_store!(inner; sync, read)`. An operation with a default has to be forwarded too: otherwise
-/// the wrapper has the default instead of what its inner store does.
+/// Implements the operations of [`Store`](crate::Store) by those of the store in a field, or of the store
+/// that a method returns, in an `impl Store` block: `forward_store!(inner; except sync)`. The operations that
+/// are listed are implemented by the wrapper.
+///
+/// A default that is made of another operation is not forwarded if the wrapper changes that operation,
+/// because the inner store's version would bypass the change: `append_synced` with `append`, and `tail` with
+/// `list_lengths_of`.
 #[macro_export]
 macro_rules! forward_store {
-    ($field:tt; $($operation:ident),+ $(,)?) => { $($crate::forward_store!(@ $operation $field);)+ };
-    (@ prepare $field:tt) => {
-        $crate::forward_store!(@@ $field prepare(id: $crate::SegmentId, expected: u64)
-            -> $crate::BoxFuture<'static, $crate::Result<()>>);
+    ($method:ident(); except $($changed:ident),* $(,)?) => { $crate::forward_store!(@ [$method()] [$($changed)*]); };
+    ($method:ident();) => { $crate::forward_store!(@ [$method()] []); };
+    ($field:tt; except $($changed:ident),* $(,)?) => { $crate::forward_store!(@ [$field] [$($changed)*]); };
+    (@ $inner:tt $changed:tt) => {
+        $crate::forward_store! { $inner $changed
+            append(id: $crate::SegmentId, offset: u64, data: $crate::IoBuf, expected: u64)
+                -> $crate::Completion<$crate::IoBuf>;
+            append_synced(id: $crate::SegmentId, offset: u64, data: $crate::IoBuf, expected: u64)
+                -> $crate::Completion<$crate::IoBuf>;
+            sync(id: $crate::SegmentId) -> $crate::Completion<()>;
+            read(id: $crate::SegmentId, offset: u64, len: usize) -> $crate::Completion<$crate::IoBuf>;
+            delete(id: $crate::SegmentId) -> $crate::Completion<()>;
+            list_lengths_of(selected: $crate::Selection) -> $crate::Completion<Vec<$crate::ObjectStat>>;
+            tail(listed: Vec<$crate::SegmentId>, from: $crate::SegmentId)
+                -> $crate::Completion<Vec<$crate::ObjectStat>>;
+            read_superblock() -> $crate::Completion<[Option<Vec<u8>>; 2]>;
+            swap_superblock(new: &$crate::Superblock) -> $crate::Completion<()>;
+            capacity() -> $crate::Completion<$crate::Capacity>;
+            prepare(id: $crate::SegmentId, expected: u64) -> $crate::Completion<()>;
+            overdue(len: usize) -> $crate::BoxFuture<'static, ()>;
+            trim(id: $crate::SegmentId, written: u64) -> $crate::BoxFuture<'static, Option<u64>>;
+            is_shared() -> bool;
+            max_object_bytes() -> u64;
+            reserve(bytes: u64) -> $crate::BoxFuture<'static, ()>;
+        }
     };
-    (@ append $field:tt) => {
-        $crate::forward_store!(
-            @@ $field append(id: $crate::SegmentId, offset: u64, data: $crate::IoBuf, expected: u64)
-            -> $crate::BoxFuture<'_, $crate::Result<$crate::IoBuf>>);
+    ($inner:tt $changed:tt $($operation:ident $args:tt -> $answer:ty;)*) => {
+        $($crate::forward_store!(@@ $operation $changed $inner $args -> $answer);)*
     };
-    (@ append_synced $field:tt) => {
-        $crate::forward_store!(
-            @@ $field append_synced(id: $crate::SegmentId, offset: u64, data: $crate::IoBuf, expected: u64)
-            -> $crate::BoxFuture<'_, $crate::Result<$crate::IoBuf>>);
+    // The wrapper implements the operation, or the default is made of an operation that it implements.
+    (@@ append [append $($c:ident)*] $($rest:tt)*) => {};
+    (@@ append_synced [append $($c:ident)*] $($rest:tt)*) => {};
+    (@@ append_synced [append_synced $($c:ident)*] $($rest:tt)*) => {};
+    (@@ sync [sync $($c:ident)*] $($rest:tt)*) => {};
+    (@@ read [read $($c:ident)*] $($rest:tt)*) => {};
+    (@@ delete [delete $($c:ident)*] $($rest:tt)*) => {};
+    (@@ list_lengths_of [list_lengths_of $($c:ident)*] $($rest:tt)*) => {};
+    (@@ tail [list_lengths_of $($c:ident)*] $($rest:tt)*) => {};
+    (@@ tail [tail $($c:ident)*] $($rest:tt)*) => {};
+    (@@ read_superblock [read_superblock $($c:ident)*] $($rest:tt)*) => {};
+    (@@ swap_superblock [swap_superblock $($c:ident)*] $($rest:tt)*) => {};
+    (@@ capacity [capacity $($c:ident)*] $($rest:tt)*) => {};
+    (@@ prepare [prepare $($c:ident)*] $($rest:tt)*) => {};
+    (@@ overdue [overdue $($c:ident)*] $($rest:tt)*) => {};
+    (@@ trim [trim $($c:ident)*] $($rest:tt)*) => {};
+    (@@ $operation:ident [$other:ident $($changed:ident)*] $($rest:tt)*) => {
+        $crate::forward_store!(@@ $operation [$($changed)*] $($rest)*);
     };
-    (@ overdue $field:tt) => {
-        $crate::forward_store!(@@ $field overdue(len: usize) -> $crate::BoxFuture<'static, ()>);
-    };
-    (@ sync $field:tt) => {
-        $crate::forward_store!(@@ $field sync(id: $crate::SegmentId)
-            -> $crate::BoxFuture<'_, $crate::Result<()>>);
-    };
-    (@ read $field:tt) => {
-        $crate::forward_store!(@@ $field read(id: $crate::SegmentId, offset: u64, len: usize)
-            -> $crate::BoxFuture<'_, $crate::Result<$crate::IoBuf>>);
-    };
-    (@ delete $field:tt) => {
-        $crate::forward_store!(@@ $field delete(id: $crate::SegmentId)
-            -> $crate::BoxFuture<'_, $crate::Result<()>>);
-    };
-    (@ list $field:tt) => {
-        $crate::forward_store!(@@ $field list()
-            -> $crate::BoxFuture<'_, $crate::Result<Vec<$crate::ObjectStat>>>);
-    };
-    (@ list_lengths_of $field:tt) => {
-        $crate::forward_store!(@@ $field list_lengths_of(selected: $crate::Selection)
-            -> $crate::BoxFuture<'_, $crate::Result<Vec<$crate::ObjectStat>>>);
-    };
-    (@ tail $field:tt) => {
-        $crate::forward_store!(@@ $field tail(listed: Vec<$crate::SegmentId>, from: $crate::SegmentId)
-            -> $crate::BoxFuture<'_, $crate::Result<Vec<$crate::ObjectStat>>>);
-    };
-    (@ trim $field:tt) => {
-        $crate::forward_store!(@@ $field trim(id: $crate::SegmentId, written: u64)
-            -> $crate::BoxFuture<'_, Option<u64>>);
-    };
-    (@ read_superblock $field:tt) => {
-        $crate::forward_store!(@@ $field read_superblock()
-            -> $crate::BoxFuture<'_, $crate::Result<[Option<Vec<u8>>; 2]>>);
-    };
-    (@ swap_superblock $field:tt) => {
-        $crate::forward_store!(@@ $field swap_superblock(new: &$crate::Superblock)
-            -> $crate::BoxFuture<'_, $crate::Result<()>>);
-    };
-    (@ is_shared $field:tt) => { $crate::forward_store!(@@ $field is_shared() -> bool); };
-    (@ max_object_bytes $field:tt) => { $crate::forward_store!(@@ $field max_object_bytes() -> u64); };
-    (@ reserve $field:tt) => {
-        $crate::forward_store!(@@ $field reserve(bytes: u64) -> $crate::BoxFuture<'_, ()>);
-    };
-    (@ capacity $field:tt) => {
-        $crate::forward_store!(@@ $field capacity()
-            -> $crate::BoxFuture<'_, $crate::Result<$crate::Capacity>>);
-    };
-    (@@ $field:tt $operation:ident($($arg:ident: $kind:ty),*) -> $answer:ty) => {
+    (@@ $operation:ident [] [$($inner:tt)+] ($($arg:ident: $kind:ty),*) -> $answer:ty) => {
         fn $operation(&self, $($arg: $kind),*) -> $answer {
-            self.$field.$operation($($arg),*)
+            self.$($inner)+.$operation($($arg),*)
         }
     };
 }

@@ -4,7 +4,9 @@
 //! slow it down, and the backends. Groups of modules, lowest first.
 
 mod buf;
+mod completion;
 mod contract;
+mod error;
 mod forward;
 mod limited;
 mod mean;
@@ -25,8 +27,10 @@ pub mod rados;
 pub use forebay_format::{SegmentId, Superblock};
 
 pub use buf::IoBuf;
-pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Selection, Store, StoreError, for_good};
+pub use completion::{BoxFuture, Completion, Unsent};
+pub use contract::{Capacity, ObjectStat, Selection, Store};
 pub use directory::{DirectoryOptions, DirectoryStore, IoMode, SUPERBLOCK};
+pub use error::{Result, StoreError, for_good};
 #[cfg(feature = "test-util")]
 pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, Image, When};
 pub use limited::Limited;

@@ -5,13 +5,13 @@
 //! superblock does not count, because its space is always allocated.
 
 use std::collections::HashMap;
-use std::future::ready;
 use std::sync::Arc;
 
 use forebay_format::SegmentId;
 use parking_lot::Mutex;
 
-use crate::{BoxFuture, Capacity, IoBuf, Result, Store, StoreError};
+use crate::contract::refuse;
+use crate::{BoxFuture, Capacity, Completion, IoBuf, Result, Store, StoreError};
 
 /// A store with a space limit.
 pub struct Limited {
@@ -68,27 +68,27 @@ impl Limited {
     }
 
     /// Appends `len` bytes by `append`, if there is room for them.
-    fn append_by<'a>(
-        &'a self,
+    fn append_by(
+        &self,
         id: SegmentId,
         offset: u64,
         len: u64,
         expected: u64,
-        append: impl FnOnce() -> BoxFuture<'a, Result<IoBuf>>,
-    ) -> BoxFuture<'a, Result<IoBuf>> {
+        append: impl FnOnce() -> Completion<IoBuf>,
+    ) -> Completion<IoBuf> {
         let end = offset + len;
         let room = if offset == 0 { end.max(expected) } else { end };
         if !self.taken.lock().grow(id, room, self.limit) {
-            return Box::pin(ready(Err(StoreError::Full)));
+            return refuse(StoreError::Full);
         }
-        let appended = append();
-        Box::pin(async move {
+        let (appended, taken) = (append(), self.taken.clone());
+        Completion::of(async move {
             let result = appended.await;
             // The inner store is full as well, so the object was not created.
             if offset == 0 && matches!(result, Err(StoreError::Full)) {
-                self.taken.lock().release(id);
+                taken.lock().release(id);
             } else if offset > 0 && end == expected && result.is_ok() {
-                self.taken.lock().finish(id, end);
+                taken.lock().finish(id, end);
             }
             result
         })
@@ -96,15 +96,24 @@ impl Limited {
 }
 
 impl Store for Limited {
-    crate::forward_store!(inner; overdue, sync, read, list, list_lengths_of, tail, read_superblock, swap_superblock);
-    crate::forward_store!(inner; is_shared, max_object_bytes, reserve);
+    crate::forward_store!(inner; except append, append_synced, prepare, delete, trim, capacity);
 
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        let len = data.len() as u64;
+        self.append_by(id, offset, len, expected, || self.inner.append(id, offset, data, expected))
+    }
+
+    fn append_synced(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        let len = data.len() as u64;
+        self.append_by(id, offset, len, expected, || self.inner.append_synced(id, offset, data, expected))
+    }
+
+    fn prepare(&self, id: SegmentId, expected: u64) -> Completion<()> {
         if !self.taken.lock().grow(id, expected, self.limit) {
-            return Box::pin(ready(Err(StoreError::Full)));
+            return refuse(StoreError::Full);
         }
         let (prepared, taken) = (self.inner.prepare(id, expected), self.taken.clone());
-        Box::pin(async move {
+        Completion::of(async move {
             let result = prepared.await;
             if matches!(result, Err(StoreError::Full)) {
                 taken.lock().release(id);
@@ -113,47 +122,32 @@ impl Store for Limited {
         })
     }
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        let len = data.len() as u64;
-        self.append_by(id, offset, len, expected, || self.inner.append(id, offset, data, expected))
-    }
-
-    fn append_synced(
-        &self,
-        id: SegmentId,
-        offset: u64,
-        data: IoBuf,
-        expected: u64,
-    ) -> BoxFuture<'_, Result<IoBuf>> {
-        let len = data.len() as u64;
-        self.append_by(id, offset, len, expected, || self.inner.append_synced(id, offset, data, expected))
-    }
-
     /// If the future is dropped, the space counts until the store is opened again.
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        let deleted = self.inner.delete(id);
-        Box::pin(async move {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
+        let (deleted, taken) = (self.inner.delete(id), self.taken.clone());
+        Completion::of(async move {
             deleted.await?;
-            self.taken.lock().release(id);
+            taken.lock().release(id);
             Ok(())
         })
     }
 
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
-        let trimmed = self.inner.trim(id, written);
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'static, Option<u64>> {
+        let (trimmed, taken) = (self.inner.trim(id, written), self.taken.clone());
         Box::pin(async move {
             let len = trimmed.await?;
-            self.taken.lock().finish(id, len);
+            taken.lock().finish(id, len);
             Some(len)
         })
     }
 
     /// The smaller of the limit and the capacity of the inner store.
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        Box::pin(async move {
-            let inner = self.inner.capacity().await?;
-            let left = self.limit.saturating_sub(self.taken.lock().bytes);
-            Ok(Capacity { total: inner.total.min(self.limit), free: inner.free.min(left), ..inner })
+    fn capacity(&self) -> Completion<Capacity> {
+        let (inner, taken, limit) = (self.inner.capacity(), self.taken.clone(), self.limit);
+        Completion::of(async move {
+            let inner = inner.await?;
+            let left = limit.saturating_sub(taken.lock().bytes);
+            Ok(Capacity { total: inner.total.min(limit), free: inner.free.min(left), ..inner })
         })
     }
 }

@@ -9,14 +9,13 @@
 //! [`FaultyStore`](crate::FaultyStore).
 
 use std::collections::BTreeMap;
-use std::future::ready;
 
 use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
 use crate::contract::assert_aligned;
 use crate::superblock::{check_swap, copy_of};
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
+use crate::{Capacity, Completion, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 
 /// Default capacity.
 const DEFAULT_CAPACITY: u64 = 1 << 40;
@@ -127,58 +126,54 @@ impl State {
     }
 }
 
-fn done<'a, T: Send + 'a>(value: T) -> BoxFuture<'a, T> {
-    Box::pin(ready(value))
-}
-
 impl Store for MemoryStore {
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
-        done(self.state.lock().prepare(id, expected))
+    fn prepare(&self, id: SegmentId, expected: u64) -> Completion<()> {
+        Completion::ended(self.state.lock().prepare(id, expected))
     }
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        done(self.state.lock().append(id, offset, data, expected))
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        Completion::ended(self.state.lock().append(id, offset, data, expected))
     }
 
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn sync(&self, id: SegmentId) -> Completion<()> {
         let found = self.state.lock().objects.contains_key(&id);
-        done(if found { Ok(()) } else { Err(StoreError::NotFound(id)) })
+        Completion::ended(if found { Ok(()) } else { Err(StoreError::NotFound(id)) })
     }
 
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         assert_aligned("read", id, offset, len);
         let state = self.state.lock();
         let object = state.objects.get(&id).ok_or(StoreError::NotFound(id));
-        done(object.map(|o| IoBuf::from(slice_at(&o.bytes, offset, len))))
+        Completion::ended(object.map(|o| IoBuf::from(slice_at(&o.bytes, offset, len))))
     }
 
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
         self.state.lock().delete(id);
-        done(Ok(()))
+        Completion::ended(Ok(()))
     }
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn list_lengths_of(&self, _: Selection) -> Completion<Vec<ObjectStat>> {
         let state = self.state.lock();
         let stats = state.objects.iter().map(|(id, o)| ObjectStat { id: *id, len: o.bytes.len() as u64 });
-        done(Ok(stats.collect()))
+        Completion::ended(Ok(stats.collect()))
     }
 
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        done(Ok(self.state.lock().superblock.clone()))
+    fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]> {
+        Completion::ended(Ok(self.state.lock().superblock.clone()))
     }
 
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+    fn swap_superblock(&self, new: &Superblock) -> Completion<()> {
         let mut state = self.state.lock();
         let checked = check_swap(state.superblock.each_ref().map(Option::as_deref), new);
         if checked.is_ok() {
             state.superblock[copy_of(new)] = Some(new.encode());
         }
-        done(checked)
+        Completion::ended(checked)
     }
 
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+    fn capacity(&self) -> Completion<Capacity> {
         let state = self.state.lock();
-        done(Ok(Capacity::new(state.capacity, state.capacity.saturating_sub(state.used))))
+        Completion::ended(Ok(Capacity::new(state.capacity, state.capacity.saturating_sub(state.used))))
     }
 }
 

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use forebay_format::{SegmentId, Superblock};
 
+use crate::completion::{Observed, Observer};
 use crate::mean::Mean;
 use crate::superblock::COPY_BYTES;
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store};
+use crate::{Completion, IoBuf, ObjectStat, Selection, Store};
 
 /// Operations and bytes of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,15 +58,31 @@ impl Counter {
 
 #[derive(Default)]
 struct Meters {
+    clock: Clock,
     read: Counter,
     write: Counter,
     sync: AtomicU64,
     delete: AtomicU64,
     list: AtomicU64,
     failed: AtomicU64,
-    /// Seconds of an append, and of a sync.
-    append_time: Mean,
-    sync_time: Mean,
+    /// Seconds of an [`APPEND`], and of a [`SYNC`].
+    times: [Mean; 2],
+}
+
+/// Kinds of operations whose time is measured.
+const APPEND: usize = 0;
+const SYNC: usize = 1;
+
+impl Observer for Meters {
+    fn ended(&self, operation: Observed, is_success: bool) {
+        match (is_success, operation) {
+            (true, Some((kind, begun))) => {
+                self.times[kind].add((self.clock)().saturating_sub(begun).as_secs_f64());
+            }
+            (true, None) => {}
+            (false, _) => drop(self.failed.fetch_add(1, Relaxed)),
+        }
+    }
 }
 
 /// Returns the time since some fixed moment.
@@ -74,14 +91,23 @@ pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 /// A store that counts the operations passed to another one.
 pub struct Metered {
     inner: Arc<dyn Store>,
-    clock: Clock,
-    meters: Meters,
+    meters: Arc<Meters>,
 }
 
 impl Metered {
     /// Counts the operations passed to `inner`, and measures them by `clock`.
     pub fn new(inner: Arc<dyn Store>, clock: Clock) -> Metered {
-        Metered { inner, clock, meters: Meters::default() }
+        let meters = Meters {
+            clock,
+            read: Counter::default(),
+            write: Counter::default(),
+            sync: AtomicU64::new(0),
+            delete: AtomicU64::new(0),
+            list: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            times: Default::default(),
+        };
+        Metered { inner, meters: Arc::new(meters) }
     }
 
     /// The inner store.
@@ -105,103 +131,76 @@ impl Metered {
     /// The present cost of a commit, in microseconds: the running mean of an append plus that of a sync. 0
     /// before the first.
     pub fn commit_us(&self) -> u64 {
-        let us = |mean: &Mean| (mean.get().unwrap_or(0.0) * 1e6) as u64;
-        us(&self.meters.append_time) + us(&self.meters.sync_time)
+        self.meters.times.iter().map(|mean| (mean.get().unwrap_or(0.0) * 1e6) as u64).sum()
     }
 
-    /// Returns the result of an operation that was issued already, and measures its time since `start`.
-    fn watch<'a, T: Send + 'a>(
-        &'a self,
-        op: BoxFuture<'a, Result<T>>,
-        timed: Option<(&'a Mean, Duration)>,
-    ) -> BoxFuture<'a, Result<T>> {
-        Box::pin(async move {
-            let result = op.await;
-            match (&result, timed) {
-                (Ok(_), Some((mean, start))) => mean.add((self.clock)().saturating_sub(start).as_secs_f64()),
-                (Ok(_), None) => {}
-                (Err(_), _) => {
-                    self.meters.failed.fetch_add(1, Relaxed);
-                }
-            }
-            result
-        })
+    /// An operation of a kind that begins now.
+    fn timed(&self, kind: usize) -> Observed {
+        Some((kind, (self.meters.clock)()))
+    }
+
+    /// Counts the failure of an operation that was issued already, and measures its time if it is timed.
+    fn watch<T>(&self, issued: Completion<T>, operation: Observed) -> Completion<T> {
+        issued.observed(self.meters.clone(), operation)
     }
 }
 
+/// Neither the creation of an object ahead of its first append is counted, because the append that would
+/// create it counts once, too; nor a query of the capacity, because it causes no I/O.
 impl Store for Metered {
-    crate::forward_store!(inner; overdue, trim, is_shared, max_object_bytes, reserve);
+    crate::forward_store!(
+        inner; except append, append_synced, sync, read, delete, list_lengths_of, tail, read_superblock,
+        swap_superblock
+    );
 
-    /// Not counted: the append that would create the object otherwise counts once, too.
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
-        self.inner.prepare(id, expected)
-    }
-
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         self.meters.write.add(data.len());
-        let timed = Some((&self.meters.append_time, (self.clock)()));
+        let timed = self.timed(APPEND);
         self.watch(self.inner.append(id, offset, data, expected), timed)
     }
 
-    /// Its time counts as that of the append, and the sync as taking none: their sum is the time of both.
-    fn append_synced(
-        &self,
-        id: SegmentId,
-        offset: u64,
-        data: IoBuf,
-        expected: u64,
-    ) -> BoxFuture<'_, Result<IoBuf>> {
+    /// If the time of the sync is in the append, the sync that follows takes none: their sum is the time of
+    /// both.
+    fn append_synced(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         self.meters.write.add(data.len());
-        self.meters.sync.fetch_add(1, Relaxed);
-        self.meters.sync_time.add(0.0);
-        let timed = Some((&self.meters.append_time, (self.clock)()));
+        let timed = self.timed(APPEND);
         self.watch(self.inner.append_synced(id, offset, data, expected), timed)
     }
 
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn sync(&self, id: SegmentId) -> Completion<()> {
         self.meters.sync.fetch_add(1, Relaxed);
-        let timed = Some((&self.meters.sync_time, (self.clock)()));
+        let timed = self.timed(SYNC);
         self.watch(self.inner.sync(id), timed)
     }
 
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         self.meters.read.add(len);
         self.watch(self.inner.read(id, offset, len), None)
     }
 
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
         self.meters.delete.fetch_add(1, Relaxed);
         self.watch(self.inner.delete(id), None)
     }
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.meters.list.fetch_add(1, Relaxed);
-        self.watch(self.inner.list(), None)
-    }
-
-    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>> {
         self.meters.list.fetch_add(1, Relaxed);
         self.watch(self.inner.list_lengths_of(selected), None)
     }
 
     /// Not counted: few lengths.
-    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> Completion<Vec<ObjectStat>> {
         self.watch(self.inner.tail(listed, from), None)
     }
 
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+    fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]> {
         self.meters.read.add(2 * COPY_BYTES);
         self.watch(self.inner.read_superblock(), None)
     }
 
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+    fn swap_superblock(&self, new: &Superblock) -> Completion<()> {
         self.meters.write.add(COPY_BYTES);
         self.watch(self.inner.swap_superblock(new), None)
-    }
-
-    /// Not counted, because it causes no I/O.
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        self.inner.capacity()
     }
 }
 

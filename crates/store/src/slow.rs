@@ -12,7 +12,7 @@ use std::time::Duration;
 use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
-use crate::{BoxFuture, Clock, IoBuf, Result, Store};
+use crate::{BoxFuture, Clock, Completion, IoBuf, Store};
 
 /// Bytes of a stripe.
 const STRIPE: u64 = 1 << 20;
@@ -103,13 +103,9 @@ impl Slow {
     }
 
     /// Returns the result of an operation when it has completed and the time has passed.
-    fn after<'a, T: Send + 'a>(
-        &'a self,
-        took: Duration,
-        op: BoxFuture<'a, Result<T>>,
-    ) -> BoxFuture<'a, Result<T>> {
+    fn after<T: Send + 'static>(&self, took: Duration, op: Completion<T>) -> Completion<T> {
         let pause = (self.sleep)(took);
-        Box::pin(async move {
+        Completion::of(async move {
             let result = op.await;
             pause.await;
             result
@@ -118,31 +114,30 @@ impl Slow {
 }
 
 impl Store for Slow {
-    crate::forward_store!(inner; prepare, overdue, list, list_lengths_of, tail, trim, is_shared);
-    crate::forward_store!(inner; max_object_bytes, reserve, capacity);
+    crate::forward_store!(inner; except append, sync, read, delete, read_superblock, swap_superblock);
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         let took = self.transfer(id, offset, data.len() as u64);
         self.after(took, self.inner.append(id, offset, data, expected))
     }
 
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn sync(&self, id: SegmentId) -> Completion<()> {
         self.after(self.movement(id), self.inner.sync(id))
     }
 
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         self.after(self.transfer(id, offset, len as u64), self.inner.read(id, offset, len))
     }
 
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
         self.after(self.movement(id), self.inner.delete(id))
     }
 
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+    fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]> {
         self.after(self.movement(SegmentId(0)), self.inner.read_superblock())
     }
 
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+    fn swap_superblock(&self, new: &Superblock) -> Completion<()> {
         self.after(self.movement(SegmentId(0)), self.inner.swap_superblock(new))
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::common::{check, clone, noise, open_with, read, text};
 use forebay_engine::{
-    BoxFuture, DiskHandle, Error, GcPhase, GcProgress, Mutation, Pool, PoolConfig, SegmentId, SyncMode,
+    DiskHandle, Error, GcPhase, GcProgress, Mutation, Pool, PoolConfig, SegmentId, SyncMode,
 };
-use forebay_store::{IoBuf, MemoryStore, Result as StoreResult, Store};
+use forebay_store::{Completion, IoBuf, MemoryStore, Store};
 use tokio::sync::Semaphore;
 
 fn config() -> PoolConfig {
@@ -420,28 +420,33 @@ async fn a_pool_at_80_percent_keeps_accepting_writes() {
 
 /// A store that holds back one read.
 struct Held {
-    store: MemoryStore,
+    store: Arc<MemoryStore>,
+    hold: Arc<Hold>,
+    deleted: Mutex<Vec<SegmentId>>,
+}
+
+struct Hold {
     /// The next read is to be held back.
     armed: AtomicBool,
     /// The object of the read that is held back.
     held: AtomicU64,
     release: Semaphore,
-    deleted: Mutex<Vec<SegmentId>>,
 }
 
 impl Store for Held {
-    forebay_store::forward_store!(store; append, sync, list, capacity, read_superblock, swap_superblock);
+    forebay_store::forward_store!(store; except read, delete);
 
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, StoreResult<IoBuf>> {
-        Box::pin(async move {
-            if self.armed.swap(false, Relaxed) {
-                self.held.store(id.0.into(), Relaxed);
-                let _released = self.release.acquire().await;
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
+        let (store, hold) = (self.store.clone(), self.hold.clone());
+        Completion::of(async move {
+            if hold.armed.swap(false, Relaxed) {
+                hold.held.store(id.0.into(), Relaxed);
+                let _released = hold.release.acquire().await;
             }
-            self.store.read(id, offset, len).await
+            store.read(id, offset, len).await
         })
     }
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
         self.deleted.lock().unwrap().push(id);
         self.store.delete(id)
     }
@@ -452,10 +457,12 @@ impl Store for Held {
 async fn deletes_under_a_reader(mutation: Mutation) -> bool {
     const BLOCKS: u64 = 1024;
     let store = Arc::new(Held {
-        store: MemoryStore::new(),
-        armed: AtomicBool::new(false),
-        held: AtomicU64::new(0),
-        release: Semaphore::new(0),
+        store: Arc::default(),
+        hold: Arc::new(Hold {
+            armed: AtomicBool::new(false),
+            held: AtomicU64::new(0),
+            release: Semaphore::new(0),
+        }),
         deleted: Mutex::default(),
     });
     let pool = open_with(&store, PoolConfig { mutation, ..config() }).await;
@@ -467,15 +474,15 @@ async fn deletes_under_a_reader(mutation: Mutation) -> bool {
     }
     v.flush().await.unwrap();
 
-    store.armed.store(true, Relaxed);
+    store.hold.armed.store(true, Relaxed);
     let reading = tokio::spawn({
         let v = v.clone();
         async move { verify(&v, 1..2, 1).await }
     });
-    while store.held.load(Relaxed) == 0 {
+    while store.hold.held.load(Relaxed) == 0 {
         tokio::task::yield_now().await;
     }
-    let object = SegmentId(u32::try_from(store.held.load(Relaxed)).unwrap());
+    let object = SegmentId(u32::try_from(store.hold.held.load(Relaxed)).unwrap());
     let is_deleted = || store.deleted.lock().unwrap().contains(&object);
     let mut reclaiming = tokio::spawn({
         let pool = pool.clone();
@@ -483,7 +490,7 @@ async fn deletes_under_a_reader(mutation: Mutation) -> bool {
     });
     let ended = tokio::time::timeout(Duration::from_secs(1), &mut reclaiming).await;
     let early = is_deleted();
-    store.release.add_permits(1);
+    store.hold.release.add_permits(1);
     reading.await.unwrap();
     if ended.is_err() {
         reclaiming.await.unwrap().unwrap();

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use forebay_engine::{BoxFuture, DiskHandle, Pool, PoolConfig, SyncMode};
+use forebay_engine::{DiskHandle, Pool, PoolConfig, SyncMode};
 use forebay_format::SegmentId;
-use forebay_store::{IoBuf, MemoryStore, Result, Store};
+use forebay_store::{Completion, IoBuf, MemoryStore, Store};
 use futures_util::future::join_all;
 
 /// Bytes covered by one leaf of a map.
@@ -19,40 +19,44 @@ const LEAVES: u64 = 1024;
 struct Far {
     inner: Arc<MemoryStore>,
     latency: Duration,
-    reading: AtomicUsize,
+    reading: Arc<AtomicUsize>,
     /// Reads that began when no other was in flight: approximately the number of sequential reads.
-    turns: AtomicUsize,
+    turns: Arc<AtomicUsize>,
 }
 
 impl Far {
     fn new(inner: Arc<MemoryStore>, latency: Duration) -> Arc<Far> {
-        Arc::new(Far { inner, latency, reading: AtomicUsize::new(0), turns: AtomicUsize::new(0) })
+        Arc::new(Far { inner, latency, reading: Arc::default(), turns: Arc::default() })
     }
 }
 
 impl Store for Far {
-    forebay_store::forward_store!(inner; delete, list, read_superblock, swap_superblock, capacity);
+    forebay_store::forward_store!(inner; except append, sync, read);
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        Box::pin(async move {
-            tokio::time::sleep(self.latency).await;
-            self.inner.append(id, offset, data, expected).await
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        let (inner, latency) = (self.inner.clone(), self.latency);
+        Completion::of(async move {
+            tokio::time::sleep(latency).await;
+            inner.append(id, offset, data, expected).await
         })
     }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move {
-            tokio::time::sleep(self.latency).await;
-            self.inner.sync(id).await
+    fn sync(&self, id: SegmentId) -> Completion<()> {
+        let (inner, latency) = (self.inner.clone(), self.latency);
+        Completion::of(async move {
+            tokio::time::sleep(latency).await;
+            inner.sync(id).await
         })
     }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        Box::pin(async move {
-            if self.reading.fetch_add(1, SeqCst) == 0 {
-                self.turns.fetch_add(1, SeqCst);
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
+        let (inner, latency) = (self.inner.clone(), self.latency);
+        let (reading, turns) = (self.reading.clone(), self.turns.clone());
+        Completion::of(async move {
+            if reading.fetch_add(1, SeqCst) == 0 {
+                turns.fetch_add(1, SeqCst);
             }
-            tokio::time::sleep(self.latency).await;
-            self.reading.fetch_sub(1, SeqCst);
-            self.inner.read(id, offset, len).await
+            tokio::time::sleep(latency).await;
+            reading.fetch_sub(1, SeqCst);
+            inner.read(id, offset, len).await
         })
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use forebay_engine::{BoxFuture, Error, PoolConfig, SyncMode};
+use forebay_engine::{Error, PoolConfig, SyncMode};
 use forebay_format::SegmentId;
-use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store, StoreError};
+use forebay_store::{Capacity, Completion, IoBuf, MemoryStore, ObjectStat, Selection, Store, StoreError};
 
 use crate::common::{config, noise, open_with};
 
@@ -32,20 +32,20 @@ impl Taken {
     }
 }
 
-fn fenced<T: Send + 'static>() -> BoxFuture<'static, Result<T>> {
-    Box::pin(std::future::ready(Err(StoreError::Fenced)))
+fn fenced<T>() -> Completion<T> {
+    Completion::ended(Err(StoreError::Fenced))
 }
 
 impl Store for Taken {
-    forebay_store::forward_store!(store; append, sync, read, read_superblock, swap_superblock);
+    forebay_store::forward_store!(store; except delete, list_lengths_of, capacity);
 
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
         if self.is_taken(Operation::Delete) { fenced() } else { self.store.delete(id) }
     }
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        if self.is_taken(Operation::List) { fenced() } else { self.store.list() }
+    fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>> {
+        if self.is_taken(Operation::List) { fenced() } else { self.store.list_lengths_of(selected) }
     }
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+    fn capacity(&self) -> Completion<Capacity> {
         if self.is_taken(Operation::Capacity) { fenced() } else { self.store.capacity() }
     }
 }
@@ -78,17 +78,17 @@ struct Failing {
 }
 
 impl Store for Failing {
-    forebay_store::forward_store!(store; sync, delete, list, capacity, read_superblock, swap_superblock);
+    forebay_store::forward_store!(store; except append, read);
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         if self.fails.load(Relaxed) {
             const EIO: i32 = 5;
             let failed = StoreError::Io { what: "append".into(), reason: "failed".into(), errno: EIO };
-            return Box::pin(std::future::ready(Err(failed)));
+            return Completion::ended(Err(failed));
         }
         self.store.append(id, offset, data, expected)
     }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         if self.is_taken.load(Relaxed) { fenced() } else { self.store.read(id, offset, len) }
     }
 }

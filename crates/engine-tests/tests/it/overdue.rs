@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_engine::{BoxFuture, Pool, PoolConfig, SyncMode};
 use forebay_format::SegmentId;
-use forebay_store::{IoBuf, MemoryStore, Result, Store, StoreError};
+use forebay_store::{Completion, IoBuf, MemoryStore, Store, StoreError};
 
 use crate::common::{check, left_by_crash, noise, open, open_with, read};
 
@@ -68,22 +68,22 @@ impl Silent {
 }
 
 impl Store for Silent {
-    forebay_store::forward_store!(store; sync, read, delete, list, read_superblock, swap_superblock, capacity);
+    forebay_store::forward_store!(store; except prepare, append, overdue);
 
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+    fn prepare(&self, id: SegmentId, expected: u64) -> Completion<()> {
         if self.skips.load(Relaxed) && id.0.is_multiple_of(2) {
             self.late.lock().unwrap().push(Late { id, offset: 0, data: None, expected });
-            return Box::pin(std::future::pending());
+            return Completion::of(std::future::pending());
         }
         self.store.prepare(id, expected)
     }
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         if self.at.load(Relaxed) > 0 && self.at.fetch_sub(1, Relaxed) == 1 {
             *self.until.lock().unwrap() = Some(id);
         }
         if self.is_silent(id) {
             self.late.lock().unwrap().push(Late { id, offset, data: Some(data), expected });
-            return Box::pin(std::future::pending());
+            return Completion::of(std::future::pending());
         }
         self.store.append(id, offset, data, expected)
     }

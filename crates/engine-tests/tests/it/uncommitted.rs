@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::{BoxFuture, Client, DiskHandle, Error, Fast, Pool, SyncMode};
+use forebay_engine::{Client, DiskHandle, Error, Fast, Pool, SyncMode};
 use forebay_format::{BLOCK, SegmentId};
-use forebay_store::{Fault, FaultyOp, FaultyStore, IoBuf, MemoryStore, Result, Store, When};
+use forebay_store::{Completion, Fault, FaultyOp, FaultyStore, IoBuf, MemoryStore, Store, When};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -20,18 +20,18 @@ const OTHER: u64 = 64 << 10;
 
 /// A store whose appends wait while it is closed.
 struct Gated {
-    store: MemoryStore,
+    store: Arc<MemoryStore>,
     is_open: watch::Sender<bool>,
 }
 
 impl Store for Gated {
-    forebay_store::forward_store!(store; prepare, sync, read, delete, list, read_superblock, swap_superblock, capacity);
+    forebay_store::forward_store!(store; except append);
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        let mut is_open = self.is_open.subscribe();
-        Box::pin(async move {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        let (store, mut is_open) = (self.store.clone(), self.is_open.subscribe());
+        Completion::of(async move {
             is_open.wait_for(|is_open| *is_open).await.expect("the store exists");
-            self.store.append(id, offset, data, expected).await
+            store.append(id, offset, data, expected).await
         })
     }
 }
@@ -59,7 +59,7 @@ async fn until_visible(local: &DiskHandle, number: u64) {
 
 #[tokio::test]
 async fn a_read_waits_for_the_commit_of_what_it_shows() {
-    let store = Arc::new(Gated { store: MemoryStore::new(), is_open: watch::Sender::new(true) });
+    let store = Arc::new(Gated { store: Arc::default(), is_open: watch::Sender::new(true) });
     let pool = open_with(&store, config()).await;
     let (local, remote) = with_clients(&pool).await;
     store.is_open.send_replace(false);

@@ -1,21 +1,18 @@
 //! The appends of a group that are under way.
 
-use forebay_store::{BoxFuture, IoBuf, StoreError};
+use forebay_store::{BoxFuture, Completion, IoBuf, StoreError};
 use futures_util::future::{Either, join_all, select};
-
-/// An append to an object.
-pub(super) type Append<'a> = BoxFuture<'a, Result<IoBuf, StoreError>>;
 
 /// Appends that are under way.
 #[derive(Default)]
-pub(super) struct Appends<'a>(Vec<Watched<'a>>);
+pub(super) struct Appends(Vec<Watched>);
 
-struct Watched<'a> {
-    append: Append<'a>,
-    overdue: BoxFuture<'a, ()>,
+struct Watched {
+    append: Completion<IoBuf>,
+    overdue: BoxFuture<'static, ()>,
 }
 
-impl Watched<'_> {
+impl Watched {
     async fn end(self) -> Result<IoBuf, StoreError> {
         match select(self.append, self.overdue).await {
             Either::Left((ended, _)) => ended,
@@ -24,14 +21,14 @@ impl Watched<'_> {
     }
 }
 
-impl<'a> Appends<'a> {
+impl Appends {
     /// An append that has begun: see [`Appends::add`].
-    pub fn one(append: Append<'a>, overdue: BoxFuture<'a, ()>) -> Appends<'a> {
+    pub fn one(append: Completion<IoBuf>, overdue: BoxFuture<'static, ()>) -> Appends {
         Appends(vec![Watched { append, overdue }])
     }
 
     /// An append has begun. When `overdue` completes, the group need not wait for it any longer.
-    pub fn add(&mut self, append: Append<'a>, overdue: BoxFuture<'a, ()>) {
+    pub fn add(&mut self, append: Completion<IoBuf>, overdue: BoxFuture<'static, ()>) {
         self.0.push(Watched { append, overdue });
     }
 
@@ -74,10 +71,10 @@ mod tests {
         let mut appends = Appends::default();
         for end in ends {
             match end.clone() {
-                Some(StoreError::Overdue) => appends.add(Box::pin(pending()), Box::pin(ready(()))),
+                Some(StoreError::Overdue) => appends.add(Completion::of(pending()), Box::pin(ready(()))),
                 end => {
                     let result = end.map_or(Ok(IoBuf::zeroed(4096)), Err);
-                    appends.add(Box::pin(ready(result)), Box::pin(pending()));
+                    appends.add(Completion::ended(result), Box::pin(pending()));
                 }
             }
         }

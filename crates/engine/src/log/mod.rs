@@ -81,10 +81,10 @@ use forebay_format::{
     SegmentRecord, SegmentState, Stream, Superblock,
 };
 pub(crate) use forebay_store::for_good;
-use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
+use forebay_store::{BoxFuture, Completion, IoBuf, Store, StoreError};
 use futures_util::future::{join, pending};
 
-use appends::{Append, Appends};
+use appends::Appends;
 pub(crate) use barrier::Barrier;
 pub(crate) use describe::describe;
 use draft::{Draft, Medium, fill};
@@ -118,20 +118,18 @@ pub(crate) struct Writing<'a> {
     first_new: SegmentId,
     /// The append of the previous batch, and of the footer of the segment that ended before it; they continue
     /// while the next batch is prepared.
-    under_way: Appends<'a>,
+    under_way: Appends,
     /// It continues elsewhere if an append is overdue.
     may_move_on: bool,
     /// Its last batch was appended, or its append is under way.
     is_ended: bool,
-    /// The segment of a group of one batch, whose append also syncs it.
-    synced: Option<SegmentId>,
     placed: Vec<BlockRef>,
 }
 
-impl<'a> Writing<'a> {
+impl Writing<'_> {
     /// An append of `len` bytes has begun.
-    fn watch(&mut self, append: Append<'a>, len: usize) {
-        let overdue: BoxFuture<'a, ()> = match self.may_move_on {
+    fn watch(&mut self, append: Completion<IoBuf>, len: usize) {
+        let overdue: BoxFuture<'static, ()> = match self.may_move_on {
             true => self.store.overdue(len),
             false => Box::pin(pending()),
         };
@@ -376,7 +374,6 @@ impl Log {
             // The cleaner does not write its group again, and commits would wait for it.
             may_move_on: stream == Stream::Moved || self.left_behind < MOST_LEFT_BEHIND,
             is_ended: false,
-            synced: None,
             placed: Vec::new(),
         })
     }
@@ -422,7 +419,6 @@ impl Log {
         }
         let found_room = !frees_room(group.stream) && self.next_segment() > group.first_new.0;
         self.is_short &= !found_room;
-        self.unsynced.retain(|id| group.synced != Some(*id));
         let (synced, ()) = join(self.sync_all(), async { appended(&group.placed) }).await;
         self.failed = synced.as_ref().err().cloned();
         synced.map(|()| group.placed)
@@ -577,7 +573,6 @@ impl Log {
         };
         group.watch(append, total);
         group.is_ended = last;
-        group.synced = is_synced.then_some(id);
         let appended = Open { id, offset: start + total as u64, directory, durable: 0, preallocated };
         self.note(group.stream, appended, Head { seq, chain });
         self.appended.fetch_add(total as u64, Relaxed);
@@ -679,7 +674,7 @@ impl Log {
 
     /// Begins to write the footer of a stream's open segment, to which no append may be under way; the next
     /// one opens a new segment. As with batches, success is assumed. Returns the append and its length.
-    fn seal<'a>(&mut self, stream: Stream, store: &'a dyn Store) -> Option<(Append<'a>, usize)> {
+    fn seal(&mut self, stream: Stream, store: &dyn Store) -> Option<(Completion<IoBuf>, usize)> {
         let Open { id, offset, directory, .. } = self.open.remove(&stream)?;
         let footer = SegmentFooter {
             pool: self.superblock.pool,

@@ -18,7 +18,7 @@ use forebay_format::{
     BLOCK, Batch, BatchHeader, EntryIter, PoolId, SegmentFooter, SegmentHeader, SegmentId, SegmentRecord,
     Stream,
 };
-use forebay_store::{BoxFuture, IoBuf, Store};
+use forebay_store::{Completion, IoBuf, Store};
 
 use crate::Result;
 use crate::limits::{MAX_SEGMENT_BYTES, SCAN_BYTES, UNREADABLE_BLOCKS};
@@ -207,7 +207,7 @@ struct Reader<'a> {
     len: u64,
     start: u64,
     buf: IoBuf,
-    ahead: Option<(u64, BoxFuture<'a, forebay_store::Result<IoBuf>>)>,
+    ahead: Option<(u64, Completion<IoBuf>)>,
     /// Offsets of unreadable blocks that are skipped; `None` if they are errors.
     unreadable: Option<BTreeSet<u64>>,
 }
@@ -297,7 +297,7 @@ impl<'a> Reader<'a> {
         want.next_multiple_of(BLOCK as u64) as usize
     }
 
-    fn read(&self, at: u64, len: usize) -> BoxFuture<'a, forebay_store::Result<IoBuf>> {
+    fn read(&self, at: u64, len: usize) -> Completion<IoBuf> {
         self.store.read(self.segment, at, self.window(at, len))
     }
 

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use forebay_engine::{BoxFuture, DiskHandle, Error, Extent, Pool, PoolConfig, Result, SyncMode};
+use forebay_engine::{DiskHandle, Error, Extent, Pool, PoolConfig, Result, SyncMode};
 use forebay_format::SegmentId;
 use forebay_host::EngineThread;
-use forebay_store::{IoBuf, MemoryStore, Store, StoreError};
+use forebay_store::{Completion, IoBuf, MemoryStore, Store, StoreError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::block::{Io, Layout, Piece, Reply};
@@ -194,11 +194,11 @@ struct Taken {
 }
 
 impl Store for Taken {
-    forebay_store::forward_store!(inner; append, sync, delete, list, capacity, read_superblock, swap_superblock);
+    forebay_store::forward_store!(inner; except read);
 
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, forebay_store::Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         match self.is_taken.load(Relaxed) {
-            true => Box::pin(std::future::ready(Err(StoreError::Fenced))),
+            true => Completion::ended(Err(StoreError::Fenced)),
             false => self.inner.read(id, offset, len),
         }
     }

@@ -49,6 +49,9 @@ struct Growing {
     appending: bool,
     /// An append or sync failed: bytes after the last successful sync can never be relied on.
     failed: bool,
+    /// Appends that a sync has to follow, and those that a sync has followed.
+    unsynced: u64,
+    synced: u64,
     /// Small synced appends in succession.
     small: u32,
     /// End of the zeroes that were written ahead.
@@ -63,6 +66,8 @@ impl Growing {
             without_room: false,
             appending: false,
             failed: false,
+            unsynced: 0,
+            synced: 0,
             small: 0,
             zeroed: 0,
         }
@@ -129,14 +134,33 @@ impl GrowingObjects {
         self.objects.lock().get(&id).is_none_or(|object| !object.without_room)
     }
 
-    /// Ends an append: at `end`, or with an error.
-    pub(super) fn end(&self, id: SegmentId, end: Option<u64>) {
+    /// Ends an append: at `end`, or with an error. `synced` states that it is durable, if everything before
+    /// it is.
+    pub(super) fn end(&self, id: SegmentId, end: Option<u64>, synced: bool) {
         if let Some(object) = self.objects.lock().get_mut(&id) {
             object.appending = false;
+            object.unsynced += u64::from(!synced);
             match end {
                 Some(end) => object.end = end,
                 None => object.failed = true,
             }
+        }
+    }
+
+    /// Begins a sync; `None` if all completed appends are durable. The value is for [`Self::end_sync`].
+    pub(super) fn begin_sync(&self, id: SegmentId) -> Option<u64> {
+        match self.objects.lock().get(&id) {
+            Some(object) => {
+                (object.unsynced == 0 || object.unsynced > object.synced).then_some(object.unsynced)
+            }
+            None => Some(0),
+        }
+    }
+
+    /// Records a sync that succeeded.
+    pub(super) fn end_sync(&self, id: SegmentId, appends: u64) {
+        if let Some(object) = self.objects.lock().get_mut(&id) {
+            object.synced = object.synced.max(appends);
         }
     }
 
@@ -168,7 +192,7 @@ mod tests {
             assert!(growing.begin(id, end).is_some());
             end += len;
             let zeroes = growing.zeroes_after(id, end, small, most) - end;
-            growing.end(id, Some(end));
+            growing.end(id, Some(end), false);
             zeroes
         };
         assert_eq!([append(65536, false), append(8192, true)], [0, 0]);
@@ -185,11 +209,11 @@ mod tests {
         let (growing, id, most) = (GrowingObjects::default(), SegmentId(1), 1 << 20);
         growing.prepare(id, most);
         assert_eq!(growing.begin(id, 0), Some(true));
-        growing.end(id, Some(8192));
+        growing.end(id, Some(8192), false);
         for end in [16384, 24576, 32768] {
             assert_eq!(growing.begin(id, end - 8192), Some(true));
             assert_eq!(growing.zeroes_after(id, end, true, most), end);
-            growing.end(id, Some(end));
+            growing.end(id, Some(end), false);
         }
     }
 
@@ -206,5 +230,25 @@ mod tests {
         growing.count(512 << 10, true);
         growing.count((512 << 10) + 4096, true);
         assert!(!growing.gains_from_zeroes());
+    }
+
+    #[test]
+    fn only_appends_that_are_not_durable_are_synced() {
+        let (growing, id) = (GrowingObjects::default(), SegmentId(1));
+        let append = |at: u64, synced: bool| {
+            assert!(growing.begin(id, at).is_some());
+            growing.end(id, Some(at + 4096), synced);
+        };
+        assert!(growing.begin_sync(id).is_some(), "nothing is known of the object");
+        append(0, false);
+        let first = growing.begin_sync(id).unwrap();
+        append(4096, false);
+        growing.end_sync(id, first);
+        let second = growing.begin_sync(id).expect("the second append ended after the sync began");
+        growing.end_sync(id, second);
+        append(8192, true);
+        assert!(growing.begin_sync(id).is_none());
+        append(12288, false);
+        assert!(growing.begin_sync(id).is_some());
     }
 }

@@ -48,8 +48,7 @@ use self::growing::GrowingObjects;
 use self::io::{Io, Op};
 use self::open::Lock;
 use self::reserve::Reserve;
-use crate::contract::receive;
-use crate::{BoxFuture, Result};
+use crate::{Completion, Result};
 
 pub use self::io::IoMode;
 pub use self::open::SUPERBLOCK;
@@ -158,14 +157,14 @@ impl DirectoryStore {
     fn blocking<T: Send + 'static>(
         &self,
         job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
-    ) -> BoxFuture<'static, Result<T>> {
+    ) -> Completion<T> {
         let (answer, result) = oneshot::channel();
         let shared = self.shared.clone();
         self.io.pool.run(move || {
             // The caller may have dropped the future.
             let _ = answer.send(job(&shared));
         });
-        receive(result)
+        Completion::awaited(result)
     }
 
     /// Creates an operation on the object's file and starts it: immediately if the file is open.

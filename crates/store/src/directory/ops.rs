@@ -17,10 +17,13 @@ use super::open::read_copies;
 use super::retry::retry_shortage;
 use super::trim::trim_tail;
 use super::{DirectoryStore, Shared, SuperblockFile};
-use crate::contract::{append_then_sync, assert_aligned, describe, failed_before, receive, refuse};
+use crate::contract::{assert_aligned, describe, refuse};
+use crate::error::failed_before;
 use crate::reserve::Purpose;
 use crate::superblock::{COPY_BYTES, check_swap, copy_of, written_copies};
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError, for_good};
+use crate::{
+    BoxFuture, Capacity, Completion, IoBuf, ObjectStat, Result, Selection, Store, StoreError, for_good,
+};
 
 /// Largest synced append after which zeroes are written: see [`super::growing`].
 const SMALL_BYTES: usize = 64 << 10;
@@ -53,7 +56,7 @@ impl Shared {
             Err(e) => {
                 match e {
                     StoreError::NotFound(id) => self.growing.forget(id),
-                    _ => self.growing.end(append.id, None),
+                    _ => self.growing.end(append.id, None, false),
                 }
                 let _ = append.answer.send(Err(e));
                 None
@@ -98,7 +101,7 @@ impl Shared {
         if let Some(end) = end.filter(|_| last) {
             return_space(file, end, id);
         }
-        self.growing.end(id, end);
+        self.growing.end(id, end, synced);
         let result = written.map(|()| data).map_err(|e| store_error(describe("append to", id), &e));
         // The write may have failed, or the sync.
         let result = if synced { result.map_err(|e| for_good(e, "append and sync")) } else { result };
@@ -106,7 +109,7 @@ impl Shared {
         let _ = answer.send(result);
     }
 
-    fn fdatasync(self: &Arc<Self>, file: Arc<File>, id: SegmentId, answer: Answer<()>) -> Op {
+    fn fdatasync(self: &Arc<Self>, file: Arc<File>, id: SegmentId, appends: u64, answer: Answer<()>) -> Op {
         let shared = self.clone();
         let finish = move |_, synced: std::io::Result<usize>| {
             let result = match synced {
@@ -116,7 +119,10 @@ impl Shared {
                 }
                 // The kernel reports a lost page once; a concurrent sync that succeeds proves nothing.
                 Ok(_) if shared.growing.has_failed(id) => Err(failed_before(describe("sync of", id))),
-                Ok(_) => Ok(()),
+                Ok(_) => {
+                    shared.growing.end_sync(id, appends);
+                    Ok(())
+                }
             };
             let _ = answer.send(result);
         };
@@ -254,7 +260,7 @@ impl DirectoryStore {
         mut data: IoBuf,
         expected: u64,
         synced: bool,
-    ) -> BoxFuture<'_, Result<IoBuf>> {
+    ) -> Completion<IoBuf> {
         assert_aligned("append", id, offset, data.len());
         if !self.shared.writable {
             return refuse(StoreError::ReadOnly);
@@ -283,12 +289,12 @@ impl DirectoryStore {
                 }
             });
         }
-        receive(result)
+        Completion::awaited(result)
     }
 }
 
 impl Store for DirectoryStore {
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+    fn prepare(&self, id: SegmentId, expected: u64) -> Completion<()> {
         if !self.shared.writable {
             return refuse(StoreError::ReadOnly);
         }
@@ -304,47 +310,40 @@ impl Store for DirectoryStore {
             };
             let _ = answer.send(created.map(|filled| shared.growing.prepare(id, filled)));
         });
-        receive(result)
+        Completion::awaited(result)
     }
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         self.begin_append(id, offset, data, expected, false)
     }
 
-    fn append_synced(
-        &self,
-        id: SegmentId,
-        offset: u64,
-        data: IoBuf,
-        expected: u64,
-    ) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append_synced(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         let end = offset + data.len() as u64;
-        if offset > 0 && end < expected && self.shared.has_room_for_overwrites(id) {
-            return self.begin_append(id, offset, data, expected, true);
-        }
         // A lack of room must be distinguished from a failed sync where it can occur: at the creation, beyond
         // the preallocated space, and if none was preallocated. The last append returns space before the
         // sync.
-        append_then_sync(self, id, offset, data, expected)
+        let syncs = offset > 0 && end < expected && self.shared.has_room_for_overwrites(id);
+        self.begin_append(id, offset, data, expected, syncs)
     }
 
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn sync(&self, id: SegmentId) -> Completion<()> {
         if !self.shared.writable {
             return refuse(StoreError::ReadOnly);
         }
         if self.shared.growing.has_failed(id) {
             return refuse(failed_before(describe("sync of", id)));
         }
+        let Some(appends) = self.shared.growing.begin_sync(id) else { return Completion::ended(Ok(())) };
         let (answer, result) = oneshot::channel();
         let shared = self.shared.clone();
         self.on_file("sync of", id, move |opened| match opened {
-            Ok(file) => Some(shared.fdatasync(file, id, answer)),
+            Ok(file) => Some(shared.fdatasync(file, id, appends, answer)),
             Err(e) => answer.send(Err(e)).err().and(None),
         });
-        receive(result)
+        Completion::awaited(result)
     }
 
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         assert_aligned("read", id, offset, len);
         let (answer, result) = oneshot::channel();
         self.on_file("read of", id, move |opened| match opened {
@@ -357,10 +356,10 @@ impl Store for DirectoryStore {
             }
             Err(e) => answer.send(Err(e)).err().and(None),
         });
-        receive(result)
+        Completion::awaited(result)
     }
 
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
         if !self.shared.writable {
             return refuse(StoreError::ReadOnly);
         }
@@ -372,11 +371,7 @@ impl Store for DirectoryStore {
         })
     }
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.list_lengths_of(Box::new(|_| true))
-    }
-
-    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>> {
         self.blocking(move |shared| {
             let what = || "listing the objects".to_owned();
             if shared.files.is_deleted() {
@@ -386,7 +381,7 @@ impl Store for DirectoryStore {
         })
     }
 
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
+    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'static, Option<u64>> {
         if !self.shared.writable {
             return Box::pin(std::future::ready(None));
         }
@@ -398,11 +393,11 @@ impl Store for DirectoryStore {
         Box::pin(async move { trimmed.await.ok().flatten() })
     }
 
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+    fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]> {
         self.blocking(|shared| shared.superblock.lock().read())
     }
 
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+    fn swap_superblock(&self, new: &Superblock) -> Completion<()> {
         if !self.shared.writable {
             return refuse(StoreError::ReadOnly);
         }
@@ -411,7 +406,7 @@ impl Store for DirectoryStore {
     }
 
     /// Holds nothing in memory: its size has no hidden bound, and room that is held would use memory.
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+    fn reserve(&self, bytes: u64) -> BoxFuture<'static, ()> {
         if !self.shared.writable || self.shared.files.is_in_memory() {
             return Box::pin(std::future::ready(()));
         }
@@ -423,7 +418,7 @@ impl Store for DirectoryStore {
         Box::pin(async move { drop(held.await) })
     }
 
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+    fn capacity(&self) -> Completion<Capacity> {
         self.blocking(|shared| {
             let owned = shared.reserve.replenish();
             let found = shared.files.capacity();

@@ -24,8 +24,8 @@ use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
 use self::machine::{Answer, Effect, Machine, crashed};
-use crate::contract::assert_aligned;
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
+use crate::contract::{assert_aligned, refuse};
+use crate::{BoxFuture, Capacity, Completion, IoBuf, ObjectStat, Result, Selection, Store};
 
 pub use self::faults::{Fault, FaultyOp, When};
 pub use self::image::Image;
@@ -165,14 +165,10 @@ impl FaultyStore {
         true
     }
 
-    fn start<T: Send + 'static>(
-        &self,
-        effect: Effect,
-        answer: fn(Answer) -> T,
-    ) -> BoxFuture<'static, Result<T>> {
+    fn start<T: Send + 'static>(&self, effect: Effect, answer: fn(Answer) -> T) -> Completion<T> {
         match self.machine.lock().begin(self.incarnation, effect) {
-            Ok((op, polls)) => Box::pin(Pending { machine: self.machine.clone(), op, polls, answer }),
-            Err(e) => Box::pin(std::future::ready(Err(e))),
+            Ok((op, polls)) => Completion::of(Pending { machine: self.machine.clone(), op, polls, answer }),
+            Err(e) => refuse(e),
         }
     }
 }
@@ -217,52 +213,52 @@ fn buf(answer: Answer) -> IoBuf {
 }
 
 impl Store for FaultyStore {
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+    fn prepare(&self, id: SegmentId, expected: u64) -> Completion<()> {
         self.start(Effect::Prepare { id, expected }, done)
     }
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         assert_aligned("append", id, offset, data.len());
         self.start(Effect::Append { id, offset, data, expected }, buf)
     }
 
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn sync(&self, id: SegmentId) -> Completion<()> {
         self.start(Effect::Sync { id, end: 0 }, done)
     }
 
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         assert_aligned("read", id, offset, len);
         self.start(Effect::Read { id, offset, len }, buf)
     }
 
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
         self.start(Effect::Delete { id }, done)
     }
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn list_lengths_of(&self, _: Selection) -> Completion<Vec<ObjectStat>> {
         self.start(Effect::List, |answer| match answer {
             Answer::Objects(objects) => objects,
             _ => unreachable!("a list returns objects"),
         })
     }
 
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+    fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]> {
         self.start(Effect::ReadSuperblock, |answer| match answer {
             Answer::Superblock(copies) => copies,
             _ => unreachable!("a read of the superblock returns its copies"),
         })
     }
 
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+    fn swap_superblock(&self, new: &Superblock) -> Completion<()> {
         self.start(Effect::Swap { new: Box::new(new.clone()) }, done)
     }
 
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
+    fn reserve(&self, bytes: u64) -> BoxFuture<'static, ()> {
         self.machine.lock().reserve(bytes);
         Box::pin(std::future::ready(()))
     }
 
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+    fn capacity(&self) -> Completion<Capacity> {
         self.start(Effect::Capacity, |answer| match answer {
             Answer::Capacity(capacity) => capacity,
             _ => unreachable!("a capacity query returns the capacity"),

@@ -13,14 +13,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{BoxFuture, Capacity, IoBuf};
+use crate::{BoxFuture, Capacity, Completion, IoBuf, Unsent};
 
 /// Result of an operation. The error is an errno.
 pub type Answer<T> = std::result::Result<T, Errno>;
 
+/// An operation that has begun.
+pub type Operation<T> = Completion<T, Errno>;
+
 /// A positive error number of Linux, as RADOS returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
+
+/// The handler of a completed operation panicked.
+impl Unsent for Errno {
+    fn unsent() -> Errno {
+        Errno(libc::EIO)
+    }
+}
 
 /// A step of an atomic operation that may write.
 #[derive(Debug)]
@@ -79,22 +89,22 @@ impl Contents {
 /// progresses without being polled.
 pub trait Cluster: Send + Sync + 'static {
     /// Executes the steps on an object, atomically.
-    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> BoxFuture<'static, Answer<()>>;
+    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()>;
 
     /// Reads up to `len` bytes; fewer only at the end of the object.
-    fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>>;
+    fn read(&self, object: &str, offset: u64, len: usize) -> Operation<IoBuf>;
 
     /// Reads attributes, keys and the first `len` bytes.
-    fn contents(&self, object: &str, len: usize) -> BoxFuture<'static, Answer<Contents>>;
+    fn contents(&self, object: &str, len: usize) -> Operation<Contents>;
 
     /// The length of an object.
-    fn len_of(&self, object: &str) -> BoxFuture<'static, Answer<u64>>;
+    fn len_of(&self, object: &str) -> Operation<u64>;
 
     /// The names of all objects.
-    fn list(&self) -> BoxFuture<'static, Answer<Vec<String>>>;
+    fn list(&self) -> Operation<Vec<String>>;
 
     /// Total and free space for data, in bytes.
-    fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>>;
+    fn capacity(&self) -> Operation<Capacity>;
 
     /// Bytes that may be appended regardless of the limits while the pool is full.
     fn allowance(&self) -> u64 {

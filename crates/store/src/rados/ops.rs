@@ -25,9 +25,10 @@ use super::growing::Growth;
 use super::header::{HEADER, Header, SWAPS, TERM, digits, gone_key, open_key, segment_object, segment_of};
 use super::ownership::remove_segment;
 use super::{RadosStore, Shared, store_error};
-use crate::contract::{assert_aligned, describe, failed_before, receive, refuse};
+use crate::contract::{assert_aligned, describe, refuse};
+use crate::error::failed_before;
 use crate::superblock::{COPY_BYTES, check_swap, copy_of};
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
+use crate::{BoxFuture, Capacity, Completion, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 
 /// Lengths that are queried concurrently.
 const STATS_AT_ONCE: usize = 64;
@@ -94,21 +95,21 @@ impl Shared {
         id: SegmentId,
         offset: u64,
         data: Arc<IoBuf>,
-    ) -> BoxFuture<'static, Answer<()>> {
+    ) -> impl Future<Output = Answer<()>> + Send + use<> {
         let (term, len) = (self.term.clone(), data.len() as u64);
         let steps = move || vec![Step::Require(TERM, term.clone()), Step::Write(offset, data.clone())];
         self.grow(segment_object(id), len, steps)
     }
 
     /// Executes steps that need `len` bytes of space ([`super::fullness`]). It begins with the call.
-    fn grow(
+    fn grow<S: Fn() -> Vec<Step> + Send + 'static>(
         self: &Arc<Self>,
         object: String,
         len: u64,
-        steps: impl Fn() -> Vec<Step> + Send + 'static,
-    ) -> BoxFuture<'static, Answer<()>> {
+        steps: S,
+    ) -> impl Future<Output = Answer<()>> + Send + use<S> {
         let (this, first) = (self.clone(), self.cluster.operate(&object, steps(), WhenFull::Fail));
-        Box::pin(async move {
+        async move {
             let done = first.await;
             match done {
                 Err(Errno(libc::ENOSPC | libc::EDQUOT))
@@ -120,7 +121,7 @@ impl Shared {
                 _ => {}
             }
             done
-        })
+        }
     }
 
     async fn end_append(&self, growth: Growth, written: Answer<()>) -> Result<()> {
@@ -220,13 +221,13 @@ impl Shared {
 fn run<T: Send + 'static>(
     shared: &Arc<Shared>,
     operation: impl Future<Output = Result<T>> + Send + 'static,
-) -> BoxFuture<'static, Result<T>> {
+) -> Completion<T> {
     let (answer, answered) = oneshot::channel();
     shared.cluster.spawn(Box::pin(async move {
         // The caller may have dropped the future.
         let _ = answer.send(operation.await);
     }));
-    receive(answered)
+    Completion::awaited(answered)
 }
 
 /// The buffer of a write, for reuse; an empty one if the cluster still holds it.
@@ -235,7 +236,7 @@ fn returned(data: Arc<IoBuf>) -> IoBuf {
 }
 
 impl Store for RadosStore {
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+    fn prepare(&self, id: SegmentId, expected: u64) -> Completion<()> {
         if !self.is_writable {
             return refuse(StoreError::ReadOnly);
         }
@@ -249,7 +250,7 @@ impl Store for RadosStore {
         })
     }
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         assert_aligned("append", id, offset, data.len());
         if !self.is_writable {
             return refuse(StoreError::ReadOnly);
@@ -272,7 +273,7 @@ impl Store for RadosStore {
         }
         // Begins here, not when it is first polled.
         let (written, begun) = (shared.write(id, offset, data.clone()), shared.cluster.now());
-        Box::pin(async move {
+        Completion::of(async move {
             shared.end_append(growth, written.await).await?;
             shared.patience.ended(shared.cluster.now().saturating_sub(begun));
             // The first append to a prepared object is not the last one.
@@ -295,7 +296,7 @@ impl Store for RadosStore {
         })
     }
 
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn sync(&self, id: SegmentId) -> Completion<()> {
         if !self.is_writable {
             return refuse(StoreError::ReadOnly);
         }
@@ -303,29 +304,30 @@ impl Store for RadosStore {
             return refuse(failed_before(describe("sync of", id)));
         }
         if self.shared.growing.is_known(id) {
-            return Box::pin(std::future::ready(Ok(())));
+            return Completion::ended(Ok(()));
         }
-        let length = self.shared.cluster.len_of(&segment_object(id));
-        Box::pin(async move {
+        let (shared, length) = (self.shared.clone(), self.shared.cluster.len_of(&segment_object(id)));
+        Completion::of(async move {
             match length.await {
                 Ok(_) => Ok(()),
-                Err(e) => Err(self.shared.segment_failed("sync of", id, e).await),
+                Err(e) => Err(shared.segment_failed("sync of", id, e).await),
             }
         })
     }
 
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         assert_aligned("read", id, offset, len);
-        let read = self.shared.cluster.read(&segment_object(id), offset, len);
-        Box::pin(async move {
+        let (shared, read) =
+            (self.shared.clone(), self.shared.cluster.read(&segment_object(id), offset, len));
+        Completion::of(async move {
             match read.await {
                 Ok(bytes) => Ok(bytes),
-                Err(e) => Err(self.shared.segment_failed("read of", id, e).await),
+                Err(e) => Err(shared.segment_failed("read of", id, e).await),
             }
         })
     }
 
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn delete(&self, id: SegmentId) -> Completion<()> {
         if !self.is_writable {
             return refuse(StoreError::ReadOnly);
         }
@@ -338,11 +340,7 @@ impl Store for RadosStore {
         })
     }
 
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.list_lengths_of(Box::new(|_| true))
-    }
-
-    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>> {
         let shared = self.shared.clone();
         run(&self.shared, async move {
             let failed = |e| shared.failed("listing the objects", None, e);
@@ -350,7 +348,7 @@ impl Store for RadosStore {
         })
     }
 
-    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> Completion<Vec<ObjectStat>> {
         let shared = self.shared.clone();
         run(&self.shared, async move {
             let failed = |e| shared.failed("finding the newest objects", None, e);
@@ -358,7 +356,7 @@ impl Store for RadosStore {
         })
     }
 
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+    fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]> {
         let shared = self.shared.clone();
         run(&self.shared, async move {
             let header = Header::read(&*shared.cluster).await;
@@ -366,7 +364,7 @@ impl Store for RadosStore {
         })
     }
 
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+    fn swap_superblock(&self, new: &Superblock) -> Completion<()> {
         if !self.is_writable {
             return refuse(StoreError::ReadOnly);
         }
@@ -382,10 +380,9 @@ impl Store for RadosStore {
         MAX_OBJECT_BYTES
     }
 
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        let capacity = self.shared.cluster.capacity();
-        Box::pin(async move {
-            let shared = &self.shared;
+    fn capacity(&self) -> Completion<Capacity> {
+        let (shared, capacity) = (self.shared.clone(), self.shared.cluster.capacity());
+        Completion::of(async move {
             let known = capacity.await.map_err(|e| shared.failed("querying free space", None, e))?;
             let is_full = shared.fullness.is_reported(shared.cluster.now());
             Ok(if is_full { Capacity { free: 0, ..known } } else { known })

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use forebay_format::SegmentId;
 
-use super::cluster::{Answer, Cluster, Errno, Step, WhenFull};
+use super::cluster::{Answer, Cluster, Errno, Operation, Step, WhenFull};
 use super::header::{
     BEAT, HEADER, HEIR, Header, OWNER, SERVING, SWAPS, TERM, digits, gone_key, open_key, segment_object,
 };
@@ -41,7 +41,7 @@ use super::owner::Owner;
 use super::standby::{Announcement, Survey};
 use super::watch::Watch;
 use super::{Claim, Ownership, Waiting, store_error};
-use crate::{BoxFuture, Result, StoreError};
+use crate::{Result, StoreError};
 
 /// Interval between two beats of an owner.
 pub(super) const BEAT_EVERY: Duration = Duration::from_secs(1);
@@ -240,11 +240,7 @@ pub(super) async fn fence(cluster: &dyn Cluster, term: u64) -> Answer<Vec<String
 }
 
 /// Removes the object of a segment, unless an owner of a later term created it.
-pub(super) fn remove_segment(
-    cluster: &dyn Cluster,
-    id: SegmentId,
-    term: &str,
-) -> BoxFuture<'static, Answer<()>> {
+pub(super) fn remove_segment(cluster: &dyn Cluster, id: SegmentId, term: &str) -> Operation<()> {
     let steps = vec![Step::RequireAtMost(TERM, term.to_owned()), Step::Remove];
     cluster.operate(&segment_object(id), steps, WhenFull::Proceed)
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
+use super::cluster::{Answer, Cluster, Contents, Errno, Operation, Step, WhenFull};
 use super::header::{HEADER, HEIR, OWNER, TERM, standby_of};
 use crate::{BoxFuture, Capacity, IoBuf};
 
@@ -378,8 +378,8 @@ impl SimulatedClient {
     fn request<T: Send + 'static>(
         &self,
         object: &str,
-        effect: impl FnOnce(&mut State) -> T + Send + 'static,
-    ) -> BoxFuture<'static, T> {
+        effect: impl FnOnce(&mut State) -> Answer<T> + Send + 'static,
+    ) -> Operation<T> {
         self.request_after(object, self.rados.world.delay(), effect)
     }
 
@@ -388,8 +388,8 @@ impl SimulatedClient {
         &self,
         object: &str,
         travels: Duration,
-        effect: impl FnOnce(&mut State) -> T + Send + 'static,
-    ) -> BoxFuture<'static, T> {
+        effect: impl FnOnce(&mut State) -> Answer<T> + Send + 'static,
+    ) -> Operation<T> {
         let (answer, answered) = oneshot::channel();
         let queue = (self.number, object.to_owned());
         let arrive: Effect = Box::new(move |state| {
@@ -420,7 +420,7 @@ impl SimulatedClient {
             }),
         );
         let world = self.rados.world.clone();
-        Box::pin(async move {
+        Operation::of(async move {
             let Ok(value) = answered.await else { std::future::pending().await };
             world.sleep(world.delay()).await;
             value
@@ -429,7 +429,7 @@ impl SimulatedClient {
 }
 
 impl Cluster for SimulatedClient {
-    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> BoxFuture<'static, Answer<()>> {
+    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()> {
         let name = object.to_owned();
         let (world, client) = (self.rados.world.clone(), self.number);
         let removes = matches!(steps.last(), Some(Step::Remove));
@@ -445,7 +445,7 @@ impl Cluster for SimulatedClient {
         })
     }
 
-    fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>> {
+    fn read(&self, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
         let name = object.to_owned();
         // It may overtake other requests, so it travels in a separate queue.
         self.request(&format!("{READ}{object}"), move |state| {
@@ -454,7 +454,7 @@ impl Cluster for SimulatedClient {
         })
     }
 
-    fn contents(&self, object: &str, len: usize) -> BoxFuture<'static, Answer<Contents>> {
+    fn contents(&self, object: &str, len: usize) -> Operation<Contents> {
         let name = object.to_owned();
         self.request(object, move |state| {
             let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
@@ -467,7 +467,7 @@ impl Cluster for SimulatedClient {
         })
     }
 
-    fn len_of(&self, object: &str) -> BoxFuture<'static, Answer<u64>> {
+    fn len_of(&self, object: &str) -> Operation<u64> {
         let name = object.to_owned();
         self.request(object, move |state| {
             let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
@@ -475,11 +475,11 @@ impl Cluster for SimulatedClient {
         })
     }
 
-    fn list(&self) -> BoxFuture<'static, Answer<Vec<String>>> {
+    fn list(&self) -> Operation<Vec<String>> {
         self.request("", |state| Ok(state.objects.keys().cloned().collect()))
     }
 
-    fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>> {
+    fn capacity(&self) -> Operation<Capacity> {
         self.request("", |state| {
             Ok(Capacity::new(state.capacity, state.capacity.saturating_sub(state.used())))
         })

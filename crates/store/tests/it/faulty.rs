@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::common::{block_on, id, pattern, superblock};
-use forebay_store::{BoxFuture, Crash, Fault, FaultyOp, FaultyStore, IoBuf, Store, StoreError, When};
+use forebay_store::{Completion, Crash, Fault, FaultyOp, FaultyStore, IoBuf, Store, StoreError, When};
 
-fn poll_once<T>(future: &mut BoxFuture<'_, T>) -> Poll<T> {
+fn poll_once<T>(future: &mut Completion<T>) -> Poll<Result<T, StoreError>> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -56,8 +56,10 @@ fn a_synced_append_survives_a_power_loss() {
     for seed in 0..100 {
         block_on(async {
             let store = FaultyStore::new(seed);
-            store.append_synced(id(1), 0, pattern(seed, 8192), 0).await.unwrap();
-            store.append_synced(id(1), 8192, pattern(seed + 1, 8192), 0).await.unwrap();
+            for n in 0..2 {
+                store.append_synced(id(1), n * 8192, pattern(seed + n, 8192), 0).await.unwrap();
+                store.sync(id(1)).await.unwrap();
+            }
             store.crash(Crash::PowerLoss);
             let now = contents(&store.reopen(), 1).await.unwrap();
             assert_eq!(now, [&pattern(seed, 8192)[..], &pattern(seed + 1, 8192)[..]].concat(), "seed {seed}");
@@ -112,7 +114,7 @@ fn an_append_in_flight_leaves_a_prefix_when_the_process_is_killed() {
     assert!(none > 20 && part > 20 && whole > 20, "{none} {part} {whole}");
 }
 
-fn poll_until_ready<T>(future: &mut BoxFuture<'_, T>) -> T {
+fn poll_until_ready<T>(future: &mut Completion<T>) -> Result<T, StoreError> {
     loop {
         if let Poll::Ready(value) = poll_once(future) {
             return value;

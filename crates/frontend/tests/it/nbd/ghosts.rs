@@ -9,9 +9,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, CloneRequest, PoolConfig, SyncMode};
+use forebay_engine::{CloneRequest, PoolConfig, SyncMode};
 use forebay_format::SegmentId;
-use forebay_store::{IoBuf, MemoryStore, Result, Store};
+use forebay_store::{Completion, IoBuf, MemoryStore, Store};
 use forebay_wire::nbd::*;
 use socket2::SockRef;
 use tokio::sync::watch;
@@ -26,13 +26,13 @@ const FLOOD: u64 = 16 * MIB;
 
 /// A store whose appends wait while the gate is closed.
 struct Gated {
-    inner: MemoryStore,
+    inner: Arc<MemoryStore>,
     open: watch::Sender<bool>,
 }
 
 impl Gated {
     fn new() -> Arc<Gated> {
-        Arc::new(Gated { inner: MemoryStore::new(), open: watch::Sender::new(true) })
+        Arc::new(Gated { inner: Arc::default(), open: watch::Sender::new(true) })
     }
 
     fn set_open(&self, open: bool) {
@@ -41,13 +41,13 @@ impl Gated {
 }
 
 impl Store for Gated {
-    forebay_store::forward_store!(inner; sync, read, delete, list, read_superblock, swap_superblock, capacity);
+    forebay_store::forward_store!(inner; except append);
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        let mut open = self.open.subscribe();
-        Box::pin(async move {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        let (inner, mut open) = (self.inner.clone(), self.open.subscribe());
+        Completion::of(async move {
             let _ = open.wait_for(|open| *open).await;
-            self.inner.append(id, offset, data, expected).await
+            inner.append(id, offset, data, expected).await
         })
     }
 }

@@ -5,15 +5,14 @@
 //! closing its lease, not by dropping the last reference to the pool. From then on all operations fail; the
 //! lock is released when those that had begun have ended.
 
-use std::future::{Future, pending, ready};
+use std::future::pending;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use forebay_control::operations::Held;
 use forebay_format::{SegmentId, Superblock};
 use forebay_frontend::plane::Gate;
 use forebay_store::rados::RadosStore;
-use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
+use forebay_store::{Capacity, Completion, IoBuf, ObjectStat, Selection, Store, StoreError};
 use parking_lot::RwLock;
 
 use super::store::Opened;
@@ -64,127 +63,61 @@ impl Lease {
         drop(opened);
     }
 
-    fn store(&self) -> Result<Arc<dyn Store>> {
-        let closed = || StoreError::Io {
-            what: "access to the store".into(),
-            reason: "the pool was handed over to another process".into(),
-            errno: libc::ESHUTDOWN,
-        };
-        self.0.read().as_ref().map(|opened| opened.store.clone()).ok_or_else(closed)
-    }
-}
-
-/// Begins an operation: the contract requires that it progresses without being polled.
-fn begin<'a, T: Send + 'a>(operation: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
-    let mut operation: BoxFuture<'a, T> = Box::pin(operation);
-    match operation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(result) => Box::pin(ready(result)),
-        Poll::Pending => operation,
+    fn store(&self) -> Arc<dyn Store> {
+        self.0.read().as_ref().map_or_else(|| Arc::new(Released) as _, |opened| opened.store.clone())
     }
 }
 
 impl Store for Lease {
-    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
-        match self.store() {
-            Ok(store) => store.prepare(id, expected),
-            Err(e) => Box::pin(ready(Err(e))),
-        }
-    }
+    forebay_store::forward_store!(store(););
+}
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        let store = self.store();
-        begin(async move { store?.append(id, offset, data, expected).await })
-    }
+/// What is left of a store that was released: all operations fail.
+struct Released;
 
-    fn append_synced(
-        &self,
-        id: SegmentId,
-        offset: u64,
-        data: IoBuf,
-        expected: u64,
-    ) -> BoxFuture<'_, Result<IoBuf>> {
-        let store = self.store();
-        begin(async move { store?.append_synced(id, offset, data, expected).await })
-    }
+fn refuse<T>() -> Completion<T> {
+    Completion::ended(Err(StoreError::Io {
+        what: "access to the store".into(),
+        reason: "the pool was handed over to another process".into(),
+        errno: libc::ESHUTDOWN,
+    }))
+}
 
-    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
-        match self.store() {
-            Ok(store) => store.overdue(len),
-            Err(_) => Box::pin(std::future::pending()),
-        }
+impl Store for Released {
+    fn append(&self, _: SegmentId, _: u64, _: IoBuf, _: u64) -> Completion<IoBuf> {
+        refuse()
     }
-
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        let store = self.store();
-        begin(async move { store?.sync(id).await })
+    fn sync(&self, _: SegmentId) -> Completion<()> {
+        refuse()
     }
-
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
-        let store = self.store();
-        begin(async move { store?.read(id, offset, len).await })
+    fn read(&self, _: SegmentId, _: u64, _: usize) -> Completion<IoBuf> {
+        refuse()
     }
-
-    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
-        let store = self.store();
-        begin(async move { store?.delete(id).await })
+    fn delete(&self, _: SegmentId) -> Completion<()> {
+        refuse()
     }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        let store = self.store();
-        begin(async move { store?.list().await })
+    fn list_lengths_of(&self, _: Selection) -> Completion<Vec<ObjectStat>> {
+        refuse()
     }
-
-    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        let store = self.store();
-        Box::pin(async move { store?.list_lengths_of(selected).await })
+    fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]> {
+        refuse()
     }
-
-    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        let store = self.store();
-        Box::pin(async move { store?.tail(listed, from).await })
+    fn swap_superblock(&self, _: &Superblock) -> Completion<()> {
+        refuse()
     }
-
-    fn trim(&self, id: SegmentId, written: u64) -> BoxFuture<'_, Option<u64>> {
-        let store = self.store();
-        Box::pin(async move { store.ok()?.trim(id, written).await })
+    fn capacity(&self) -> Completion<Capacity> {
+        refuse()
     }
-
-    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
-        let store = self.store();
-        begin(async move { store?.read_superblock().await })
-    }
-
-    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
-        let (store, new) = (self.store(), new.clone());
-        begin(async move { store?.swap_superblock(&new).await })
-    }
-
-    fn is_shared(&self) -> bool {
-        self.store().is_ok_and(|store| store.is_shared())
-    }
-
-    fn max_object_bytes(&self) -> u64 {
-        self.store().map_or(u64::MAX, |store| store.max_object_bytes())
-    }
-
-    fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
-        let store = self.store();
-        Box::pin(async move {
-            if let Ok(store) = store {
-                store.reserve(bytes).await;
-            }
-        })
-    }
-
-    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
-        let store = self.store();
-        begin(async move { store?.capacity().await })
+    fn prepare(&self, _: SegmentId, _: u64) -> Completion<()> {
+        refuse()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use forebay_store::{DirectoryOptions, DirectoryStore};
+    use std::task::{Context, Waker};
+
+    use forebay_store::{BoxFuture, DirectoryOptions, DirectoryStore};
     use tokio::sync::Notify;
 
     use super::*;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_engine::{DiskHandle, Error, Host, Pool, PoolConfig, SegmentId, SyncMode, check};
 use forebay_sim::{Executor, Ran, Rng, SimHost};
-use forebay_store::{BoxFuture, IoBuf, MemoryStore, Result, Store};
+use forebay_store::{BoxFuture, Completion, IoBuf, MemoryStore, Store};
 use parking_lot::Mutex;
 
 pub const BLOCK: u64 = 4096;
@@ -39,28 +39,28 @@ impl OneDisk {
 }
 
 impl Store for OneDisk {
-    forebay_store::forward_store!(inner; delete, list, read_superblock, swap_superblock, reserve, capacity);
+    forebay_store::forward_store!(inner; except append, sync, read);
 
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         let served = self.serve(data.len());
         let appended = self.inner.append(id, offset, data, expected);
-        Box::pin(async move {
+        Completion::of(async move {
             served.await;
             appended.await
         })
     }
-    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+    fn sync(&self, id: SegmentId) -> Completion<()> {
         let served = self.serve(16 << 10);
         let synced = self.inner.sync(id);
-        Box::pin(async move {
+        Completion::of(async move {
             served.await;
             synced.await
         })
     }
-    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         let served = self.serve(len);
         let read = self.inner.read(id, offset, len);
-        Box::pin(async move {
+        Completion::of(async move {
             served.await;
             read.await
         })

@@ -5,7 +5,8 @@
 //! not wait for them.
 
 use std::ffi::{CStr, c_char};
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,10 +18,10 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::api::ClusterStat;
-use super::operations::{Connection, received};
+use super::operations::Connection;
 use super::runtime::Runtime;
-use crate::rados::{Answer, Errno};
-use crate::{BoxFuture, Capacity};
+use crate::Capacity;
+use crate::rados::{Answer, Errno, Operation};
 
 /// Answers of this age are used without a query.
 const FRESH: Duration = Duration::from_secs(1);
@@ -59,7 +60,7 @@ impl Space {
         connection: &Arc<Connection>,
         pool: &str,
         runtime: &Runtime,
-    ) -> BoxFuture<'static, Answer<Capacity>> {
+    ) -> Operation<Capacity> {
         let mut state = self.0.lock();
         let age = state.last.map_or(Duration::MAX, |(at, _)| at.elapsed());
         if age > FRESH && state.query_since.is_none() {
@@ -69,15 +70,15 @@ impl Space {
         let Some((_, last)) = state.last else {
             let (answer, answered) = oneshot::channel();
             state.waiters.push(answer);
-            return received(answered);
+            return Operation::awaited(answered);
         };
         if age <= USABLE || state.query_is_overdue() {
-            return Box::pin(std::future::ready(Ok(last)));
+            return Operation::ended(Ok(last));
         }
         let (answer, answered) = oneshot::channel();
         state.waiters.push(answer);
-        let (mut answered, mut patience) = (received(answered), runtime.sleep(PATIENCE));
-        Box::pin(poll_fn(move |cx| match answered.as_mut().poll(cx) {
+        let (mut answered, mut patience) = (Operation::awaited(answered), runtime.sleep(PATIENCE));
+        Operation::of(poll_fn(move |cx| match Pin::new(&mut answered).poll(cx) {
             Poll::Ready(answer) => Poll::Ready(answer.or(Ok(last))),
             Poll::Pending => patience.as_mut().poll(cx).map(|()| Ok(last)),
         }))

@@ -38,9 +38,9 @@ use tokio::sync::oneshot;
 
 use self::api::Api;
 use self::capacity::Space;
-use self::operations::{Connection, received};
+use self::operations::Connection;
 use self::runtime::{End, Runtime};
-use super::{Answer, Cluster, Contents, Errno, RadosAddress, RadosOptions, Step, WhenFull};
+use super::{Answer, Cluster, Contents, Errno, Operation, RadosAddress, RadosOptions, Step, WhenFull};
 use crate::{BoxFuture, Capacity, IoBuf, StoreError};
 
 /// The name that stands for all namespaces. No pool has it.
@@ -112,31 +112,31 @@ impl Drop for LibradosCluster {
 }
 
 impl Cluster for LibradosCluster {
-    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> BoxFuture<'static, Answer<()>> {
+    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()> {
         self.connection.operate(object, steps, full)
     }
 
-    fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>> {
+    fn read(&self, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
         self.connection.read(object, offset, len)
     }
 
-    fn contents(&self, object: &str, len: usize) -> BoxFuture<'static, Answer<Contents>> {
+    fn contents(&self, object: &str, len: usize) -> Operation<Contents> {
         self.connection.contents(object, len)
     }
 
-    fn len_of(&self, object: &str) -> BoxFuture<'static, Answer<u64>> {
+    fn len_of(&self, object: &str) -> Operation<u64> {
         self.connection.len_of(object)
     }
 
-    fn list(&self) -> BoxFuture<'static, Answer<Vec<String>>> {
+    fn list(&self) -> Operation<Vec<String>> {
         let (answer, answered) = oneshot::channel();
         let connection = self.connection.clone();
         let names = move || Ok(list(&connection)?.into_iter().map(|(_, name)| name).collect());
         self.runtime.call(&self.connection, move || drop(answer.send(names())));
-        received(answered)
+        Operation::awaited(answered)
     }
 
-    fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>> {
+    fn capacity(&self) -> Operation<Capacity> {
         self.space.get(&self.connection, &self.pool, &self.runtime)
     }
 

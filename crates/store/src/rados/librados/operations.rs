@@ -12,9 +12,9 @@ use super::api::{self, Api, Raw};
 use super::queue::{Limits, Queue};
 use super::read_op::{Page, ReadOp};
 use super::write_op::{WriteOp, cost_of};
+use crate::IoBuf;
 use crate::rados::header::HEADER;
-use crate::rados::{Answer, Contents, Errno, Step, WhenFull};
-use crate::{BoxFuture, IoBuf};
+use crate::rados::{Answer, Contents, Errno, Operation, Step, WhenFull};
 
 /// Bounds of what is in flight. Those of the library are higher, so that submitting never blocks.
 const LIMITS: Limits = Limits { operations: 1_000, bytes: 96 << 20 };
@@ -97,12 +97,7 @@ impl Connection {
     }
 
     /// See [`super::super::Cluster::operate`].
-    pub(super) fn operate(
-        self: &Arc<Self>,
-        object: &str,
-        steps: Vec<Step>,
-        full: WhenFull,
-    ) -> BoxFuture<'static, Answer<()>> {
+    pub(super) fn operate(self: &Arc<Self>, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()> {
         let cost = OVERHEAD + steps.iter().map(cost_of).sum::<usize>();
         let built = c_string(object).and_then(|o| Ok((o, WriteOp::new(self.api, steps)?)));
         let (object, op) = match built {
@@ -118,16 +113,11 @@ impl Connection {
     }
 
     /// See [`super::super::Cluster::read`].
-    pub fn read(
-        self: &Arc<Self>,
-        object: &str,
-        offset: u64,
-        len: usize,
-    ) -> BoxFuture<'static, Answer<IoBuf>> {
+    pub fn read(self: &Arc<Self>, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
         if len == 0 {
             // To an OSD, a read of 0 bytes is one of the whole object.
             let exists = self.len_of(object);
-            return Box::pin(async { exists.await.map(|_| IoBuf::with_capacity(0)) });
+            return Operation::of(async { exists.await.map(|_| IoBuf::with_capacity(0)) });
         }
         let object = match c_string(object) {
             Ok(object) => object,
@@ -148,7 +138,7 @@ impl Connection {
     }
 
     /// See [`super::super::Cluster::len_of`].
-    pub(super) fn len_of(self: &Arc<Self>, object: &str) -> BoxFuture<'static, Answer<u64>> {
+    pub(super) fn len_of(self: &Arc<Self>, object: &str) -> Operation<u64> {
         let object = match c_string(object) {
             Ok(object) => object,
             Err(e) => return failed(e),
@@ -161,18 +151,14 @@ impl Connection {
     }
 
     /// See [`super::super::Cluster::contents`].
-    pub(super) fn contents(
-        self: &Arc<Self>,
-        object: &str,
-        len: usize,
-    ) -> BoxFuture<'static, Answer<Contents>> {
+    pub(super) fn contents(self: &Arc<Self>, object: &str, len: usize) -> Operation<Contents> {
         let object = match c_string(object) {
             Ok(object) => object,
             Err(e) => return failed(e),
         };
         let (answer, answered) = oneshot::channel();
         self.page(object, Some(len), Contents::default(), answer);
-        received(answered)
+        Operation::awaited(answered)
     }
 
     /// Reads a page of keys, after those that `known` has, and then the next one. The first page includes
@@ -211,7 +197,7 @@ impl Connection {
         cost: usize,
         submit: Submit,
         convert: impl FnOnce(Answer<usize>) -> Answer<T> + Send + 'static,
-    ) -> BoxFuture<'static, Answer<T>> {
+    ) -> Operation<T> {
         let (answer, answered) = oneshot::channel();
         self.begin(
             object,
@@ -219,7 +205,7 @@ impl Connection {
             submit,
             Box::new(move |result| drop(answer.send(convert(as_answer(result))))),
         );
-        received(answered)
+        Operation::awaited(answered)
     }
 }
 
@@ -283,15 +269,8 @@ pub(super) fn as_answer(result: c_int) -> Answer<usize> {
     usize::try_from(result).map_err(|_| Errno(result.saturating_neg()))
 }
 
-fn failed<T: Send + 'static>(e: Errno) -> BoxFuture<'static, Answer<T>> {
-    Box::pin(std::future::ready(Err(e)))
-}
-
-/// The answer, or `EIO` if its sender panicked.
-pub(super) fn received<T: Send + 'static>(
-    answered: oneshot::Receiver<Answer<T>>,
-) -> BoxFuture<'static, Answer<T>> {
-    Box::pin(async { answered.await.unwrap_or(Err(Errno(libc::EIO))) })
+fn failed<T>(e: Errno) -> Operation<T> {
+    Operation::ended(Err(e))
 }
 
 pub(super) fn c_string(text: &str) -> Answer<CString> {
