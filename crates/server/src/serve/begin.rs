@@ -8,18 +8,19 @@ use std::time::Instant;
 use forebay_engine::{Pool, PoolConfig};
 use forebay_frontend::iscsi::WhileStandby;
 use forebay_frontend::plane::Bound;
-use forebay_store::rados::PoolConnection;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::listen::inherited::Inherited;
 use super::listen::sockets::{self, Sockets};
 use super::open::OpenPool;
+use super::ownership::candidate::Candidate;
 use super::ownership::claim;
+use super::ownership::contract::Opened;
 use super::ownership::lease::Lease;
 use super::ownership::loss::{Loss, exit_without_pool};
 use super::ownership::standby::StandbyPortals;
-use super::ownership::store::{self, Opened};
+use super::ownership::store;
 use super::{EngineThread, ServeError, Server};
 use crate::config::{PoolLocation, RadosPool};
 
@@ -30,11 +31,10 @@ impl Server<'_> {
         Ok(opened)
     }
 
-    /// The connection to the cluster of a pool in Ceph.
-    pub(super) async fn connect(&self) -> Result<Option<Arc<PoolConnection>>, ServeError> {
-        let PoolLocation::Rados(pool) = &self.config.location else { return Ok(None) };
+    /// This process as a candidate for the pool.
+    pub(super) async fn candidate(&self) -> Result<Candidate, ServeError> {
         let failed = |source| ServeError::Store { pool: self.config.location.to_string(), source };
-        store::connect(pool).await.map(Some).map_err(failed)
+        Candidate::new(&self.config.location).await.map_err(failed)
     }
 
     /// Opens the store, and binds the sockets. `None` if a signal to stop arrives while another server holds

@@ -166,10 +166,10 @@ async fn take_over<'a>(
 ) -> Result<(Server<'a>, OpenPool, Services, Sockets), ServeError> {
     let mut server = Server::new(config, binary, reloader)?;
     let mut sockets = successor.adopt_sockets(config)?;
-    let connection = server.connect().await?;
-    successor.ready(connection.as_ref().map(|connection| connection.as_heir()).as_ref())?;
+    let candidate = server.candidate().await?;
+    successor.ready(candidate.as_heir().as_ref())?;
     let state = successor.receive_state()?;
-    let store = server.open_released_store(connection.as_ref()).await?;
+    let store = server.open_released_store(&candidate).await?;
     let opened = async {
         let opened = server.open_pool_unless_stopped(store.clone()).await?;
         let open = opened.unwrap_or_else(|| exit_while_opening());
@@ -180,9 +180,7 @@ async fn take_over<'a>(
         Ok(opened) => opened,
         Err(e) => {
             // The predecessor takes it when this process has ended, and no other server does.
-            if let (Some(store), Some(connection)) = (store.rados(), connection) {
-                store.release_to(connection.as_heir());
-            }
+            store.release_to(candidate.as_heir());
             return Err(e);
         }
     };

@@ -46,8 +46,8 @@ impl OpenPool {
 
     /// Clients are served from now on.
     pub fn announce_serving(&self) {
-        if let Some(store) = self.store.rados() {
-            store.announce_serving();
+        if let Some(ownership) = self.store.ownership() {
+            ownership.announce_serving();
         }
     }
 }

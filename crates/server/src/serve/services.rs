@@ -140,9 +140,10 @@ impl Prepared {
                 portals: config.iscsi_paths.portals.as_deref(),
             },
         )?;
-        let publisher = store.rados().filter(|_| !iscsi.is_empty()).map(|store| {
+        let ownership = store.ownership().filter(|ownership| ownership.notice_board().is_some());
+        let publisher = ownership.filter(|_| !iscsi.is_empty()).map(|ownership| {
             let (paths, bound) = (&config.iscsi_paths, specific(&iscsi));
-            Publisher::new(Arc::downgrade(&store), &pool, targets.served(), groups, paths, bound)
+            Publisher::new(Arc::downgrade(&ownership), &pool, targets.served(), groups, paths, bound)
         });
         let resumed = resume(&mut plane, state.connections);
         let (control_listener, http) = {
@@ -173,7 +174,7 @@ impl Prepared {
             most_connections: descriptors.clients,
             cache: state.cache,
             publisher,
-            standbys: store.rados().map(|store| store.standbys()),
+            standbys: store.ownership().and_then(|ownership| ownership.standbys()),
             client_interfaces: config.client_interfaces.clone(),
             observed: Observed { nbd: clients, ..observed(config, store) },
             resumed,

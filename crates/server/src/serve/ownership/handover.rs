@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 
 use forebay_api::{ErrorKind, Handover, NewOwner};
 use forebay_control::operations::ControlError;
-use forebay_store::rados::{HandedOver as Settled, Heir, RadosStore, Waiting};
+use forebay_store::rados::{HandedOver as Settled, Heir, PoolConnection, RadosStore, Waiting};
 use tokio::task::JoinHandle;
 
-use super::claim;
+use super::candidate::Candidate;
 use super::reopen::Back;
+use super::{ceph, claim};
 use crate::config::ServeConfig;
 use crate::serve::ServeError;
 use crate::serve::host::notify;
@@ -43,16 +44,16 @@ async fn find_heir(
     config: &ServeConfig,
     open: &OpenPool,
     to: Option<String>,
-) -> Result<(Heir, Back), ControlError> {
+) -> Result<(Heir, Arc<PoolConnection>, Back), ControlError> {
     let back = Back::connect(config, open).await.map_err(|e| failed(e, CONTINUES))?;
-    let Some(back) = back else {
+    let Candidate::Ceph(connection) = back.candidate.clone() else {
         let why = "the pool is in a directory of this host; only a pool in Ceph can be handed over";
         return Err(ControlError::bad_request(why));
     };
-    let (connection, name) = (back.connection.clone(), to.clone());
-    let heir = claim::blocking(move || connection.find_heir(name.as_deref())).await;
+    let (finding, name) = (connection.clone(), to.clone());
+    let heir = claim::blocking(move || finding.find_heir(name.as_deref())).await;
     match heir.map_err(|e| failed(e, CONTINUES))? {
-        Some(heir) => Ok((heir, back)),
+        Some(heir) => Ok((heir, connection, back)),
         None => {
             let which = to.map_or("no standby waits".to_owned(), |to| format!("no standby '{to}' waits"));
             let pool = &config.location;
@@ -66,7 +67,7 @@ async fn find_heir(
 
 /// Announces the handover to the standby, or the end of an attempt.
 async fn invite(open: &OpenPool, heir: Option<&Heir>) -> Result<(), ControlError> {
-    let invited = open.store.rados().map(|store| store.invite(heir));
+    let invited = open.store.ownership().map(|ownership| ownership.invite(heir));
     match invited {
         Some(invited) => invited.await.map_err(|e| failed(e, CONTINUES)),
         None => Ok(()),
@@ -81,7 +82,7 @@ pub(in crate::serve) async fn hand_over(
     services: Services,
     signals: &mut Signals,
 ) -> Outcome<NewOwner> {
-    let (heir, back) = match find_heir(config, open, request.to).await {
+    let (heir, connection, back) = match find_heir(config, open, request.to).await {
         Ok(found) => found,
         Err(e) => return Outcome::Unchanged(Box::new(services), e),
     };
@@ -99,21 +100,17 @@ pub(in crate::serve) async fn hand_over(
     let _fed = notify::feed_meanwhile();
     if let Err(e) = open.close().await {
         // Writes that were acknowledged may be in the memory of this host.
-        if let Some(store) = open.store.rados() {
-            back.reserve(&store);
-        }
+        back.reserve(&open.store);
         open.release_store().await;
-        return Outcome::Resume(Box::new(Resumption::new(state, Some(back))), failed(e, CONTINUES));
+        return Outcome::Resume(Box::new(Resumption::new(state, back)), failed(e, CONTINUES));
     }
     if !open.pool.retains() {
         // Later, an heir on this host may have the file.
         open.engine.remove_memory();
     }
-    if let Some(store) = open.store.rados() {
-        store.release_to(heir);
-    }
+    open.store.release_to(Some(heir));
     let settle = async {
-        let Back { connection, term, .. } = back.clone();
+        let term = back.term;
         let settled = claim::open(
             move |stopped| {
                 let is_cancelled = || stopped.get();
@@ -138,7 +135,7 @@ pub(in crate::serve) async fn hand_over(
         }
         Ok(Some(Settled::Back(store))) => taken_back(store, state, back),
         Err(e) => {
-            let resumption = Resumption::new(state, Some(back));
+            let resumption = Resumption::new(state, back);
             Outcome::Resume(Box::new(resumption), failed(e, CONTINUES))
         }
     }
@@ -183,7 +180,7 @@ fn taken_back(store: Arc<RadosStore>, state: HandedOver, back: Back) -> Outcome<
         true => "this server took it back, and continues to serve its clients",
         false => "this server took it back; its clients have to connect again",
     };
-    let resumption = Resumption { state, back: Some(back), store: Some(store) };
+    let resumption = Resumption { state, back, store: Some(ceph::opened(store)) };
     Outcome::Resume(Box::new(resumption), failed(why, then))
 }
 

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use forebay_control::operations::Held;
 use forebay_format::{SegmentId, Superblock};
 use forebay_frontend::plane::Gate;
-use forebay_store::rados::RadosStore;
+use forebay_store::rados::Heir;
 use forebay_store::{Capacity, Completion, IoBuf, ObjectStat, Selection, Store, StoreError};
 use parking_lot::RwLock;
 
-use super::store::Opened;
+use super::contract::{Opened, Ownership};
 
 /// A store that can be taken away.
 pub(in crate::serve) struct Lease(RwLock<Option<Opened>>);
@@ -27,7 +27,7 @@ impl Lease {
 
     /// Waits until another server has taken the store. Never completes once the lease is closed.
     pub async fn lost(&self) {
-        let lost = self.0.read().as_ref().map(|opened| (opened.lost)());
+        let lost = self.ownership().map(|ownership| ownership.lost());
         if let Some(lost) = lost {
             lost.await;
         }
@@ -39,22 +39,24 @@ impl Lease {
 
     /// Lets replies leave while no other server can have taken the store.
     pub fn gate(&self) -> Gate {
-        self.0.read().as_ref().map(|opened| opened.gate.clone()).unwrap_or_default()
+        self.ownership().map(|ownership| ownership.gate()).unwrap_or_default()
     }
 
-    /// The store if it is in Ceph and not released. The caller must not keep it.
-    pub fn rados(&self) -> Option<Arc<RadosStore>> {
-        self.0.read().as_ref().and_then(|opened| opened.rados.clone())
+    /// The ownership of the pool, unless the store was released. The caller must not keep it.
+    pub fn ownership(&self) -> Option<Arc<dyn Ownership>> {
+        self.0.read().as_ref().map(|opened| opened.ownership.clone())
     }
 
-    /// The ownership of a pool in Ceph.
+    /// What is reported of the ownership.
     pub fn held(&self) -> Option<Held> {
-        self.rados().map(|store| Held {
-            owner: store.owner().to_owned(),
-            term: store.term(),
-            lease_left: store.lease_left(),
-            standbys: None,
-        })
+        self.ownership().and_then(|ownership| ownership.held())
+    }
+
+    /// When the store is closed, the pool is reserved for this process, if a release needs a name.
+    pub fn release_to(&self, heir: Option<Heir>) {
+        if let (Some(ownership), Some(heir)) = (self.ownership(), heir) {
+            ownership.release_to(heir);
+        }
     }
 
     /// Releases the store. May block until operations in progress have ended.
@@ -122,12 +124,18 @@ mod tests {
 
     use super::*;
 
+    /// An ownership that another server can take.
+    struct Taken(Arc<Notify>);
+
+    impl Ownership for Taken {
+        fn lost(&self) -> BoxFuture<'static, ()> {
+            Box::pin(self.0.clone().notified_owned())
+        }
+    }
+
     fn lease(directory: &std::path::Path, taken: &Arc<Notify>) -> Arc<Lease> {
         let store = DirectoryStore::open(directory, &DirectoryOptions::default()).unwrap();
-        let taken = taken.clone();
-        let lost = move || -> BoxFuture<'static, ()> { Box::pin(taken.clone().notified_owned()) };
-        let (lost, gate) = (Box::new(lost), Gate::default());
-        Lease::new(Opened { store, lost, gate, rados: None, directory: None })
+        Lease::new(Opened { store, ownership: Arc::new(Taken(taken.clone())), directory: None })
     }
 
     fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {

@@ -11,8 +11,9 @@ use forebay_engine::Pool;
 use forebay_frontend::iscsi::{Notice, PortGroups, WhileStandby, portals_of};
 use forebay_frontend::targets::ServedTargets;
 use forebay_store::StoreError;
-use forebay_store::rados::{NoticeBoard, RadosStore};
+use forebay_store::rados::NoticeBoard;
 
+use super::contract::Ownership;
 use super::standby::own_record;
 use crate::config::IscsiPaths;
 
@@ -21,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Publishes for the owner of a pool.
 pub(in crate::serve) struct Publisher {
-    store: Weak<RadosStore>,
+    ownership: Weak<dyn Ownership>,
     pool: Weak<Pool>,
     targets: Arc<ServedTargets>,
     groups: Arc<PortGroups>,
@@ -38,7 +39,7 @@ pub(in crate::serve) struct Publisher {
 impl Publisher {
     /// A publisher of this pool. `bound` are the specific addresses of the portals.
     pub fn new(
-        store: Weak<RadosStore>,
+        ownership: Weak<dyn Ownership>,
         pool: &Arc<Pool>,
         targets: &Arc<ServedTargets>,
         groups: &Arc<PortGroups>,
@@ -50,7 +51,7 @@ impl Publisher {
             tracing::info!("no portal is published for servers that wait for the pool: see [iscsi] portals");
         }
         Publisher {
-            store,
+            ownership,
             pool: Arc::downgrade(pool),
             targets: targets.clone(),
             groups: groups.clone(),
@@ -91,16 +92,17 @@ impl Publisher {
     /// Publishes a new edition if anything has changed. False if the pool is closed.
     async fn publish(&mut self) -> Result<bool, StoreError> {
         let (published, board) = {
-            let (Some(store), Some(pool)) = (self.store.upgrade(), self.pool.upgrade()) else {
+            let (Some(ownership), Some(pool)) = (self.ownership.upgrade(), self.pool.upgrade()) else {
                 return Ok(false);
             };
+            let Some(board) = ownership.notice_board() else { return Ok(false) };
             let notice = Notice::encode(self.paths.group, &self.portals, &self.targets, &pool);
             let published = (notice != self.published).then(|| {
                 self.edition += 1;
-                (store.publish(self.edition, &notice), notice)
+                (ownership.publish(self.edition, &notice), notice)
             });
             // The store must not be kept open while the cluster does not answer.
-            (published, store.notice_board())
+            (published, board)
         };
         if let Some((done, notice)) = published {
             done.await?;

@@ -13,13 +13,15 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::Error as EngineError;
 use forebay_store::StoreError;
-use forebay_store::rados::{Claim, Heir, PoolConnection, RadosStore};
+use forebay_store::rados::{Claim, Heir};
 
+use super::candidate::Candidate;
 use super::claim::blocking;
+use super::contract::Opened;
 use super::lease::Lease;
 use super::loss::{Loss, exit_without_pool};
 use super::store;
-use crate::config::{PoolLocation, ServeConfig};
+use crate::config::ServeConfig;
 use crate::serve::open::OpenPool;
 use crate::serve::{ServeError, Server};
 
@@ -29,11 +31,11 @@ const RELEASE_RETRY: Duration = Duration::from_millis(1);
 /// Interval of attempts after an error of the cluster.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// A pool in Ceph that this process is about to release: the means to get it back, which need no monitor.
+/// A pool that this process is about to release: the means to get it back.
 #[derive(Clone)]
 pub(in crate::serve) struct Back {
-    pub connection: Arc<PoolConnection>,
-    /// The ownership that ends.
+    pub candidate: Candidate,
+    /// The term that ends; 0 for a pool without terms.
     pub term: u64,
     /// The process of this host to which the pool is released, and which this one ends if it does not serve.
     pub successor: Option<Heir>,
@@ -47,19 +49,15 @@ pub(in crate::serve) struct Reopened {
 }
 
 impl Back {
-    /// Connects; `None` if the pool is in a directory.
-    pub async fn connect(config: &ServeConfig, open: &OpenPool) -> Result<Option<Back>, StoreError> {
-        let (PoolLocation::Rados(pool), Some(term)) =
-            (&config.location, open.store.rados().map(|store| store.term()))
-        else {
-            return Ok(None);
-        };
-        Ok(Some(Back { connection: store::connect(pool).await?, term, successor: None }))
+    /// Connects, if the pool is in Ceph.
+    pub async fn connect(config: &ServeConfig, open: &OpenPool) -> Result<Back, StoreError> {
+        let term = open.store.ownership().and_then(|ownership| ownership.term()).unwrap_or_default();
+        Ok(Back { candidate: Candidate::new(&config.location).await?, term, successor: None })
     }
 
     /// Reserves the pool for this process when its store is released.
-    pub fn reserve(&self, store: &RadosStore) {
-        store.release_to(self.connection.as_heir());
+    pub fn reserve(&self, store: &Lease) {
+        store.release_to(self.candidate.as_heir());
     }
 }
 
@@ -67,18 +65,17 @@ impl Server<'_> {
     /// Opens a store that another process, or this one, has just closed.
     pub(in crate::serve) async fn open_released_store(
         &self,
-        connection: Option<&Arc<PoolConnection>>,
+        candidate: &Candidate,
     ) -> Result<Arc<Lease>, ServeError> {
         let begun = Instant::now();
         loop {
-            let opened = match (connection, &self.config.location) {
-                (Some(connection), _) => {
+            let opened = match candidate {
+                Candidate::Ceph(connection) => {
                     let (config, host, connection) = (self.config, self.engine.host(), connection.clone());
                     let opened = store::claim(config, connection, Claim::IfFree, host, pending()).await;
                     opened.map(|opened| opened.expect("no signal ends the claim"))
                 }
-                (None, PoolLocation::Directory(path)) => self.open_store(path).await,
-                (None, PoolLocation::Rados(_)) => unreachable!("a pool in Ceph has a connection"),
+                Candidate::Directory(path) => self.open_store(path).await,
             };
             match opened {
                 Err(ServeError::Store { source: StoreError::Busy(_), .. }) if begun.elapsed() < RELEASE => {
@@ -94,33 +91,28 @@ impl Server<'_> {
     /// caller ends the process.
     pub(in crate::serve) async fn reopen(
         &mut self,
-        back: Option<Back>,
-        mut store: Option<Arc<RadosStore>>,
+        mut back: Back,
+        mut store: Option<Opened>,
     ) -> Result<Option<Reopened>, ServeError> {
-        let Some(mut back) = back else {
-            let store = self.open_released_store(None).await?;
+        let Candidate::Ceph(connection) = back.candidate.clone() else {
+            let store = self.open_released_store(&back.candidate).await?;
             let open = self.open_pool_unless_stopped(store).await?;
             return Ok(open.map(|open| Reopened { open, is_same: true }));
         };
         let mut is_same = true;
         loop {
-            let (config, host, connection) = (self.config, self.engine.host(), back.connection.clone());
+            let (config, host, connection) = (self.config, self.engine.host(), connection.clone());
             let claim = Claim::Back { term: back.term };
             let claimed = match store.take() {
-                Some(store) => {
-                    let heir = back.connection.as_heir();
-                    store::taken_back(config, store, heir, host).await.map(Some)
-                }
+                Some(store) => store::taken_back(config, store, connection.as_heir(), host).await.map(Some),
                 None => store::claim(config, connection, claim, host, self.signals.stop()).await,
             };
             let error = match claimed {
                 Ok(None) => return Ok(None),
                 Ok(Some(opened)) => {
-                    if let Some(store) = &opened.rados {
-                        is_same &= store.continues(back.term, back.successor.as_ref());
-                        back.term = store.term();
-                        back.successor = None;
-                    }
+                    is_same &= opened.ownership.continues(back.term, back.successor.as_ref());
+                    back.term = opened.ownership.term().unwrap_or_default();
+                    back.successor = None;
                     let lease = Lease::new(opened);
                     match self.open_pool_unless_stopped(lease.clone()).await {
                         Err(e @ ServeError::Pool(EngineError::Store(_))) => {
@@ -142,9 +134,7 @@ impl Server<'_> {
 
     /// Releases what was claimed for an opening that failed, before the next attempt.
     async fn give_up(&self, lease: Arc<Lease>, back: &Back) {
-        if let Some(store) = lease.rados() {
-            back.reserve(&store);
-        }
+        back.reserve(&lease);
         self.engine.release_memory();
         blocking(move || lease.close()).await;
     }

@@ -5,30 +5,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use forebay_engine::Host;
-use forebay_frontend::plane::Gate;
-use forebay_host::PoolDirectory;
-use forebay_store::rados::{Claim, Heir, PoolConnection, RadosStore, Waiting};
-use forebay_store::{BoxFuture, DirectoryOptions, DirectoryStore, Limited, Slow, Store, StoreError};
+use forebay_store::rados::{Claim, Heir, PoolConnection};
+use forebay_store::{DirectoryStore, Limited, Slow, StoreError};
 
+use super::ceph;
 use super::claim::{self, Stopped};
+use super::contract::Opened;
+use super::directory;
 use crate::config::{PoolLocation, RadosPool, ServeConfig};
 use crate::serve::ServeError;
 use crate::serve::host::descriptors::Descriptors;
-use crate::serve::host::notify;
-
-/// Creates a future that completes when another server has taken the store. It may keep the store open.
-pub(in crate::serve) type Lost = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
-
-/// An open store.
-pub(in crate::serve) struct Opened {
-    pub store: Arc<dyn Store>,
-    pub lost: Lost,
-    pub gate: Gate,
-    /// The same store, if it is in Ceph.
-    pub rados: Option<Arc<RadosStore>>,
-    /// The directory, if it is not.
-    pub directory: Option<PoolDirectory>,
-}
 
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
 ///
@@ -56,13 +42,7 @@ pub(in crate::serve) async fn open(
     descriptors: &Descriptors,
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
-    finish(open_directory(path, descriptors), config, host).await
-}
-
-/// Connects to the cluster of a pool.
-pub(in crate::serve) async fn connect(pool: &RadosPool) -> Result<Arc<PoolConnection>, StoreError> {
-    let RadosPool { address, options } = pool.clone();
-    claim::blocking(move || PoolConnection::new(&address, &options)).await
+    finish(directory::open(path, descriptors), config, host).await
 }
 
 /// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop`
@@ -79,7 +59,7 @@ pub(in crate::serve) async fn open_when_free(
     let opening = move |stopped: &Stopped| {
         tracing::info!(pool = %name, "opening the pool");
         let connection = PoolConnection::new(&address, &options)?;
-        claim_pool(&connection, &name, claim, stopped, &waits)
+        ceph::claim(&connection, &name, claim, stopped, &waits)
     };
     match claim::open(opening, stop).await.transpose() {
         Some(opened) => finish(opened, config, host).await.map(Some),
@@ -96,7 +76,7 @@ pub(in crate::serve) async fn claim(
     stop: impl Future<Output = ()>,
 ) -> Result<Option<Opened>, ServeError> {
     let (name, heir) = (config.location.to_string(), connection.as_heir());
-    let opening = move |stopped: &Stopped| claim_pool(&connection, &name, claim, stopped, &|| ());
+    let opening = move |stopped: &Stopped| ceph::claim(&connection, &name, claim, stopped, &|| ());
     match claim::open(opening, stop).await.transpose() {
         Some(opened) => finish_or_reserve(opened, heir, config, host).await.map(Some),
         None => Ok(None),
@@ -106,11 +86,11 @@ pub(in crate::serve) async fn claim(
 /// The store of a pool that this process has taken back.
 pub(in crate::serve) async fn taken_back(
     config: &ServeConfig,
-    store: Arc<RadosStore>,
+    opened: Opened,
     heir: Heir,
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
-    finish_or_reserve(Ok(in_ceph(store)), heir, config, host).await
+    finish_or_reserve(Ok(opened), heir, config, host).await
 }
 
 /// As [`finish`]. If it fails, the pool is reserved for `heir`: this process or another one of this host
@@ -121,54 +101,12 @@ async fn finish_or_reserve(
     config: &ServeConfig,
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
-    let store = opened.as_ref().ok().and_then(|opened| opened.rados.clone());
+    let ownership = opened.as_ref().ok().map(|opened| opened.ownership.clone());
     let finished = finish(opened, config, host).await;
-    if let (Err(_), Some(store)) = (&finished, store) {
-        store.release_to(heir);
+    if let (Err(_), Some(ownership)) = (&finished, ownership) {
+        ownership.release_to(heir);
     }
     finished
-}
-
-fn open_directory(path: &Path, descriptors: &Descriptors) -> Result<Opened, StoreError> {
-    let options = DirectoryOptions { open_files: descriptors.open_files, ..DirectoryOptions::default() };
-    let store = DirectoryStore::open(path, &options)?;
-    let failed = |e: std::io::Error| StoreError::Io {
-        what: format!("opening the store {}", path.display()),
-        reason: e.to_string(),
-        errno: e.raw_os_error().unwrap_or(libc::EIO),
-    };
-    let directory = Some(PoolDirectory::new(path, &store.superblock_status().map_err(failed)?));
-    let (uring, direct) = store.modes();
-    tracing::info!(uring, direct, "store open");
-    // The lock of the directory prevents it.
-    let lost = Box::new(|| -> BoxFuture<'static, ()> { Box::pin(std::future::pending()) });
-    Ok(Opened { store, lost, gate: Gate::default(), rados: None, directory })
-}
-
-/// Claims a pool in Ceph. Blocks.
-fn claim_pool(
-    connection: &PoolConnection,
-    pool: &str,
-    claim: Claim,
-    stopped: &Stopped,
-    waits: &(dyn Fn() + Sync),
-) -> Result<Opened, StoreError> {
-    let began = |owner: &str| {
-        tracing::info!(%pool, %owner, "waiting for the pool: another server holds it");
-        notify::notify("STATUS=standby: waiting for the pool");
-        waits();
-    };
-    let waiting = Waiting { is_cancelled: &|| stopped.get(), began: &began };
-    let store = connection.claim(claim, &waiting)?;
-    tracing::info!(%pool, "store open");
-    notify::notify("STATUS=opening the pool");
-    Ok(in_ceph(store))
-}
-
-fn in_ceph(store: Arc<RadosStore>) -> Opened {
-    let (held, gate) = (store.clone(), Gate::new(store.ownership()));
-    let lost = Box::new(move || held.lost());
-    Opened { store: store.clone(), lost, gate, rados: Some(store), directory: None }
 }
 
 /// Adds the limit and the latency of the configuration.
@@ -178,7 +116,7 @@ async fn finish(
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
     let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-    let Opened { mut store, lost, gate, rados, directory } = opened.map_err(failed)?;
+    let Opened { mut store, ownership, directory } = opened.map_err(failed)?;
     if let Some(limit) = config.store_limit {
         tracing::info!(limit, "the size of the pool is limited, as configured");
         store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
@@ -189,11 +127,13 @@ async fn finish(
         let sleep = Arc::new(move |time| host.sleep(time));
         store = Arc::new(Slow::new(store, array, Arc::new(move || clock.now()), sleep));
     }
-    Ok(Opened { store, lost, gate, rados, directory })
+    Ok(Opened { store, ownership, directory })
 }
 
 #[cfg(test)]
 mod tests {
+    use forebay_store::DirectoryOptions;
+
     use super::*;
     use crate::config::{ConfigFile, Overrides, StoreFlags};
 

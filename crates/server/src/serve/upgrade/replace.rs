@@ -8,7 +8,6 @@ use forebay_api::{ErrorKind, Upgraded};
 use forebay_control::operations::ControlError;
 use forebay_engine::{Error as EngineError, Pool};
 use forebay_frontend::plane::Parked;
-use forebay_store::rados::RadosStore;
 use tokio::task::JoinHandle;
 
 use super::sentinel::Sentinel;
@@ -21,6 +20,7 @@ use crate::serve::host::signals::Signals;
 use crate::serve::listen::sockets::Sockets;
 use crate::serve::open::OpenPool;
 use crate::serve::ownership::claim::blocking;
+use crate::serve::ownership::contract::Opened;
 use crate::serve::ownership::reopen::Back;
 use crate::serve::services::Services;
 
@@ -46,13 +46,13 @@ pub(in crate::serve) enum Outcome<T> {
 /// With what the server continues.
 pub(in crate::serve) struct Resumption {
     pub state: HandedOver,
-    pub back: Option<Back>,
+    pub back: Back,
     /// The store, if it was taken back already.
-    pub store: Option<Arc<RadosStore>>,
+    pub store: Option<Opened>,
 }
 
 impl Resumption {
-    pub fn new(state: HandedOver, back: Option<Back>) -> Resumption {
+    pub fn new(state: HandedOver, back: Back) -> Resumption {
         Resumption { state, back, store: None }
     }
 }
@@ -107,15 +107,15 @@ pub(in crate::serve) async fn replace(
     let (state, closed, api) = park(services).await;
     let _fed = notify::feed_meanwhile();
     let state = HandedOver { cache, ..state };
-    let back = back.map(|back| Back { successor: successor.heir.clone(), ..back });
+    let back = Back { successor: successor.heir.clone(), ..back };
     drop(paused);
-    let released = release(open, back.as_ref()).await;
+    let released = release(open, &back).await;
     let resume = |state, back, e| Outcome::Resume(Box::new(Resumption::new(state, back)), e);
     if let Err(e) = released {
         return (resume(state, back, failed(e, CONTINUES)), Some(sockets));
     }
     let pool_closed = begun.elapsed();
-    let (opened, state, mut successor) = deliver(successor, state, back.as_ref()).await;
+    let (opened, state, mut successor) = deliver(successor, state, &back).await;
     if let Err(e) = opened {
         // It must not use the connections any more.
         blocking(move || drop(successor)).await;
@@ -157,15 +157,15 @@ async fn checkpoint(open: &OpenPool, signals: &mut Signals) -> Result<(), Contro
 async fn deliver(
     mut successor: Predecessor,
     state: HandedOver,
-    back: Option<&Back>,
+    back: &Back,
 ) -> (Result<(), Failure>, HandedOver, Predecessor) {
-    let sentinel = back.map(|back| Sentinel::watch(back, successor.pid()));
+    let sentinel = Sentinel::watch(&back.candidate, successor.pid());
     let (opened, state, successor) = blocking(move || {
         let opened = successor.hand_over(&state);
         (opened, state, successor)
     })
     .await;
-    let is_silent = sentinel.is_some_and(Sentinel::end);
+    let is_silent = sentinel.end();
     (if is_silent { Err(Failure::Silent) } else { opened }, state, successor)
 }
 
@@ -177,13 +177,11 @@ async fn copy_cache(pool: Arc<Pool>) -> Option<CacheCopy> {
 
 /// Closes the pool, and releases it: one in Ceph to the successor only; to this process if the pool was not
 /// closed in good order, since writes that were acknowledged may be in its memory.
-async fn release(open: &OpenPool, back: Option<&Back>) -> Result<(), ServeError> {
+async fn release(open: &OpenPool, back: &Back) -> Result<(), ServeError> {
     let closed = open.close().await;
-    if let (Some(store), Some(back)) = (open.store.rados(), back) {
-        match (&closed, &back.successor) {
-            (Ok(()), Some(heir)) => store.release_to(heir.clone()),
-            _ => back.reserve(&store),
-        }
+    match (&closed, &back.successor) {
+        (Ok(()), Some(heir)) => open.store.release_to(Some(heir.clone())),
+        _ => back.reserve(&open.store),
     }
     open.release_store().await;
     closed

@@ -6,10 +6,9 @@
 
 use std::sync::Arc;
 
-use forebay_store::rados::Waiting;
 use parking_lot::Mutex;
 
-use crate::serve::ownership::reopen::Back;
+use crate::serve::ownership::candidate::Candidate;
 
 /// What is awaited of the process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,14 +24,14 @@ pub(in crate::serve) struct Sentinel(Arc<Mutex<Answer>>);
 
 impl Sentinel {
     /// Watches a child that is not waited for before [`Sentinel::end`] has returned.
-    pub fn watch(back: &Back, pid: u32) -> Sentinel {
+    pub fn watch(candidate: &Candidate, pid: u32) -> Sentinel {
         let answer = Arc::new(Mutex::new(Answer::Awaited));
         let sentinel = Sentinel(answer.clone());
-        let connection = back.connection.clone();
+        let candidate = candidate.clone();
         // Nothing waits for the end of this thread: the cluster may not answer.
         tokio::task::spawn_blocking(move || {
             let is_cancelled = || *answer.lock() != Answer::Awaited;
-            if !connection.is_abandoned(&Waiting { is_cancelled: &is_cancelled, ..Waiting::NONE }) {
+            if !candidate.is_abandoned(&is_cancelled) {
                 return;
             }
             let mut answer = answer.lock();
