@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use forebay_format::SegmentId;
-use forebay_store::{Completion, Store};
+use forebay_store::{Completion, IoBuf, Store};
 
-/// Answers a sync without making anything durable. An engine on this store therefore acknowledges before its
+/// Answers a sync, and an append that requests one, without making anything durable. An engine on this store therefore acknowledges before its
 /// data is durable.
 pub struct Liar(Arc<dyn Store>);
 
@@ -17,7 +17,11 @@ impl Liar {
 }
 
 impl Store for Liar {
-    forebay_store::forward_store!(0; except sync);
+    forebay_store::forward_store!(0; except append_synced, sync);
+
+    fn append_synced(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        self.0.append(id, offset, data, expected)
+    }
 
     fn sync(&self, _: SegmentId) -> Completion<()> {
         Completion::ended(Ok(()))

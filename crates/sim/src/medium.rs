@@ -11,10 +11,11 @@ pub struct Medium {
 
 impl Medium {
     /// An empty medium whose random choices follow from `seed`; each operation takes up to `delay` polls more
-    /// than one.
+    /// than one. Every other medium makes appends durable that request it, without a sync.
     pub fn new(seed: u64, delay: u32) -> Medium {
         let opening = FaultyStore::new(seed);
         opening.set_delay(delay);
+        opening.set_syncs_appends(seed.is_multiple_of(2));
         Medium { opening }
     }
 

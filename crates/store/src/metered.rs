@@ -56,7 +56,6 @@ impl Counter {
     }
 }
 
-#[derive(Default)]
 struct Meters {
     clock: Clock,
     read: Counter,

@@ -12,6 +12,7 @@
 //! ones and others gain less from zeroes than these cost, and write none.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_format::SegmentId;
 use parking_lot::Mutex;
@@ -21,6 +22,9 @@ use parking_lot::Mutex;
 pub(super) struct GrowingObjects {
     objects: Mutex<HashMap<SegmentId, Growing>>,
     recent: Mutex<Recent>,
+    /// Number of appends that a sync has to follow, over all objects. So the numbers of an object that was
+    /// deleted are lower than those of a later object with the same id.
+    unsynced: AtomicU64,
 }
 
 /// Bytes appended since an object was created ahead of its first append.
@@ -49,7 +53,8 @@ struct Growing {
     appending: bool,
     /// An append or sync failed: bytes after the last successful sync can never be relied on.
     failed: bool,
-    /// Appends that a sync has to follow, and those that a sync has followed.
+    /// The number of the last append that a sync has to follow, and of the last one that a sync has followed;
+    /// 0 for none.
     unsynced: u64,
     synced: u64,
     /// Small synced appends in succession.
@@ -139,7 +144,9 @@ impl GrowingObjects {
     pub(super) fn end(&self, id: SegmentId, end: Option<u64>, synced: bool) {
         if let Some(object) = self.objects.lock().get_mut(&id) {
             object.appending = false;
-            object.unsynced += u64::from(!synced);
+            if !synced {
+                object.unsynced = self.unsynced.fetch_add(1, Relaxed) + 1;
+            }
             match end {
                 Some(end) => object.end = end,
                 None => object.failed = true,
@@ -147,7 +154,8 @@ impl GrowingObjects {
         }
     }
 
-    /// Begins a sync; `None` if all completed appends are durable. The value is for [`Self::end_sync`].
+    /// Begins a sync; `None` if all completed appends are durable. The number of the last append that the sync
+    /// makes durable is for [`Self::end_sync`].
     pub(super) fn begin_sync(&self, id: SegmentId) -> Option<u64> {
         match self.objects.lock().get(&id) {
             Some(object) => {
@@ -158,9 +166,9 @@ impl GrowingObjects {
     }
 
     /// Records a sync that succeeded.
-    pub(super) fn end_sync(&self, id: SegmentId, appends: u64) {
+    pub(super) fn end_sync(&self, id: SegmentId, last: u64) {
         if let Some(object) = self.objects.lock().get_mut(&id) {
-            object.synced = object.synced.max(appends);
+            object.synced = object.synced.max(last);
         }
     }
 
@@ -249,6 +257,22 @@ mod tests {
         append(8192, true);
         assert!(growing.begin_sync(id).is_none());
         append(12288, false);
+        assert!(growing.begin_sync(id).is_some());
+    }
+
+    #[test]
+    fn the_sync_of_a_deleted_object_covers_no_append_of_its_successor() {
+        let (growing, id) = (GrowingObjects::default(), SegmentId(1));
+        let append = |at: u64| {
+            assert!(growing.begin(id, at).is_some());
+            growing.end(id, Some(at + 4096), false);
+        };
+        append(0);
+        append(4096);
+        let late = growing.begin_sync(id).unwrap();
+        growing.forget(id);
+        append(0);
+        growing.end_sync(id, late);
         assert!(growing.begin_sync(id).is_some());
     }
 }

@@ -21,7 +21,7 @@ use crate::{Capacity, IoBuf, ObjectStat, Result, StoreError};
 /// An operation, with the state captured when it began.
 pub(super) enum Effect {
     Prepare { id: SegmentId, expected: u64 },
-    Append { id: SegmentId, offset: u64, data: IoBuf, expected: u64 },
+    Append { id: SegmentId, offset: u64, data: IoBuf, expected: u64, synced: bool },
     Sync { id: SegmentId, end: usize },
     Read { id: SegmentId, offset: u64, len: usize },
     Delete { id: SegmentId },
@@ -79,6 +79,8 @@ pub(super) struct Machine {
     wanted: u64,
     /// Most polls that an operation takes beyond the first.
     pub(super) max_delay: u32,
+    /// Appends that request it are durable without a sync.
+    pub(super) syncs_appends: bool,
     /// Operations begun since the machine was created.
     pub(super) ops: u64,
     pub(super) crash_at: Option<(u64, Crash)>,
@@ -117,6 +119,7 @@ impl Machine {
             owned: OwnedRoom::default(),
             wanted: 0,
             max_delay: 0,
+            syncs_appends: false,
             ops: 0,
             crash_at: None,
             incarnation: 0,
@@ -135,7 +138,7 @@ impl Machine {
                 assert!(!self.objects.contains_key(id), "object {id} is created twice");
                 self.check_room(*expected)?;
             }
-            Effect::Append { id, offset, data, expected } => {
+            Effect::Append { id, offset, data, expected, .. } => {
                 self.check_append(*id, *offset, data.len() as u64, expected)?;
             }
             Effect::Sync { id, end } => *end = self.object(*id)?.view.len(),
@@ -154,6 +157,11 @@ impl Machine {
             self.crash(kind);
         }
         Ok((self.ops, polls))
+    }
+
+    /// Whether a sync of the object would make nothing durable that is not durable already.
+    pub(super) fn is_synced(&self, id: SegmentId) -> bool {
+        self.syncs_appends && self.objects.get(&id).is_some_and(Object::is_synced)
     }
 
     fn object(&mut self, id: SegmentId) -> Result<&mut Object> {
@@ -234,7 +242,7 @@ impl Machine {
     fn used(&self) -> u64 {
         let pending = self.in_flight.values().map(|op| match &op.effect {
             Effect::Prepare { expected, .. } => *expected,
-            Effect::Append { id, offset: 0, data, expected } => {
+            Effect::Append { id, offset: 0, data, expected, .. } => {
                 let len = self.objects.get(id).map_or(0, Object::len);
                 (*expected).max(data.len() as u64).saturating_sub(len)
             }
@@ -252,7 +260,13 @@ impl Machine {
         let InFlight { effect, fault } = self.in_flight.remove(&op)?;
         Some(match effect {
             Effect::Prepare { id, expected } => self.prepare(id, expected, fault),
-            Effect::Append { id, data, expected, .. } => self.append(id, data, expected, fault),
+            Effect::Append { id, data, expected, synced, .. } => {
+                let appended = self.append(id, data, expected, fault);
+                if let (Ok(_), true, Some(object)) = (&appended, synced, self.objects.get_mut(&id)) {
+                    object.write_through();
+                }
+                appended
+            }
             Effect::Sync { id, end } => self.sync(id, end, fault),
             Effect::Read { id, offset, len } => self.read(id, offset, len, fault),
             Effect::Delete { id } => self.delete(id, fault),

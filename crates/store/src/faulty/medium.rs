@@ -65,6 +65,16 @@ impl Object {
         }
     }
 
+    /// Makes the last append durable, but neither earlier ones nor the name.
+    pub(super) fn write_through(&mut self) {
+        self.unsynced.pop_if(|range| range.end == self.view.len());
+    }
+
+    /// Whether everything that was appended is durable.
+    pub(super) fn is_synced(&self) -> bool {
+        self.named && self.sized && self.unsynced.is_empty() && self.lost.is_empty() && !self.end_unknown
+    }
+
     /// Applies a sync that began when the view ended at `end`.
     pub(super) fn sync(&mut self, end: usize) {
         self.unsynced.retain(|range| range.end > end);

@@ -115,6 +115,12 @@ impl FaultyStore {
         self.machine.lock().max_delay = max_polls;
     }
 
+    /// Whether an append that requests it is durable when it has ended, so that the sync which follows does
+    /// nothing; false initially, so that each sync can be made to fail.
+    pub fn set_syncs_appends(&self, syncs_appends: bool) {
+        self.machine.lock().syncs_appends = syncs_appends;
+    }
+
     /// Changes the capacity; 1 TiB initially.
     pub fn set_capacity(&self, bytes: u64) {
         self.machine.lock().capacity = bytes;
@@ -219,10 +225,19 @@ impl Store for FaultyStore {
 
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         assert_aligned("append", id, offset, data.len());
-        self.start(Effect::Append { id, offset, data, expected }, buf)
+        self.start(Effect::Append { id, offset, data, expected, synced: false }, buf)
+    }
+
+    fn append_synced(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
+        assert_aligned("append", id, offset, data.len());
+        let synced = self.machine.lock().syncs_appends;
+        self.start(Effect::Append { id, offset, data, expected, synced }, buf)
     }
 
     fn sync(&self, id: SegmentId) -> Completion<()> {
+        if self.machine.lock().is_synced(id) {
+            return Completion::ended(Ok(()));
+        }
         self.start(Effect::Sync { id, end: 0 }, done)
     }
 

@@ -10,7 +10,8 @@
 //! back, leaves the lease open for what was left of it: at most [`LEASE`] by the clock of this server. Only
 //! reads can be stale then. Writes do not depend on the lease ([`super::ownership`]).
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -54,6 +55,8 @@ pub(super) struct Lease {
     /// Its end on the counter; the largest number while the rate is not known.
     ticks_until: AtomicU64,
     rate: Mutex<Rate>,
+    /// The pool is being given back: the lease has ended, and no heartbeat extends it.
+    has_ended: AtomicBool,
 }
 
 /// The rate of the counter.
@@ -68,17 +71,25 @@ struct Rate {
 impl Default for Lease {
     fn default() -> Lease {
         let (until, ticks_until) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
-        Lease { until, ticks_until, rate: Mutex::default() }
+        Lease { until, ticks_until, rate: Mutex::default(), has_ended: AtomicBool::new(false) }
     }
 }
 
 impl Lease {
     /// How long it is certain that no other server has taken the pool over.
     pub fn left(&self, at: Moment) -> Duration {
+        if self.has_ended.load(Acquire) {
+            return Duration::ZERO;
+        }
         if at.ticks.is_some_and(|ticks| ticks >= self.ticks_until.load(Relaxed)) {
             return Duration::ZERO;
         }
         Duration::from_micros(self.until.load(Relaxed)).saturating_sub(at.now)
+    }
+
+    /// Ends the lease for good, before the pool is given back: from then on another server may have it.
+    pub fn end(&self) {
+        self.has_ended.store(true, Release);
     }
 
     /// A heartbeat that was sent at this moment was acknowledged. Returns the time since the one before that

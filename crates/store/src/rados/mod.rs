@@ -366,6 +366,8 @@ impl Shared {
 impl Drop for RadosStore {
     fn drop(&mut self) {
         self.shared.is_closed.store(true, Relaxed);
+        // An operation that is under way keeps the cluster, and so the function that returns what is left.
+        self.shared.lease.end();
         if self.is_writable && !*self.shared.lost.0.borrow() {
             let (shared, heir) = (self.shared.clone(), self.shared.heir.lock().take());
             let give_back = async move {

@@ -27,7 +27,7 @@ impl Lease {
 
     /// Waits until another server has taken the store. Never completes once the lease is closed.
     pub async fn lost(&self) {
-        let lost = self.ownership().map(|ownership| ownership.lost());
+        let lost = self.with_ownership(|ownership| ownership.lost());
         if let Some(lost) = lost {
             lost.await;
         }
@@ -39,7 +39,7 @@ impl Lease {
 
     /// Lets replies leave while no other server can have taken the store.
     pub fn gate(&self) -> Gate {
-        self.ownership().map(|ownership| ownership.gate()).unwrap_or_default()
+        self.with_ownership(|ownership| ownership.gate()).unwrap_or_default()
     }
 
     /// The ownership of the pool, unless the store was released. The caller must not keep it.
@@ -49,14 +49,20 @@ impl Lease {
 
     /// What is reported of the ownership.
     pub fn held(&self) -> Option<Held> {
-        self.ownership().and_then(|ownership| ownership.held())
+        self.with_ownership(|ownership| ownership.held()).flatten()
     }
 
     /// When the store is closed, the pool is reserved for this process, if a release needs a name.
     pub fn release_to(&self, heir: Option<Heir>) {
-        if let (Some(ownership), Some(heir)) = (self.ownership(), heir) {
-            ownership.release_to(heir);
+        if let Some(heir) = heir {
+            self.with_ownership(|ownership| ownership.release_to(heir));
         }
+    }
+
+    /// Uses the ownership, which is released only afterwards. A reference that outlives a release would
+    /// release the store on another thread.
+    fn with_ownership<T>(&self, of: impl FnOnce(&dyn Ownership) -> T) -> Option<T> {
+        self.0.read().as_ref().map(|opened| of(&*opened.ownership))
     }
 
     /// Releases the store. May block until operations in progress have ended.
