@@ -59,6 +59,24 @@ pub fn json(text: &str) -> Cow<'_, str> {
     })
 }
 
+/// A name in single quotes, in which it cannot end early: a quote in the name is escaped.
+pub fn quoted(name: &str) -> impl fmt::Display + '_ {
+    struct Quoted<'a>(&'a str);
+    impl fmt::Display for Quoted<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_char('\'')?;
+            for part in self.0.split_inclusive(['\'', '\\']) {
+                match part.strip_suffix(['\'', '\\']) {
+                    None => f.write_str(part)?,
+                    Some(plain) => write!(f, "{plain}\\{}", &part[plain.len()..])?,
+                }
+            }
+            f.write_char('\'')
+        }
+    }
+    Quoted(name)
+}
+
 /// The length of the longest beginning of a text that has at most `max` bytes.
 fn end_within(text: &str, max: usize) -> usize {
     let max = max.min(text.len());
@@ -129,6 +147,15 @@ mod tests {
         }
         let names = vec!["n".repeat(1000); 800];
         assert_eq!(shortened(format_args!("{names:?}"), 1024).len(), 1024 + "…".len());
+    }
+
+    #[test]
+    fn a_quoted_name_does_not_end_early() {
+        for (name, shown) in
+            [("a b", "'a b'"), ("", "''"), ("a'b", r"'a\'b'"), (r"a\", r"'a\\'"), ("é''", r"'é\'\''")]
+        {
+            assert_eq!(quoted(name).to_string(), shown);
+        }
     }
 
     #[test]

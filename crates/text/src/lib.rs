@@ -6,7 +6,7 @@ mod pattern;
 mod secret;
 mod size;
 
-pub use escape::{is_active, is_relative_path, json, lines, one_line, shorten, shortened};
+pub use escape::{is_active, is_relative_path, json, lines, one_line, quoted, shorten, shortened};
 pub use pattern::{BadPattern, Glob, NamePattern};
 pub use secret::{BYTE_ORDER_MARK, Secret};
 pub use size::{Size, SizeError};

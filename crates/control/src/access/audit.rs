@@ -5,6 +5,7 @@
 //! rotated. Events have no secrets: paths and names only.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_api::Role;
 use forebay_host::clock::unix_ms;
-use forebay_text::shorten;
+use forebay_text::{quoted, shorten};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -63,6 +64,30 @@ impl<'a> AuditRecord<'a> {
     }
 }
 
+/// The event as a sentence: who, what, and with which result.
+impl fmt::Display for AuditRecord<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.who {
+            Some(who) => quoted(who).fmt(f)?,
+            None => f.write_str("a client without a valid token")?,
+        }
+        let role = self.role.map(|role| role.name().to_owned());
+        let from = self.from.map(|address| format!("from {address}"));
+        let details: Vec<String> = role.into_iter().chain(from).collect();
+        if !details.is_empty() {
+            write!(f, " ({})", details.join(", "))?;
+        }
+        let result = match self.status {
+            ..=399 => "succeeded",
+            401 | 403 => "was refused",
+            _ => "failed",
+        };
+        write!(f, ": {} {} {result} ({}", self.method, self.path, self.status)?;
+        self.code.map_or(Ok(()), |code| write!(f, " {code}"))?;
+        f.write_str(")")
+    }
+}
+
 #[derive(Debug)]
 struct Output {
     path: PathBuf,
@@ -97,9 +122,10 @@ impl Audit {
 
     /// Writes an event. A failure is logged: the request was done already.
     pub fn write(&self, record: &AuditRecord<'_>) {
-        let AuditRecord { who, from, method, status, code, .. } = record;
-        let path = &*record.path;
-        tracing::info!(target: "audit", who, role = ?record.role, via = ?record.via, ?from, method, path, status, code);
+        let AuditRecord { who, method, status, code, .. } = record;
+        let (role, via) = (record.role.map(Role::name), record.via.map(Via::name));
+        let (from, path) = (record.from.map(|address| address.to_string()), &*record.path);
+        tracing::info!(target: "audit", who, role, via, from, method, path, status, code, "{record}");
         let Some(output) = &self.0 else { return };
         let Ok(line) = serde_json::to_string(record) else { return };
         // The escapes of JSON keep a name from forging lines or controlling a terminal.
@@ -124,6 +150,21 @@ mod tests {
         let record = AuditRecord::new(None, None, ("DELETE", &long), (404, None));
         assert_eq!(record.path, format!("{}…", &long[..MAX_PATH]));
         assert!(serde_json::to_string(&record).unwrap().len() < 2 * MAX_PATH);
+    }
+
+    #[test]
+    fn an_event_is_a_sentence_without_absent_fields() {
+        let principal = Principal::local();
+        let from = Some(IpAddr::from([192, 0, 2, 1]));
+        let create = ("POST", "/api/v1/volumes");
+        let by = |principal, from, result| AuditRecord::new(principal, from, create, result).to_string();
+        let done = "'control socket' (administrator): POST /api/v1/volumes succeeded (201)";
+        assert_eq!(by(Some(&principal), None, (201, None)), done);
+        let failed =
+            "'control socket' (administrator, from 192.0.2.1): POST /api/v1/volumes failed (409 exists)";
+        assert_eq!(by(Some(&principal), from, (409, Some("exists"))), failed);
+        let refused = "a client without a valid token (from 192.0.2.1): POST /api/v1/volumes was refused (401 bad_token)";
+        assert_eq!(by(None, from, (401, Some("bad_token"))), refused);
     }
 
     #[test]

@@ -76,6 +76,18 @@ pub enum Via {
     Session,
 }
 
+impl Via {
+    /// The name in the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Via::Socket => "socket",
+            Via::Loopback => "loopback",
+            Via::Token => "token",
+            Via::Session => "session",
+        }
+    }
+}
+
 /// A client of the API that was authenticated.
 #[derive(Debug, Clone)]
 pub struct Principal {

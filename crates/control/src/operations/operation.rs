@@ -1,9 +1,10 @@
 //! What an administrative operation declares, in one place: the file of its resource ([`crate::resources`]).
 
-use std::fmt::Debug;
+use std::fmt;
 
 use forebay_api::{DiskView, TenantView};
 use forebay_frontend::targets::IqnName;
+use forebay_text::{quoted, shortened};
 use serde::Serialize;
 
 use super::client::{Client, Failure};
@@ -13,14 +14,64 @@ use super::{Control, Result};
 /// Returns the names of the disks that an operation concerns.
 pub(crate) type Disks<O> = fn(&O) -> Vec<String>;
 
+/// Maximum length of a change in the log, in bytes. An operation may name many disks.
+const MAX_LOGGED: usize = 1024;
+/// Maximum number of names that a change lists.
+const MAX_NAMES: usize = 3;
+
+/// Returns what an operation changes; `None` for a query, which has no effect on the state.
+pub(crate) type Changes<O> = Option<fn(&O) -> Change>;
+
+/// What an operation changes, in words for the log: "created volume 'a' of 1 GiB".
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// What the operation does, such as "create".
+    verb: &'static str,
+    /// What the operation has done, such as "created".
+    done: &'static str,
+    object: String,
+}
+
+impl Change {
+    /// Describes a change by its verb, the past tense of the verb, and the object. Names in the object are
+    /// [`quoted`].
+    pub fn new(verb: &'static str, done: &'static str, object: fmt::Arguments<'_>) -> Change {
+        Change { verb, done, object: shortened(object, MAX_LOGGED) }
+    }
+
+    /// Describes a creation.
+    pub fn create(object: fmt::Arguments<'_>) -> Change {
+        Change::new("create", "created", object)
+    }
+
+    /// Describes a removal.
+    pub fn remove(object: fmt::Arguments<'_>) -> Change {
+        Change::new("remove", "removed", object)
+    }
+
+    /// The sentence for the log, if the change was made, or was not made.
+    pub fn sentence(&self, is_done: bool) -> String {
+        match is_done {
+            true => format!("{} {}", self.done, self.object),
+            false => format!("cannot {} {}", self.verb, self.object),
+        }
+    }
+}
+
+/// The number of resources and the first names, such as `2 volumes: 'a', 'b'`.
+pub(crate) fn counted(names: &[String], noun: &str) -> String {
+    let first = names.iter().take(MAX_NAMES).map(|name| quoted(name).to_string()).collect::<Vec<_>>();
+    let more = if names.len() > MAX_NAMES { ", …" } else { "" };
+    format!("{} {noun}: {}{more}", names.len(), first.join(", "))
+}
+
 /// An administrative operation: a type with the fields of its request, and how the control plane runs it.
-/// Its `Debug` form is the operation in the log.
-pub(crate) trait Operation: Debug + Send + Sync + Sized + 'static {
+pub(crate) trait Operation: Send + Sync + Sized + 'static {
     /// The reply: the body of the response.
     type Reply: Reply;
 
-    /// Whether the operation has no effect on the state.
-    const IS_QUERY: bool = false;
+    /// What the operation changes, for the log; `None` for a query.
+    const CHANGE: Changes<Self>;
 
     /// What the operation does to disks, for the events; `None` if it changes no disk.
     const EVENT: Option<&str> = None;
@@ -100,5 +151,26 @@ impl Reply for Vec<TenantView> {
     async fn visible_to(mut self, client: &Client<'_>) -> Self {
         self.retain(|tenant| client.principal.sees_tenant(&tenant.name));
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_short_sentences_that_a_name_cannot_forge() {
+        let change = |name: &str| Change::create(format_args!("volume {}", quoted(name)));
+        assert_eq!(change("a").sentence(true), "created volume 'a'");
+        assert_eq!(change("a").sentence(false), "cannot create volume 'a'");
+        assert_eq!(change("a' by=\"me").sentence(true), r#"created volume 'a\' by="me'"#);
+        assert!(change(&"n".repeat(1 << 20)).sentence(true).len() < MAX_LOGGED + 16);
+    }
+
+    #[test]
+    fn some_of_many_names_are_listed() {
+        let names: Vec<String> = (1..=4).map(|i| format!("pc-{i}")).collect();
+        assert_eq!(counted(&names[..2], "volumes"), "2 volumes: 'pc-1', 'pc-2'");
+        assert_eq!(counted(&names, "volumes"), "4 volumes: 'pc-1', 'pc-2', 'pc-3', …");
     }
 }

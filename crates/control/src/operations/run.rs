@@ -7,9 +7,9 @@ use forebay_text::shortened;
 use tokio::sync::OwnedMutexGuard;
 use tracing::Instrument;
 
-use super::{Control, ControlError, EventDisk, Operation, Reply, Result, Topic};
+use super::{Change, Control, ControlError, EventDisk, Operation, Reply, Result, Topic};
 
-/// Longest form of an operation, and of its error, in the log, in bytes.
+/// Maximum length of an error in the log, in bytes. It repeats a name that was not found.
 const MAX_LOGGED: usize = 1024;
 /// Maximum number of events of one operation.
 const MAX_DISK_EVENTS: usize = 1000;
@@ -37,12 +37,12 @@ impl Control {
             let mut result = this.execute_with_retry(&operation, &owner).await;
             drop((permit, order));
             // A change was made by the owner, since the store compares that.
-            if O::IS_QUERY {
+            if O::CHANGE.is_none() {
                 result = this.check_owner().and(result);
             }
             this.publish::<O>(&owner, before, &result);
-            if !O::IS_QUERY {
-                log(&operation, result.as_ref().err());
+            if let Some(change) = O::CHANGE {
+                log(&change(&operation), &owner, result.as_ref().err());
             }
             // Without the permit, since the commands may be slow, and an upgrade waits for permits.
             this.targets().served().revoked(|target| operation.revokes_at(target)).await;
@@ -89,15 +89,8 @@ impl Control {
     }
 }
 
-/// Logs an operation that has ended. An operation may name many disks, and an error repeats a name that was
-/// not found.
-fn log(operation: &impl Operation, error: Option<&ControlError>) {
-    let action = shortened(format_args!("{operation:?}"), MAX_LOGGED);
-    match error {
-        None => tracing::info!(action, "action completed"),
-        Some(e) => {
-            let error = shortened(format_args!("{e}"), MAX_LOGGED);
-            tracing::info!(action, error, "action failed");
-        }
-    }
+/// Logs an operation that has ended.
+fn log(change: &Change, by: &str, error: Option<&ControlError>) {
+    let error = error.map(|e| shortened(format_args!("{e}"), MAX_LOGGED));
+    tracing::info!(by, error, "{}", change.sentence(error.is_none()));
 }

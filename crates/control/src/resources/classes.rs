@@ -2,13 +2,14 @@
 
 use forebay_api::{ClassView, ClassesView};
 use forebay_engine::{ClassStats, ClassesInfo};
+use forebay_text::quoted;
 
 use super::run;
 use crate::access::Right;
 use crate::http::auth::Caller;
 use crate::http::extract::Param;
 use crate::http::route::Route;
-use crate::operations::{Control, Disks, Operation, Reply, Result};
+use crate::operations::{Change, Changes, Control, Disks, Operation, Reply, Result};
 use crate::view::{View, ratio};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -39,7 +40,7 @@ struct ShowClasses {
 
 impl Operation for ShowClasses {
     type Reply = ClassesView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<ClassesView> {
@@ -54,6 +55,8 @@ struct LearnClasses {
 
 impl Operation for LearnClasses {
     type Reply = ClassesView;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::new("scan", "scanned", format_args!("{} for block classes", quoted(&op.name))));
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
     async fn execute(&self, control: &Control, owner: &str) -> Result<ClassesView> {

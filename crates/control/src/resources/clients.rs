@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use forebay_api::{DiskClientView, DiskClientsView, ErrorKind, Protocol};
+use forebay_text::quoted;
 
 use super::run;
 use crate::access::Right;
 use crate::http::auth::Caller;
 use crate::http::extract::Param;
 use crate::http::route::Route;
-use crate::operations::{Control, ControlError, Disks, Done, Operation, Reply, Result};
+use crate::operations::{Change, Changes, Control, ControlError, Disks, Done, Operation, Reply, Result};
 
 /// Time limit for the end of a client: longer than the front ends need to cut it.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,7 +45,7 @@ struct ListClients {
 
 impl Operation for ListClients {
     type Reply = DiskClientsView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskClientsView> {
@@ -76,6 +77,10 @@ struct DisconnectClient {
 
 impl Operation for DisconnectClient {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("client {} of {}", quoted(&op.client), quoted(&op.name));
+        Change::new("disconnect", "disconnected", object)
+    });
     const EVENT: Option<&str> = Some("client_disconnected");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 

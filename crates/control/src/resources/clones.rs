@@ -2,13 +2,16 @@
 
 use forebay_api::{CloneVolumes, DiskView, ErrorKind, Reset};
 use forebay_engine::{CloneRequest, Error as EngineError, check_name};
+use forebay_text::quoted;
 
 use super::create;
 use crate::access::{Right, contains_all_beginning_with};
 use crate::http::auth::Caller;
 use crate::http::extract::Body;
 use crate::http::route::Route;
-use crate::operations::{Client, Control, ControlError, Disks, Failure, Names, Operation, Result};
+use crate::operations::{
+    Change, Changes, Client, Control, ControlError, Disks, Failure, Names, Operation, Result,
+};
 use crate::view::{disk_view, sync_mode};
 
 /// Most clones that one request creates.
@@ -32,6 +35,13 @@ pub(super) fn routes() -> Vec<Route> {
 
 impl Operation for CloneVolumes {
     type Reply = Vec<DiskView>;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let (name, source) = (quoted(&op.name), quoted(&op.source));
+        match op.count {
+            None => Change::create(format_args!("clone {name} of {source}")),
+            Some(count) => Change::create(format_args!("{count} clones {name} of {source}")),
+        }
+    });
     const EVENT: Option<&str> = Some("created");
     const DISKS: Disks<Self> = |op| vec![op.name.clone(), op.source.clone()];
 

@@ -9,6 +9,7 @@ use axum::http::HeaderMap;
 use forebay_api::import::{Event, Request, Source};
 use forebay_api::{self as api, DiskView};
 use forebay_engine::Role;
+use forebay_text::quoted;
 
 use super::volumes::ShowDisk;
 use super::{create, jobs, run};
@@ -20,7 +21,7 @@ use crate::http::list::{self, DISKS, ListQuery};
 use crate::http::problem::{ApiError, Refusal};
 use crate::http::route::{Answer, Route};
 use crate::import;
-use crate::operations::{Control, DiskList, Disks, Done, Operation, Result, shown};
+use crate::operations::{Change, Changes, Control, DiskList, Disks, Done, Operation, Result, shown};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -70,6 +71,8 @@ struct CreateImage {
 
 impl Operation for CreateImage {
     type Reply = DiskView;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::create(format_args!("image {} from {}", quoted(&op.name), quoted(&op.source))));
     const EVENT: Option<&str> = Some("created");
     const DISKS: Disks<Self> = |op| vec![op.name.clone(), op.source.clone()];
 
@@ -91,6 +94,7 @@ struct RemoveImage {
 
 impl Operation for RemoveImage {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|op| Change::remove(format_args!("image {}", quoted(&op.name))));
     const EVENT: Option<&str> = Some("removed");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 

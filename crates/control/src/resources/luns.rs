@@ -3,6 +3,7 @@
 use forebay_api::{self as api, LunView, PersistentView, PortView, RegistrationView, ReservationsView};
 use forebay_frontend::scsi::{Port, ReservationState};
 use forebay_frontend::targets::{IqnName, Lun, TargetError};
+use forebay_text::quoted;
 
 use super::targets::{iqn, is_name_of};
 use super::{create, run};
@@ -10,7 +11,7 @@ use crate::access::Right;
 use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::route::Route;
-use crate::operations::{Control, Disks, Done, Operation, Reply, Result};
+use crate::operations::{Change, Changes, Control, Disks, Done, Operation, Reply, Result};
 use crate::view::View;
 
 pub(super) fn routes() -> Vec<Route> {
@@ -71,6 +72,13 @@ struct MapLun {
 
 impl Operation for MapLun {
     type Reply = LunView;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let (disk, target) = (quoted(&op.map.disk), quoted(&op.target));
+        match op.lun {
+            None => Change::new("map", "mapped", format_args!("{disk} to target {target}")),
+            Some(lun) => Change::new("map", "mapped", format_args!("{disk} to LUN {lun} of target {target}")),
+        }
+    });
     const DISKS: Disks<Self> = |op| vec![op.map.disk.clone()];
 
     fn revokes_at(&self, target: &IqnName) -> bool {
@@ -93,6 +101,9 @@ struct UnmapLun {
 
 impl Operation for UnmapLun {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|op| {
+        Change::new("unmap", "unmapped", format_args!("LUN {} of target {}", op.lun, quoted(&op.target)))
+    });
     const DISKS: Disks<Self> = |_| Vec::new();
 
     fn revokes_at(&self, target: &IqnName) -> bool {
@@ -113,7 +124,7 @@ struct ShowReservations {
 
 impl Operation for ShowReservations {
     type Reply = ReservationsView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<ReservationsView> {
@@ -131,6 +142,10 @@ struct ClearReservations {
 
 impl Operation for ClearReservations {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("the reservations of LUN {} of target {}", op.lun, quoted(&op.target));
+        Change::new("clear", "cleared", object)
+    });
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Done> {

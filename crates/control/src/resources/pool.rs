@@ -12,7 +12,7 @@ use crate::http::auth::Caller;
 use crate::http::extract::Body;
 use crate::http::lines;
 use crate::http::route::{Answer, Route};
-use crate::operations::{Control, Disks, Done, Operation, Reply, Result};
+use crate::operations::{Change, Changes, Control, Disks, Done, Operation, Reply, Result};
 use crate::view::View;
 
 pub(super) fn routes() -> Vec<Route> {
@@ -90,7 +90,7 @@ struct ShowServer;
 
 impl Operation for ShowServer {
     type Reply = ServerView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<ServerView> {
@@ -120,7 +120,7 @@ struct ShowCapacity;
 
 impl Operation for ShowCapacity {
     type Reply = CapacityView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<CapacityView> {
@@ -139,6 +139,7 @@ struct Checkpoint;
 
 impl Operation for Checkpoint {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|_| Change::new("write", "wrote", format_args!("a checkpoint")));
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Done> {

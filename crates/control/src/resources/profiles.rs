@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use forebay_api::{self as api, ErrorKind, JobKind, PrefetchedView, ProfileAction, ProfileView};
 use forebay_engine::{Prefetched, ProfileInfo};
+use forebay_text::quoted;
 use serde::Serialize;
 
 use super::run;
@@ -11,7 +12,7 @@ use crate::access::Right;
 use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::route::{Content, Route};
-use crate::operations::{Control, ControlError, Disks, Done, Job, Operation, Reply, Result};
+use crate::operations::{Change, Changes, Control, ControlError, Disks, Done, Job, Operation, Reply, Result};
 use crate::view::View;
 
 /// Interval at which the state of a recording is polled, while a job waits for its end.
@@ -54,7 +55,7 @@ struct ShowProfile {
 
 impl Operation for ShowProfile {
     type Reply = ProfileView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |op| vec![op.image.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<ProfileView> {
@@ -80,6 +81,20 @@ struct ChangeProfile {
 
 impl Operation for ChangeProfile {
     type Reply = Changed;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let image = quoted(&op.image);
+        match op.action {
+            ProfileAction::Record => {
+                Change::new("record", "began to record", format_args!("a boot of {image}"))
+            }
+            ProfileAction::Stop => {
+                Change::new("stop", "stopped", format_args!("recording the boot of {image}"))
+            }
+            ProfileAction::Prefetch => {
+                Change::new("prefetch", "prefetched", format_args!("the boot profile of {image}"))
+            }
+        }
+    });
     const DISKS: Disks<Self> = |op| vec![op.image.clone()];
 
     async fn execute(&self, control: &Control, owner: &str) -> Result<Changed> {
@@ -118,6 +133,8 @@ struct RemoveProfile {
 
 impl Operation for RemoveProfile {
     type Reply = Done;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::remove(format_args!("the boot profile of {}", quoted(&op.image))));
     const DISKS: Disks<Self> = |op| vec![op.image.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Done> {

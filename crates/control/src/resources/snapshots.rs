@@ -2,6 +2,7 @@
 
 use forebay_api::{self as api, DiskView};
 use forebay_engine::Role;
+use forebay_text::quoted;
 
 use super::{create, run};
 use crate::access::Right;
@@ -9,7 +10,7 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::list::{self, DISKS, ListQuery};
 use crate::http::route::Route;
-use crate::operations::{Control, DiskList, Disks, Done, Operation, Result, shown};
+use crate::operations::{Change, Changes, Control, DiskList, Disks, Done, Operation, Result, shown};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -52,6 +53,8 @@ struct CreateSnapshot {
 
 impl Operation for CreateSnapshot {
     type Reply = DiskView;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::create(format_args!("snapshot {}", quoted(&full_name(&op.volume, &op.name)))));
     const EVENT: Option<&str> = Some("created");
     const DISKS: Disks<Self> = |op| with_volume(&op.volume, &op.name);
 
@@ -72,6 +75,8 @@ struct RemoveSnapshot {
 
 impl Operation for RemoveSnapshot {
     type Reply = Done;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::remove(format_args!("snapshot {}", quoted(&full_name(&op.volume, &op.name)))));
     const EVENT: Option<&str> = Some("removed");
     const DISKS: Disks<Self> = |op| with_volume(&op.volume, &op.name);
 

@@ -13,7 +13,7 @@ use crate::http::route::{Answer, Route};
 use crate::http::streamed;
 use crate::metrics::resident_memory;
 use crate::operations::Observed;
-use crate::operations::{Control, Disks, Operation, Reply, Result};
+use crate::operations::{Changes, Control, Disks, Operation, Reply, Result};
 use crate::view::{View, disk_space_view, stats_view};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -61,7 +61,7 @@ struct ShowStats;
 
 impl Operation for ShowStats {
     type Reply = StatsView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<StatsView> {
@@ -83,7 +83,7 @@ struct ShowDiskStats {
 
 impl Operation for ShowDiskStats {
     type Reply = DiskStatsView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskStatsView> {

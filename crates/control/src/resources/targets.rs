@@ -2,6 +2,7 @@
 
 use forebay_api::{self as api, CreateTarget, ErrorKind, InitiatorView, SessionView, TargetView};
 use forebay_frontend::targets::{Chap, Initiator, IqnName, SessionInfo, Target, TargetError};
+use forebay_text::quoted;
 
 use super::clients::{MAX_ID, ended};
 use super::luns::lun_view;
@@ -11,7 +12,7 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Force, Param};
 use crate::http::list::{ListQuery, PAGE};
 use crate::http::route::{QueryParameter, Route};
-use crate::operations::{Control, ControlError, Disks, Done, Operation, Reply, Result};
+use crate::operations::{Change, Changes, Control, ControlError, Disks, Done, Operation, Reply, Result};
 use crate::view::View;
 
 /// The query of removals.
@@ -98,7 +99,7 @@ struct ListTargets;
 
 impl Operation for ListTargets {
     type Reply = Vec<TargetView>;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Vec<TargetView>> {
@@ -120,7 +121,7 @@ struct ShowTarget {
 
 impl Operation for ShowTarget {
     type Reply = TargetView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
@@ -130,6 +131,7 @@ impl Operation for ShowTarget {
 
 impl Operation for CreateTarget {
     type Reply = TargetView;
+    const CHANGE: Changes<Self> = Some(|op| Change::create(format_args!("target {}", quoted(&op.name))));
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
@@ -154,6 +156,7 @@ struct RemoveTarget {
 
 impl Operation for RemoveTarget {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|op| Change::remove(format_args!("target {}", quoted(&op.name))));
     const DISKS: Disks<Self> = |_| Vec::new();
 
     fn revokes_at(&self, target: &IqnName) -> bool {
@@ -173,6 +176,7 @@ struct RemoveTargets {
 
 impl Operation for RemoveTargets {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|_| Change::remove(format_args!("all targets")));
     const DISKS: Disks<Self> = |_| Vec::new();
 
     fn revokes_at(&self, _: &IqnName) -> bool {
@@ -194,6 +198,10 @@ struct DisconnectSession {
 
 impl Operation for DisconnectSession {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("session {} of target {}", quoted(&op.session), quoted(&op.target));
+        Change::new("end", "ended", object)
+    });
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
@@ -224,6 +232,10 @@ struct AllowInitiator {
 
 impl Operation for AllowInitiator {
     type Reply = TargetView;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("initiator {} at target {}", quoted(&op.initiator), quoted(&op.target));
+        Change::new("allow", "allowed", object)
+    });
     const DISKS: Disks<Self> = |_| Vec::new();
 
     fn revokes_at(&self, target: &IqnName) -> bool {
@@ -246,6 +258,10 @@ struct DenyInitiator {
 
 impl Operation for DenyInitiator {
     type Reply = TargetView;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("initiator {} at target {}", quoted(&op.initiator), quoted(&op.target));
+        Change::new("deny", "denied", object)
+    });
     const DISKS: Disks<Self> = |_| Vec::new();
 
     fn revokes_at(&self, target: &IqnName) -> bool {

@@ -2,6 +2,7 @@
 
 use forebay_api::{LimitSet, TenantView, UsageView};
 use forebay_engine::{Error as EngineError, TenantInfo};
+use forebay_text::quoted;
 
 use super::{list, run};
 use crate::access::Right;
@@ -9,7 +10,7 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::list::{ListQuery, PAGE};
 use crate::http::route::Route;
-use crate::operations::{Client, Control, Disks, Done, Failure, Operation, Reply, Result};
+use crate::operations::{Change, Changes, Client, Control, Disks, Done, Failure, Operation, Reply, Result};
 use crate::view::View;
 
 pub(super) fn routes() -> Vec<Route> {
@@ -50,7 +51,7 @@ struct ListTenants;
 
 impl Operation for ListTenants {
     type Reply = Vec<TenantView>;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Vec<TenantView>> {
@@ -65,7 +66,7 @@ struct ShowTenant {
 
 impl Operation for ShowTenant {
     type Reply = TenantView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     fn check(&self, client: &Client<'_>) -> Result<(), Failure> {
@@ -88,6 +89,8 @@ struct SetTenant {
 
 impl Operation for SetTenant {
     type Reply = TenantView;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::new("set", "set", format_args!("the limits of tenant {}", quoted(&op.name))));
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<TenantView> {
@@ -105,6 +108,8 @@ struct RemoveTenant {
 
 impl Operation for RemoveTenant {
     type Reply = Done;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::remove(format_args!("the limits of tenant {}", quoted(&op.name))));
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Done> {

@@ -1,6 +1,7 @@
 //! `/volumes/{name}/limits`: limits, weight and tenant of a volume.
 
 use forebay_api::VolumeLimits;
+use forebay_text::quoted;
 
 use super::run;
 use crate::access::{Right, may};
@@ -8,7 +9,7 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::route::Route;
 use crate::limits::DEFAULT_WEIGHT;
-use crate::operations::{Client, Control, Disks, Failure, Operation, Reply, Result};
+use crate::operations::{Change, Changes, Client, Control, Disks, Failure, Operation, Reply, Result};
 use crate::view::View;
 
 pub(super) fn routes() -> Vec<Route> {
@@ -40,7 +41,7 @@ struct ShowLimits {
 
 impl Operation for ShowLimits {
     type Reply = VolumeLimits;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |op| vec![op.volume.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<VolumeLimits> {
@@ -56,6 +57,16 @@ struct SetLimits {
 
 impl Operation for SetLimits {
     type Reply = VolumeLimits;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let volume = quoted(&op.volume);
+        match &op.new.tenant {
+            None => Change::new("set", "set", format_args!("the limits of volume {volume}")),
+            Some(tenant) => {
+                let tenant = quoted(tenant);
+                Change::new("set", "set", format_args!("the limits of volume {volume} of tenant {tenant}"))
+            }
+        }
+    });
     const EVENT: Option<&str> = Some("limited");
     const DISKS: Disks<Self> = |op| vec![op.volume.clone()];
 

@@ -2,6 +2,7 @@
 
 use forebay_api::{CreateVolume, DiskView, Persist, Resets, Resize, Rollback, SyncPolicy};
 use forebay_engine::Role;
+use forebay_text::{Size, quoted};
 
 use super::{create, run};
 use crate::access::Right;
@@ -9,7 +10,9 @@ use crate::http::auth::Caller;
 use crate::http::extract::{Body, Param};
 use crate::http::list::{self, DISKS, ListQuery};
 use crate::http::route::Route;
-use crate::operations::{Client, Control, DiskList, Disks, Done, Failure, Operation, Result, shown};
+use crate::operations::{
+    Change, Changes, Client, Control, DiskList, Disks, Done, Failure, Operation, Result, counted, shown,
+};
 use crate::view::{disk_view, sync_mode};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -109,7 +112,7 @@ pub(super) struct ShowDisk {
 
 impl Operation for ShowDisk {
     type Reply = DiskView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
@@ -119,6 +122,8 @@ impl Operation for ShowDisk {
 
 impl Operation for CreateVolume {
     type Reply = DiskView;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::create(format_args!("volume {} of {}", quoted(&op.name), Size(op.size_bytes))));
     const EVENT: Option<&str> = Some("created");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
@@ -148,6 +153,7 @@ struct RemoveVolume {
 
 impl Operation for RemoveVolume {
     type Reply = Done;
+    const CHANGE: Changes<Self> = Some(|op| Change::remove(format_args!("volume {}", quoted(&op.name))));
     const EVENT: Option<&str> = Some("removed");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
@@ -168,6 +174,10 @@ struct ResizeVolume {
 
 impl Operation for ResizeVolume {
     type Reply = DiskView;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("volume {} to {}", quoted(&op.name), Size(op.size_bytes));
+        Change::new("resize", "resized", object)
+    });
     const EVENT: Option<&str> = Some("resized");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
@@ -184,6 +194,8 @@ struct ResetVolume {
 
 impl Operation for ResetVolume {
     type Reply = DiskView;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::new("reset", "reset", format_args!("volume {}", quoted(&op.name))));
     const EVENT: Option<&str> = Some("reset");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
@@ -200,6 +212,8 @@ struct ResumeVolume {
 
 impl Operation for ResumeVolume {
     type Reply = DiskView;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::new("resume", "resumed", format_args!("volume {}", quoted(&op.name))));
     const EVENT: Option<&str> = Some("resumed");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
@@ -210,6 +224,8 @@ impl Operation for ResumeVolume {
 
 impl Operation for Resets {
     type Reply = Vec<DiskView>;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::new("reset", "reset", format_args!("{}", counted(&op.volumes, "volumes"))));
     const EVENT: Option<&str> = Some("reset");
     const DISKS: Disks<Self> = |op| op.volumes.clone();
 
@@ -230,6 +246,8 @@ struct PersistVolume {
 
 impl Operation for PersistVolume {
     type Reply = DiskView;
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::new("persist", "persisted", format_args!("desktop {}", quoted(&op.name))));
     const EVENT: Option<&str> = Some("persisted");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
@@ -246,6 +264,10 @@ struct RollbackVolume {
 
 impl Operation for RollbackVolume {
     type Reply = DiskView;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("volume {} to snapshot {}", quoted(&op.name), quoted(&op.snapshot));
+        Change::new("roll back", "rolled back", object)
+    });
     const EVENT: Option<&str> = Some("rolled_back");
     const DISKS: Disks<Self> = |op| vec![op.name.clone(), format!("{}@{}", op.name, op.snapshot)];
 
