@@ -53,7 +53,7 @@ def a_restart_with_a_gigabyte_of_log_takes_three_seconds(t):
     writers.wait_beyond({"disk": 200})
     writers.end()
     took = [restart(s)]
-    recovered = [int(n) for n in re.findall(r"recovered .*megabytes=(\d+)", s.log_tail(1000))]
+    recovered = [int(n) for n in re.findall(r"recovered (\d+) MiB", s.log_tail(1000))]
     check(recovered[-1] >= LOG_MIB, f"the log was too short: {recovered[-1]} MiB")
     while min(took) >= LIMIT_S and len(took) < RESTARTS:
         s.kill()

@@ -1,6 +1,7 @@
 //! Rate limits for log lines that a peer can cause: a few lines in each interval, then a count of the dropped
 //! ones.
 
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -24,12 +25,13 @@ impl Throttle {
         Throttle(Mutex::new(State { began: None, lines: 0, left_out: 0 }))
     }
 
-    /// Returns the number of lines dropped since the last one if a line may be logged now.
-    pub fn permit(&self) -> Option<u64> {
+    /// Returns the number of lines dropped since the last one if a line may be logged now; `Some(None)` if
+    /// none was dropped, so that the log then has no such field.
+    pub fn permit(&self) -> Option<Option<NonZeroU64>> {
         self.permit_at(Instant::now())
     }
 
-    fn permit_at(&self, now: Instant) -> Option<u64> {
+    fn permit_at(&self, now: Instant) -> Option<Option<NonZeroU64>> {
         let mut state = self.0.lock();
         if state.began.is_none_or(|began| now.duration_since(began) >= INTERVAL) {
             (state.began, state.lines) = (Some(now), 0);
@@ -39,7 +41,7 @@ impl Throttle {
             return None;
         }
         state.lines += 1;
-        Some(std::mem::take(&mut state.left_out))
+        Some(NonZeroU64::new(std::mem::take(&mut state.left_out)))
     }
 }
 
@@ -78,7 +80,7 @@ mod tests {
         let (throttle, begin) = (Throttle::new(), Instant::now());
         let logged = (0..1000).filter(|_| throttle.permit_at(begin).is_some()).count();
         assert_eq!(logged, LINES as usize);
-        assert_eq!(throttle.permit_at(begin + INTERVAL), Some(1000 - u64::from(LINES)));
-        assert_eq!(throttle.permit_at(begin + INTERVAL), Some(0));
+        assert_eq!(throttle.permit_at(begin + INTERVAL), Some(NonZeroU64::new(1000 - u64::from(LINES))));
+        assert_eq!(throttle.permit_at(begin + INTERVAL), Some(None));
     }
 }

@@ -111,7 +111,7 @@ impl Desktops {
         if desktops.is_empty() || self.cx.config.mutation == Mutation::KeepDesktops {
             return Ok(());
         }
-        tracing::info!(desktops = desktops.len(), "resetting desktops to their images");
+        tracing::info!("resetting {} desktops to their images", desktops.len());
         for desktop in &desktops {
             desktop.require_reset();
         }

@@ -523,7 +523,7 @@ impl Pool {
         if interrupted.is_empty() {
             return Ok(());
         }
-        tracing::info!(imports = interrupted.len(), "removing interrupted imports");
+        tracing::info!("removing {} interrupted imports", interrupted.len());
         self.delete_imports(interrupted).await
     }
 

@@ -166,10 +166,10 @@ impl Reclaimer {
         let mut reclaim = Reclaim::new(&self.cleaner, report, &taken, requested);
         let freed = reclaim.run(&marked, objects).await;
         tracing::info!(
-            freed = reclaim.progress.freed_bytes,
-            moved = reclaim.progress.moved_bytes,
             nodes = marked.visited(),
-            "space reclaimed"
+            "reclaimed {} KiB of the store; moved {} KiB",
+            reclaim.progress.freed_bytes >> 10,
+            reclaim.progress.moved_bytes >> 10
         );
         *counts = marked.into_counts();
         if let Some(space) = &mut self.figures.lock().pool {

@@ -204,7 +204,8 @@ pub(super) fn take_over(
     taken.dirty.sort_unstable_by_key(|(disk, _)| disk.id());
     let megabytes = taken.dirty.iter().map(|(_, cost)| cost).sum::<u64>() >> 20;
     if !taken.dirty.is_empty() {
-        tracing::info!(disks = taken.dirty.len(), megabytes, "writes found in the retained memory");
+        let disks = taken.dirty.len();
+        tracing::info!("found {megabytes} MiB of writes to {disks} disks in the retained memory");
     }
     cx.retained.set_cover(NO_COVER);
     taken

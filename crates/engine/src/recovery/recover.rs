@@ -143,7 +143,7 @@ pub(crate) async fn recover(
     untouched.recovered();
     let took = cx.host.now().saturating_sub(begin);
     let (batches, ms) = (applied.len() as u64, took.as_millis() as u64);
-    tracing::info!(batches, megabytes = replayed >> 20, ms, "recovered");
+    tracing::info!("recovered {} MiB of the log, {batches} batches, in {ms} ms", replayed >> 20);
     let (warm, stored) = (checkpoint.warm, log.table().in_place_bytes());
     Ok(Recovered {
         reader,

@@ -96,13 +96,14 @@ impl StoreRoom {
         let low = full || free + reclaimable < self.reserve.low_threshold(total) + slack;
         self.low.store(low, Relaxed);
         let was_full = self.full.swap(full, Relaxed);
+        let room = format_args!("{} MiB of {} MiB are free", free >> 20, total >> 20);
         match (was_full, full) {
             (false, true) => {
-                tracing::warn!(free, total, "the store is full: writes wait for a reclaim, or are refused")
+                tracing::warn!("the store is full, with {room}: writes wait for a reclaim, or are refused")
             }
-            (true, false) => tracing::warn!(free, total, "the store has room again: writes are accepted"),
-            _ if low && !was_low => tracing::warn!(free, total, "the store is low on room"),
-            _ if was_low && !low => tracing::info!(free, total, "the store is no longer low on room"),
+            (true, false) => tracing::warn!("the store has room again, {room}: writes are accepted"),
+            _ if low && !was_low => tracing::warn!("the store is low on room: {room}"),
+            _ if was_low && !low => tracing::info!("the store is no longer low on room: {room}"),
             _ => {}
         }
         was_full != full

@@ -55,7 +55,7 @@ fn log_end(end: End) {
     if let End::LoginRefused(refused) = end {
         refused.log();
     } else if let Some(left_out) = ENDED.permit() {
-        tracing::info!(%end, left_out, "an iSCSI connection ended");
+        tracing::info!(left_out, "an iSCSI connection ended: {end}");
     }
 }
 

@@ -147,7 +147,7 @@ pub(super) async fn session(
 fn log_login(initiator: &IqnName, peer: SocketAddr, target: &IqnName) {
     static LOGGED_IN: Throttle = Throttle::new();
     if let Some(left_out) = LOGGED_IN.permit() {
-        tracing::info!(%initiator, %peer, %target, left_out, "logged in");
+        tracing::info!(left_out, "initiator {initiator} at {peer} logged in to target {target}");
     }
 }
 

@@ -65,7 +65,7 @@ impl FrontEnd for Front {
 fn log_end(end: End) {
     static ENDED: Throttle = Throttle::new();
     if let Some(left_out) = ENDED.permit() {
-        tracing::info!(%end, left_out, "an NBD connection ended");
+        tracing::info!(left_out, "an NBD connection ended: {end}");
     }
 }
 

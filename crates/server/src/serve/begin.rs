@@ -134,7 +134,7 @@ impl Server<'_> {
             () = store.lost() => exit_without_pool(Loss::Taken),
             pool = engine.run(opening) => pool?,
         };
-        tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
+        tracing::info!("opened the pool in {} ms", opened.elapsed().as_millis());
         Ok(OpenPool { pool, store, engine })
     }
 }

@@ -190,7 +190,7 @@ async fn take_over<'a>(
     successor.serving(resumed);
     sockets.own_files();
     notify::taken_over();
-    tracing::info!(connections = resumed, "took over from another process");
+    tracing::info!("took over from another process with {resumed} connections");
     Ok((server, open, services, sockets))
 }
 

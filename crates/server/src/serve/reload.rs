@@ -81,7 +81,10 @@ impl Reloader {
         *self.current.lock() = Arc::new(applied);
         let applied = changed.iter().filter(|(_, by)| *by == AppliedBy::Reload);
         let keys: Vec<&str> = applied.map(|(key, _)| *key).collect();
-        tracing::info!(changed = keys.join(", "), "configuration reloaded");
+        match keys.is_empty() {
+            true => tracing::info!("configuration reloaded; nothing has changed"),
+            false => tracing::info!("configuration reloaded; changed: {}", keys.join(", ")),
+        }
     }
 }
 

@@ -94,7 +94,7 @@ impl Reserve {
             && state.extend(dir, WRITTEN_AT_ONCE).is_ok()
             && state.room.is_whole()
         {
-            tracing::info!(bytes = state.room.held, "the reserve of the pool is whole again");
+            tracing::info!("the reserve of the pool is whole again: {} MiB", state.room.held >> 20);
         }
         state.room
     }

@@ -26,7 +26,7 @@ pub(super) fn trim_tail(files: &Files, id: SegmentId, written: u64) -> io::Resul
     let len = file.metadata()?.len();
     let freed = trim(&file, len, written)?;
     if freed > 0 {
-        tracing::info!(segment = %id, bytes = freed, "returned unused preallocated space");
+        tracing::debug!(segment = %id, bytes = freed, "returned unused preallocated space");
     }
     Ok(len - freed)
 }

@@ -71,13 +71,13 @@ pub(super) fn claim(
     waits: &(dyn Fn() + Sync),
 ) -> Result<Opened, StoreError> {
     let began = |owner: &str| {
-        tracing::info!(%pool, %owner, "waiting for the pool: another server holds it");
+        tracing::info!("waiting for the pool {pool}: another server holds it ({owner})");
         notify::notify("STATUS=standby: waiting for the pool");
         waits();
     };
     let waiting = Waiting { is_cancelled: &|| stopped.get(), began: &began };
     let store = connection.claim(claim, &waiting)?;
-    tracing::info!(%pool, "store open");
+    tracing::info!("opened the store of the pool {pool}");
     notify::notify("STATUS=opening the pool");
     Ok(opened(store))
 }

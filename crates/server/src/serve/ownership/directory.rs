@@ -22,6 +22,8 @@ pub(super) fn open(path: &Path, descriptors: &Descriptors) -> Result<Opened, Sto
     };
     let directory = Some(PoolDirectory::new(path, &store.superblock_status().map_err(failed)?));
     let (uring, direct) = store.modes();
-    tracing::info!(uring, direct, "store open");
+    let io = if uring { "io_uring" } else { "threads" };
+    let path = if direct { "direct I/O" } else { "the page cache" };
+    tracing::info!("opened the store with {io} and {path}");
     Ok(Opened { store: store.clone(), ownership: store, directory })
 }

@@ -86,7 +86,7 @@ pub(in crate::serve) async fn hand_over(
         Ok(found) => found,
         Err(e) => return Outcome::Unchanged(Box::new(services), e),
     };
-    tracing::info!(%heir, "handover begins");
+    tracing::info!("handover begins: {heir} gets the pool");
     let begun = match prepare(open, &services, &heir, signals).await {
         Ok(begun) => begun,
         Err(e) => {
@@ -127,7 +127,8 @@ pub(in crate::serve) async fn hand_over(
             Outcome::Stopped
         }
         Ok(Some(Settled::To { owner, term, is_serving })) => {
-            tracing::info!(%owner, term, is_serving, ?pause, "another server has the pool");
+            let does = if is_serving { "serves the clients" } else { "has the pool" };
+            tracing::info!(term, "{owner} {does}, after a pause of {} ms", pause.as_millis());
             cut(&state);
             let closed = closed + state.connections.len();
             let pause_ms = pause.as_millis() as u64;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use forebay_engine::Host;
 use forebay_store::rados::{Claim, Heir, PoolConnection};
 use forebay_store::{DirectoryStore, Limited, Slow, StoreError};
+use forebay_text::Size;
 
 use super::ceph;
 use super::claim::{self, Stopped};
@@ -57,7 +58,7 @@ pub(in crate::serve) async fn open_when_free(
     let claim = if config.standby { Claim::Wait } else { Claim::IfFree };
     let (RadosPool { address, options }, name) = (pool.clone(), pool.address.to_string());
     let opening = move |stopped: &Stopped| {
-        tracing::info!(pool = %name, "opening the pool");
+        tracing::info!("opening the pool {name}");
         let connection = PoolConnection::new(&address, &options)?;
         ceph::claim(&connection, &name, claim, stopped, &waits)
     };
@@ -118,7 +119,7 @@ async fn finish(
     let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
     let Opened { mut store, ownership, directory } = opened.map_err(failed)?;
     if let Some(limit) = config.store_limit {
-        tracing::info!(limit, "the size of the pool is limited, as configured");
+        tracing::info!("the size of the pool is limited to {}, as configured", Size(limit));
         store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
     }
     if let Some(array) = config.store_slow {

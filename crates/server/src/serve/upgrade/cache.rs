@@ -64,7 +64,7 @@ impl CacheCopy {
     pub fn fill(self, pool: Weak<Pool>) {
         let filling = std::thread::Builder::new().name("read-cache".into()).spawn(move || {
             match fill(&mut File::from(self.0), &pool) {
-                Ok(blocks) => tracing::info!(blocks, "read cache filled with that of the former process"),
+                Ok(blocks) => tracing::info!("read cache filled with {blocks} blocks of the former process"),
                 Err(e) => tracing::warn!("cannot fill the read cache with that of the former process: {e}"),
             }
         });

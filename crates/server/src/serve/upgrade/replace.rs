@@ -74,7 +74,7 @@ pub(in crate::serve) async fn replace(
     sockets: Sockets,
     signals: &mut Signals,
 ) -> (Outcome<Upgraded>, Option<Sockets>) {
-    tracing::info!(binary = %binary.display(), "upgrade begins");
+    tracing::info!("upgrade begins: starting {}", binary.display());
     notify::reloading();
     let unchanged = |services, e, sockets| (Outcome::Unchanged(Box::new(services), e), Some(sockets));
     // Also shows that the cluster can be connected to, before anything is interrupted.
@@ -135,7 +135,8 @@ pub(in crate::serve) async fn replace(
         }
     };
     let (pid, pause) = (successor.pid(), begun.elapsed());
-    tracing::info!(?quiesced, ?pool_closed, ?opened, ?pause, pid, "another process serves the clients");
+    tracing::info!("process {pid} serves the clients, after a pause of {} ms", pause.as_millis());
+    tracing::debug!(?quiesced, ?pool_closed, ?opened, ?pause, "the parts of the pause");
     notify::replaced_by(pid);
     sockets.leave();
     let closed = closed + (state.connections.len().saturating_sub(resumed));
