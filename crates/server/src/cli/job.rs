@@ -8,6 +8,9 @@ use super::CliError;
 use super::args::JobCommand;
 use super::output::{age, print_result, render, table};
 
+/// Maximum length of the reason of a failure in a list, in bytes.
+const MAX_REASON: usize = 120;
+
 /// Runs `forebay job`.
 pub(super) async fn run(client: &Client, command: JobCommand, json: bool) -> Result<(), CliError> {
     match command {
@@ -59,12 +62,14 @@ fn progress(job: &JobView) -> String {
 
 fn list(jobs: &[JobView]) -> String {
     let now = unix_ms();
-    let mut rows = table(&["JOB", "KIND", "DISK", "STATE", "PROGRESS", "BEGAN", "BY"], &[]);
+    let mut rows = table(&["JOB", "KIND", "DISK", "STATE", "PROGRESS", "BEGAN", "BY", "REASON"], &[]);
     for job in jobs {
         let progress = if job.has_ended() { String::new() } else { progress(job) };
         let (id, began) = (job.id.to_string(), format!("{} ago", age(now, job.started_ms)));
         let disk = job.disk.as_deref().unwrap_or_default();
-        rows.add_row([id.as_str(), kind(job), disk, state(job), &progress, &began, &job.owner]);
+        let reason = job.error.as_ref().map_or("", |error| &*error.message);
+        let reason = forebay_text::shorten(reason, MAX_REASON);
+        rows.add_row([id.as_str(), kind(job), disk, state(job), &progress, &began, &job.owner, &*reason]);
     }
     render(rows)
 }
@@ -92,6 +97,10 @@ mod tests {
             "cancellable": true, "result": null, "error": null});
         let mut job: JobView = serde_json::from_value(json).unwrap();
         assert_eq!(details(&job), "job 7: import a\nstate: running\nbegun by: me\nprogress: download 33 %");
+        job.error = Some(forebay_api::ErrorDetail { code: "exists".into(), message: "'a' exists".into() });
+        (job.state, job.ended_ms) = (JobState::Failed, Some(1));
+        let listed = list(std::slice::from_ref(&job));
+        assert!(listed.contains("failed") && listed.ends_with("me  'a' exists"), "{listed}");
         job.progress.total = None;
         assert_eq!(progress(&job), "download");
     }
