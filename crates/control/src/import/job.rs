@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_api::import::{Event, Format, Imported, Phase, Request, Source};
 use forebay_api::{JobKind, JobView};
 use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError, check_name};
+use forebay_text::{Size, quoted};
 use tokio::sync::mpsc;
 
 use super::file::ImageFile;
@@ -61,18 +62,25 @@ pub async fn start(
     let control = control.clone();
     let job = control.begin_job(JobKind::Import, Some(&request.name), owner, true);
     let view = job.view();
+    let by = owner.to_owned();
     tokio::spawn(async move {
         let name = request.name.clone();
         let imported: crate::operations::Result<Imported> =
             match run(&control, request, on_host, &events, &job).await {
                 Ok((info, format)) => {
-                    tracing::info!(name, bytes = info.size, %format, "import completed");
+                    tracing::info!(
+                        by,
+                        "imported image {} of {}, from {format}",
+                        quoted(&name),
+                        Size(info.size)
+                    );
                     let image =
                         disk_view(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into());
                     image.map(|image| Imported { image, format })
                 }
                 Err(e) => {
-                    tracing::info!(name, error = %e, "import failed");
+                    let error = e.to_string();
+                    tracing::info!(by, error, "import failed: image {}", quoted(&name));
                     Err(ControlError::from(e))
                 }
             };
