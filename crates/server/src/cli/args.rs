@@ -760,7 +760,7 @@ pub enum ConfigCommand {
     },
     /// Show the values that 'serve' uses with the same options, and their sources
     Show {
-        /// The file, as --config [default: /etc/forebay/forebay.toml]
+        /// The file, as --config [default: /etc/forebay/forebay.toml, if it exists]
         file: Option<PathBuf>,
         /// Options of serve.
         #[command(flatten)]

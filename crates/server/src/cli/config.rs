@@ -8,7 +8,9 @@ use serde::Serialize;
 
 use super::args::{ConfigCommand, Global};
 use super::{CliError, output, unit};
-use crate::config::{ConfigFile, DEFAULT_CONFIG, Overrides, ServeConfig, Setting, lines_of_keys, settings};
+use crate::config::{
+    ConfigFile, DEFAULT_CONFIG, DEFAULT_DATA, Overrides, ServeConfig, Setting, lines_of_keys, settings,
+};
 use crate::serve::{Measured, MemoryLimit};
 
 /// A value in effect.
@@ -26,19 +28,34 @@ pub(super) fn run(command: ConfigCommand, global: &Global) -> Result<(), CliErro
         ConfigCommand::Check { file } => check(&path(file), global),
         ConfigCommand::Show { file, args } => {
             let args = *args;
-            let path = path(args.config.clone().or(file));
-            let (parsed, text) = ConfigFile::load_with_text(&path)?;
-            let memory_limit = limit_for(&path).map(|limit| limit.bytes);
-            let flags = Overrides { memory_limit, ..super::run::overrides(global, args) };
-            let with = ServeConfig::resolve(parsed.clone(), flags.clone())?;
-            // The data directory has no default.
-            let data = flags.data.clone();
-            let without =
-                ServeConfig::resolve(parsed, Overrides { data, memory_limit, ..Overrides::default() })?;
-            let shown = shown(&path, &text, &settings(&with), &settings(&without), flags.data.is_some());
+            let given = args.config.clone().or(file);
+            let shown = show(given, super::run::overrides(global, args), Path::new(DEFAULT_CONFIG))?;
             output::print_result(&shown, global.json, |shown| table(shown))
         }
     }
+}
+
+/// The values in effect with the file that is `given`, or with the `default` file if it exists.
+fn show(given: Option<PathBuf>, flags: Overrides, default: &Path) -> Result<Vec<Shown>, CliError> {
+    let is_absent = given.is_none() && !default.try_exists().unwrap_or(true);
+    let path = given.unwrap_or_else(|| default.to_owned());
+    let (parsed, text) = if is_absent { Default::default() } else { ConfigFile::load_with_text(&path)? };
+    let memory_limit = limit_for(&path).map(|limit| limit.bytes);
+    let mut flags = Overrides { memory_limit, ..flags };
+    // The data directory has no default. Without a file, the values are shown for the usual directory.
+    let has_no_data = is_absent && flags.data.is_none();
+    if has_no_data {
+        flags.data = Some(PathBuf::from(DEFAULT_DATA));
+    }
+    let with = ServeConfig::resolve(parsed.clone(), flags.clone())?;
+    let data = flags.data.clone();
+    let without = ServeConfig::resolve(parsed, Overrides { data, memory_limit, ..Overrides::default() })?;
+    let mut shown = shown(&path, &text, &settings(&with), &settings(&without), flags.data.is_some());
+    if has_no_data {
+        let data = shown.iter_mut().filter(|s| s.key == "data");
+        data.for_each(|s| s.source = "example: serve needs --data, or a file".to_owned());
+    }
+    Ok(shown)
 }
 
 fn path(file: Option<PathBuf>) -> PathBuf {
@@ -111,6 +128,23 @@ fn table(shown: &[Shown]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn defaults_are_shown_without_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("forebay.toml");
+        let shown = show(None, Overrides::default(), &file).unwrap();
+        let source = |shown: &[Shown], key| shown.iter().find(|s| s.key == key).unwrap().source.clone();
+        assert_eq!(source(&shown, "logging.filter"), "default");
+        assert!(source(&shown, "data").starts_with("example"), "{shown:?}");
+        let flags = Overrides { data: Some("/d".into()), ..Overrides::default() };
+        let shown = show(None, flags, &file).unwrap();
+        assert_eq!(source(&shown, "data"), "option or environment");
+        assert!(show(Some(file.clone()), Overrides::default(), &file).is_err(), "a file that is given");
+        std::fs::write(&file, "data = '/d'\n[logging]\nfilter = 'warn'\n").unwrap();
+        let shown = show(None, Overrides::default(), &file).unwrap();
+        assert_eq!(source(&shown, "logging.filter"), format!("{}, line 3", file.display()));
+    }
 
     #[test]
     fn the_limit_that_was_measured_is_named_unless_it_is_that_of_the_host() {
