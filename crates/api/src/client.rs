@@ -61,6 +61,8 @@ pub enum ClientError {
         code: String,
         /// Message for the user.
         message: String,
+        /// What to do about this kind of error; `None` in a streamed response.
+        remedy: Option<String>,
     },
 }
 
@@ -219,7 +221,9 @@ impl Client {
         let status = response.status();
         let bytes = response.into_body().collect().await.map_err(|e| broken(&e))?.to_bytes();
         match serde_json::from_slice::<Problem>(&bytes) {
-            Ok(Problem { code, detail, .. }) => Err(ClientError::Refused { code, message: detail }),
+            Ok(Problem { code, detail, remedy, .. }) => {
+                Err(ClientError::Refused { code, message: detail, remedy: Some(remedy) })
+            }
             Err(_) => Err(ClientError::Foreign(status.to_string())),
         }
     }
@@ -263,7 +267,7 @@ impl Lines {
 
 impl From<ErrorDetail> for ClientError {
     fn from(e: ErrorDetail) -> ClientError {
-        ClientError::Refused { code: e.code, message: e.message }
+        ClientError::Refused { code: e.code, message: e.message, remedy: None }
     }
 }
 

@@ -13,6 +13,7 @@ mod import;
 mod job;
 mod limit;
 mod memory;
+mod nearest;
 mod offline;
 mod output;
 mod pool;
@@ -33,7 +34,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 use forebay_text::Size;
 
@@ -124,6 +125,29 @@ pub enum CliError {
 }
 
 impl CliError {
+    /// Stable code for programs; that of the API for an error of the server.
+    fn code(&self) -> &str {
+        match self {
+            CliError::Client(ClientError::Refused { code, .. }) => code,
+            CliError::Client(ClientError::Unreachable { .. } | ClientError::NoServer(_)) => "unreachable",
+            CliError::Client(ClientError::Broken(_) | ClientError::Foreign(_)) => "bad_response",
+            CliError::Config(_) => "bad_config",
+            CliError::Serve(_) => "not_served",
+            CliError::Offline(_) => "offline",
+            CliError::Interrupted(_) => "interrupted",
+            CliError::FileName(..) => "bad_file_name",
+            CliError::Secret(..) | CliError::TwoSecrets => "bad_secret",
+            CliError::Shrinks(..) => "shrinks",
+            CliError::Unconfirmed { .. } => "unconfirmed",
+            CliError::Declined => "declined",
+            CliError::NotAllRemoved { .. } => "not_all_removed",
+            CliError::MemoryDirectory(..) => "memory_directory",
+            CliError::Sizing(_) => "sizing",
+            CliError::Output(_) => "output",
+            CliError::System(_) => "system",
+        }
+    }
+
     fn exit_status(&self) -> u8 {
         match self {
             CliError::Unconfirmed { .. } => USAGE,
@@ -137,17 +161,39 @@ pub fn main() -> ExitCode {
     ignore_excess_of_file_size();
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
-        Err(e) => return usage(&e),
+        // The argument was not parsed.
+        Err(e) => return usage(&e, std::env::args_os().any(|arg| arg == "--json")),
     };
+    let json = cli.global.json;
     match run::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of the output closed the pipe (`forebay volume list | head`).
         Err(CliError::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("forebay: {}", one_line(&e.to_string()));
+            eprintln!("{}", failure(&e, json));
             ExitCode::from(e.exit_status())
         }
     }
+}
+
+/// The line on standard error for a failure: text, or the object `{"error": {"code", "message", "remedy"}}`.
+fn failure(e: &CliError, json: bool) -> String {
+    let remedy = match e {
+        CliError::Client(ClientError::Refused { remedy, .. }) => remedy.as_deref(),
+        _ => None,
+    };
+    error_line(e.code(), &one_line(&e.to_string()), remedy, json)
+}
+
+fn error_line(code: &str, message: &str, remedy: Option<&str>, json: bool) -> String {
+    if !json {
+        return format!("forebay: {message}");
+    }
+    let mut error = serde_json::json!({"code": code, "message": message});
+    if let Some(remedy) = remedy {
+        error["remedy"] = remedy.into();
+    }
+    forebay_text::json(&serde_json::json!({"error": error}).to_string()).into_owned()
 }
 
 /// Makes a write beyond the limit of the size of files (RLIMIT_FSIZE) fail, instead of ending the process.
@@ -165,13 +211,13 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
 }
 
 /// Prints help and version to standard output, and a usage error as one line to standard error.
-fn usage(e: &clap::Error) -> ExitCode {
+fn usage(e: &clap::Error, json: bool) -> ExitCode {
     if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let mut out = std::io::stdout().lock();
         let _ = write!(out, "{}", e.render()).and_then(|()| out.flush());
         return ExitCode::SUCCESS;
     }
-    eprintln!("forebay: {}", usage_line(e));
+    eprintln!("{}", error_line("usage", &usage_line(e), None, json));
     ExitCode::from(USAGE)
 }
 
@@ -181,6 +227,19 @@ fn usage_line(e: &clap::Error) -> String {
     {
         return "missing command; 'forebay --help' lists the commands".into();
     }
+    let usage = e.get(ContextKind::Usage).map(|u| one_line(&u.to_string()));
+    let command =
+        usage.as_deref().and_then(|u| u.strip_prefix("Usage: ")).map_or("forebay".to_owned(), |u| {
+            let words = u.split(' ').take_while(|w| w.bytes().all(|b| b.is_ascii_lowercase()));
+            words.collect::<Vec<_>>().join(" ")
+        });
+    if let Some(ContextValue::String(unknown)) = e.get(ContextKind::InvalidSubcommand)
+        && let Some(meant) = nearest_command(&command, unknown)
+    {
+        let error =
+            format!("unrecognized subcommand '{unknown}'; did you mean '{meant}'? see '{command} --help'");
+        return one_line(&error);
+    }
     let text = e.render().to_string();
     // clap separates the error, an optional tip, the usage and the pointer to --help by empty lines.
     let mut parts = text.split("\n\n").map(one_line);
@@ -188,13 +247,17 @@ fn usage_line(e: &clap::Error) -> String {
     let error = error.strip_prefix("error: ").unwrap_or(&error).to_owned();
     let tip = parts.map(|p| p.trim().to_owned()).find(|p| p.starts_with("tip: "));
     let tip = tip.map_or_else(String::new, |t| format!(" ({})", &t["tip: ".len()..]));
-    let usage = e.get(ContextKind::Usage).map(|u| one_line(&u.to_string()));
-    let command =
-        usage.as_deref().and_then(|u| u.strip_prefix("Usage: ")).map_or("forebay".to_owned(), |u| {
-            let words = u.split(' ').take_while(|w| w.bytes().all(|b| b.is_ascii_lowercase()));
-            words.collect::<Vec<_>>().join(" ")
-        });
     format!("{error}{tip}; see '{command} --help'")
+}
+
+/// The subcommand of `command` that was probably meant; never an alias.
+fn nearest_command(command: &str, unknown: &str) -> Option<String> {
+    let mut parent = &Cli::command();
+    for word in command.split(' ').skip(1) {
+        parent = parent.find_subcommand(word)?;
+    }
+    let names = parent.get_subcommands().filter(|c| !c.is_hide_set()).map(clap::Command::get_name);
+    crate::config::nearest::nearest(unknown, names).map(str::to_owned)
 }
 
 /// Joins a text into one line and escapes all characters that are not plain text.

@@ -68,7 +68,7 @@ pub(super) async fn run(
         let path: Vec<&str> = among.path.iter().copied().chain([name.as_str()]).collect();
         let error = match client.delete::<Value>(&path).await {
             Ok(_) => None,
-            Err(ClientError::Refused { code, message }) => Some(ErrorDetail { code, message }),
+            Err(ClientError::Refused { code, message, .. }) => Some(ErrorDetail { code, message }),
             // The following requests would fail, too.
             Err(e) => {
                 broken = Some(e);

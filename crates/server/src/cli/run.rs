@@ -18,8 +18,8 @@ use super::args::{
     VolumeCommand,
 };
 use super::{
-    CliError, classes, clients, config, connect, gc, import, job, limit, memory, offline, output, pool,
-    profile, remove, sizing, space, stats, status, target, token, top,
+    CliError, classes, clients, config, connect, gc, import, job, limit, memory, nearest, offline, output,
+    pool, profile, remove, sizing, space, stats, status, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
@@ -60,7 +60,12 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
             let client = Client::new(&socket_path(&cli.global)?).reporting_wait(reports_wait);
             let commands = ClientCommands { client, json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.map_err(CliError::System)?.block_on(commands.run(command))
+            runtime.map_err(CliError::System)?.block_on(async {
+                match commands.run(command).await {
+                    Err(e) => Err(nearest::named(&commands.client, e).await),
+                    done => done,
+                }
+            })
         }
     }
 }

@@ -94,10 +94,9 @@ fn usage_errors_are_one_line_that_points_to_the_help() {
     for (line, expected) in [
         ("", "missing command; 'forebay --help' lists the commands"),
         ("volume", "missing command; 'forebay --help' lists the commands"),
-        (
-            "volum list",
-            "unrecognized subcommand 'volum' (a similar subcommand exists: 'volume'); see 'forebay --help'",
-        ),
+        ("volum list", "unrecognized subcommand 'volum'; did you mean 'volume'? see 'forebay --help'"),
+        ("volume lst", "unrecognized subcommand 'lst'; did you mean 'list'? see 'forebay volume --help'"),
+        ("frobnicate", "unrecognized subcommand 'frobnicate'; see 'forebay --help'"),
         (
             "volume create v",
             "the following required arguments were not provided: --size <SIZE>; see 'forebay volume create --help'",
@@ -187,6 +186,25 @@ fn wrong_pools_in_ceph_are_usage_errors() {
     ] {
         usage_error(line);
     }
+}
+
+#[test]
+fn an_error_is_one_line_of_text_or_json() {
+    let refused = ClientError::Refused {
+        code: "not_found".into(),
+        message: "no volume is named 'a\u{202e}'".into(),
+        remedy: Some("check the name".into()),
+    };
+    let refused = CliError::from(refused);
+    assert_eq!(failure(&refused, false), "forebay: no volume is named 'a\\u{202e}'");
+    let parsed: serde_json::Value = serde_json::from_str(&failure(&refused, true)).unwrap();
+    let error = &parsed["error"];
+    assert_eq!((&error["code"], &error["remedy"]), (&"not_found".into(), &"check the name".into()));
+    let declined: serde_json::Value = serde_json::from_str(&failure(&CliError::Declined, true)).unwrap();
+    assert_eq!(
+        declined,
+        serde_json::json!({"error": {"code": "declined", "message": "nothing was removed"}})
+    );
 }
 
 #[test]

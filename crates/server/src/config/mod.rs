@@ -27,7 +27,7 @@ mod locate;
 mod logging;
 mod metrics;
 mod nbd;
-mod nearest;
+pub(crate) mod nearest;
 mod store;
 
 use crate::log::{LogConfig, LogFormat};

@@ -1,6 +1,6 @@
-//! Messages about unknown keys: the nearest known one is named.
+//! The nearest known name, for messages about unknown keys, commands and disks.
 
-/// Most changes of characters between a key and the one that was probably meant.
+/// Maximum number of changes of characters between a name and the name that was probably meant.
 const MAX_CHANGES: usize = 3;
 
 /// The message of the parser about an unknown key, in our words; other messages stay as they are.
@@ -11,13 +11,16 @@ pub(super) fn explain(message: &str) -> String {
         return message.to_owned();
     }
     let known: Vec<&str> = known.iter().copied().step_by(2).collect();
-    let near = known.iter().map(|key| (changes(unknown, key), *key)).min();
-    match near {
-        Some((changes, key)) if changes <= MAX_CHANGES && changes < unknown.chars().count() => {
-            format!("unknown key '{unknown}'; did you mean '{key}'?")
-        }
-        _ => format!("unknown key '{unknown}'; known here: {}", known.join(", ")),
+    match nearest(unknown, known.iter().copied()) {
+        Some(key) => format!("unknown key '{unknown}'; did you mean '{key}'?"),
+        None => format!("unknown key '{unknown}'; known here: {}", known.join(", ")),
     }
+}
+
+/// The known name that was probably meant, if one is near enough.
+pub(crate) fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (changes, name) = known.map(|name| (changes(unknown, name), name)).min()?;
+    (changes <= MAX_CHANGES && changes < unknown.chars().count()).then_some(name)
 }
 
 /// The number of insertions, removals and replacements of characters between two texts (Levenshtein).

@@ -58,7 +58,9 @@ fn a_pattern_for_several_disks_needs_confirmation() {
     let (place, _server) = fleet("4");
     let error = place.fails(&["volume", "rm", "pc-*"], 2);
     assert!(error.contains("'pc-*' would remove 4 volumes: repeat with --yes"), "{error}");
-    place.fails(&["volume", "rm", "pc-001", "pc-*", "--json"], 2);
+    let out = place.run(&["volume", "rm", "pc-001", "pc-*", "--json"]);
+    let error: Value = serde_json::from_slice(&out.stderr).unwrap();
+    assert_eq!((out.status.code(), &error["error"]["code"]), (Some(2), &json!("unconfirmed")));
     assert_eq!(names(&place).len(), 5, "nothing was removed");
     assert_eq!(place.ok(&["volume", "rm", "*-004"]), "removed volume 'pc-004'\n", "one needs none");
     assert!(place.fails(&["volume", "rm", "web-*"], 1).contains("no volume matches 'web-*'"));
@@ -80,6 +82,29 @@ fn a_pattern_for_several_disks_needs_confirmation() {
     }
     place.ok(&["volume", "rm", "v*"]);
     assert_eq!(names(&place), ["v", "vw"]);
+}
+
+#[test]
+fn mistakes_are_answered_with_the_nearest_name_and_a_code() {
+    let (place, _server) = fleet("2");
+    place.ok(&["snapshot", "create", "v", "monday"]);
+    for (command, name, meant) in [
+        (["volume", "show"], "pc-01", "pc-001"),
+        (["volume", "reset"], "pc_002", "pc-002"),
+        (["image", "show"], "godlen", "golden"),
+        (["volume", "classes"], "v@munday", "v@monday"),
+    ] {
+        let error = place.fails(&[command[0], command[1], name], 1);
+        assert!(error.trim_end().ends_with(&format!("; did you mean '{meant}'?")), "{error}");
+    }
+    assert!(!place.fails(&["volume", "show", "elsewhere"], 1).contains("did you mean"));
+
+    let error = |args: &[&str]| -> Value { serde_json::from_slice(&place.run(args).stderr).unwrap() };
+    let missing = &error(&["volume", "show", "pc-01", "--json"])["error"];
+    assert_eq!(missing["code"], "not_found");
+    assert!(missing["message"].as_str().unwrap().ends_with("did you mean 'pc-001'?"), "{missing}");
+    assert!(missing["remedy"].is_string(), "{missing}");
+    assert_eq!(error(&["volume", "lst", "--json"])["error"]["code"], "usage");
 }
 
 #[test]
