@@ -72,12 +72,11 @@ impl Reply for CapacityView {}
 
 impl Reply for HealthView {}
 
-#[derive(Debug)]
 struct ShowHealth;
 
 impl Operation for ShowHealth {
     type Reply = HealthView;
-    const IS_QUERY: bool = true;
+    const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<HealthView> {

@@ -139,6 +139,8 @@ impl CliError {
             CliError::Secret(..) | CliError::TwoSecrets => "bad_secret",
             CliError::Shrinks(..) => "shrinks",
             CliError::Unconfirmed { .. } => "unconfirmed",
+            CliError::Unhealthy(_) => "unhealthy",
+            CliError::NoWay(..) => "no_way",
             CliError::Declined => "declined",
             CliError::NotAllRemoved { .. } => "not_all_removed",
             CliError::MemoryDirectory(..) => "memory_directory",
