@@ -378,7 +378,7 @@ pub struct RemoveArgs {
     #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
     pub names: Vec<String>,
     /// Do not ask before removing all that a pattern matches
-    #[arg(long)]
+    #[arg(short, long)]
     pub yes: bool,
 }
 
@@ -652,6 +652,9 @@ pub enum TargetCommand {
         /// Remove the target even if initiators are connected, and end their sessions
         #[arg(long)]
         force: bool,
+        /// Do not ask on a terminal
+        #[arg(short, long)]
+        yes: bool,
     },
     /// End a session of an initiator, which may log in again
     Disconnect {

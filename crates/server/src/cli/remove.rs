@@ -181,7 +181,7 @@ fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), Cli
     if count < 2 {
         return Ok(());
     }
-    if json || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+    if !can_ask(json) {
         let patterns: Vec<_> = resolved.patterns.iter().map(|(pattern, _)| format!("'{pattern}'")).collect();
         return Err(CliError::Unconfirmed { patterns: patterns.join(", "), count, noun: among.noun(count) });
     }
@@ -190,7 +190,20 @@ fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), Cli
             format!("'{pattern}' matches {} {}: {}", names.len(), among.noun(names.len()), listed(names));
         eprintln!("{}", forebay_text::one_line(&text));
     }
-    eprint!("Remove them? [y/N] ");
+    ask("Remove them?")
+}
+
+/// Whether a question can be answered: both ends are a terminal, and the output is not for a program.
+pub(super) fn can_ask(json: bool) -> bool {
+    !json && io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks on the terminal.
+///
+/// # Errors
+/// [`CliError::Declined`], unless the answer is yes.
+pub(super) fn ask(question: &str) -> Result<(), CliError> {
+    eprint!("{} [y/N] ", forebay_text::one_line(question));
     let mut answer = String::new();
     io::stderr().flush().and_then(|()| io::stdin().read_line(&mut answer)).map_err(CliError::System)?;
     match answer.trim() {

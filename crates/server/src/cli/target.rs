@@ -14,6 +14,7 @@ use forebay_text::{Secret, Size};
 use super::CliError;
 use super::args::{ChapArgs, LunCommand, TargetCommand};
 use super::output::{age, print_result, render, table};
+use super::remove;
 
 /// Runs `forebay target …`.
 pub(super) async fn target(client: &Client, command: TargetCommand, as_json: bool) -> Result<(), CliError> {
@@ -36,7 +37,10 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
             let target: TargetView = client.get(&["targets", &name]).await?;
             print_result(&target, as_json, target_details)
         }
-        TargetCommand::Rm { name, all: _, force } => {
+        TargetCommand::Rm { name, all: _, force, yes } => {
+            if !yes && remove::can_ask(as_json) {
+                confirm_removal(client, name.as_deref()).await?;
+            }
             let path: Vec<&str> = std::iter::once("targets").chain(name.as_deref()).collect();
             let done = client.remove(&path, force).await?;
             print_result(&done, as_json, |_| match &name {
@@ -64,6 +68,19 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
             print_result(&done, as_json, |done| denied_text(done, &initiator.to_lowercase()))
         }
     }
+}
+
+/// Requests confirmation before the removal of a target, or of all targets.
+async fn confirm_removal(client: &Client, name: Option<&str>) -> Result<(), CliError> {
+    let Some(name) = name else { return remove::ask("Remove all targets? Their disks are kept.") };
+    let target: TargetView = client.get(&["targets", name]).await?;
+    remove::ask(&removal_question(&target))
+}
+
+fn removal_question(t: &TargetView) -> String {
+    let counted = |count, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+    let (luns, sessions) = (counted(t.luns.len(), "LUN"), counted(t.sessions.len(), "session"));
+    format!("Remove target {} with {luns} and {sessions}? Its disks are kept.", t.name)
 }
 
 /// Runs `forebay lun …`.
@@ -330,6 +347,9 @@ mod tests {
             change(&mut view);
             view
         };
+        let question =
+            "Remove target iqn.2026-01.org.example:a with 3 LUNs and 1 session? Its disks are kept.";
+        assert_eq!(removal_question(&view()), question);
         let created = created_text(&view());
         assert!(created.contains("no initiators yet: run 'forebay target allow iqn.2026-01.org.example:a"));
         assert!(created_text(&with(|t| t.open = true)).ends_with("authenticates as 'all'"));

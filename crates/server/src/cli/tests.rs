@@ -50,7 +50,7 @@ fn every_documented_command_line_parses() {
         "target create a --open --chap-user u --chap-secret-file f --mutual-user m --mutual-secret-file -",
         "target list",
         "target show a",
-        "target rm a --force",
+        "target rm a --force -y",
         "target rm --all",
         "target allow a b --chap-user u --chap-secret-file - --lun 0 --lun 7",
         "target deny a b",

@@ -108,6 +108,27 @@ fn mistakes_are_answered_with_the_nearest_name_and_a_code() {
 }
 
 #[test]
+fn the_removal_of_a_target_is_confirmed_on_a_terminal() {
+    let (place, _server) = fleet("1");
+    let iqn = "iqn.2026-01.org.example:a";
+    let remove = |answer: &str| {
+        let (mut ours, theirs) = terminal();
+        let stdin = theirs.try_clone().unwrap();
+        ours.write_all(answer.as_bytes()).unwrap();
+        let mut command = place.command(&["target", "rm", iqn]);
+        let done = command.stdin(stdin).stdout(Stdio::null()).stderr(theirs).status().unwrap();
+        done.code()
+    };
+    place.ok(&["target", "create", iqn]);
+    assert_eq!(remove("n\n"), Some(1));
+    place.ok(&["target", "show", iqn]);
+    assert_eq!(remove("y\n"), Some(0));
+    place.fails(&["target", "show", iqn], 1);
+    place.ok(&["target", "create", iqn]);
+    place.ok(&["target", "rm", iqn, "-y"]);
+}
+
+#[test]
 fn a_fleet_grows_with_the_following_numbers() {
     let (place, _server) = fleet("3");
     let error = place.fails(&["volume", "clone", "golden", "pc", "--count", "2"], 1);
