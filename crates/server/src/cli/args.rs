@@ -2,6 +2,7 @@
 //! stable contract, because scripts rely on them.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::builder::NonEmptyStringValueParser as Name;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -12,7 +13,7 @@ use forebay_api::{Reset, Role, SyncPolicy};
 use forebay_frontend::nbd::TlsMode;
 use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::RadosAddress;
-use forebay_text::{NamePattern, Size};
+use forebay_text::{NamePattern, Size, SizeError};
 
 use super::connect::ClientKind;
 use super::limit::{Change, LimitArgs};
@@ -382,6 +383,36 @@ pub struct RemoveArgs {
     pub yes: bool,
 }
 
+/// The size that `volume resize` sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewSize {
+    /// This size.
+    To(Size),
+    /// The present size and this size.
+    By(Size),
+}
+
+impl FromStr for NewSize {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<NewSize, SizeError> {
+        match text.strip_prefix('+') {
+            Some(more) => more.parse().map(NewSize::By),
+            None => text.parse().map(NewSize::To),
+        }
+    }
+}
+
+impl NewSize {
+    /// The size in bytes of a volume with `present` bytes; `None` beyond 64 bits.
+    pub fn bytes(self, present: u64) -> Option<u64> {
+        match self {
+            NewSize::To(size) => Some(size.0),
+            NewSize::By(more) => present.checked_add(more.0),
+        }
+    }
+}
+
 /// Changes of `forebay image profile`; at most one at a time.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
@@ -456,14 +487,23 @@ pub enum VolumeCommand {
     },
     /// Remove volumes that have no clients and no snapshots
     #[command(aliases = ["delete", "remove", "del"])]
-    Rm(RemoveArgs),
+    Rm {
+        /// The volumes.
+        #[command(flatten)]
+        remove: RemoveArgs,
+        /// Remove the snapshots of the volumes, too; a volume is kept with all of its snapshots if one of
+        /// them has clones or clients, or is mapped to a target
+        #[arg(long)]
+        snapshots: bool,
+    },
     /// Resize a volume
     Resize {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
         name: String,
-        /// The new size
-        size: Size,
+        /// The new size, or +SIZE to grow by that much
+        #[arg(value_name = "SIZE|+SIZE")]
+        size: NewSize,
         /// Permit a smaller size, which discards the data beyond the new end
         #[arg(long)]
         shrink: bool,
@@ -582,12 +622,12 @@ pub enum SnapshotCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// List the snapshots of a volume
+    /// List the snapshots of a volume, or of all volumes
     #[command(alias = "ls")]
     List {
-        /// Name of the volume
+        /// Name of the volume [default: all volumes]
         #[arg(value_parser = Name::new())]
-        volume: String,
+        volume: Option<String>,
     },
     /// Remove snapshots that have no clones
     #[command(aliases = ["delete", "remove", "del"])]

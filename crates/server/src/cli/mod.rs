@@ -40,8 +40,8 @@ use forebay_text::Size;
 
 pub use args::{
     CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand,
-    MemoryCommand, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs,
-    TargetCommand, TokenCommand, TopArgs, TopOrder, VolumeCommand,
+    MemoryCommand, NewSize, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand,
+    StatsArgs, TargetCommand, TokenCommand, TopArgs, TopOrder, VolumeCommand,
 };
 pub use forebay_api::client::{Client, ClientError, Lines};
 pub use offline::OfflineError;
@@ -78,6 +78,9 @@ pub enum CliError {
     /// The new size of a volume is smaller.
     #[error("'{0}' is {1}; {2} is smaller and discards the data beyond it: repeat with --shrink")]
     Shrinks(String, Size, Size),
+    /// The new size of a volume exceeds 64 bits.
+    #[error("'{0}' cannot grow by so much: the new size exceeds 64 bits")]
+    GrowsTooFar(String),
     /// Patterns match several disks, and nothing confirms their removal.
     #[error("{patterns} would remove {count} {noun}: repeat with --yes to remove them")]
     Unconfirmed {
@@ -138,6 +141,7 @@ impl CliError {
             CliError::FileName(..) => "bad_file_name",
             CliError::Secret(..) | CliError::TwoSecrets => "bad_secret",
             CliError::Shrinks(..) => "shrinks",
+            CliError::GrowsTooFar(_) => "bad_size",
             CliError::Unconfirmed { .. } => "unconfirmed",
             CliError::Unhealthy(_) => "unhealthy",
             CliError::NoWay(..) => "no_way",

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::io::{self, IsTerminal, Write};
 
 use forebay_api::client::{Client, ClientError};
-use forebay_api::{DiskView, ErrorDetail, ErrorKind, Kind};
+use forebay_api::{DiskView, ErrorDetail, ErrorKind, Kind, TargetView};
 use forebay_text::NamePattern;
 use serde::Serialize;
 use serde_json::Value;
@@ -33,6 +33,8 @@ pub(super) struct Among<'a> {
     pub kind: Kind,
     /// Path of their list in the API.
     pub path: &'a [&'a str],
+    /// Whether the snapshots of a volume are removed, too.
+    pub with_snapshots: bool,
 }
 
 /// The arguments, resolved.
@@ -65,9 +67,9 @@ pub(super) async fn run(
     let total = resolved.names.len() + removals.len();
     let (mut broken, mut printed) = (None, Ok(()));
     for name in resolved.names {
-        let path: Vec<&str> = among.path.iter().copied().chain([name.as_str()]).collect();
-        let error = match client.delete::<Value>(&path).await {
-            Ok(_) => None,
+        let mut snapshots = 0;
+        let error = match among.remove(client, &name, &mut snapshots).await {
+            Ok(()) => None,
             Err(ClientError::Refused { code, message, .. }) => Some(ErrorDetail { code, message }),
             // The following requests would fail, too.
             Err(e) => {
@@ -77,7 +79,12 @@ pub(super) async fn run(
         };
         // A reader that has left does not stop what was requested.
         if !json && error.is_none() && printed.is_ok() {
-            printed = output::line(&format!("removed {} '{}'", among.noun(1), among.full_name(&name)));
+            let with = match snapshots {
+                0 => String::new(),
+                1 => " and its snapshot".to_owned(),
+                many => format!(" and its {many} snapshots"),
+            };
+            printed = output::line(&format!("removed {} '{}'{with}", among.noun(1), among.full_name(&name)));
         }
         removals.push(Removal { name, removed: error.is_none(), error });
     }
@@ -129,11 +136,50 @@ impl Among<'_> {
         }
     }
 
+    /// Removes a disk, and counts the snapshots that are removed before.
+    async fn remove(&self, client: &Client, name: &str, snapshots: &mut usize) -> Result<(), ClientError> {
+        if self.with_snapshots {
+            let names = removable_snapshots(client, name).await?;
+            for snapshot in &names {
+                client.delete::<Value>(&["volumes", name, "snapshots", own_name(snapshot)]).await?;
+                *snapshots += 1;
+            }
+        }
+        let path: Vec<&str> = self.path.iter().copied().chain([name]).collect();
+        client.delete::<Value>(&path).await.map(|_| ())
+    }
+
     fn unmatched(&self, pattern: &str) -> Removal {
         let message = format!("no {} matches '{}'", self.noun(1), self.full_name(pattern));
         let error = ErrorDetail { code: ErrorKind::NotFound.code().to_owned(), message };
         Removal { name: pattern.to_owned(), removed: false, error: Some(error) }
     }
+}
+
+/// The snapshots of a volume, if nothing prevents the removal of the snapshots and of the volume. The server
+/// checks each removal again.
+async fn removable_snapshots(client: &Client, volume: &str) -> Result<Vec<String>, ClientError> {
+    let mut all: Vec<DiskView> = client.get(&["volumes", volume, "snapshots"]).await?;
+    let names = all.iter().map(|snapshot| snapshot.name.clone()).collect();
+    all.push(client.get(&["volumes", volume]).await?);
+    let targets: Vec<TargetView> = client.get(&["targets"]).await?;
+    let mapped = |disk: &str| {
+        targets
+            .iter()
+            .find(|target| target.luns.iter().any(|lun| lun.disk == disk))
+            .map(|target| &target.name)
+    };
+    for disk in &all {
+        let (kind, why) = match (disk.kind, disk.clones, disk.clients, mapped(&disk.name)) {
+            (Kind::Snapshot, 1.., ..) => (ErrorKind::HasClones, format!("has {} clone(s)", disk.clones)),
+            (_, _, 1.., _) => (ErrorKind::InUse, format!("has {} client(s)", disk.clients)),
+            (.., Some(target)) => (ErrorKind::Mapped, format!("is mapped to target {target}")),
+            _ => continue,
+        };
+        let message = format!("'{}' {why}; '{volume}' and its snapshots were kept", disk.name);
+        return Err(ErrorDetail { code: kind.code().to_owned(), message }.into());
+    }
+    Ok(names)
 }
 
 fn is_pattern(name: &str) -> bool {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use forebay_api::client::{Client, ClientError};
 use forebay_api::import::Request;
 use forebay_api::{
-    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Handover, Kind, Persist, Resets,
-    Resize, Rollback, Upgrade, Upgraded,
+    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, ErrorKind, Handover, Kind, Persist,
+    Resets, Resize, Rollback, Upgrade, Upgraded,
 };
 use forebay_text::Size;
 use serde::Serialize;
@@ -216,15 +216,19 @@ impl ClientCommands {
             }
             VolumeCommand::List => self.list(&["volumes"], Kind::Volume).await,
             VolumeCommand::Show { name } => self.show(&["volumes", &name]).await,
-            VolumeCommand::Rm(args) => self.remove(Kind::Volume, &["volumes"], &args).await,
+            VolumeCommand::Rm { remove, snapshots } => {
+                let among =
+                    remove::Among { kind: Kind::Volume, path: &["volumes"], with_snapshots: snapshots };
+                remove::run(&self.client, among, &remove, self.json).await
+            }
             VolumeCommand::Resize { name, size, shrink } => {
-                if !shrink {
-                    let before: DiskView = self.client.get(&["volumes", &name]).await?;
-                    if size.0 < before.size_bytes {
-                        return Err(CliError::Shrinks(name, Size(before.size_bytes), size));
-                    }
+                let before: DiskView = self.client.get(&["volumes", &name]).await?;
+                let before = before.size_bytes;
+                let size_bytes = size.bytes(before).ok_or_else(|| CliError::GrowsTooFar(name.clone()))?;
+                if size_bytes < before && !shrink {
+                    return Err(CliError::Shrinks(name, Size(before), Size(size_bytes)));
                 }
-                let body = Resize { size_bytes: size.0 };
+                let body = Resize { size_bytes };
                 let done: DiskView = self.client.post(&["volumes", &name, "resize"], &body).await?;
                 self.print(&done, |d| format!("resized volume '{}' to {}", d.name, Size(d.size_bytes)))
             }
@@ -266,7 +270,11 @@ impl ClientCommands {
                 self.print(&snapshot, |d| format!("created snapshot '{}'", d.name))
             }
             SnapshotCommand::List { volume } => {
-                self.list(&["volumes", &volume, "snapshots"], Kind::Snapshot).await
+                let snapshots = match volume {
+                    Some(volume) => self.client.get(&["volumes", &volume, "snapshots"]).await?,
+                    None => self.all_snapshots().await?,
+                };
+                self.print(&snapshots, |all: &Vec<DiskView>| output::disk_table(all, Kind::Snapshot))
             }
             SnapshotCommand::Rm { volume, remove } => {
                 self.remove(Kind::Snapshot, &["volumes", &volume, "snapshots"], &remove).await
@@ -300,8 +308,23 @@ impl ClientCommands {
         self.print(&disks, |disks| output::disk_table(disks, kind))
     }
 
+    /// The snapshots of all volumes. A volume that is removed until then has none.
+    async fn all_snapshots(&self) -> Result<Vec<DiskView>, CliError> {
+        let volumes: Vec<DiskView> = self.client.get(&["volumes"]).await?;
+        let mut all = Vec::new();
+        for volume in volumes.iter().filter(|volume| volume.snapshots > 0) {
+            match self.client.get::<Vec<DiskView>>(&["volumes", &volume.name, "snapshots"]).await {
+                Ok(snapshots) => all.extend(snapshots),
+                Err(ClientError::Refused { code, .. }) if code == ErrorKind::NotFound.code() => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(all)
+    }
+
     async fn remove(&self, kind: Kind, path: &[&str], args: &RemoveArgs) -> Result<(), CliError> {
-        remove::run(&self.client, remove::Among { kind, path }, args, self.json).await
+        let among = remove::Among { kind, path, with_snapshots: false };
+        remove::run(&self.client, among, args, self.json).await
     }
 
     async fn show(&self, path: &[&str]) -> Result<(), CliError> {

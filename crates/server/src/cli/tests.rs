@@ -38,9 +38,12 @@ fn every_documented_command_line_parses() {
         "volume show v",
         "volume rm v",
         "volume rm --yes v w pc-*",
+        "volume rm -y v --snapshots",
         "volume resize v 80G",
+        "volume resize v +1G",
         "volume reset v",
         "snapshot create v monday",
+        "snapshot list",
         "snapshot list v",
         "snapshot rm v monday",
         "snapshot rm v monday day-* --yes",
@@ -185,6 +188,17 @@ fn wrong_pools_in_ceph_are_usage_errors() {
         "pool show desktops",
     ] {
         usage_error(line);
+    }
+}
+
+#[test]
+fn a_volume_is_resized_to_a_size_or_by_a_size() {
+    let bytes = |text: &str, present| text.parse::<NewSize>().unwrap().bytes(present);
+    assert_eq!(bytes("3M", 1 << 20), Some(3 << 20));
+    assert_eq!(bytes("+3M", 1 << 20), Some(4 << 20));
+    assert_eq!(bytes("+1", u64::MAX), None);
+    for text in ["+", "++1G", "-1G", "+-1G"] {
+        assert!(text.parse::<NewSize>().is_err(), "{text}");
     }
 }
 

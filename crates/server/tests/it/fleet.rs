@@ -85,6 +85,34 @@ fn a_pattern_for_several_disks_needs_confirmation() {
 }
 
 #[test]
+fn a_volume_is_removed_with_its_snapshots() {
+    let (place, _server) = fleet("1");
+    for name in ["s", "t"] {
+        place.ok(&["snapshot", "create", "v", name]);
+    }
+    place.ok(&["snapshot", "create", "pc-001", "u"]);
+    let listed = place.ok(&["snapshot", "list"]);
+    let shown: Vec<_> = listed.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(shown, ["pc-001@u", "v@s", "v@t"]);
+
+    place.ok(&["volume", "clone", "v@t", "copy"]);
+    place.fails(&["volume", "rm", "v"], 1);
+    let error = place.fails(&["volume", "rm", "v", "--snapshots"], 1);
+    assert!(error.contains("'v@t' has 1 clone(s); 'v' and its snapshots were kept"), "{error}");
+    assert_eq!(place.ok(&["snapshot", "list", "v"]).lines().count(), 3, "nothing was removed");
+    place.ok(&["volume", "rm", "copy"]);
+    place.ok(&["target", "create", "iqn.2026-01.org.example:a"]);
+    place.ok(&["lun", "map", "iqn.2026-01.org.example:a", "v@s"]);
+    let error = place.fails(&["volume", "rm", "v", "--snapshots"], 1);
+    assert!(error.contains("'v@s' is mapped to target iqn.2026-01.org.example:a"), "{error}");
+    place.ok(&["target", "rm", "iqn.2026-01.org.example:a"]);
+
+    let removed = place.ok(&["volume", "rm", "v", "pc-001", "--snapshots"]);
+    let expected = "removed volume 'v' and its 2 snapshots\nremoved volume 'pc-001' and its snapshot\n";
+    assert_eq!(removed, expected);
+}
+
+#[test]
 fn mistakes_are_answered_with_the_nearest_name_and_a_code() {
     let (place, _server) = fleet("2");
     place.ok(&["snapshot", "create", "v", "monday"]);
@@ -105,6 +133,15 @@ fn mistakes_are_answered_with_the_nearest_name_and_a_code() {
     assert!(missing["message"].as_str().unwrap().ends_with("did you mean 'pc-001'?"), "{missing}");
     assert!(missing["remedy"].is_string(), "{missing}");
     assert_eq!(error(&["volume", "lst", "--json"])["error"]["code"], "usage");
+}
+
+#[test]
+fn a_volume_grows_by_a_size() {
+    let (place, _server) = fleet("1");
+    assert_eq!(place.ok(&["volume", "resize", "v", "+3M"]), "resized volume 'v' to 4 MiB\n");
+    assert_eq!(place.ok(&["volume", "resize", "v", "5M"]), "resized volume 'v' to 5 MiB\n");
+    assert!(place.fails(&["volume", "resize", "v", "+18446744073709551615"], 1).contains("64 bits"));
+    assert!(place.fails(&["volume", "resize", "v", "1M"], 1).contains("--shrink"));
 }
 
 #[test]
