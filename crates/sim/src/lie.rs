@@ -5,8 +5,8 @@ use std::sync::Arc;
 use forebay_format::SegmentId;
 use forebay_store::{Completion, IoBuf, Store};
 
-/// Answers a sync, and an append that requests one, without making anything durable. An engine on this store therefore acknowledges before its
-/// data is durable.
+/// Answers a sync, and an append that requests one, without making anything durable. An engine on this store
+/// therefore acknowledges before its data is durable.
 pub struct Liar(Arc<dyn Store>);
 
 impl Liar {

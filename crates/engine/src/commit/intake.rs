@@ -245,8 +245,8 @@ impl Intake {
         Ok(fits)
     }
 
-    /// Admits a client's change that counts `bytes` against the rate limits, and adds `len` bytes to the write
-    /// buffers (0: a zeroed range), when both allow it.
+    /// Admits a change of a client that counts `bytes` against the rate limits, and adds `len` bytes to the
+    /// write buffers (0: a zeroed range), when both allow it.
     ///
     /// # Errors
     /// As [`Intake::try_admit`].
@@ -263,7 +263,7 @@ impl Intake {
         tokens
     }
 
-    /// Admits a change without a limit of its rate, and adds `len` bytes to the write buffers, when they
+    /// Admits a change to which no rate limit applies, and adds `len` bytes to the write buffers, when they
     /// have room.
     ///
     /// # Errors

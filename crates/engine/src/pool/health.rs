@@ -2,8 +2,8 @@
 
 use forebay_format::Mark;
 
-use super::Pool;
 use crate::Room;
+use crate::components::Components;
 
 /// What is wrong with a pool.
 #[derive(Debug, Clone, Default)]
@@ -20,10 +20,9 @@ pub struct PoolHealth {
     pub damaged: Vec<String>,
 }
 
-impl Pool {
-    /// What is wrong with the pool. Takes no look at the store.
-    pub fn health(&self) -> PoolHealth {
-        let components = &self.components;
+impl PoolHealth {
+    /// What is wrong with the pool of these components. Does not access the store.
+    pub(super) fn of(components: &Components) -> PoolHealth {
         let (mut lost, mut damaged) = (Vec::new(), Vec::new());
         let catalogue = components.catalogue.read();
         for disk in catalogue.visible() {

@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 use forebay_format::{Mark, SegmentId, Stream};
 use forebay_store::{Metered, Store};
 
+use super::health::PoolHealth;
 use crate::components::Components;
 use crate::disk::Disk;
 use crate::handle::DiskHandle;
@@ -233,6 +234,11 @@ impl Pool {
     /// block it.
     pub fn helper(&self) -> Option<ThreadId> {
         self.components.intake.driver().helper()
+    }
+
+    /// What is wrong with the pool. Does not access the store.
+    pub fn health(&self) -> PoolHealth {
+        PoolHealth::of(&self.components)
     }
 
     /// Whether this server has lost the pool.

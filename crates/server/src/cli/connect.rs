@@ -131,8 +131,7 @@ fn nbd(client: ClientKind, disk: &Disk<'_>, address: &str) -> String {
     }
 }
 
-/// Host and port for a client. An address that stands for all addresses of the server is not an address that a
-/// client can use.
+/// Host and port for a client. A client cannot use an address that stands for all addresses of the server.
 fn reachable(address: &str) -> (&str, &str) {
     let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
     (if matches!(host, "0.0.0.0" | "[::]" | "*") { "SERVER" } else { host }, port)

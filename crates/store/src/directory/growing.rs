@@ -154,8 +154,8 @@ impl GrowingObjects {
         }
     }
 
-    /// Begins a sync; `None` if all completed appends are durable. The number of the last append that the sync
-    /// makes durable is for [`Self::end_sync`].
+    /// Begins a sync; `None` if all completed appends are durable. Returns the number of the last append that
+    /// the sync makes durable, for [`Self::end_sync`].
     pub(super) fn begin_sync(&self, id: SegmentId) -> Option<u64> {
         match self.objects.lock().get(&id) {
             Some(object) => {
