@@ -206,8 +206,9 @@ pub fn check_name(name: &str) -> Result<()> {
     }
 }
 
-/// Whether a character makes a name look like another one: zero-width characters, and marks of the
-/// bidirectional algorithm (Unicode Standard Annex 9). Disks of older releases may have them.
+/// Whether a character can make a name look like another name: it is a zero-width character, or a mark of
+/// the bidirectional algorithm (Unicode Standard Annex 9). Only new names are checked: disks that were
+/// created by an older release may have such characters in their names.
 fn is_deceptive(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }

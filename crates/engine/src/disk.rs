@@ -99,13 +99,13 @@ impl Clients {
     }
 }
 
-/// Whether a desktop holds the data of a client that has left.
+/// Whether a desktop must be reset before its next client can attach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Reset {
-    /// It does not, or its client may reconnect.
+    /// It need not be reset: it holds no data of a former client, or that client may reconnect.
     #[default]
     No,
-    /// It does, and must be reset before the next client attaches.
+    /// It holds data of a client that has left.
     Due,
     /// The reset is in a commit.
     Running,

@@ -214,7 +214,8 @@ pub const GAIN_WITH_ROOM: u64 = 75;
 /// Least share of an object that must be freed for it to be cleaned at all, in percent; less does not justify
 /// the writes.
 pub const GAIN_LEAST: u64 = 5;
-/// As [`GAIN_LEAST`], if the requested amount would not be reached otherwise.
+/// As [`GAIN_LEAST`], for a reclaim that a client requested. It cleans objects between the two limits only
+/// if it would otherwise leave more than [`LEFT_BEHIND`].
 pub const GAIN_ASKED: u64 = 1;
 /// Share of the reclaimable bytes that a requested reclaim may leave, in percent. Half of the promised
 /// twentieth, since the figure is an estimate.

@@ -151,7 +151,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The memory in a file, if the superblock names it. `None` also if the file has no effect.
+    /// The identity of the memory in a file, if the superblock names this memory. `None` if it does not, or
+    /// if the file is ignored because it belongs to another user (see `is_without_effect`).
     fn named(&self, path: &Path) -> io::Result<Option<Peeked>> {
         if self.is_without_effect(path)? {
             return Ok(None);

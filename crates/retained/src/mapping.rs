@@ -45,7 +45,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of a file, a multiple of [`CHUNK`]. No chunk is present.
+    /// Maps a file of `len` bytes, a multiple of [`CHUNK`]. Every chunk is marked as absent at first.
     pub fn new(file: File, len: u64) -> io::Result<Mapping> {
         let base = map(&file, len as usize)?;
         let present = (0..len / CHUNK as u64).map(|_| AtomicBool::new(false)).collect();

@@ -1,4 +1,5 @@
-//! The owner of a memory: publishing and clearing.
+//! [`Retained`]: the process's access to the retained memory that it owns. It publishes records of pages,
+//! zeroed ranges and flags, and clears them.
 
 use std::io;
 use std::ops::Deref;

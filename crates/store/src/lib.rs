@@ -22,7 +22,7 @@ mod faulty;
 mod memory;
 pub mod rados;
 
-/// Types of the contract, for [`forward_store`].
+/// Types in the signatures of [`Store`]; the macro [`forward_store`] names them through this crate.
 #[doc(hidden)]
 pub use forebay_format::{SegmentId, Superblock};
 

@@ -27,7 +27,7 @@ use super::route::{Answer, QueryParameter};
 use super::streamed::{self, Elements, Stretch};
 use crate::operations::{DiskList, STRETCH};
 
-/// Largest page.
+/// Largest number of elements that a client can request for one page (`limit`).
 const MAX_LIMIT: usize = 10_000;
 
 const LIMIT: QueryParameter = QueryParameter {

@@ -85,7 +85,8 @@ impl Spool {
         Ok(true)
     }
 
-    /// Checks that the file can grow by `more` bytes.
+    /// Checks that the file can grow by `more` bytes, and that the file system then still has the free space
+    /// that `keep_free` demands.
     pub fn check_room(&self, more: u64) -> std::result::Result<(), SpoolError> {
         let (free, total) = capacity(&self.file).map_err(SpoolError::Storage)?;
         let keep = (self.keep_free)(total);
@@ -138,7 +139,7 @@ impl Spool {
         Ok(std::mem::take(decoded))
     }
 
-    /// Returns the complete file.
+    /// Returns the file, which is complete after [`Spool::finish`].
     pub fn into_file(self) -> File {
         self.file
     }

@@ -124,7 +124,8 @@ struct Zeroes {
     /// Whether it stays allocated.
     allocated: bool,
     generation: u64,
-    /// Its record, which exists as long as a part of the range does.
+    /// The record of the original range in retained memory. All remaining parts of the range share the
+    /// record; it is cleared with the last of them.
     _record: Arc<RangeToken>,
 }
 

@@ -118,7 +118,8 @@ impl Applier {
     /// Applies changes to the block map of a disk, in order.
     ///
     /// # Errors
-    /// Some changes could not be made: see [`crate::read::damage`].
+    /// A map node that a change needs could not be loaded, for a reason other than damage. This change and
+    /// the later ones were not applied. See [`crate::read::damage`].
     pub async fn apply_changes(&self, disk: &Disk, changes: &[Change]) -> Result<()> {
         for some in changes.chunks(CHANGES_AT_A_TIME) {
             let mut remaining = some.iter();

@@ -32,7 +32,7 @@ pub(super) struct Given<'a> {
 pub(super) enum Examined {
     /// All zeroes; `known` if the map has that already.
     Zero { known: bool },
-    /// What the disk has already.
+    /// Equal to the block that the disk already has at this place, so nothing has to be stored.
     Unchanged,
     Other {
         crc: u32,

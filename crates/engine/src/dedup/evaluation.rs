@@ -249,7 +249,7 @@ pub(super) fn look_up<'d>(
     (known, chosen)
 }
 
-/// Replays a trace; returns the figures of each phase, and the bytes of the index at the end.
+/// Replays a trace; returns the figures of each phase, and the largest size of the index, in bytes.
 fn replay(phases: &[Phase], budget: u64) -> (Vec<Figures>, u64) {
     let mut model = Model::new(budget);
     let mut all = Vec::new();

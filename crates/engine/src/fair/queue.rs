@@ -88,7 +88,7 @@ pub(crate) struct Queue<T> {
     starts: HashMap<u64, u64>,
     /// Virtual time: the tag of the last request that was admitted.
     now: u64,
-    /// Weight of the active flows.
+    /// Sum of the weights of the active flows: those that use bytes of the budget or have waiting requests.
     active: u64,
     next_number: u64,
 }

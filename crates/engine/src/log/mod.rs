@@ -244,8 +244,10 @@ impl Log {
         }
     }
 
-    /// Whether the cleaner may write this many bytes: the room of its segment is reserved, or the store has
-    /// that much, and `spare` more for the checkpoint after which emptied objects are deleted.
+    /// Whether the cleaner may write `bytes` bytes. While the log is not short of room, it always may.
+    /// Otherwise the bytes must fit into the room that is preallocated for the cleaner's open segment, or
+    /// the store must have room for them and for `spare` more bytes, for the checkpoint after which emptied
+    /// objects are deleted.
     pub fn may_move(&self, bytes: u64, free: u64, spare: u64) -> bool {
         let reserved = self.open.get(&Stream::Moved).filter(|open| open.preallocated);
         let left =

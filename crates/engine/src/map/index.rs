@@ -43,7 +43,8 @@ impl NodeIndex {
     pub(super) fn root(height: u8) -> NodeIndex {
         NodeIndex(u32::from(height - 1) << 28)
     }
-    /// The index, if it is valid in the highest possible tree.
+    /// The index of a node from its level and its number `index`; `None` if even the highest possible tree
+    /// has no such node.
     pub(super) fn checked(level: u8, index: u64) -> Option<NodeIndex> {
         let fits = level < MAX_HEIGHT && index < 1 << (34u32.saturating_sub(8 * (u32::from(level) + 1)));
         fits.then(|| NodeIndex(u32::from(level) << 28 | index as u32))

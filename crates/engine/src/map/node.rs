@@ -24,7 +24,8 @@ use super::index::{At, NodeIndex, SPARSE_MAX};
 const OVERHEAD: usize = size_of::<Head>() + 16 + 8;
 /// Distance kept below the lowest segment of a node, for later references to older segments.
 const LOW_MARGIN: u32 = 1 << 14;
-/// Bytes of the values of a wide dense node, and of the largest sparse one with its keys.
+/// Bytes of a buffer that holds any packed node: 256 keys of one byte and 256 wide values of twelve bytes. A
+/// dense node has no keys, and a sparse node has fewer entries, so both are smaller.
 const SCRATCH: usize = FANOUT * 13;
 
 /// Address of a stored node; empty until the node is stored.
@@ -41,7 +42,8 @@ impl Stored {
         let _ = self.0.set(at.into());
     }
 
-    /// Called before a change of the content: the node at the address no longer equals this one.
+    /// Forgets the address. Called before the content of this node changes, because the stored node at the
+    /// address is then no longer equal to this node.
     pub(super) fn clear(&mut self) {
         self.0.take();
     }

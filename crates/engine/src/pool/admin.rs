@@ -190,7 +190,8 @@ impl Pool {
         Ok(is_write_through(&disk, Some(client), &self.components.cx.config))
     }
 
-    /// A disk without the numbers of its snapshots and clones.
+    /// Describes a disk, with 0 as the numbers of its snapshots and clones: a caller that needs these
+    /// numbers counts them.
     fn info(&self, disk: &Disk) -> DiskInfo {
         let record = disk.record();
         let catalogue = self.components.catalogue.read();

@@ -81,7 +81,8 @@ pub(super) struct MarkResult {
     pub mapped: u64,
     /// Sizes of all disks.
     pub logical_bytes: u64,
-    /// Disks of which not all nodes could be read. Their figures cover the nodes that could be.
+    /// Disks with a map node that this mark could not read. The space figures of such a disk cover only the
+    /// nodes that could be read.
     pub damaged: BTreeSet<DiskId>,
     /// Those of `damaged` with a node that is corrupt, not only temporarily unreadable.
     pub damaged_maps: BTreeSet<DiskId>,

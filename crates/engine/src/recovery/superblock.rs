@@ -11,9 +11,9 @@ use crate::{Error, Host, PoolConfig, Result};
 /// The purpose of opening a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// To own and modify it.
+    /// To own the pool and modify it.
     Own,
-    /// To inspect it; nothing is written.
+    /// To inspect the pool; nothing is written.
     Look,
 }
 

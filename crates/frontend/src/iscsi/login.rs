@@ -64,7 +64,7 @@ struct LoginPhase<'a> {
     stat_sn: u32,
     leading: Option<Leading>,
     negotiator: Negotiator,
-    /// The text of the requests that were received, until it is complete.
+    /// The text of the login requests received so far, until a request completes the text.
     text: Vec<u8>,
     account: Rc<MemoryAccount>,
     /// The charge for a long text.

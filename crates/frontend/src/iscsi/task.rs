@@ -64,7 +64,7 @@ pub(super) struct Task {
     put_off: Cell<bool>,
     /// Signalled when it is aborted or put off, or its unit is withdrawn.
     stop: Notify,
-    /// Released when it ends.
+    /// The command's place in the command window. It is given back when the command ends.
     place: Cell<Option<CommandSlot>>,
     /// Released when it changes nothing any more.
     underway: Cell<Option<Underway>>,

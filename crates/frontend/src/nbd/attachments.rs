@@ -90,7 +90,7 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Signalled when the state changes in a way for which others wait.
     changed: Notify,
-    /// Bytes of requests that were served.
+    /// Bytes of requests that were taken from the input, whether they were executed, refused or dropped.
     served: AtomicU64,
     /// The socket is a TCP connection.
     is_tcp: AtomicBool,

@@ -44,7 +44,8 @@ pub(super) enum HandshakeError {
     Timeout(Duration),
 }
 
-/// A TLS session and its socket, separated to move between threads.
+/// A TLS session, and its socket, which was taken out of the session: the socket must leave the event loop
+/// of the handshake thread before both move to the data-plane thread.
 struct Detached {
     stream: Box<TlsStream<Seat>>,
     socket: RawSocket,

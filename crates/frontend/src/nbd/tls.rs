@@ -101,7 +101,8 @@ struct Shared {
     /// Whether a listener distinguishes clients by their certificates.
     verifying: bool,
     handshakes: Handshakes,
-    /// Replaced when the certificates are reloaded; connections keep those of their handshake.
+    /// The acceptors for new connections. They are replaced when the certificates are reloaded; an existing
+    /// connection keeps the certificates of its handshake.
     acceptors: RwLock<Acceptors>,
 }
 

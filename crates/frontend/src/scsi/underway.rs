@@ -35,7 +35,8 @@ impl Gate {
     #[inline]
     pub fn enter(&self) -> Underway {
         loop {
-            // It fails for no open gate, since aborts lock only closed ones for writing.
+            // This cannot fail: `close` locks the open gate for writing only while it holds this mutex, and
+            // aborts wait for the write locks of closed gates only.
             if let Ok(entered) = self.0.lock().open.clone().try_read_owned() {
                 return Underway(entered);
             }

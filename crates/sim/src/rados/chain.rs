@@ -23,7 +23,7 @@ pub(super) struct Shadow {
     term: u64,
     /// Its history, which continues.
     model: Rc<RefCell<Model>>,
-    /// What its successor found.
+    /// What the next owner found when it opened the pool.
     found: Rc<Findings>,
 }
 

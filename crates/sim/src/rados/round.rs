@@ -45,7 +45,8 @@ pub struct Seen {
     pub failed_heirs: [u64; 5],
     /// Pools that their former owner took back.
     pub taken_back: u64,
-    /// Operations that met a greater term.
+    /// Operations that the simulated cluster refused because a later owner had raised the term of the
+    /// object.
     pub outdated: u64,
     /// How often OSDs hung.
     pub hangs: u64,

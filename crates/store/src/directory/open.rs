@@ -19,7 +19,8 @@ const LOCK: &str = "lock";
 /// The file of the superblock in the directory of a pool.
 pub const SUPERBLOCK: &str = "superblock";
 const SEGMENTS: &str = "segments";
-/// A file that exists while writes are probed.
+/// Name of the temporary file that is written at the start to detect which kinds of writes the file system
+/// supports.
 const PROBE: &str = "forebay.probe";
 
 /// Bytes of the superblock file.

@@ -173,7 +173,7 @@ impl RadosStore {
                 Ok(()) | Err(Errno(libc::EEXIST)) => {}
                 Err(e) => return Err(failed(e)),
             }
-            // Nothing is left of a longer edition, which may contain secrets that were removed.
+            // Zeroes overwrite the rest of a longer edition, which may contain secrets that were removed.
             let before = cluster.len_of(NOTICE).await.map_err(failed)?.min(MAX_NOTICE as u64) as usize;
             data.resize(len.max(before));
             let steps = vec![

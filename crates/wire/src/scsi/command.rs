@@ -66,7 +66,7 @@ const GROUP: u8 = 0x1f;
 /// A CDB with flags, a 21-bit address and a length.
 const BLOCKS6: [u8; 6] = [0, 0x1f, 0xff, 0xff, 0xff, 0];
 
-/// A CDB with flags, an address, a group number and a length.
+/// CDB usage map of a command of ten bytes with flags, an address, a group number and a length.
 const fn blocks10(flags: u8) -> [u8; 10] {
     [0, flags, 0xff, 0xff, 0xff, 0xff, GROUP, 0xff, 0xff, 0]
 }

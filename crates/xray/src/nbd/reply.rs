@@ -53,8 +53,8 @@ pub enum Chunk<'a> {
 
 /// The receiver of chunks.
 pub trait Sink {
-    /// Position and length of the payload of a simple reply without error: those of a read; (0, 0) for other
-    /// commands; `None` if no such request is in progress.
+    /// Position and length of the payload that follows a simple reply without error: those of the read, or
+    /// (0, 0) if the request is not a read. `None` if no request with this cookie is in progress.
     fn simple_payload(&self, cookie: u64) -> Option<(u64, u32)>;
     /// Handles one chunk.
     fn chunk(&mut self, chunk: Chunk<'_>) -> Result<(), NbdError>;

@@ -15,7 +15,7 @@ use super::record::TargetRecord;
 use crate::error::During;
 use crate::scenario::Scale;
 
-/// The request.
+/// What the user asked to run. It is stored in `run.json`, so that an interrupted run can be continued.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Name of the scenario's file.

@@ -55,7 +55,7 @@ impl Place {
 /// One step of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
-    /// A snapshot of each disk of a kind, with this name.
+    /// Creates a snapshot of each disk of a kind. The strings are the kind and the name of the snapshots.
     Snapshot(String, String),
     /// Clones of the first disk of a kind, with this name.
     Clone(String, String, u32),

@@ -39,7 +39,8 @@ pub(super) struct Pages {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
     Zero,
-    /// A page, whose middle part is at this offset of the file, and whose ends were in the descriptor.
+    /// A page in a data sector of the log. The sector, at offset `at` of the file, has the page without its
+    /// first eight and its last four bytes, which are in the descriptor.
     Logged {
         at: u64,
         first: [u8; 8],

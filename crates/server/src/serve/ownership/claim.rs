@@ -11,7 +11,7 @@ use forebay_store::StoreError;
 
 use crate::serve::host::notify;
 
-/// Time for the thread to give up after a signal to stop.
+/// How long the server waits, after a signal to stop, for the thread that opens the pool to give up.
 const GIVE_UP: Duration = Duration::from_millis(500);
 /// Interval of the requests for more time to start, and the time that is requested of the service manager.
 const EXTEND: Duration = Duration::from_secs(10);

@@ -150,7 +150,7 @@ impl Stream {
         self.stage == Stage::Over
     }
 
-    /// Whether a load that ends reached its end.
+    /// Whether the stream has covered its whole range. Only a load that covers its range once can do so.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
