@@ -129,10 +129,10 @@ impl Client {
         self.call(Method::DELETE, path(segments), None::<&()>).await
     }
 
-    /// `DELETE`; with `force`, also of a resource in use.
-    pub async fn remove(&self, segments: &[&str], force: bool) -> Result<Value> {
-        let query = if force { "?force=true" } else { "" };
-        self.call(Method::DELETE, path(segments) + query, None::<&()>).await
+    /// `DELETE`, with a flag such as `force`.
+    pub async fn remove(&self, segments: &[&str], flag: Option<&str>) -> Result<Value> {
+        let query = flag.map_or_else(String::new, |flag| format!("?{flag}=true"));
+        self.call(Method::DELETE, path(segments) + &query, None::<&()>).await
     }
 
     /// `PUT`.

@@ -149,6 +149,10 @@ pub struct CloneVolumes {
 pub struct Resize {
     /// The new size.
     pub size_bytes: u64,
+    /// The size that the volume must have, so that two requests at the same time do not undo each other; any
+    /// size if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_size_bytes: Option<u64>,
 }
 
 /// Body of `POST /volumes/{name}/snapshots`.

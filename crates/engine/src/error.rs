@@ -140,6 +140,14 @@ pub enum Error {
         /// Why it is invalid.
         why: &'static str,
     },
+    /// The volume does not have the size from which it was to be resized.
+    #[error("'{name}' has {size} bytes now, because it was resized in the meantime; nothing was changed")]
+    OtherSize {
+        /// The volume.
+        name: String,
+        /// Its size in bytes.
+        size: u64,
+    },
     /// The directory or device does not hold a pool.
     #[error("no pool here: {0}")]
     NoPool(String),

@@ -23,6 +23,9 @@ use super::principal::{Principal, Via};
 /// Longest path in an event, and in the log, in bytes; a request may have one of many KiB.
 pub(crate) const MAX_PATH: usize = 256;
 
+/// Longest method in an event, in bytes.
+const MAX_METHOD: usize = 16;
+
 /// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditRecord<'a> {
@@ -34,7 +37,7 @@ pub struct AuditRecord<'a> {
     via: Option<Via>,
     /// Address of the client, over TCP.
     from: Option<IpAddr>,
-    method: &'a str,
+    method: Cow<'a, str>,
     path: Cow<'a, str>,
     /// HTTP status of the result.
     status: u16,
@@ -56,7 +59,7 @@ impl<'a> AuditRecord<'a> {
             role: principal.map(|p| p.role),
             via: principal.map(|p| p.via),
             from,
-            method,
+            method: shorten(method, MAX_METHOD),
             path: shorten(path, MAX_PATH),
             status,
             code,
@@ -82,9 +85,10 @@ impl fmt::Display for AuditRecord<'_> {
             401 | 403 => "was refused",
             _ => "failed",
         };
-        write!(f, ": {} {} {result} ({}", self.method, self.path, self.status)?;
+        // The result precedes what the client chose.
+        write!(f, ": {result} ({}", self.status)?;
         self.code.map_or(Ok(()), |code| write!(f, " {code}"))?;
-        f.write_str(")")
+        write!(f, "): {} {}", self.method, quoted(&self.path))
     }
 }
 
@@ -122,9 +126,10 @@ impl Audit {
 
     /// Writes an event. A failure is logged: the request was done already.
     pub fn write(&self, record: &AuditRecord<'_>) {
-        let AuditRecord { who, method, status, code, .. } = record;
+        let AuditRecord { who, status, code, .. } = record;
         let (role, via) = (record.role.map(Role::name), record.via.map(Via::name));
-        let (from, path) = (record.from.map(|address| address.to_string()), &*record.path);
+        let from = record.from.map(|address| address.to_string());
+        let (method, path) = (&*record.method, &*record.path);
         tracing::info!(target: "audit", who, role, via, from, method, path, status, code, "{record}");
         let Some(output) = &self.0 else { return };
         let Ok(line) = serde_json::to_string(record) else { return };

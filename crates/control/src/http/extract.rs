@@ -71,13 +71,31 @@ impl<S: Send + Sync> FromRequestParts<S> for Force {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        match parts.uri.query() {
-            None | Some("" | "force=false") => Ok(Force(false)),
-            Some("force=true") => Ok(Force(true)),
-            Some(_) => {
-                let message = "unknown query; use 'force=true' or 'force=false'";
-                Err(ApiError::refused(Refusal::Malformed, message))
-            }
+        flag(parts, "force").map(Force)
+    }
+}
+
+/// `?snapshots=true`.
+pub(crate) struct WithSnapshots(pub bool);
+
+impl<S: Send + Sync> FromRequestParts<S> for WithSnapshots {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        flag(parts, "snapshots").map(WithSnapshots)
+    }
+}
+
+/// The value of a query that consists of one flag.
+fn flag(parts: &Parts, name: &str) -> Result<bool, ApiError> {
+    match parts.uri.query().map(|query| query.strip_prefix(name)) {
+        None => Ok(false),
+        Some(Some("=true")) => Ok(true),
+        Some(Some("=false")) => Ok(false),
+        Some(None) if parts.uri.query() == Some("") => Ok(false),
+        Some(_) => {
+            let message = format!("unknown query; use '{name}=true' or '{name}=false'");
+            Err(ApiError::refused(Refusal::Malformed, message))
         }
     }
 }

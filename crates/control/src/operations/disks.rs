@@ -30,6 +30,14 @@ impl Control {
         Ok(Done {})
     }
 
+    /// Removes a volume and its snapshots, unless one of them is mapped to a target.
+    pub(crate) async fn remove_with_snapshots(&self, volume: &str) -> Result<Done> {
+        self.expect(volume, Role::Volume)?;
+        let _unmapped = self.targets().unmapped_with_snapshots(volume).await?;
+        self.pool().delete_with_snapshots(volume).await?;
+        Ok(Done {})
+    }
+
     /// Gives new disks the tenant of their source, also in `made`.
     pub(crate) async fn inherit_tenant(&self, source: &str, made: &mut [DiskInfo]) -> Result<()> {
         let uuids: Vec<_> = made.iter().map(|disk| disk.uuid).collect();

@@ -111,6 +111,7 @@ impl From<EngineError> for ControlError {
             E::ReadOnly(_) => ErrorKind::ReadOnly,
             E::BadName { .. } => ErrorKind::BadName,
             E::BadSize { .. } => ErrorKind::BadSize,
+            E::OtherSize { .. } => ErrorKind::BadState,
             E::OutOfRange => ErrorKind::OutOfRange,
             E::Overlap => ErrorKind::Overlap,
             E::TooManyDisks { .. } => ErrorKind::Full,

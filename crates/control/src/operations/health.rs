@@ -3,14 +3,11 @@
 use std::collections::BTreeMap;
 
 use forebay_api::{ConditionView, HealthState, HealthView};
-use forebay_engine::{PoolHealth, Room};
+use forebay_engine::{Affected, PoolHealth, Room};
 use forebay_host::clock::unix_ms;
 use parking_lot::Mutex;
 
 use super::Control;
-
-/// Maximum number of disks that a condition names.
-const MAX_NAMED: usize = 10;
 
 /// When each present condition was noticed, by code, in Unix milliseconds.
 #[derive(Debug, Default)]
@@ -41,7 +38,7 @@ fn conditions(pool: &PoolHealth) -> Vec<ConditionView> {
             message,
             remedy: remedy.to_owned(),
             since_ms: 0,
-            disks: disks.iter().take(MAX_NAMED).cloned().collect(),
+            disks: disks.to_vec(),
         });
     };
     if let Some(why) = &pool.failure {
@@ -61,21 +58,24 @@ fn conditions(pool: &PoolHealth) -> Vec<ConditionView> {
             add("full", Problem, message, remedy, &[]);
         }
     }
-    if !pool.lost.is_empty() {
+    if pool.lost.count > 0 {
         let message = format!(
             "{} lost acknowledged writes with the memory of the server; their clients are refused",
-            disks(pool.lost.len())
+            disks(&pool.lost)
         );
         let remedy = "stop the clients, then run 'forebay volume resume NAME', or reset the desktop";
-        add("memory_lost", Problem, message, remedy, &pool.lost);
+        add("memory_lost", Problem, message, remedy, &pool.lost.names);
     }
-    if !pool.damaged.is_empty() {
-        let message = format!("the block map of {} is damaged: some reads fail", disks(pool.damaged.len()));
+    if pool.damaged.count > 0 {
+        let message = format!("the block map of {} is damaged: some reads fail", disks(&pool.damaged));
         let remedy = "stop the server and run 'forebay check', then restore these disks from a copy";
-        add("damaged_map", Problem, message, remedy, &pool.damaged);
+        add("damaged_map", Problem, message, remedy, &pool.damaged.names);
     }
-    if pool.damaged_blocks > 0 {
-        let message = format!("{} reads found a damaged block since the start", pool.damaged_blocks);
+    if pool.damaged_places > 0 {
+        let message = format!(
+            "places of the store that were found damaged since the server was started: {}",
+            pool.damaged_places
+        );
         let remedy = "check the devices of the store; 'forebay check' lists the damage";
         add("damaged_blocks", Problem, message, remedy, &[]);
     }
@@ -84,8 +84,8 @@ fn conditions(pool: &PoolHealth) -> Vec<ConditionView> {
 }
 
 /// A number of disks in words.
-fn disks(count: usize) -> String {
-    if count == 1 { "1 disk".into() } else { format!("{count} disks") }
+fn disks(affected: &Affected) -> String {
+    if affected.count == 1 { "1 disk".into() } else { format!("{} disks", affected.count) }
 }
 
 #[cfg(test)]
@@ -95,13 +95,13 @@ mod tests {
     #[test]
     fn the_most_urgent_condition_is_first() {
         assert!(conditions(&PoolHealth::default()).is_empty());
-        let names: Vec<String> = (0..30).map(|n| format!("pc-{n:02}")).collect();
-        let pool = PoolHealth { room: Room::Low, lost: names, ..PoolHealth::default() };
+        let lost = Affected { count: 30, names: vec!["pc-00".into(), "pc-01".into()] };
+        let pool = PoolHealth { room: Room::Low, lost, ..PoolHealth::default() };
         let found = conditions(&pool);
         let codes: Vec<_> = found.iter().map(|c| (c.code.as_str(), c.state)).collect();
         assert_eq!(codes, [("memory_lost", HealthState::Problem), ("low", HealthState::Warning)]);
         assert!(found[0].message.starts_with("30 disks lost"), "{}", found[0].message);
-        assert_eq!(found[0].disks.len(), MAX_NAMED);
+        assert_eq!(found[0].disks, ["pc-00", "pc-01"]);
     }
 
     #[test]

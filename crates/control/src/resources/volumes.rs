@@ -7,13 +7,20 @@ use forebay_text::{Size, quoted};
 use super::{create, run};
 use crate::access::Right;
 use crate::http::auth::Caller;
-use crate::http::extract::{Body, Param};
+use crate::http::extract::{Body, Param, WithSnapshots};
 use crate::http::list::{self, DISKS, ListQuery};
-use crate::http::route::Route;
+use crate::http::route::{QueryParameter, Route};
 use crate::operations::{
     Change, Changes, Client, Control, DiskList, Disks, Done, Failure, Operation, Result, counted, shown,
 };
 use crate::view::{disk_view, sync_mode};
+
+/// The query of a removal.
+const SNAPSHOTS: &[QueryParameter] = &[QueryParameter {
+    name: "snapshots",
+    about: "With all of its snapshots, in one step",
+    schema: r#"{"type": "boolean", "default": false}"#,
+}];
 
 pub(super) fn routes() -> Vec<Route> {
     [volume_routes(), reset_routes()].into_iter().flatten().collect()
@@ -41,17 +48,18 @@ fn volume_routes() -> Vec<Route> {
         .returns::<DiskView>(),
         Route::delete(
             "/volumes/{name}",
-            "Remove a volume that has no clients and no snapshots",
+            "Remove a volume that has no clients, and no snapshots unless these are removed too",
             Right::Provision,
-            |c: Caller, Param(name)| run(c, RemoveVolume { name }),
-        ),
+            |c: Caller, Param(name), WithSnapshots(with_snapshots)| {
+                run(c, RemoveVolume { name, with_snapshots })
+            },
+        )
+        .with_query(SNAPSHOTS),
         Route::post(
             "/volumes/{name}/resize",
             "Resize a volume; shrinking discards the data beyond the new end",
             Right::Provision,
-            |c: Caller, Param(name), Body(b): Body<Resize>| {
-                run(c, ResizeVolume { name, size_bytes: b.size_bytes })
-            },
+            |c: Caller, Param(name), Body(b): Body<Resize>| run(c, ResizeVolume { name, to: b }),
         )
         .takes::<Resize>()
         .returns::<DiskView>(),
@@ -149,11 +157,15 @@ impl Operation for CreateVolume {
 #[derive(Debug)]
 struct RemoveVolume {
     name: String,
+    with_snapshots: bool,
 }
 
 impl Operation for RemoveVolume {
     type Reply = Done;
-    const CHANGE: Changes<Self> = Some(|op| Change::remove(format_args!("volume {}", quoted(&op.name))));
+    const CHANGE: Changes<Self> = Some(|op| {
+        let with = if op.with_snapshots { " with its snapshots" } else { "" };
+        Change::remove(format_args!("volume {}{with}", quoted(&op.name)))
+    });
     const EVENT: Option<&str> = Some("removed");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
@@ -162,27 +174,30 @@ impl Operation for RemoveVolume {
     }
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
-        control.remove_disk(&self.name, Role::Volume).await
+        match self.with_snapshots {
+            true => control.remove_with_snapshots(&self.name).await,
+            false => control.remove_disk(&self.name, Role::Volume).await,
+        }
     }
 }
 
 #[derive(Debug)]
 struct ResizeVolume {
     name: String,
-    size_bytes: u64,
+    to: Resize,
 }
 
 impl Operation for ResizeVolume {
     type Reply = DiskView;
     const CHANGE: Changes<Self> = Some(|op| {
-        let object = format_args!("volume {} to {}", quoted(&op.name), Size(op.size_bytes));
+        let object = format_args!("volume {} to {}", quoted(&op.name), Size(op.to.size_bytes));
         Change::new("resize", "resized", object)
     });
     const EVENT: Option<&str> = Some("resized");
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
-        control.pool().resize(&self.name, self.size_bytes).await?;
+        control.pool().resize_from(&self.name, self.to.from_size_bytes, self.to.size_bytes).await?;
         control.show_disk(&self.name, Role::Volume)
     }
 }

@@ -13,10 +13,12 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::{CacheAdvice, CacheStats};
 
-/// Most shards. Two readers use the same shard with a probability of 1 in 64, for the 100 ns of a copy.
-const MAX_SHARDS: usize = 64;
-/// Least budget of a shard if there are several: with smaller ones, the load of the shards would be uneven.
-const MIN_SHARD_BYTES: u64 = 4 << 20;
+/// Maximum number of shards. Readers of different blocks seldom use the same shard, for the 100 ns of a copy.
+/// While a shard rebuilds its index, which takes milliseconds for each 100,000 blocks, its readers wait.
+const MAX_SHARDS: usize = 256;
+/// Least budget of a shard if there are several: with less, the neighbouring blocks that share a shard would
+/// make the load of the shards uneven.
+const MIN_SHARD_BYTES: u64 = 16 << 20;
 
 /// A shard on separate cache lines.
 #[derive(Default)]

@@ -83,7 +83,8 @@ const NEIGHBOURS: u32 = 9;
 /// The lowest bits are the place, and the highest seven bits are a tag by which the index tells apart keys of
 /// the same place.
 pub(super) fn place_of(key: u64) -> u64 {
-    let place = hash_of(key >> NEIGHBOURS).wrapping_add((key >> 6) & 7);
+    // Every other place: an erased entry of a full row of places stays in the index until it is rebuilt.
+    let place = hash_of(key >> NEIGHBOURS).wrapping_add((key >> 5) & 15);
     let tag = (key & ((1 << NEIGHBOURS) - 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57;
     place ^ (tag << 57)
 }

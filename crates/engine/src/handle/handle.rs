@@ -355,6 +355,8 @@ impl DiskHandle {
             true => None,
             false => Some(self.intake.admit_piece(&self.disk, end - at).await?),
         };
+        // From the first piece on, a request that fails or is dropped has changed the disk.
+        tokens.use_up();
         // In pieces that end at block boundaries, so that only the ends of the range are partial blocks.
         while at < end {
             if at > offset {
@@ -376,7 +378,6 @@ impl DiskHandle {
             self.write_bytes(at, piece, &mut room.room, answer).await?;
             at = until;
         }
-        tokens.use_up();
         self.disk.guest.write.add(data.len() as u64);
         Ok(())
     }
@@ -412,8 +413,8 @@ impl DiskHandle {
         // requests could use up the room that discards and deletions need.
         let admitted = self.intake.admit_request(&self.disk, 0, u64::from(allocated)).await?;
         let Admitted { mut room, tokens, .. } = admitted;
-        self.zero(offset, len, allocated, &mut room).await?;
         tokens.use_up();
+        self.zero(offset, len, allocated, &mut room).await?;
         self.disk.guest.discard.add(len);
         Ok(())
     }

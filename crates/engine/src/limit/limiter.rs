@@ -310,7 +310,8 @@ impl Limiter {
         let cost = Cost::of(bytes);
         let is_admitted = !matches!(tenant_turn, Some(Err(_)))
             && self.take_now(tenant.as_deref(), kind, cost, host.now()).is_zero();
-        is_admitted.then_some(Tokens(Some((self, kind, cost))))
+        // Not `then_some`: tokens that were not taken must not be dropped.
+        is_admitted.then(|| Tokens(Some((self, kind, cost))))
     }
 
     fn give_back(&self, kind: Kind, cost: Cost) {

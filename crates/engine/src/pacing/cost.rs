@@ -49,10 +49,13 @@ impl Cost {
         (took - bytes as f64 * self.per_byte.unwrap_or(0.0)).max(took * LEAST_PART)
     }
 
-    /// Seconds of a group of `bytes`; `None` if that is not known.
+    /// Seconds of a calm group of `bytes`; `None` if that is not known. The calm `fixed` is the whole time
+    /// of a small group, its bytes included.
     fn of_group(&self, bytes: u64) -> Option<f64> {
-        let known = if bytes <= SMALL_GROUP { self.fixed } else { self.per_byte };
-        known.map(|_| self.fixed.unwrap_or(0.0) + bytes as f64 * self.per_byte.unwrap_or(0.0))
+        match bytes <= SMALL_GROUP {
+            true => self.fixed,
+            false => self.per_byte.map(|per_byte| self.fixed.unwrap_or(0.0) + bytes as f64 * per_byte),
+        }
     }
 
     /// Bytes for which a commit takes `seconds`, in addition to what is fixed; `None` if that is not known.

@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 
 use super::limits::{DiskLimits, count_again, leave_tenant, limits_of};
 use super::pool::Pool;
-use crate::catalogue::{Relation, check_name, check_size, disk_by_id};
+use crate::catalogue::{Relation, check_name, check_size, disk_by_id, snapshots_of};
 use crate::disk::{Disk, Exclusive, check_persistent};
 use crate::handle::{DiskHandle, is_write_through};
 use crate::limits::{CLONES_OF_STRETCH, FULL_RETRY};
@@ -416,6 +416,31 @@ impl Pool {
         self.delete_disk(&disk, name).await
     }
 
+    /// Deletes a volume and all of its snapshots in one group. Refused, so that nothing is deleted, while
+    /// one of them is in use or has clones.
+    pub async fn delete_with_snapshots(&self, volume: &str) -> Result<()> {
+        let _admin = self.components.editor.lock.lock().await;
+        let disk = self.components.editor.find_volume(volume)?;
+        let mut all = snapshots_of(&self.components.catalogue, disk.id());
+        all.push(disk);
+        let (mut exclusive, mut ops): (Vec<Exclusive>, _) = (Vec::new(), Vec::new());
+        for disk in &all {
+            let (name, clones) = {
+                let catalogue = self.components.catalogue.read();
+                (catalogue.export_name(disk), catalogue.clones(disk.id()))
+            };
+            exclusive.push(disk.exclude_clients(&name)?);
+            if let (clones, Some(example)) = clones {
+                return Err(Error::HasClones { name: shorten(&name), clones, example });
+            }
+            ops.extend(self.components.editor.deletion(disk));
+        }
+        self.components.intake.commit_ops(ops).await?;
+        self.components.space.reclaim_is_due();
+        all.iter().for_each(|disk| leave_tenant(self, disk));
+        Ok(())
+    }
+
     async fn delete_disk(&self, disk: &Arc<Disk>, name: &str) -> Result<()> {
         let _exclusive: Exclusive = disk.exclude_clients(name)?;
         {
@@ -440,10 +465,21 @@ impl Pool {
     /// Changes the size of a volume. Shrinking discards the data beyond the new size, and is refused while
     /// clients are connected.
     pub async fn resize(&self, volume: &str, size: u64) -> Result<()> {
+        self.resize_from(volume, None, size).await
+    }
+
+    /// As [`Pool::resize`], provided that the volume has the size `from`, if that is given.
+    ///
+    /// # Errors
+    /// [`Error::OtherSize`] if another request has resized the volume.
+    pub async fn resize_from(&self, volume: &str, from: Option<u64>, size: u64) -> Result<()> {
         check_size(size)?;
         let _admin = self.components.editor.lock.lock().await;
         let disk = self.components.editor.find_volume(volume)?;
         check_persistent(&disk, volume)?;
+        if from.is_some_and(|from| from != disk.size()) {
+            return Err(Error::OtherSize { name: shorten(volume), size: disk.size() });
+        }
         let _exclusive = if size < disk.size() { Some(disk.exclude_clients(volume)?) } else { None };
         self.zero_tail(&disk, size)?;
         self.components.intake.commit_ops(vec![CatalogueOp::Resize { disk: disk.id(), size }]).await
@@ -479,7 +515,7 @@ impl Pool {
         Ok(Arc::new(DiskHandle::new(metadata, marks, disk, name.to_owned(), None)))
     }
 
-    /// YieldCounter an import into an image, durably. After an error, the import is removed.
+    /// Turns an import into an image, durably. After an error, the import is removed.
     pub async fn finish_import(self: &Arc<Pool>, import: Arc<DiskHandle>) -> Result<DiskInfo> {
         let _admin = self.components.editor.lock.lock().await;
         let image = self.import(&import)?;

@@ -12,31 +12,52 @@ pub struct PoolHealth {
     pub failure: Option<String>,
     /// The state of free room in the store.
     pub room: Room,
-    /// Blocks that were read with a wrong checksum since the pool was opened.
-    pub damaged_blocks: u64,
-    /// Names of the disks of which acknowledged writes are lost.
-    pub lost: Vec<String>,
-    /// Names of the disks with an unreadable node in their block map.
-    pub damaged: Vec<String>,
+    /// Places of the store that were found damaged or unreadable since the pool was opened.
+    pub damaged_places: u64,
+    /// The disks of which acknowledged writes are lost.
+    pub lost: Affected,
+    /// The disks with an unreadable node in their block map.
+    pub damaged: Affected,
+}
+
+/// Disks with the same trouble.
+#[derive(Debug, Clone, Default)]
+pub struct Affected {
+    /// Number of the disks.
+    pub count: usize,
+    /// Names of some of them.
+    pub names: Vec<String>,
+}
+
+/// Maximum number of names in [`Affected`].
+const MAX_NAMED: usize = 10;
+
+impl Affected {
+    fn add(&mut self, name: impl FnOnce() -> String) {
+        self.count += 1;
+        if self.names.len() < MAX_NAMED {
+            self.names.push(name());
+        }
+    }
 }
 
 impl PoolHealth {
     /// What is wrong with the pool of these components. Does not access the store.
     pub(super) fn of(components: &Components) -> PoolHealth {
-        let (mut lost, mut damaged) = (Vec::new(), Vec::new());
+        let (mut lost, mut damaged) = (Affected::default(), Affected::default());
         let catalogue = components.catalogue.read();
         for disk in catalogue.visible() {
             if matches!(disk.record().mark, Mark::Lost { .. }) {
-                lost.push(catalogue.export_name(disk));
+                lost.add(|| catalogue.export_name(disk));
             }
             if disk.has_damaged_map() {
-                damaged.push(catalogue.export_name(disk));
+                damaged.add(|| catalogue.export_name(disk));
             }
         }
         PoolHealth {
             failure: components.cx.failure().map(str::to_owned),
             room: components.space.store.state(),
-            damaged_blocks: components.reader.source.damage.get().ops,
+            damaged_places: components.reader.source.damaged_places(),
             lost,
             damaged,
         }

@@ -9,6 +9,6 @@ mod pool;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo, VolumePage};
-pub use health::PoolHealth;
+pub use health::{Affected, PoolHealth};
 pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;

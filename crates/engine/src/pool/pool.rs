@@ -236,6 +236,14 @@ impl Pool {
         self.components.intake.driver().helper()
     }
 
+    /// Checks the free room of the store now. Without this, an idle pool does not notice other writers.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn check_room(&self) -> Result<()> {
+        self.components.committer.check_space().await
+    }
+
     /// What is wrong with the pool. Does not access the store.
     pub fn health(&self) -> PoolHealth {
         PoolHealth::of(&self.components)

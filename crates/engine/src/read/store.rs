@@ -101,6 +101,11 @@ impl StoreReader {
         self.damaged.lock().insert(at.addr);
     }
 
+    /// Number of blocks and nodes that were found damaged.
+    pub fn damaged_places(&self) -> u64 {
+        self.damaged.lock().len() as u64
+    }
+
     /// Whether a block or node is known to be damaged.
     pub fn is_damaged(&self, at: &BlockRef) -> bool {
         self.damaged.lock().contains(&at.addr)

@@ -3,11 +3,15 @@
 use std::io;
 
 use forebay_engine::Error;
+use forebay_text::{quoted, shorten};
 use forebay_wire::nbd::{ErrorCode, ProtocolError, REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_UNKNOWN};
 
 use super::attachments::StillUnderWay;
 use super::handshake::HandshakeError;
 use crate::plane::Cut;
+
+/// Longest part of the name of an export in an error, in bytes.
+const MAX_NAME: usize = 128;
 
 /// Why a connection ended, unless the client ended it.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +34,7 @@ pub(super) enum End {
     Fenced(#[from] Fenced),
     #[error("an administrator disconnected the client, whose requests did not end in time")]
     Disconnected,
-    #[error("export '{name}' was refused: {why}")]
+    #[error("export {} was refused: {why}", quoted(&shorten(name, MAX_NAME)))]
     ExportName { name: String, why: String },
 }
 
@@ -97,6 +101,7 @@ fn codes(error: &Error) -> Result<(u32, ErrorCode), Fenced> {
         Error::OutOfRange
         | Error::Overlap
         | Error::BadSize { .. }
+        | Error::OtherSize { .. }
         | Error::OtherLoss(_)
         | Error::WrongKind { .. } => (REP_ERR_POLICY, ErrorCode::Inval),
         Error::NoPool(_)

@@ -36,6 +36,7 @@ pub fn sense_of(error: &Error) -> Sense {
         | Error::WrongKind { .. }
         | Error::BadName { .. }
         | Error::BadSize { .. }
+        | Error::OtherSize { .. }
         | Error::NoPool(_)
         | Error::LogDamaged(_)
         | Error::Memory(_)

@@ -300,10 +300,24 @@ impl Targets {
     /// # Errors
     /// [`TargetError::Mapped`] if it is mapped already.
     pub async fn unmapped(&self, disk: &str) -> Result<Unmapped<'_>> {
+        self.unmapped_if(|mapped| mapped == disk).await
+    }
+
+    /// As [`Targets::unmapped`], for a volume and all of its snapshots.
+    ///
+    /// # Errors
+    /// [`TargetError::Mapped`] if one of them is mapped already.
+    pub async fn unmapped_with_snapshots(&self, volume: &str) -> Result<Unmapped<'_>> {
+        let is_snapshot = |rest: &str| rest.is_empty() || rest.starts_with('@');
+        self.unmapped_if(|mapped| mapped.strip_prefix(volume).is_some_and(is_snapshot)).await
+    }
+
+    async fn unmapped_if(&self, is_meant: impl Fn(&str) -> bool) -> Result<Unmapped<'_>> {
         let table = self.table.lock().await;
         for target in self.snapshot().values() {
-            if let Some(lun) = target.lun_of(disk) {
-                return Err(TargetError::Mapped { disk: disk.to_owned(), lun, target: target.name.clone() });
+            if let Some((number, lun)) = target.luns.iter().find(|(_, lun)| is_meant(&lun.disk)) {
+                let (disk, target) = (lun.disk.clone(), target.name.clone());
+                return Err(TargetError::Mapped { disk, lun: *number, target });
             }
         }
         Ok(Unmapped { _table: table })

@@ -95,39 +95,45 @@ fn ways(disk: &Disk<'_>, server: &ServerView, targets: &[TargetView]) -> Vec<Way
 
 fn nbd(client: ClientKind, disk: &Disk<'_>, address: &str) -> String {
     let Disk { name, is_read_only } = *disk;
-    // Only this character of the names of disks has a meaning in a URI.
-    let in_uri = name.replace('@', "%40");
     let socket = address.strip_prefix("unix:");
     let (host, port) = reachable(address);
+    // Only a URI has an IPv6 address in brackets.
+    let plain_host = host.trim_start_matches('[').trim_end_matches(']');
     match (client, socket) {
-        (ClientKind::Uri, Some(path)) => format!("nbd+unix:///{in_uri}?socket={path}"),
-        (ClientKind::Uri, None) => format!("nbd://{host}:{port}/{in_uri}"),
+        (ClientKind::Uri, Some(path)) => {
+            shell(&format!("nbd+unix:///{}?socket={}", uri(name, ""), uri(path, "/")))
+        }
+        (ClientKind::Uri, None) => shell(&format!("nbd://{host}:{port}/{}", uri(name, ""))),
         (ClientKind::Qemu, _) => {
             let server = match socket {
-                Some(path) => format!("server.type=unix,server.path={path}"),
-                None => format!("server.type=inet,server.host={host},server.port={port}"),
+                Some(path) => format!("server.type=unix,server.path={}", qemu(path)),
+                None => format!("server.type=inet,server.host={},server.port={port}", qemu(plain_host)),
             };
             let access = if is_read_only { "read-only=on" } else { "discard=unmap" };
-            format!(
-                "-blockdev driver=nbd,node-name=disk,{server},export={name},reconnect-delay=300,\
-                 cache.direct=on,{access} -device virtio-blk-pci,drive=disk"
-            )
+            let device = format!(
+                "driver=nbd,node-name=disk,{server},export={},reconnect-delay=300,cache.direct=on,{access}",
+                qemu(name)
+            );
+            format!("-blockdev {} -device virtio-blk-pci,drive=disk", shell(&device))
         }
         (ClientKind::Libvirt, _) => {
             let host = match socket {
-                Some(path) => format!("<host transport='unix' socket='{path}'/>"),
-                None => format!("<host name='{host}' port='{port}'/>"),
+                Some(path) => format!("<host transport='unix' socket='{}'/>", xml(path)),
+                None => format!("<host name='{}' port='{port}'/>", xml(plain_host)),
             };
             let access = if is_read_only { "\n  <readonly/>" } else { "" };
             format!(
                 "<disk type='network' device='disk'>\n  \
                  <driver name='qemu' type='raw' cache='none' discard='unmap'/>\n  \
-                 <source protocol='nbd' name='{name}'>\n    {host}\n    <reconnect delay='300'/>\n  \
-                 </source>\n  <target dev='vda' bus='virtio'/>{access}\n</disk>"
+                 <source protocol='nbd' name='{}'>\n    {host}\n    <reconnect delay='300'/>\n  \
+                 </source>\n  <target dev='vda' bus='virtio'/>{access}\n</disk>",
+                xml(name)
             )
         }
-        (_, Some(path)) => format!("nbd-client -unix {path} /dev/nbd0 -name {name} -persist"),
-        (_, None) => format!("nbd-client {host} {port} /dev/nbd0 -name {name} -persist"),
+        (_, Some(path)) => {
+            format!("nbd-client -unix {} /dev/nbd0 -name {} -persist", shell(path), shell(name))
+        }
+        (_, None) => format!("nbd-client {plain_host} {port} /dev/nbd0 -name {} -persist", shell(name)),
     }
 }
 
@@ -135,6 +141,39 @@ fn nbd(client: ClientKind, disk: &Disk<'_>, address: &str) -> String {
 fn reachable(address: &str) -> (&str, &str) {
     let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
     (if matches!(host, "0.0.0.0" | "[::]" | "*") { "SERVER" } else { host }, port)
+}
+
+/// Percent-encodes everything except the unreserved characters of a URI (RFC 3986, section 2.3) and `also`.
+fn uri(text: &str, also: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        match byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also.as_bytes().contains(&byte) {
+            true => encoded.push(byte.into()),
+            // Writing to a string cannot fail.
+            false => drop(write!(encoded, "%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+/// A value of an option of QEMU, in which a comma is doubled.
+fn qemu(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
+/// The value of an attribute in XML.
+fn xml(value: &str) -> String {
+    let escape = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('\'', "&apos;"), ('"', "&quot;")];
+    escape.into_iter().fold(value.to_owned(), |text, (c, escaped)| text.replace(c, escaped))
+}
+
+/// One word of a POSIX shell. A word that could be taken for an option is quoted too, to be noticed.
+fn shell(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._~/:=,@%+".contains(c);
+    match !word.is_empty() && !word.starts_with('-') && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 fn page(ways: &[Way]) -> String {
@@ -168,7 +207,7 @@ mod tests {
     #[test]
     fn each_client_gets_its_lines() {
         let unix = |kind| nbd(kind, &disk("pc-1", false), "unix:/run/nbd.sock");
-        assert_eq!(unix(ClientKind::Uri), "nbd+unix:///pc-1?socket=/run/nbd.sock");
+        assert_eq!(unix(ClientKind::Uri), "'nbd+unix:///pc-1?socket=/run/nbd.sock'");
         assert!(unix(ClientKind::Qemu).contains("server.path=/run/nbd.sock,export=pc-1,reconnect-delay=300"));
         assert!(unix(ClientKind::Libvirt).contains("<host transport='unix' socket='/run/nbd.sock'/>"));
         assert_eq!(
@@ -180,6 +219,34 @@ mod tests {
         assert!(tcp(ClientKind::Qemu).contains("server.host=SERVER,server.port=10809,export=pc@s"));
         assert!(tcp(ClientKind::Qemu).contains("read-only=on"));
         assert_eq!(tcp(ClientKind::NbdClient), "nbd-client SERVER 10809 /dev/nbd0 -name pc@s -persist");
+        let six = |kind| nbd(kind, &disk("v", false), "[::1]:10809");
+        assert_eq!(six(ClientKind::Uri), "'nbd://[::1]:10809/v'");
+        assert!(six(ClientKind::Qemu).contains("server.host=::1,server.port=10809"));
+    }
+
+    /// An administrator copies the lines, and a user with fewer rights may have chosen the name.
+    #[test]
+    fn names_and_paths_cannot_leave_their_place() {
+        let of = |kind, name| nbd(kind, &disk(name, false), "unix:/tmp/so ck,&");
+        let hostile = "a%41;$(id)'x,read-only=off<b>\"";
+        assert_eq!(
+            of(ClientKind::Uri, hostile),
+            "'nbd+unix:///a%2541%3B%24%28id%29%27x%2Cread-only%3Doff%3Cb%3E%22?socket=/tmp/so%20ck%2C%26'"
+        );
+        assert_eq!(
+            of(ClientKind::NbdClient, hostile),
+            "nbd-client -unix '/tmp/so ck,&' /dev/nbd0 -name 'a%41;$(id)'\\''x,read-only=off<b>\"' -persist"
+        );
+        let qemu = of(ClientKind::Qemu, hostile);
+        assert!(qemu.starts_with("-blockdev 'driver=nbd,"), "{qemu}");
+        assert!(
+            qemu.contains("server.path=/tmp/so ck,,&,export=a%41;$(id)'\\''x,,read-only=off<b>\","),
+            "{qemu}"
+        );
+        let libvirt = of(ClientKind::Libvirt, hostile);
+        assert!(libvirt.contains("name='a%41;$(id)&apos;x,read-only=off&lt;b&gt;&quot;'>"), "{libvirt}");
+        assert!(libvirt.contains("socket='/tmp/so ck,&amp;'/>"), "{libvirt}");
+        assert!(of(ClientKind::NbdClient, "--flag").contains("-name '--flag' -persist"));
     }
 
     #[test]

@@ -262,8 +262,12 @@ fn nearest_command(command: &str, unknown: &str) -> Option<String> {
     for word in command.split(' ').skip(1) {
         parent = parent.find_subcommand(word)?;
     }
-    let names = parent.get_subcommands().filter(|c| !c.is_hide_set()).map(clap::Command::get_name);
-    crate::config::nearest::nearest(unknown, names).map(str::to_owned)
+    let shown = || parent.get_subcommands().filter(|c| !c.is_hide_set());
+    let names = shown().flat_map(|c| std::iter::once(c.get_name()).chain(c.get_all_aliases()));
+    let meant = crate::config::nearest::nearest(unknown, names)?;
+    let is_meant =
+        |c: &&clap::Command| c.get_name() == meant || c.get_all_aliases().any(|alias| alias == meant);
+    shown().find(is_meant).map(|c| c.get_name().to_owned())
 }
 
 /// Joins a text into one line and escapes all characters that are not plain text.

@@ -7,10 +7,9 @@ use std::collections::HashSet;
 use std::io::{self, IsTerminal, Write};
 
 use forebay_api::client::{Client, ClientError};
-use forebay_api::{DiskView, ErrorDetail, ErrorKind, Kind, TargetView};
+use forebay_api::{DiskView, ErrorDetail, ErrorKind, Kind};
 use forebay_text::NamePattern;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::args::RemoveArgs;
 use super::{CliError, output};
@@ -46,7 +45,7 @@ struct Resolved {
     unmatched: Vec<String>,
 }
 
-/// Removes disks. One that cannot be removed does not prevent the removal of the following ones.
+/// Removes disks. A disk that cannot be removed does not prevent the removal of the following disks.
 pub(super) async fn run(
     client: &Client,
     among: Among<'_>,
@@ -67,8 +66,7 @@ pub(super) async fn run(
     let total = resolved.names.len() + removals.len();
     let (mut broken, mut printed) = (None, Ok(()));
     for name in resolved.names {
-        let mut snapshots = 0;
-        let error = match among.remove(client, &name, &mut snapshots).await {
+        let error = match among.remove(client, &name).await {
             Ok(()) => None,
             Err(ClientError::Refused { code, message, .. }) => Some(ErrorDetail { code, message }),
             // The following requests would fail, too.
@@ -79,11 +77,7 @@ pub(super) async fn run(
         };
         // A reader that has left does not stop what was requested.
         if !json && error.is_none() && printed.is_ok() {
-            let with = match snapshots {
-                0 => String::new(),
-                1 => " and its snapshot".to_owned(),
-                many => format!(" and its {many} snapshots"),
-            };
+            let with = if among.with_snapshots { " and its snapshots" } else { "" };
             printed = output::line(&format!("removed {} '{}'{with}", among.noun(1), among.full_name(&name)));
         }
         removals.push(Removal { name, removed: error.is_none(), error });
@@ -136,17 +130,9 @@ impl Among<'_> {
         }
     }
 
-    /// Removes a disk, and counts the snapshots that are removed before.
-    async fn remove(&self, client: &Client, name: &str, snapshots: &mut usize) -> Result<(), ClientError> {
-        if self.with_snapshots {
-            let names = removable_snapshots(client, name).await?;
-            for snapshot in &names {
-                client.delete::<Value>(&["volumes", name, "snapshots", own_name(snapshot)]).await?;
-                *snapshots += 1;
-            }
-        }
+    async fn remove(&self, client: &Client, name: &str) -> Result<(), ClientError> {
         let path: Vec<&str> = self.path.iter().copied().chain([name]).collect();
-        client.delete::<Value>(&path).await.map(|_| ())
+        client.remove(&path, self.with_snapshots.then_some("snapshots")).await.map(|_| ())
     }
 
     fn unmatched(&self, pattern: &str) -> Removal {
@@ -154,32 +140,6 @@ impl Among<'_> {
         let error = ErrorDetail { code: ErrorKind::NotFound.code().to_owned(), message };
         Removal { name: pattern.to_owned(), removed: false, error: Some(error) }
     }
-}
-
-/// The snapshots of a volume, if nothing prevents the removal of the snapshots and of the volume. The server
-/// checks each removal again.
-async fn removable_snapshots(client: &Client, volume: &str) -> Result<Vec<String>, ClientError> {
-    let mut all: Vec<DiskView> = client.get(&["volumes", volume, "snapshots"]).await?;
-    let names = all.iter().map(|snapshot| snapshot.name.clone()).collect();
-    all.push(client.get(&["volumes", volume]).await?);
-    let targets: Vec<TargetView> = client.get(&["targets"]).await?;
-    let mapped = |disk: &str| {
-        targets
-            .iter()
-            .find(|target| target.luns.iter().any(|lun| lun.disk == disk))
-            .map(|target| &target.name)
-    };
-    for disk in &all {
-        let (kind, why) = match (disk.kind, disk.clones, disk.clients, mapped(&disk.name)) {
-            (Kind::Snapshot, 1.., ..) => (ErrorKind::HasClones, format!("has {} clone(s)", disk.clones)),
-            (_, _, 1.., _) => (ErrorKind::InUse, format!("has {} client(s)", disk.clients)),
-            (.., Some(target)) => (ErrorKind::Mapped, format!("is mapped to target {target}")),
-            _ => continue,
-        };
-        let message = format!("'{}' {why}; '{volume}' and its snapshots were kept", disk.name);
-        return Err(ErrorDetail { code: kind.code().to_owned(), message }.into());
-    }
-    Ok(names)
 }
 
 fn is_pattern(name: &str) -> bool {
@@ -236,7 +196,7 @@ fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), Cli
             format!("'{pattern}' matches {} {}: {}", names.len(), among.noun(names.len()), listed(names));
         eprintln!("{}", forebay_text::one_line(&text));
     }
-    ask("Remove them?")
+    ask(if among.with_snapshots { "Remove them with all of their snapshots?" } else { "Remove them?" })
 }
 
 /// Whether a question can be answered: both ends are a terminal, and the output is not for a program.

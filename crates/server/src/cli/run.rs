@@ -228,7 +228,7 @@ impl ClientCommands {
                 if size_bytes < before && !shrink {
                     return Err(CliError::Shrinks(name, Size(before), Size(size_bytes)));
                 }
-                let body = Resize { size_bytes };
+                let body = Resize { size_bytes, from_size_bytes: Some(before) };
                 let done: DiskView = self.client.post(&["volumes", &name, "resize"], &body).await?;
                 self.print(&done, |d| format!("resized volume '{}' to {}", d.name, Size(d.size_bytes)))
             }

@@ -29,10 +29,11 @@ pub(super) async fn run(client: &Client, json: bool) -> Result<(), CliError> {
         stats: client.get(&["stats"]).await?,
         jobs,
     };
-    output::print_result(&status, json, |status| screen(status, unix_ms()))?;
+    // A reader that has closed the pipe does not change the exit status.
+    let printed = output::print_result(&status, json, |status| screen(status, unix_ms()));
     match status.health.conditions.into_iter().find(|found| found.state == HealthState::Problem) {
         Some(problem) => Err(CliError::Unhealthy(problem.message)),
-        None => Ok(()),
+        None => printed,
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
                 confirm_removal(client, name.as_deref()).await?;
             }
             let path: Vec<&str> = std::iter::once("targets").chain(name.as_deref()).collect();
-            let done = client.remove(&path, force).await?;
+            let done = client.remove(&path, force.then_some("force")).await?;
             print_result(&done, as_json, |_| match &name {
                 Some(name) => format!("removed target {name}"),
                 None => "removed all targets".into(),

