@@ -4,6 +4,7 @@ import { call, onSignedOut } from "./api.js";
 import { redrawCharts } from "./chart.js";
 import { showProblem } from "./dialog.js";
 import { h, icon, link, replace, setText } from "./dom.js";
+import { conditions } from "./health.js";
 import { live, oneAtATime, poll } from "./live.js";
 import { may, scopeText, setClient, who } from "./session.js";
 import { accessPage } from "./pages/access.js";
