@@ -163,12 +163,12 @@ mod tests {
         let from = Some(IpAddr::from([192, 0, 2, 1]));
         let create = ("POST", "/api/v1/volumes");
         let by = |principal, from, result| AuditRecord::new(principal, from, create, result).to_string();
-        let done = "'control socket' (administrator): POST /api/v1/volumes succeeded (201)";
+        let done = "'control socket' (administrator): succeeded (201): POST '/api/v1/volumes'";
         assert_eq!(by(Some(&principal), None, (201, None)), done);
         let failed =
-            "'control socket' (administrator, from 192.0.2.1): POST /api/v1/volumes failed (409 exists)";
+            "'control socket' (administrator, from 192.0.2.1): failed (409 exists): POST '/api/v1/volumes'";
         assert_eq!(by(Some(&principal), from, (409, Some("exists"))), failed);
-        let refused = "a client without a valid token (from 192.0.2.1): POST /api/v1/volumes was refused (401 bad_token)";
+        let refused = "a client without a valid token (from 192.0.2.1): was refused (401 bad_token): POST '/api/v1/volumes'";
         assert_eq!(by(None, from, (401, Some("bad_token"))), refused);
     }
 

@@ -104,7 +104,7 @@ fn a_volume_is_removed_with_its_snapshots() {
     place.ok(&["target", "create", "iqn.2026-01.org.example:a"]);
     place.ok(&["lun", "map", "iqn.2026-01.org.example:a", "v@s"]);
     let error = place.fails(&["volume", "rm", "v", "--snapshots"], 1);
-    assert!(error.contains("'v@s' is mapped to target iqn.2026-01.org.example:a"), "{error}");
+    assert!(error.contains("'v@s' is LUN 0 of target iqn.2026-01.org.example:a"), "{error}");
     place.ok(&["target", "rm", "iqn.2026-01.org.example:a"]);
 
     let removed = place.ok(&["volume", "rm", "v", "pc-001", "--snapshots"]);
@@ -128,7 +128,7 @@ fn mistakes_are_answered_with_the_nearest_name_and_a_code() {
     assert!(!place.fails(&["volume", "show", "elsewhere"], 1).contains("did you mean"));
 
     let error = |args: &[&str]| -> Value { serde_json::from_slice(&place.run(args).stderr).unwrap() };
-    let missing = &error(&["volume", "show", "pc-01", "--json"])["error"];
+    let missing = &error(&["volume", "show", "pv-001", "--json"])["error"];
     assert_eq!(missing["code"], "not_found");
     assert!(missing["message"].as_str().unwrap().ends_with("did you mean 'pc-001'?"), "{missing}");
     assert!(missing["remedy"].is_string(), "{missing}");
