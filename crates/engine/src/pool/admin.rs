@@ -413,7 +413,7 @@ impl Pool {
     pub async fn delete(&self, name: &str) -> Result<()> {
         let _admin = self.components.editor.lock.lock().await;
         let disk = self.components.catalogue.read().find(name)?;
-        self.delete_disk(&disk, name).await
+        self.delete_disks(&[disk]).await
     }
 
     /// Deletes a volume and all of its snapshots in one group. Refused, so that nothing is deleted, while
@@ -423,42 +423,39 @@ impl Pool {
         let disk = self.components.editor.find_volume(volume)?;
         let mut all = snapshots_of(&self.components.catalogue, disk.id());
         all.push(disk);
-        let (mut exclusive, mut ops): (Vec<Exclusive>, _) = (Vec::new(), Vec::new());
-        for disk in &all {
-            let (name, clones) = {
-                let catalogue = self.components.catalogue.read();
-                (catalogue.export_name(disk), catalogue.clones(disk.id()))
-            };
-            exclusive.push(disk.exclude_clients(&name)?);
-            if let (clones, Some(example)) = clones {
-                return Err(Error::HasClones { name: shorten(&name), clones, example });
-            }
-            ops.extend(self.components.editor.deletion(disk));
-        }
-        self.components.intake.commit_ops(ops).await?;
-        self.components.space.reclaim_is_due();
-        all.iter().for_each(|disk| leave_tenant(self, disk));
-        Ok(())
+        self.delete_disks(&all).await
     }
 
-    async fn delete_disk(&self, disk: &Arc<Disk>, name: &str) -> Result<()> {
-        let _exclusive: Exclusive = disk.exclude_clients(name)?;
-        {
-            let catalogue = self.components.catalogue.read();
-            let snapshots = catalogue.snapshots(disk.id());
-            if snapshots > 0 {
-                return Err(Error::HasSnapshots { name: shorten(name), snapshots });
+    /// Deletes disks in one group: all of them, or none if one is in use, or has clones, or has snapshots
+    /// that are not among the disks.
+    async fn delete_disks(&self, disks: &[Arc<Disk>]) -> Result<()> {
+        let components = &self.components;
+        let (mut exclusive, mut ops): (Vec<Exclusive>, _) = (Vec::new(), Vec::new());
+        for disk in disks {
+            let name = components.catalogue.read().export_name(disk);
+            exclusive.push(disk.exclude_clients(&name)?);
+            {
+                let catalogue = components.catalogue.read();
+                let snapshots = catalogue.snapshots(disk.id());
+                let is_deleted = |snapshot: &&Arc<Disk>| snapshot.record().parent == Some(disk.id());
+                if snapshots > 0 && snapshots > disks.iter().filter(is_deleted).count() {
+                    return Err(Error::HasSnapshots { name: shorten(&name), snapshots });
+                }
+                if let (clones, Some(example)) = catalogue.clones(disk.id()) {
+                    return Err(Error::HasClones { name: shorten(&name), clones, example });
+                }
             }
-            if let (clones, Some(example)) = catalogue.clones(disk.id()) {
-                return Err(Error::HasClones { name: shorten(name), clones, example });
+            ops.extend(components.editor.deletion(disk));
+        }
+        components.intake.commit_ops(ops).await?;
+        components.space.reclaim_is_due();
+        for disk in disks {
+            // A volume that is deleted too is not in the catalogue any more.
+            if let Some(volume) = disk.record().parent.and_then(|id| disk_by_id(&components.catalogue, id)) {
+                count_again(self, &volume);
             }
+            leave_tenant(self, disk);
         }
-        self.components.intake.commit_ops(self.components.editor.deletion(disk)).await?;
-        self.components.space.reclaim_is_due();
-        if let Some(volume) = disk.record().parent.and_then(|id| disk_by_id(&self.components.catalogue, id)) {
-            count_again(self, &volume);
-        }
-        leave_tenant(self, disk);
         Ok(())
     }
 
