@@ -4,19 +4,12 @@ import { h, link, replace } from "./dom.js";
 import { clock } from "./format.js";
 import { live } from "./live.js";
 
-/** Where an administrator acts on a condition, by its code. */
-const ACTIONS = {
-  full: ["#/pools", "Reclaim space", "#/volumes", "Delete volumes"],
-  low: ["#/pools", "Reclaim space", "#/volumes", "Delete volumes"],
-  memory_lost: ["#/volumes", "Show volumes"],
-};
-
-function actions(code) {
-  const links = ACTIONS[code] ?? [];
-  const all = [];
-  for (let n = 0; n < links.length; n += 2) all.push(" ", link(links[n], links[n + 1]));
-  return all;
-}
+const MAKE_ROOM = [
+  ["#/pools", "Reclaim space"],
+  ["#/volumes", "Delete volumes"],
+];
+/** The pages on which an administrator acts on a condition, by its code. */
+const ACTIONS = { full: MAKE_ROOM, low: MAKE_ROOM, memory_lost: [["#/volumes", "Show volumes"]] };
 
 function condition({ code, state, message, remedy, since_ms, disks }) {
   const text = message.charAt(0).toUpperCase() + message.slice(1);
@@ -27,7 +20,7 @@ function condition({ code, state, message, remedy, since_ms, disks }) {
     ` Since ${clock(since_ms)}.`,
     disks.length > 0 ? ` Disks: ${disks.join(", ")}.` : null,
     ` To do: ${remedy}.`,
-    actions(code),
+    (ACTIONS[code] ?? []).map(([page, text]) => [" ", link(page, text)]),
   );
 }
 

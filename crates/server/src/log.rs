@@ -114,7 +114,7 @@ where
             write!(out, "{target}: ")?;
         }
         match target {
-            // The sentence has all of its fields.
+            // The sentence has its fields, except for the way in which the client was authenticated.
             AUDIT => event.record(&mut Only { name: "message", out: out.by_ref(), result: Ok(()) }),
             _ => DefaultFields::new().format_fields(out.by_ref(), event)?,
         }
@@ -127,7 +127,8 @@ where
     }
 }
 
-/// The fields of a span for people: its id. The audit log has method and path of a request.
+/// The fields of a span for people: its id. The audit log has the method and path of each request that
+/// changes something or is denied.
 struct RequestId;
 
 impl<'w> FormatFields<'w> for RequestId {

@@ -88,11 +88,10 @@ impl<S: Send + Sync> FromRequestParts<S> for WithSnapshots {
 
 /// The value of a query that consists of one flag.
 fn flag(parts: &Parts, name: &str) -> Result<bool, ApiError> {
-    match parts.uri.query().map(|query| query.strip_prefix(name)) {
-        None => Ok(false),
+    let query = parts.uri.query().filter(|query| !query.is_empty());
+    match query.map(|query| query.strip_prefix(name)) {
+        None | Some(Some("=false")) => Ok(false),
         Some(Some("=true")) => Ok(true),
-        Some(Some("=false")) => Ok(false),
-        Some(None) if parts.uri.query() == Some("") => Ok(false),
         Some(_) => {
             let message = format!("unknown query; use '{name}=true' or '{name}=false'");
             Err(ApiError::refused(Refusal::Malformed, message))

@@ -9,6 +9,9 @@ use parking_lot::Mutex;
 
 use super::Control;
 
+/// The remedy for too little room.
+const MAKE_ROOM: &str = "remove disks that are not needed and run 'forebay gc', or add space";
+
 /// When each present condition was noticed, by code, in Unix milliseconds.
 #[derive(Debug, Default)]
 pub(super) struct Noticed(Mutex<BTreeMap<String, u64>>);
@@ -48,14 +51,15 @@ fn conditions(pool: &PoolHealth) -> Vec<ConditionView> {
     }
     match pool.room {
         Room::Ok => {}
-        Room::Low => {
-            let remedy = "remove disks that are not needed and run 'forebay gc', or add space";
-            add("low", Warning, "the free space of the store is low".into(), remedy, &[]);
-        }
+        Room::Low => add("low", Warning, "the free space of the store is low".into(), MAKE_ROOM, &[]),
         Room::Full => {
-            let message = "the store has no room for data: writes wait or fail".into();
-            let remedy = "remove disks that are not needed and run 'forebay gc', or add space";
-            add("full", Problem, message, remedy, &[]);
+            add(
+                "full",
+                Problem,
+                "the store has no room for data: writes wait or fail".into(),
+                MAKE_ROOM,
+                &[],
+            );
         }
     }
     if pool.lost.count > 0 {

@@ -7,10 +7,9 @@ use forebay_text::shortened;
 use tokio::sync::OwnedMutexGuard;
 use tracing::Instrument;
 
+use super::operation::MAX_LOGGED;
 use super::{Change, Control, ControlError, EventDisk, Operation, Reply, Result, Topic};
 
-/// Maximum length of an error in the log, in bytes. It repeats a name that was not found.
-const MAX_LOGGED: usize = 1024;
 /// Maximum number of events of one operation.
 const MAX_DISK_EVENTS: usize = 1000;
 /// How long an operation that requires exclusive use of a disk or target is retried while connections use it:

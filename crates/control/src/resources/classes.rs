@@ -33,7 +33,6 @@ pub(super) fn routes() -> Vec<Route> {
 
 impl Reply for ClassesView {}
 
-#[derive(Debug)]
 struct ShowClasses {
     name: String,
 }
@@ -48,7 +47,6 @@ impl Operation for ShowClasses {
     }
 }
 
-#[derive(Debug)]
 struct LearnClasses {
     name: String,
 }

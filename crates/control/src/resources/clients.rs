@@ -38,7 +38,6 @@ pub(super) fn routes() -> Vec<Route> {
 
 impl Reply for DiskClientsView {}
 
-#[derive(Debug)]
 struct ListClients {
     name: String,
 }
@@ -69,7 +68,6 @@ impl Operation for ListClients {
 
 /// Ends an NBD connection to a disk, and waits for that. An iSCSI session is refused: it can use other disks
 /// too.
-#[derive(Debug)]
 struct DisconnectClient {
     name: String,
     client: String,

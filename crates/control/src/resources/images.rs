@@ -63,7 +63,6 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-#[derive(Debug)]
 struct CreateImage {
     name: String,
     source: String,
@@ -87,7 +86,6 @@ impl Operation for CreateImage {
     }
 }
 
-#[derive(Debug)]
 struct RemoveImage {
     name: String,
 }

@@ -63,7 +63,6 @@ impl Reply for LunView {}
 
 impl Reply for ReservationsView {}
 
-#[derive(Debug)]
 struct MapLun {
     target: String,
     lun: Option<u16>,
@@ -93,7 +92,6 @@ impl Operation for MapLun {
     }
 }
 
-#[derive(Debug)]
 struct UnmapLun {
     target: String,
     lun: u16,
@@ -116,7 +114,6 @@ impl Operation for UnmapLun {
     }
 }
 
-#[derive(Debug)]
 struct ShowReservations {
     target: String,
     lun: u16,
@@ -134,7 +131,6 @@ impl Operation for ShowReservations {
     }
 }
 
-#[derive(Debug)]
 struct ClearReservations {
     target: String,
     lun: u16,

@@ -84,7 +84,6 @@ impl Operation for ShowHealth {
     }
 }
 
-#[derive(Debug)]
 struct ShowServer;
 
 impl Operation for ShowServer {
@@ -114,7 +113,6 @@ impl Operation for ShowServer {
     }
 }
 
-#[derive(Debug)]
 struct ShowCapacity;
 
 impl Operation for ShowCapacity {
@@ -133,7 +131,6 @@ impl Operation for ShowCapacity {
     }
 }
 
-#[derive(Debug)]
 struct Checkpoint;
 
 impl Operation for Checkpoint {

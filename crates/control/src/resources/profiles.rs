@@ -48,7 +48,6 @@ pub(super) fn routes() -> Vec<Route> {
 
 impl Reply for ProfileView {}
 
-#[derive(Debug)]
 struct ShowProfile {
     image: String,
 }
@@ -73,7 +72,6 @@ enum Changed {
 
 impl Reply for Changed {}
 
-#[derive(Debug)]
 struct ChangeProfile {
     image: String,
     action: ProfileAction,
@@ -126,7 +124,6 @@ impl Operation for ChangeProfile {
     }
 }
 
-#[derive(Debug)]
 struct RemoveProfile {
     image: String,
 }

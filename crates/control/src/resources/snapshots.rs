@@ -45,7 +45,6 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-#[derive(Debug)]
 struct CreateSnapshot {
     volume: String,
     name: String,
@@ -67,7 +66,6 @@ impl Operation for CreateSnapshot {
     }
 }
 
-#[derive(Debug)]
 struct RemoveSnapshot {
     volume: String,
     name: String,

@@ -56,7 +56,6 @@ impl Reply for StatsView {}
 
 impl Reply for DiskStatsView {}
 
-#[derive(Debug)]
 struct ShowStats;
 
 impl Operation for ShowStats {
@@ -76,7 +75,6 @@ impl Operation for ShowStats {
     }
 }
 
-#[derive(Debug)]
 struct ShowDiskStats {
     name: String,
 }

@@ -94,7 +94,6 @@ impl Reply for TargetView {}
 
 impl Reply for Vec<TargetView> {}
 
-#[derive(Debug)]
 struct ListTargets;
 
 impl Operation for ListTargets {
@@ -114,7 +113,6 @@ impl Operation for ListTargets {
     }
 }
 
-#[derive(Debug)]
 struct ShowTarget {
     name: String,
 }
@@ -148,7 +146,6 @@ impl Operation for CreateTarget {
     }
 }
 
-#[derive(Debug)]
 struct RemoveTarget {
     name: String,
     force: bool,
@@ -169,7 +166,6 @@ impl Operation for RemoveTarget {
     }
 }
 
-#[derive(Debug)]
 struct RemoveTargets {
     force: bool,
 }
@@ -190,7 +186,6 @@ impl Operation for RemoveTargets {
 }
 
 /// Ends a session, and waits for that.
-#[derive(Debug)]
 struct DisconnectSession {
     target: String,
     session: String,
@@ -223,7 +218,6 @@ impl Operation for DisconnectSession {
     }
 }
 
-#[derive(Debug)]
 struct AllowInitiator {
     target: String,
     initiator: String,
@@ -250,7 +244,6 @@ impl Operation for AllowInitiator {
     }
 }
 
-#[derive(Debug)]
 struct DenyInitiator {
     target: String,
     initiator: String,

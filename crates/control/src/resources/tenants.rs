@@ -46,7 +46,6 @@ pub(super) fn routes() -> Vec<Route> {
 
 impl Reply for TenantView {}
 
-#[derive(Debug)]
 struct ListTenants;
 
 impl Operation for ListTenants {
@@ -59,7 +58,6 @@ impl Operation for ListTenants {
     }
 }
 
-#[derive(Debug)]
 struct ShowTenant {
     name: String,
 }
@@ -81,7 +79,6 @@ impl Operation for ShowTenant {
     }
 }
 
-#[derive(Debug)]
 struct SetTenant {
     name: String,
     limits: LimitSet,
@@ -101,7 +98,6 @@ impl Operation for SetTenant {
     }
 }
 
-#[derive(Debug)]
 struct RemoveTenant {
     name: String,
 }

@@ -34,7 +34,6 @@ pub(super) fn routes() -> Vec<Route> {
 
 impl Reply for VolumeLimits {}
 
-#[derive(Debug)]
 struct ShowLimits {
     volume: String,
 }
@@ -49,7 +48,6 @@ impl Operation for ShowLimits {
     }
 }
 
-#[derive(Debug)]
 struct SetLimits {
     volume: String,
     new: VolumeLimits,

@@ -112,7 +112,6 @@ fn reset_routes() -> Vec<Route> {
 }
 
 /// Shows a disk of this role; also for images.
-#[derive(Debug)]
 pub(super) struct ShowDisk {
     pub name: String,
     pub role: Role,
@@ -154,7 +153,6 @@ impl Operation for CreateVolume {
     }
 }
 
-#[derive(Debug)]
 struct RemoveVolume {
     name: String,
     with_snapshots: bool,
@@ -181,7 +179,6 @@ impl Operation for RemoveVolume {
     }
 }
 
-#[derive(Debug)]
 struct ResizeVolume {
     name: String,
     to: Resize,
@@ -202,7 +199,6 @@ impl Operation for ResizeVolume {
     }
 }
 
-#[derive(Debug)]
 struct ResetVolume {
     name: String,
 }
@@ -220,7 +216,6 @@ impl Operation for ResetVolume {
     }
 }
 
-#[derive(Debug)]
 struct ResumeVolume {
     name: String,
 }
@@ -253,7 +248,6 @@ impl Operation for Resets {
     }
 }
 
-#[derive(Debug)]
 struct PersistVolume {
     name: String,
     sync: SyncPolicy,
@@ -271,7 +265,6 @@ impl Operation for PersistVolume {
     }
 }
 
-#[derive(Debug)]
 struct RollbackVolume {
     name: String,
     snapshot: String,
