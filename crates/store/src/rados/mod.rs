@@ -35,7 +35,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch as channel;
 
-pub use self::cluster::{Answer, Cluster, Contents, Errno, Operation, Step, WhenFull};
+pub use self::cluster::{Answer, Cluster, Contents, Entries, Errno, Operation, Step, Wanted, WhenFull};
 pub use self::connection::{HandedOver, Heir, PoolConnection};
 use self::fullness::Fullness;
 use self::growing::Growing;
