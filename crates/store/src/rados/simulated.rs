@@ -40,6 +40,8 @@ pub enum Broken {
     None,
     /// Objects that exist do not get the term of a new owner: open segments are not fenced.
     Fences,
+    /// Entries need not have the required value.
+    Entries,
     /// Keys are not entered in the header: segments are open and removed unnoticed.
     Keys,
     /// Attributes need not have the required value.
@@ -256,6 +258,11 @@ impl SimulatedRados {
             .map_or(0, |header| header.keys.keys().filter_map(|key| standby_of(key)).count())
     }
 
+    /// The keys of an object's map, with their values; none if the object is missing.
+    pub fn entries_of(&self, object: &str) -> BTreeMap<String, Vec<u8>> {
+        self.state.lock().objects.get(object).map(|object| object.keys.clone()).unwrap_or_default()
+    }
+
     /// The bytes of all objects with their names, for comparisons.
     pub fn snapshot(&self) -> BTreeMap<String, Vec<u8>> {
         self.state.lock().objects.iter().map(|(name, object)| (name.clone(), object.bytes.clone())).collect()
@@ -280,6 +287,7 @@ impl State {
                 (Broken::Fences, Step::Set(..)) if matches!(steps.first(), Some(Step::AssertExists)) => {}
                 (Broken::Keys, Step::AddKeys(_)) | (Broken::Require, Step::Require(..)) => {}
                 (Broken::RequireAtMost, Step::RequireAtMost(..)) => {}
+                (Broken::Entries, Step::RequireEntry(..)) if object.is_some() => {}
                 (Broken::Heirs, Step::Set(HEIR, _) | Step::Require(HEIR, _)) => {}
                 (_, Step::RequireAtMost(..)) => {
                     let done = apply(&mut object, step);
