@@ -58,10 +58,8 @@ pub struct Node {
     pub id: String,
     /// Name for people; no other member has it.
     pub name: String,
-    /// Where other nodes reach the API of the node: address and port.
-    pub api: String,
-    /// Where other nodes reach its NBD listener: address and port.
-    pub nbd: String,
+    /// The address at which clients and other nodes reach the node; empty if it serves local clients only.
+    pub address: String,
     /// Its share of the shards, relative to other nodes.
     pub weight: f64,
     /// What an administrator has decided.
@@ -92,6 +90,12 @@ pub struct Shard {
     pub number: u32,
     /// The RADOS namespace of the pool.
     pub namespace: String,
+    /// The node whose server has opened the pool last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<u32>,
+    /// Where the owner serves NBD.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nbd: Vec<String>,
     /// The node that is to own the shard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<u32>,
@@ -178,6 +182,21 @@ fn json<T: Serialize>(value: &T) -> Vec<u8> {
 /// The namespace of a shard that a cluster creates.
 pub fn namespace_of(cluster: &str, shard: u32) -> String {
     format!("{cluster}.{shard:05}")
+}
+
+/// The shards of a new cluster. `first` is the namespace of an existing pool that becomes the first shard.
+pub fn new_shards(cluster: &str, count: u32, first: Option<&str>) -> Vec<Shard> {
+    let namespace = |number| match (number, first) {
+        (1, Some(first)) => first.to_owned(),
+        _ => namespace_of(cluster, number),
+    };
+    (1..=count).map(|number| Shard::new(number, namespace(number))).collect()
+}
+
+impl Shard {
+    fn new(number: u32, namespace: String) -> Shard {
+        Shard { number, namespace, owner: None, nbd: Vec::new(), home: None, pin: None }
+    }
 }
 
 impl Map {
@@ -439,9 +458,7 @@ mod tests {
 
     fn maps() -> Maps {
         let maps = Maps::new(SimulatedRados::immediate().client());
-        let shards: Vec<_> = (1..=4)
-            .map(|number| Shard { number, namespace: namespace_of("vdi", number), home: None, pin: None })
-            .collect();
+        let shards = new_shards("vdi", 4, None);
         run(maps.create("vdi", "id-1", &shards)).unwrap();
         maps
     }
@@ -451,8 +468,7 @@ mod tests {
             number,
             id: format!("id-{number}"),
             name: format!("node{number}"),
-            api: String::new(),
-            nbd: String::new(),
+            address: String::new(),
             weight: 1.0,
             state: NodeState::Up,
             process: "p1".into(),
@@ -467,6 +483,7 @@ mod tests {
         let map = run(maps.read()).unwrap();
         assert_eq!((map.id.as_str(), map.version, map.shards.len()), ("id-1", 1, 4));
         assert_eq!(map.shards[&2].namespace, "vdi.00002");
+        assert_eq!(new_shards("vdi", 2, Some("old"))[0].namespace, "old");
         let missing = Maps::new(SimulatedRados::immediate().client());
         assert_eq!(run(missing.read()), Err(ClusterError::NoCluster));
     }

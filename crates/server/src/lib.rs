@@ -4,5 +4,6 @@
 pub mod cli;
 pub mod config;
 pub mod log;
+pub mod node;
 pub mod serve;
 pub mod sizing;

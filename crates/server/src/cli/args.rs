@@ -15,6 +15,7 @@ use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::RadosAddress;
 use forebay_text::{NamePattern, Size, SizeError};
 
+use super::cluster::{ClusterCommand, JoinArgs, NodeCommand};
 use super::connect::ClientKind;
 use super::limit::{Change, LimitArgs};
 use super::token::{self, Expiry};
@@ -125,6 +126,12 @@ pub enum Command {
     /// Check a configuration file, and show the values in effect
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Create a cluster, and show its nodes and shards
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Manage the nodes of a cluster: list, drain, remove
+    #[command(subcommand)]
+    Node(NodeCommand),
     /// List the pools in Ceph; show which server holds one; hand one over
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -252,6 +259,9 @@ pub struct ServeArgs {
     /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
+    /// The cluster that this server joins as a node.
+    #[command(flatten)]
+    pub cluster: JoinArgs,
     /// Listen only when no other server holds the pool in Ceph; until then, wait
     #[arg(long, requires = "place")]
     pub standby: bool,

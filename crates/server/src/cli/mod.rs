@@ -6,6 +6,7 @@ mod args;
 mod classes;
 
 mod clients;
+mod cluster;
 mod config;
 mod connect;
 mod gc;
@@ -63,6 +64,9 @@ pub enum CliError {
     /// The server could not run.
     #[error("{0}")]
     Serve(#[from] crate::serve::ServeError),
+    /// The node could not run, or its cluster cannot be used.
+    #[error("{0}")]
+    Node(#[from] crate::node::NodeError),
     /// A pool without a running server cannot be read, or is damaged.
     #[error("{0}")]
     Offline(#[from] offline::OfflineError),
@@ -136,6 +140,7 @@ impl CliError {
             CliError::Client(ClientError::Broken(_) | ClientError::Foreign(_)) => "bad_response",
             CliError::Config(_) => "bad_config",
             CliError::Serve(_) => "not_served",
+            CliError::Node(_) => "cluster",
             CliError::Offline(_) => "offline",
             CliError::Interrupted(_) => "interrupted",
             CliError::FileName(..) => "bad_file_name",

@@ -18,12 +18,12 @@ use super::args::{
     VolumeCommand,
 };
 use super::{
-    CliError, classes, clients, config, connect, gc, import, job, limit, memory, nearest, offline, output,
-    pool, profile, remove, sizing, space, stats, status, target, token, top,
+    CliError, classes, clients, cluster, config, connect, gc, import, job, limit, memory, nearest, offline,
+    output, pool, profile, remove, sizing, space, stats, status, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
-    SOCKET_NAME, ServeConfig, StoreFlags, TlsSection,
+    SOCKET_NAME, ServeConfig, StoreFlags, StoreSection, TlsSection,
 };
 
 /// Runs a parsed command line.
@@ -31,7 +31,18 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
     match cli.command {
         Command::Serve(args) => {
             let file = args.config.clone();
+            let join = args.cluster.flags();
+            let ceph = (args.pool.ceph.ceph_conf.clone(), args.pool.ceph.ceph_user.clone());
             let flags = overrides(&cli.global, *args);
+            let read = file.as_deref().map(ConfigFile::load).transpose()?.unwrap_or_default();
+            if join.join.is_some() || read.cluster.join.is_some() {
+                let mut flags = flags;
+                flags.store = StoreFlags::default();
+                let plain = ConfigFile { store: StoreSection::default(), ..read.clone() };
+                let serve = ServeConfig::resolve(plain, flags)?;
+                let node = read.node(join, ceph, &serve)?;
+                return Ok(crate::node::run(node.expect("it joins a cluster"), cli.global.json)?);
+            }
             let load = move || {
                 let file = file.as_deref().map(ConfigFile::load).transpose()?.unwrap_or_default();
                 let memory_limit = crate::serve::memory_limit().map(|limit| limit.bytes);
@@ -52,6 +63,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Size(args) if !args.from_server => sizing::from_model(&args, cli.global.json),
         Command::Config(command) => config::run(command, &cli.global),
         Command::Memory(command) => memory::run(command, &data(&cli.global), cli.global.json),
+        Command::Cluster(command) => cluster::run(command, cli.global.json),
+        Command::Node(command) => cluster::run_node(command, cli.global.json),
         Command::Pool(PoolCommand::List { ceph_pool, ceph }) => pool::list(ceph_pool, ceph, cli.global.json),
         Command::Pool(PoolCommand::Show { pool, ceph }) => pool::show(pool, ceph, cli.global.json),
         command => {
@@ -172,6 +185,8 @@ impl ClientCommands {
             Command::Serve(_)
             | Command::Check(_)
             | Command::Pool(PoolCommand::List { .. } | PoolCommand::Show { .. })
+            | Command::Cluster(_)
+            | Command::Node(_)
             | Command::Config(_)
             | Command::Memory(_)
             | Command::Inspect { .. }

@@ -18,6 +18,7 @@ use forebay_text::Size;
 use serde::Deserialize;
 
 mod budgets;
+mod cluster;
 mod effective;
 mod explain;
 mod http;
@@ -32,6 +33,7 @@ mod store;
 
 use crate::log::{LogConfig, LogFormat};
 use budgets::Budget;
+pub use cluster::{ClusterFlags, ClusterSection};
 pub use effective::{AppliedBy, Setting, lines_of_keys, settings};
 pub use http::{
     AuditSection, HttpAddr, HttpConfig, HttpFlags, HttpSection, HttpsFiles, TokenMode, parse_http_addr,
@@ -147,6 +149,9 @@ pub struct ConfigFile {
     /// The store.
     #[serde(default)]
     pub store: StoreSection,
+    /// The cluster that this server joins as a node.
+    #[serde(default)]
+    pub cluster: ClusterSection,
     /// The log.
     #[serde(default)]
     pub log: LogSection,

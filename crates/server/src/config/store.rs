@@ -177,7 +177,7 @@ pub fn rados_options(conf: Option<PathBuf>, user: Option<String>) -> Result<Rado
     Ok(RadosOptions { conf, user })
 }
 
-fn rados_address<'de, D: serde::Deserializer<'de>>(
+pub(super) fn rados_address<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<RadosAddress>, D::Error> {
     let text = String::deserialize(deserializer)?;

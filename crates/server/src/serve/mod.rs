@@ -68,6 +68,7 @@ use open::OpenPool;
 use ownership::handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
 use ownership::loss::{Loss, exit_without_pool};
 use ownership::reopen::Reopened;
+pub(crate) use ownership::store::SILENT_OWNER;
 pub use reload::Load;
 use reload::Reloader;
 use services::{Prepared, Services};

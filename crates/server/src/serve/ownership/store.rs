@@ -17,6 +17,10 @@ use crate::config::{PoolLocation, RadosPool, ServeConfig};
 use crate::serve::ServeError;
 use crate::serve::host::descriptors::Descriptors;
 
+/// The environment variable in which a node passes to the process of a shard the last sign of life of an owner
+/// that the node has found silent.
+pub(crate) const SILENT_OWNER: &str = "FOREBAY_SILENT_OWNER";
+
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
 ///
 /// # Errors
@@ -55,7 +59,12 @@ pub(in crate::serve) async fn open_when_free(
     stop: Pin<&mut (dyn Future<Output = ()> + '_)>,
     waits: impl Fn() + Send + Sync + 'static,
 ) -> Result<Option<Opened>, ServeError> {
-    let claim = if config.standby { Claim::Wait } else { Claim::IfFree };
+    let silent_owner = std::env::var(SILENT_OWNER).ok().and_then(|sign| sign.parse().ok());
+    let claim = match (config.standby, silent_owner) {
+        (true, _) => Claim::Wait,
+        (false, Some(sign)) => Claim::Silent(sign),
+        (false, None) => Claim::IfFree,
+    };
     let (RadosPool { address, options }, name) = (pool.clone(), pool.address.to_string());
     let opening = move |stopped: &Stopped| {
         tracing::info!("opening the pool {name}");

@@ -1,0 +1,365 @@
+//! `forebay cluster` and `forebay node`: the nodes and shards of a cluster. The commands read and change the
+//! objects of the cluster in Ceph; no node has to run.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use forebay_cluster::ClusterError;
+use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
+use forebay_store::rados::{Cluster, PoolWatch, RadosAddress, Sight};
+use serde::Serialize;
+
+use super::args::CephArgs;
+use super::{CliError, output};
+use crate::config::{ClusterFlags, rados_options};
+use crate::node::{self, DEFAULT_SHARDS, NodeError};
+
+/// Interval of two looks at a pool, between which an owner that lives has changed its heartbeat.
+const OBSERVE: Duration = Duration::from_millis(1500);
+
+/// The options of `serve` for a node of a cluster.
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// Join this cluster as a node; the first node creates the cluster
+    #[arg(long, value_name = "rados:POOL/NAME", group = "place", conflicts_with_all = ["pool", "standby"])]
+    pub cluster: Option<RadosAddress>,
+    /// Name of the node [default: the name of the host]
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Address at which the shards of the node serve NBD to other hosts [default: none]
+    #[arg(long, value_name = "IP")]
+    pub node_address: Option<IpAddr>,
+    /// Seconds without a change of the membership before shards move to their homes [default: 60]
+    #[arg(long, value_name = "S")]
+    pub settle: Option<u64>,
+}
+
+impl JoinArgs {
+    pub(super) fn flags(&self) -> ClusterFlags {
+        ClusterFlags {
+            join: self.cluster.clone(),
+            name: self.node_name.clone(),
+            address: self.node_address,
+            settle_s: self.settle,
+        }
+    }
+}
+
+/// A cluster, and how to reach it.
+#[derive(Debug, Args)]
+pub struct AddressArgs {
+    /// The cluster
+    #[arg(value_name = "rados:POOL/NAME", group = "place")]
+    cluster: RadosAddress,
+    /// How to reach Ceph.
+    #[command(flatten)]
+    ceph: CephArgs,
+}
+
+/// `forebay cluster …`
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Create a cluster, of new shards or with an existing pool as its first shard
+    Create {
+        /// The cluster.
+        #[command(flatten)]
+        address: AddressArgs,
+        /// Number of shards
+        #[arg(long, value_name = "N", default_value_t = DEFAULT_SHARDS, value_parser = clap::value_parser!(u32).range(1..=1024))]
+        shards: u32,
+        /// Name of an existing pool in the same Ceph pool that becomes the first shard; its server must be stopped
+        #[arg(long, value_name = "NAME")]
+        from: Option<String>,
+    },
+    /// Show the nodes and the shards, and which node owns each shard; takes about two seconds
+    Status {
+        /// The cluster.
+        #[command(flatten)]
+        address: AddressArgs,
+    },
+}
+
+/// `forebay node …`
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// List the nodes
+    #[command(alias = "ls")]
+    List {
+        /// The cluster.
+        #[command(flatten)]
+        address: AddressArgs,
+    },
+    /// Let a node hand over all its shards, and give it no others
+    Drain {
+        /// The cluster.
+        #[command(flatten)]
+        address: AddressArgs,
+        /// Name of the node
+        name: String,
+        /// Give the node shards again
+        #[arg(long)]
+        cancel: bool,
+    },
+    /// Remove a node that owns no shard: one that was drained, or that does not answer
+    Rm {
+        /// The cluster.
+        #[command(flatten)]
+        address: AddressArgs,
+        /// Name of the node
+        name: String,
+    },
+}
+
+/// A node in the output.
+#[derive(Debug, Serialize)]
+struct NodeView {
+    number: u32,
+    name: String,
+    address: String,
+    state: &'static str,
+    /// Shards that the node is to own.
+    homes: usize,
+    /// Shards that the node has opened last.
+    owned: usize,
+}
+
+/// A shard in the output.
+#[derive(Debug, Serialize)]
+struct ShardView {
+    number: u32,
+    pool: String,
+    home: Option<String>,
+    /// The node that has opened the shard last.
+    owner: Option<String>,
+    /// `serving`, `opening`, `silent`, `free` or `missing`.
+    state: &'static str,
+    /// Where the owner serves NBD.
+    nbd: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ClusterView {
+    cluster: String,
+    version: u64,
+    nodes: Vec<NodeView>,
+    shards: Vec<ShardView>,
+}
+
+/// A cluster that is open for a command.
+struct Open {
+    address: RadosAddress,
+    cluster: std::sync::Arc<forebay_store::rados::librados::LibradosCluster>,
+    maps: Maps,
+}
+
+impl Open {
+    fn new(args: AddressArgs) -> Result<Open, CliError> {
+        let options = rados_options(args.ceph.ceph_conf, args.ceph.ceph_user)?;
+        let cluster = node::connect(&args.cluster, &options)?;
+        Ok(Open { address: args.cluster, maps: Maps::new(cluster.clone()), cluster })
+    }
+
+    fn failed(&self, source: ClusterError) -> CliError {
+        NodeError::Cluster { cluster: self.address.to_string(), source }.into()
+    }
+
+    async fn read(&self) -> Result<Map, CliError> {
+        self.maps.read().await.map_err(|e| self.failed(e))
+    }
+
+    async fn change(&self, decide: impl FnMut(&Map) -> Result<Change, ClusterError>) -> Result<(), CliError> {
+        self.maps.change(decide).await.map(drop).map_err(|e| self.failed(e))
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(CliError::System)?.block_on(work)
+}
+
+pub(super) fn run(command: ClusterCommand, json: bool) -> Result<(), CliError> {
+    match command {
+        ClusterCommand::Create { address, shards, from } => {
+            block_on(create(Open::new(address)?, shards, from, json))
+        }
+        ClusterCommand::Status { address } => block_on(status(Open::new(address)?, json)),
+    }
+}
+
+pub(super) fn run_node(command: NodeCommand, json: bool) -> Result<(), CliError> {
+    match command {
+        NodeCommand::List { address } => {
+            let map = block_on(async { Open::new(address)?.read().await })?;
+            output::print_result(&nodes(&map), json, |nodes| nodes_text(nodes))
+        }
+        NodeCommand::Drain { address, name, cancel } => block_on(drain(Open::new(address)?, &name, cancel)),
+        NodeCommand::Rm { address, name } => block_on(remove(Open::new(address)?, &name)),
+    }
+}
+
+async fn create(open: Open, shards: u32, from: Option<String>, json: bool) -> Result<(), CliError> {
+    if let Some(from) = &from {
+        let namespace = open.cluster.namespace(from).map_err(|source| NodeError::Connect {
+            cluster: format!("rados:{}/{from}", open.address.pool),
+            source,
+        })?;
+        let pool = look(&mut PoolWatch::new(namespace.clone()), &*namespace).await;
+        let why = match pool {
+            None => format!("there is no pool '{from}' in the Ceph pool '{}'", open.address.pool),
+            Some(pool) if pool.owner.is_some() && !pool.is_free && pool.silent_for.is_zero() => {
+                format!("a server has the pool '{from}': stop the server first")
+            }
+            Some(_) => String::new(),
+        };
+        if !why.is_empty() {
+            return Err(open.failed(ClusterError::Refused(why)));
+        }
+    }
+    let all = new_shards(&open.address.name, shards, from.as_deref());
+    let identity = node::new_identity().map_err(CliError::System)?;
+    open.maps.create(&open.address.name, &identity, &all).await.map_err(|e| open.failed(e))?;
+    output::print_result(&view(&open, &open.read().await?, &BTreeMap::new()), json, |_| {
+        format!(
+            "created the cluster {} with {shards} shards; start nodes: forebay serve --cluster {}",
+            open.address, open.address
+        )
+    })
+}
+
+/// The pool at two looks, between which an owner that lives has changed its heartbeat. `silent_for` is zero
+/// then.
+async fn look(watch: &mut PoolWatch, cluster: &dyn Cluster) -> Option<Sight> {
+    let first = watch.look(Duration::ZERO).await.ok()??;
+    if first.owner.is_none() || first.is_free {
+        return Some(first);
+    }
+    cluster.sleep(OBSERVE).await;
+    let second = watch.look(Duration::ZERO).await.ok()??;
+    let silent_for = if second.sign == first.sign { OBSERVE } else { Duration::ZERO };
+    Some(Sight { silent_for, ..second })
+}
+
+async fn status(open: Open, json: bool) -> Result<(), CliError> {
+    let map = open.read().await?;
+    // All shards are observed at the same time.
+    let mut looks = tokio::task::JoinSet::new();
+    for shard in map.shards.values() {
+        let (number, namespace) = (shard.number, open.cluster.namespace(&shard.namespace));
+        looks.spawn(async move {
+            let namespace = namespace.ok()?;
+            Some((number, look(&mut PoolWatch::new(namespace.clone()), &*namespace).await?))
+        });
+    }
+    let mut seen = BTreeMap::new();
+    while let Some(look) = looks.join_next().await {
+        seen.extend(look.ok().flatten());
+    }
+    output::print_result(&view(&open, &map, &seen), json, status_text)
+}
+
+async fn drain(open: Open, name: &str, cancel: bool) -> Result<(), CliError> {
+    let state = if cancel { NodeState::Up } else { NodeState::Draining };
+    open.change(|map| {
+        let node = find(map, name)?;
+        let others = map.candidates().iter().filter(|other| other.node != node.number).count();
+        if state == NodeState::Draining && others == 0 {
+            let why = format!("no other node can have the shards of '{name}': start another node first");
+            return Err(ClusterError::Refused(why));
+        }
+        Ok(Change::default().set_node(Node { state, ..node.clone() }))
+    })
+    .await?;
+    let text = match cancel {
+        true => format!("the node '{name}' gets shards again"),
+        false => format!(
+            "the node '{name}' hands its shards over; 'forebay cluster status {}' shows when it has none",
+            open.address
+        ),
+    };
+    output::line(&text)
+}
+
+async fn remove(open: Open, name: &str) -> Result<(), CliError> {
+    open.change(|map| {
+        let node = find(map, name)?;
+        let owned = map.shards.values().filter(|shard| shard.owner == Some(node.number)).count();
+        if owned > 0 && !node.is_suspect() {
+            return Err(ClusterError::Refused(format!(
+                "the node '{name}' owns {owned} shards: drain it first with 'forebay node drain', and wait until it owns none"
+            )));
+        }
+        Ok(Change::default().remove_node(node.number))
+    })
+    .await?;
+    output::line(&format!(
+        "removed the node '{name}'. It can join again as long as it has the key of the Ceph user: replace the key, unless the \
+         node stays trusted"
+    ))
+}
+
+fn find<'a>(map: &'a Map, name: &str) -> Result<&'a Node, ClusterError> {
+    map.node_named(name).ok_or_else(|| {
+        let names: Vec<_> = map.nodes.values().map(|node| node.name.as_str()).collect();
+        ClusterError::Refused(format!("no node is named '{name}'; the nodes are: {}", names.join(", ")))
+    })
+}
+
+fn nodes(map: &Map) -> Vec<NodeView> {
+    let of_node = |node: &Node| NodeView {
+        number: node.number,
+        name: node.name.clone(),
+        address: node.address.clone(),
+        state: match node.state {
+            NodeState::Draining => "draining",
+            NodeState::Up if node.is_suspect() => "suspect",
+            NodeState::Up => "up",
+        },
+        homes: map.shards_of(node.number).count(),
+        owned: map.shards.values().filter(|shard| shard.owner == Some(node.number)).count(),
+    };
+    map.nodes.values().map(of_node).collect()
+}
+
+fn view(open: &Open, map: &Map, seen: &BTreeMap<u32, Sight>) -> ClusterView {
+    let name = |number: Option<u32>| map.nodes.get(&number?).map(|node| node.name.clone());
+    let state = |sight: Option<&Sight>| match sight {
+        None => "missing",
+        Some(sight) if sight.owner.is_none() || sight.is_free => "free",
+        Some(sight) if !sight.silent_for.is_zero() => "silent",
+        Some(sight) if sight.is_serving => "serving",
+        Some(_) => "opening",
+    };
+    let shards = map.shards.values().map(|shard| ShardView {
+        number: shard.number,
+        pool: format!("rados:{}/{}", open.address.pool, shard.namespace),
+        home: name(shard.home),
+        owner: name(shard.owner),
+        state: state(seen.get(&shard.number)),
+        nbd: shard.nbd.clone(),
+    });
+    let shards = shards.collect();
+    ClusterView { cluster: open.address.to_string(), version: map.version, nodes: nodes(map), shards }
+}
+
+fn nodes_text(nodes: &[NodeView]) -> String {
+    let mut t = output::table(&["NODE", "NUMBER", "STATE", "ADDRESS", "SHARDS", "HOME OF"], &[1, 4, 5]);
+    for node in nodes {
+        let address = if node.address.is_empty() { "-" } else { &node.address };
+        let (number, owned, homes) =
+            (node.number.to_string(), node.owned.to_string(), node.homes.to_string());
+        t.add_row([&node.name, &number, node.state, address, &owned, &homes]);
+    }
+    output::render(t)
+}
+
+fn status_text(view: &ClusterView) -> String {
+    let mut t = output::table(&["SHARD", "STATE", "OWNER", "HOME", "POOL", "NBD"], &[0]);
+    let text = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
+    for shard in &view.shards {
+        let (number, nbd) = (shard.number.to_string(), shard.nbd.join(" "));
+        t.add_row([&number, shard.state, &text(&shard.owner), &text(&shard.home), &shard.pool, &nbd]);
+    }
+    format!("{}\n{}", nodes_text(&view.nodes), output::render(t))
+}

@@ -1,0 +1,186 @@
+//! What a node does about one shard: a function of what the node sees.
+//!
+//! The node that is first in the ranking of a shard, its *home*, is to own the shard. The others take it only
+//! if its owner has died, one after another, so that usually one process starts:
+//!
+//! | the pool of the shard | the home | a node of rank r |
+//! |---|---|---|
+//! | does not exist | creates it | nothing |
+//! | is free | opens it at once | opens it if nobody has for r times 2 s |
+//! | has an owner that is silent | takes it over after 4 s | takes it over after 4 s and r times 0.5 s |
+//! | has an owner that lives | starts a standby, to which the owner hands the pool over | nothing |
+//!
+//! An owner that is not the home hands the pool over as soon as the standby of the home waits, but not within
+//! a minute of a change of the membership: a node that is restarted would otherwise cause two moves of each
+//! of its shards. A node that drains does not wait.
+
+use std::time::Duration;
+
+use forebay_store::rados::{Sight, SignOfLife};
+
+/// An owner that gives no sign of life for this long is dead; as in the protocol of pools.
+const DEAD_AFTER: Duration = Duration::from_secs(4);
+/// How much later each rank takes over from a dead owner.
+const TAKEOVER_STEP: Duration = Duration::from_millis(500);
+/// How much later each rank opens a pool that nobody owns. The home may be starting its process.
+const FREE_STEP: Duration = Duration::from_secs(2);
+/// Ranks that look at a shard. If all of them fail at once, the homes of their shards move to other nodes.
+pub(super) const RANKS: usize = 3;
+
+/// How far the process of this node for a shard is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Process {
+    /// There is none.
+    None,
+    /// It does not serve clients: it opens the pool, or waits for it.
+    Starting,
+    /// It has the pool and serves clients. `standby` is whether another server waits for the pool.
+    Serving { standby: bool },
+}
+
+/// What a node sees of a shard.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View<'a> {
+    /// The place of this node in the ranking of the shard, up to [`RANKS`].
+    pub rank: Option<usize>,
+    /// The ownership of the pool; `None` if the pool does not exist.
+    pub pool: Option<&'a Sight>,
+    pub process: Process,
+    /// Whether shards are handed over: the membership has not changed for a while, or this node drains.
+    pub hands_over: bool,
+}
+
+/// What the process of a shard is to do with the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// Open the pool, which nobody owns.
+    Free,
+    /// Take the pool over from an owner that was silent for long enough, since this sign of life.
+    Silent(SignOfLife),
+    /// Wait until the owner hands the pool over.
+    Standby,
+}
+
+/// What a node does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Nothing,
+    /// Starts a process.
+    Start(Claim),
+    /// Stops the process, which waits for a pool that is to go to another node.
+    Stop,
+    /// Hands the pool over to the server that waits for it.
+    HandOver,
+}
+
+pub(super) fn decide(view: &View<'_>) -> Action {
+    let is_home = view.rank == Some(0);
+    match view.process {
+        Process::Serving { standby } => match !is_home && standby && view.hands_over {
+            true => Action::HandOver,
+            false => Action::Nothing,
+        },
+        Process::Starting => match view.rank {
+            // A node of another rank has found the pool without an owner.
+            Some(_) => Action::Nothing,
+            None => Action::Stop,
+        },
+        Process::None => view.rank.map_or(Action::Nothing, |rank| start(view.pool, rank)),
+    }
+}
+
+fn start(pool: Option<&Sight>, rank: usize) -> Action {
+    let steps = rank as u32;
+    let Some(pool) = pool else {
+        return if rank == 0 { Action::Start(Claim::Free) } else { Action::Nothing };
+    };
+    let is_silent_for = |time| pool.silent_for >= time;
+    match (&pool.owner, pool.is_free) {
+        (_, true) if rank == 0 || is_silent_for(FREE_STEP * steps) => Action::Start(Claim::Free),
+        // It is reserved for a server that does not take it.
+        (None, false) if is_silent_for(DEAD_AFTER + TAKEOVER_STEP * steps) => Action::Start(Claim::Free),
+        (Some(_), false) if is_silent_for(DEAD_AFTER + TAKEOVER_STEP * steps) => {
+            Action::Start(Claim::Silent(pool.sign))
+        }
+        (Some(_), false) if rank == 0 && pool.is_serving && pool.silent_for < DEAD_AFTER / 2 => {
+            Action::Start(Claim::Standby)
+        }
+        _ => Action::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Duration = Duration::from_secs(1);
+    const SIGN: SignOfLife = SignOfLife { term: 7, beat: 9 };
+
+    fn pool(owner: bool, is_free: bool, silent_for: Duration) -> Sight {
+        let owner = owner.then(|| "host a, process 1".to_owned());
+        Sight { is_serving: owner.is_some(), owner, sign: SIGN, is_free, silent_for }
+    }
+
+    fn without_process(rank: usize, pool: Option<&Sight>) -> Action {
+        decide(&View { rank: Some(rank), pool, process: Process::None, hands_over: true })
+    }
+
+    #[test]
+    fn the_home_creates_and_opens_its_pools() {
+        assert_eq!(without_process(0, None), Action::Start(Claim::Free));
+        assert_eq!(without_process(1, None), Action::Nothing);
+        let free = pool(false, true, Duration::ZERO);
+        assert_eq!(without_process(0, Some(&free)), Action::Start(Claim::Free));
+        assert_eq!(without_process(1, Some(&free)), Action::Nothing);
+        assert_eq!(without_process(1, Some(&pool(false, true, 2 * S))), Action::Start(Claim::Free));
+        assert_eq!(without_process(2, Some(&pool(false, true, 3 * S))), Action::Nothing);
+        let ended = pool(true, true, Duration::ZERO);
+        assert_eq!(without_process(0, Some(&ended)), Action::Start(Claim::Free));
+    }
+
+    #[test]
+    fn nodes_take_over_from_a_dead_owner_one_after_another() {
+        let after = |rank, ms| without_process(rank, Some(&pool(true, false, Duration::from_millis(ms))));
+        for (rank, ms) in [(0, 4_000), (1, 4_500), (2, 5_000)] {
+            assert_eq!(after(rank, ms - 1), Action::Nothing, "{rank}");
+            assert_eq!(after(rank, ms), Action::Start(Claim::Silent(SIGN)), "{rank}");
+        }
+        let no_rank = View {
+            rank: None,
+            pool: Some(&pool(true, false, 60 * S)),
+            process: Process::None,
+            hands_over: true,
+        };
+        assert_eq!(decide(&no_rank), Action::Nothing);
+        assert_eq!(
+            without_process(0, Some(&pool(false, false, S))),
+            Action::Nothing,
+            "reserved for another one"
+        );
+        assert_eq!(without_process(0, Some(&pool(false, false, 4 * S))), Action::Start(Claim::Free));
+    }
+
+    #[test]
+    fn a_pool_moves_to_its_home() {
+        let alive = pool(true, false, Duration::ZERO);
+        assert_eq!(without_process(0, Some(&alive)), Action::Start(Claim::Standby));
+        assert_eq!(without_process(1, Some(&alive)), Action::Nothing);
+        let opening = Sight { is_serving: false, ..alive.clone() };
+        assert_eq!(
+            without_process(0, Some(&opening)),
+            Action::Nothing,
+            "the owner may be the heir of another one"
+        );
+        let serving = |rank, standby, hands_over| {
+            decide(&View { rank, pool: Some(&alive), process: Process::Serving { standby }, hands_over })
+        };
+        assert_eq!(serving(Some(1), true, true), Action::HandOver);
+        assert_eq!(serving(None, true, true), Action::HandOver);
+        assert_eq!(serving(Some(1), true, false), Action::Nothing, "the membership has just changed");
+        assert_eq!(serving(Some(1), false, true), Action::Nothing, "nobody waits");
+        assert_eq!(serving(Some(0), true, true), Action::Nothing);
+        let starting =
+            |rank| decide(&View { rank, pool: Some(&alive), process: Process::Starting, hands_over: true });
+        assert_eq!((starting(Some(0)), starting(None)), (Action::Nothing, Action::Stop));
+    }
+}

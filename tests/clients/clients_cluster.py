@@ -1,0 +1,245 @@
+"""Clusters: nodes that join, fail, return, drain and leave, while clients write to volumes in every shard.
+
+Each node is in a namespace of processes of its own, so that the others cannot see whether its processes live,
+as on another host. A node is killed with all its processes at once.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from functools import partial
+
+from clients_rados import CLUSTER
+from clients_rados_handover import Probe
+from forebay import Failed, binary, run, spawn
+from harness import BLOCK, alone, check, equal, needs, test, wait_for
+
+# Longest wait for a state of the cluster on a busy machine.
+STATE_S = 90
+# Time without a change of the membership before shards move.
+SETTLE_S = 2
+
+
+class Node:
+    """A node. Its directory has a short path: it contains sockets."""
+
+    def __init__(self, cluster, name):
+        self.cluster, self.name = cluster, name
+        self.data = os.path.join(cluster.directory, name)
+        self.memory = os.path.join(cluster.memory, name)
+        os.makedirs(self.memory, mode=0o700)
+        self.log = cluster.t.path(f"{cluster.name}-{name}.log")
+        self.process = None
+        cluster.t.defer(self.kill)
+
+    def start(self):
+        argv = [
+            *["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
+            *[binary(), "serve", "--cluster", *self.cluster.location, "--data", self.data, "--node-name", self.name],
+            *["--settle", SETTLE_S, "--cache", "64M", "--cores", 1, "--memory-dir", self.memory],
+        ]
+        with open(self.log, "ab") as log:
+            self.process = spawn(argv, stdout=log, stderr=log)
+        return self
+
+    def kill(self):
+        """Kills all processes of the node at once, as when its host fails."""
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def stop(self):
+        """Stops the node in order: it releases its shards."""
+        # The parent passes the signal on to the first process of the namespace.
+        run("pkill", "-TERM", "-P", self.process.pid)
+        equal(self.process.wait(60), 0, f"status of the node {self.name}")
+        self.process = None
+
+    def text(self):
+        with open(self.log, errors="replace") as f:
+            return f.read()
+
+    def tcp_uri(self, export):
+        """As a server of the shard to which the export belongs, for a probe."""
+        shard, export = export.split("/")
+        return f"nbd+unix:///{export}?socket={self.data}/shards/{int(shard):05}/nbd.sock"
+
+
+class ShardedCluster:
+    """A cluster with its nodes."""
+
+    def __init__(self, t, name, shards, *create):
+        self.t, self.name, self.shards = t, name, range(1, shards + 1)
+        self.directory = tempfile.mkdtemp(prefix="fb-", dir="/tmp")
+        t.defer(shutil.rmtree, self.directory, ignore_errors=True)
+        self.memory = t.memory
+        self.address = f"rados:test/{name}"
+        self.location = [self.address, "--ceph-conf", CLUSTER.conf]
+        self.nodes = {}
+        self.command("cluster", "create", "--shards", shards, *create)
+
+    @property
+    def servers(self):
+        """What a probe tries one after another."""
+        return [node for node in self.nodes.values() if node.process]
+
+    def command(self, noun, verb, *args, check=True):
+        """A command that needs no running node."""
+        return run(binary(), "--json", noun, verb, *self.location, *args, check=check)
+
+    def start(self, *names):
+        for name in names:
+            node = self.nodes.setdefault(name, None) or Node(self, name)
+            self.nodes[name] = node.start()
+
+    def status(self):
+        return json.loads(self.command("cluster", "status").stdout)
+
+    def owned(self):
+        """The number of shards that each node owns, if all shards are served at home; `None` otherwise."""
+        status = self.status()
+        at_home = all(s["state"] == "serving" and s["owner"] == s["home"] for s in status["shards"])
+        return {node["name"]: node["owned"] for node in status["nodes"]} if at_home else None
+
+    def wait_owned(self, expected):
+        """Waits until all shards are served at home, and the nodes own this many."""
+        deadline = time.monotonic() + STATE_S
+        while (owned := self.owned()) != expected:
+            if time.monotonic() > deadline:
+                status = json.dumps(self.status(), indent=1)
+                logs = "".join(f"{n.log}:\n{n.text()[-3000:]}\n" for n in self.nodes.values())
+                raise Failed(f"shards {owned}, expected {expected}\n{status}\n{logs}")
+
+    def cli(self, shard, *args):
+        """A command for the server of a shard."""
+        for node in self.servers:
+            socket = os.path.join(node.data, "shards", f"{shard:05}", "forebay.sock")
+            if os.path.exists(socket):
+                done = run(binary(), "--socket", socket, *args, check=False)
+                if done.returncode == 0:
+                    return done.stdout
+        raise Failed(f"no node has executed {args} in shard {shard}")
+
+
+@needs(CLUSTER)
+@alone
+@test
+def cluster_shards_move_with_the_nodes(t):
+    cluster = ShardedCluster(t, "moves", 6)
+    cluster.start("n1", "n2", "n3")
+    cluster.wait_owned({"n1": 2, "n2": 2, "n3": 2})
+    probes = []
+    for shard in cluster.shards:
+        cluster.cli(shard, "volume", "create", "disk", "--size", "1M")
+        probes.append(Probe(cluster, f"{shard}/disk"))
+        probes[-1].start()
+
+    def check_progress(what, longest):
+        """Waits until every probe has further answers; checks and prints its longest time without an answer."""
+        before = [probe.answers for probe in probes]
+        advanced = lambda: all(p.error or p.answers > n + 20 for p, n in zip(probes, before))  # noqa: E731
+        wait_for(advanced, f"answers after {what}", STATE_S)
+        for probe in probes:
+            check(not probe.error, f"{what}: {probe.error}")
+        times = sorted(probe.take_longest() for probe in probes)
+        print(f"{what}: longest times without an answer {', '.join(f'{s:.2f}' for s in times)} s")
+        check(times[-1] < longest, f"{what}: a client waited {times[-1]:.1f} s")
+
+    check_progress("start", STATE_S)
+
+    # A node joins: its share moves, by handover.
+    cluster.start("n4")
+    wait_for(lambda: "n4" in (cluster.owned() or {}), "the fourth node")
+    owned = cluster.owned()
+    equal(sorted(owned.values()), [1, 1, 2, 2], "shards of four nodes")
+    uris = partial(Probe, cluster)
+    for number, probe in enumerate(probes):
+        probe.uris = uris(f"{number + 1}/disk").uris
+    check_progress("a node joined", 10)
+
+    # A node fails with all its processes.
+    cluster.nodes["n1"].kill()
+    wait_for(lambda: cluster.owned() is not None and cluster.owned()["n1"] == 0, "a takeover", STATE_S)
+    check_progress("a node failed", 20)
+    states = {node["name"]: node["state"] for node in json.loads(cluster.command("node", "list").stdout)}
+    equal(states, {"n1": "suspect", "n2": "up", "n3": "up", "n4": "up"}, "states")
+
+    # It returns, and gets its share again.
+    cluster.start("n1")
+    wait_for(lambda: (cluster.owned() or {"n1": 0})["n1"] > 0, "shards of the node that returned", STATE_S)
+    check_progress("a node returned", 10)
+
+    # Another one is drained and removed.
+    cluster.command("node", "drain", "n2")
+    wait_for(lambda: (cluster.owned() or {"n2": 1})["n2"] == 0, "a drained node", STATE_S)
+    check_progress("a node was drained", 10)
+    refused = cluster.command("node", "rm", "n3", check=False)
+    check("drain it first" in refused.stderr, refused.stderr)
+    cluster.command("node", "rm", "n2")
+    removed = cluster.nodes["n2"]
+    wait_for(lambda: removed.process.poll() is not None, "the end of the removed node")
+    check("this node was removed from the cluster" in removed.text(), removed.text()[-500:])
+    removed.process = None
+
+    for probe in probes:
+        probe.finish()
+    for node in cluster.servers:
+        node.stop()
+    for shard in cluster.status()["shards"]:
+        equal(shard["state"], "free", f"state of shard {shard['number']}")
+        run(binary(), "check", "--pool", shard["pool"], "--ceph-conf", CLUSTER.conf)
+
+
+@needs(CLUSTER)
+@test
+def cluster_commands_explain_what_is_wrong(t):
+    cluster = ShardedCluster(t, "words", 2)
+
+    def refusal(*args):
+        done = run(binary(), *args, check=False)
+        check(done.returncode != 0, f"{args} was not refused")
+        return done.stderr
+
+    conf = ["--ceph-conf", CLUSTER.conf]
+    again = refusal("cluster", "create", *cluster.location)
+    check("'words' exists" in again, again)
+    missing = refusal("node", "list", "rados:test/other", *conf)
+    check("there is no cluster here" in missing and "forebay cluster create" in missing, missing)
+    unknown = refusal("node", "drain", *cluster.location, "n9")
+    check("no node is named 'n9'" in unknown, unknown)
+    no_pool = refusal("cluster", "create", "rados:test/third", *conf, "--from", "nothing")
+    check("there is no pool 'nothing'" in no_pool, no_pool)
+    cluster.start("n1")
+    cluster.wait_owned({"n1": 2})
+    last = refusal("node", "drain", *cluster.location, "n1")
+    check("start another node first" in last, last)
+    # Another host with the same name.
+    double = Node(cluster, "n1-again")
+    double.name = "n1"
+    double.start()
+    equal(double.process.wait(STATE_S), 1, "status of a second node of the same name")
+    check("another node of the cluster is named 'n1'" in double.text(), double.text()[-500:])
+    double.process = None
+    cluster.nodes["n1"].stop()
+
+
+@needs(CLUSTER)
+@test
+def cluster_of_an_existing_pool(t):
+    conf = ["--ceph-conf", CLUSTER.conf]
+    server = t.server("--pool", "rados:test/old", *conf)
+    server.cli("volume", "create", "disk", "--size", "1M")
+    server.stop()
+    # A node would otherwise create an empty cluster beside the pool.
+    node_args = ["serve", "--cluster", "rados:test/old", *conf, "--data", t.path("node"), "--node-name", "n1"]
+    refused = run(binary(), *node_args, check=False)
+    check("forebay cluster create --from old" in refused.stderr, refused.stderr)
+    cluster = ShardedCluster(t, "old", 2, "--from", "old")
+    cluster.start("n1")
+    cluster.wait_owned({"n1": 2})
+    check("disk" in cluster.cli(1, "volume", "list"), "the volume of the pool")
+    equal(cluster.cli(2, "--json", "volume", "list").strip(), "[]", "volumes of the second shard")
+    cluster.nodes["n1"].stop()
