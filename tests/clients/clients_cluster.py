@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 import time
-from functools import partial
 
 from clients_rados import CLUSTER
 from clients_rados_handover import Probe
@@ -83,8 +82,12 @@ class ShardedCluster:
 
     @property
     def servers(self):
-        """What a probe tries one after another."""
-        return [node for node in self.nodes.values() if node.process]
+        """What a probe tries one after another: all nodes, also those that do not run."""
+        return list(self.nodes.values())
+
+    def add(self, *names):
+        """Adds nodes, which do not run yet."""
+        self.nodes.update((name, Node(self, name)) for name in names)
 
     def command(self, noun, verb, *args, check=True):
         """A command that needs no running node."""
@@ -92,8 +95,7 @@ class ShardedCluster:
 
     def start(self, *names):
         for name in names:
-            node = self.nodes.setdefault(name, None) or Node(self, name)
-            self.nodes[name] = node.start()
+            self.nodes[name].start()
 
     def status(self):
         return json.loads(self.command("cluster", "status").stdout)
@@ -115,7 +117,7 @@ class ShardedCluster:
 
     def cli(self, shard, *args):
         """A command for the server of a shard."""
-        for node in self.servers:
+        for node in self.nodes.values():
             socket = os.path.join(node.data, "shards", f"{shard:05}", "forebay.sock")
             if os.path.exists(socket):
                 done = run(binary(), "--socket", socket, *args, check=False)
@@ -129,6 +131,7 @@ class ShardedCluster:
 @test
 def cluster_shards_move_with_the_nodes(t):
     cluster = ShardedCluster(t, "moves", 6)
+    cluster.add("n1", "n2", "n3", "n4")
     cluster.start("n1", "n2", "n3")
     cluster.wait_owned({"n1": 2, "n2": 2, "n3": 2})
     probes = []
@@ -148,33 +151,33 @@ def cluster_shards_move_with_the_nodes(t):
         print(f"{what}: longest times without an answer {', '.join(f'{s:.2f}' for s in times)} s")
         check(times[-1] < longest, f"{what}: a client waited {times[-1]:.1f} s")
 
+    def owned_by(name):
+        """The number of shards of a node, if all shards are served at home; `None` otherwise."""
+        return (cluster.owned() or {}).get(name)
+
     check_progress("start", STATE_S)
 
     # A node joins: its share moves, by handover.
     cluster.start("n4")
-    wait_for(lambda: "n4" in (cluster.owned() or {}), "the fourth node")
-    owned = cluster.owned()
-    equal(sorted(owned.values()), [1, 1, 2, 2], "shards of four nodes")
-    uris = partial(Probe, cluster)
-    for number, probe in enumerate(probes):
-        probe.uris = uris(f"{number + 1}/disk").uris
+    wait_for(lambda: owned_by("n4"), "the fourth node", STATE_S)
+    equal(sorted(cluster.owned().values()), [1, 1, 2, 2], "shards of four nodes")
     check_progress("a node joined", 10)
 
     # A node fails with all its processes.
     cluster.nodes["n1"].kill()
-    wait_for(lambda: cluster.owned() is not None and cluster.owned()["n1"] == 0, "a takeover", STATE_S)
+    wait_for(lambda: owned_by("n1") == 0, "a takeover", STATE_S)
     check_progress("a node failed", 20)
     states = {node["name"]: node["state"] for node in json.loads(cluster.command("node", "list").stdout)}
     equal(states, {"n1": "suspect", "n2": "up", "n3": "up", "n4": "up"}, "states")
 
     # It returns, and gets its share again.
     cluster.start("n1")
-    wait_for(lambda: (cluster.owned() or {"n1": 0})["n1"] > 0, "shards of the node that returned", STATE_S)
+    wait_for(lambda: owned_by("n1"), "shards of the node that returned", STATE_S)
     check_progress("a node returned", 10)
 
     # Another one is drained and removed.
     cluster.command("node", "drain", "n2")
-    wait_for(lambda: (cluster.owned() or {"n2": 1})["n2"] == 0, "a drained node", STATE_S)
+    wait_for(lambda: owned_by("n2") == 0, "a drained node", STATE_S)
     check_progress("a node was drained", 10)
     refused = cluster.command("node", "rm", "n3", check=False)
     check("drain it first" in refused.stderr, refused.stderr)
@@ -186,8 +189,9 @@ def cluster_shards_move_with_the_nodes(t):
 
     for probe in probes:
         probe.finish()
-    for node in cluster.servers:
-        node.stop()
+    for node in cluster.nodes.values():
+        if node.process:
+            node.stop()
     for shard in cluster.status()["shards"]:
         equal(shard["state"], "free", f"state of shard {shard['number']}")
         run(binary(), "check", "--pool", shard["pool"], "--ceph-conf", CLUSTER.conf)
@@ -212,6 +216,7 @@ def cluster_commands_explain_what_is_wrong(t):
     check("no node is named 'n9'" in unknown, unknown)
     no_pool = refusal("cluster", "create", "rados:test/third", *conf, "--from", "nothing")
     check("there is no pool 'nothing'" in no_pool, no_pool)
+    cluster.add("n1")
     cluster.start("n1")
     cluster.wait_owned({"n1": 2})
     last = refusal("node", "drain", *cluster.location, "n1")
@@ -238,6 +243,7 @@ def cluster_of_an_existing_pool(t):
     refused = run(binary(), *node_args, check=False)
     check("forebay cluster create --from old" in refused.stderr, refused.stderr)
     cluster = ShardedCluster(t, "old", 2, "--from", "old")
+    cluster.add("n1")
     cluster.start("n1")
     cluster.wait_owned({"n1": 2})
     check("disk" in cluster.cli(1, "volume", "list"), "the volume of the pool")

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
-    SOCKET_NAME, ServeConfig, StoreFlags, StoreSection, TlsSection,
+    SOCKET_NAME, ServeConfig, StoreFlags, TlsSection,
 };
 
 /// Runs a parsed command line.
@@ -32,16 +32,10 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Serve(args) => {
             let file = args.config.clone();
             let join = args.cluster.flags();
-            let ceph = (args.pool.ceph.ceph_conf.clone(), args.pool.ceph.ceph_user.clone());
             let flags = overrides(&cli.global, *args);
             let read = file.as_deref().map(ConfigFile::load).transpose()?.unwrap_or_default();
-            if join.join.is_some() || read.cluster.join.is_some() {
-                let mut flags = flags;
-                flags.store = StoreFlags::default();
-                let plain = ConfigFile { store: StoreSection::default(), ..read.clone() };
-                let serve = ServeConfig::resolve(plain, flags)?;
-                let node = read.node(join, ceph, &serve)?;
-                return Ok(crate::node::run(node.expect("it joins a cluster"), cli.global.json)?);
+            if let Some(node) = read.node(file.as_deref(), join, flags.clone())? {
+                return Ok(crate::node::run(node, cli.global.json)?);
             }
             let load = move || {
                 let file = file.as_deref().map(ConfigFile::load).transpose()?.unwrap_or_default();

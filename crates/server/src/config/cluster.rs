@@ -1,13 +1,13 @@
 //! `[cluster]`: this server is a node of a cluster.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_store::rados::RadosAddress;
 use serde::Deserialize;
 
-use super::{ConfigError, ConfigFile, ServeConfig, rados_options};
+use super::{ConfigError, ConfigFile, Overrides, ServeConfig, StoreFlags, StoreSection, rados_options};
 use crate::node::NodeConfig;
 
 /// Time without a change of the membership before shards move, if none is configured.
@@ -39,18 +39,24 @@ pub struct ClusterFlags {
 }
 
 impl ConfigFile {
-    /// The configuration of a node; `None` if this server is not one. `serve` is the configuration of a
-    /// server with the same file and options, of which a node uses the data directory, the memory, the threads
-    /// and the log.
+    /// The configuration of a node; `None` if this server is not one, such as the process of a shard, which a
+    /// node starts with the same file and the pool of the shard. `path` is the path of the file. `serve` are
+    /// the options of the command line for a server, of which a node uses those for Ceph, the data directory,
+    /// the memory, the threads and the log.
     pub fn node(
         &self,
+        path: Option<&Path>,
         flags: ClusterFlags,
-        ceph: (Option<PathBuf>, Option<String>),
-        serve: &ServeConfig,
+        serve: Overrides,
     ) -> Result<Option<NodeConfig>, ConfigError> {
         let section = &self.cluster;
-        let Some(cluster) = flags.join.or_else(|| section.join.clone()) else { return Ok(None) };
+        let joins = flags.join.or_else(|| section.join.clone()).filter(|_| serve.store.pool.is_none());
+        let Some(cluster) = joins else { return Ok(None) };
         let refused = [
+            ("--nbd", !serve.nbd.listen.is_empty()),
+            ("--iscsi", !serve.iscsi.is_empty()),
+            ("--http", serve.http.listen.is_some()),
+            ("--socket", serve.socket.is_some()),
             ("store.pool (--pool)", self.store.pool.is_some()),
             ("store.standby (--standby)", self.store.standby),
             ("nbd", self.nbd != Default::default()),
@@ -74,12 +80,19 @@ impl ConfigFile {
                 why,
             });
         }
-        let (conf, user) = ceph;
+        let (conf, user) = (serve.store.ceph_conf.clone(), serve.store.ceph_user.clone());
         let conf = conf.or_else(|| self.store.ceph_conf.clone());
         let user = user.or_else(|| self.store.ceph_user.clone());
+        // As a server with a pool in its data directory, except for the options that say how to reach Ceph.
+        let plain = ConfigFile { store: StoreSection::default(), ..self.clone() };
+        let serve = ServeConfig::resolve(plain, Overrides { store: StoreFlags::default(), ..serve })?;
         Ok(Some(NodeConfig {
             cluster,
             ceph: rados_options(conf, user)?,
+            file: path.map(std::path::absolute).transpose().map_err(|e| ConfigError::Read {
+                path: path.unwrap_or(Path::new("")).display().to_string(),
+                reason: e.to_string(),
+            })?,
             data: serve.data.clone(),
             name,
             address: flags.address.or(section.address),
@@ -90,5 +103,61 @@ impl ConfigFile {
             settle: flags.settle_s.or(section.settle_s).map_or(SETTLE, Duration::from_secs),
             log: serve.log.clone(),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(text: &str, flags: ClusterFlags, serve: Overrides) -> Result<Option<NodeConfig>, ConfigError> {
+        let data = Some(PathBuf::from("/d"));
+        ConfigFile::parse("f.toml", text).unwrap().node(
+            Some(Path::new("f.toml")),
+            flags,
+            Overrides { data, ..serve },
+        )
+    }
+
+    #[test]
+    fn a_file_or_an_option_makes_a_node() {
+        let none = node("", ClusterFlags::default(), Overrides::default()).unwrap();
+        assert!(none.is_none());
+        let text = "[cluster]\njoin = \"rados:vms/vdi\"\nname = \"n1\"\nsettle_s = 5\n[store]\nceph_user = \"f\"\n[memory]\nread_cache = \"2G\"";
+        let config = node(text, ClusterFlags::default(), Overrides::default()).unwrap().unwrap();
+        assert_eq!((config.cluster.name.as_str(), config.name.as_deref()), ("vdi", Some("n1")));
+        assert_eq!((config.settle, config.ceph.user.as_deref()), (Duration::from_secs(5), Some("f")));
+        assert!(config.cache == 2 << 30 && config.file.is_some_and(|file| file.is_absolute()));
+        let flags = ClusterFlags { join: Some("rados:a/b".parse().unwrap()), ..ClusterFlags::default() };
+        let config = node(text, flags, Overrides::default()).unwrap().unwrap();
+        assert_eq!(config.cluster.name, "b", "an option overrides the file");
+        assert_eq!(config.settle, Duration::from_secs(5));
+        // The process of a shard has the same file.
+        let pool = Some("rados:vms/vdi.00001".parse().unwrap());
+        let store = StoreFlags { pool, ..StoreFlags::default() };
+        let shard = Overrides { store, ..Overrides::default() };
+        assert!(node(text, ClusterFlags::default(), shard).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_a_node_does_not_support_is_refused() {
+        let refusal = |text: &str, serve| {
+            let text = format!("[cluster]\njoin = \"rados:vms/vdi\"\n{text}");
+            node(&text, ClusterFlags::default(), serve).unwrap_err().to_string()
+        };
+        for (text, what) in [
+            ("[store]\npool = \"rados:vms/a\"", "store.pool"),
+            ("[nbd]\nlisten = [\"127.0.0.1:10809\"]", "nbd"),
+            ("[http]\nlisten = \"127.0.0.1:1\"", "http"),
+        ] {
+            let error = refusal(text, Overrides::default());
+            assert!(
+                error.contains(what) && error.contains("a node of a cluster does not support it"),
+                "{error}"
+            );
+        }
+        let socket = Overrides { socket: Some("/s".into()), ..Overrides::default() };
+        assert!(refusal("", socket).contains("--socket"));
+        assert!(refusal("name = \"a b\"", Overrides::default()).contains("cluster.name"));
     }
 }

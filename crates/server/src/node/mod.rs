@@ -84,6 +84,8 @@ pub struct NodeConfig {
     pub cluster: RadosAddress,
     /// How to reach Ceph.
     pub ceph: RadosOptions,
+    /// The configuration file, whose other sections apply to each shard.
+    pub file: Option<PathBuf>,
     /// The directory of the node's files.
     pub data: PathBuf,
     /// The name of the node; the host's name if `None`.

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::NodeConfig;
 use super::decide::Claim;
 use crate::config::SOCKET_NAME;
+use crate::log::LogFormat;
 use crate::serve::SILENT_OWNER;
 
 /// Longest time for the orderly stop of a process, after which it is killed: as safe as a crash.
@@ -57,6 +58,9 @@ impl ShardProcess {
         let socket = data.join(SOCKET_NAME);
         let mut command = Command::new(&config.program);
         command.arg("serve").arg("--json").arg("--data").arg(&data).arg("--socket").arg(&socket);
+        if let Some(file) = &config.file {
+            command.arg("--config").arg(file);
+        }
         command.arg("--pool").arg(format!("rados:{}/{namespace}", config.cluster.pool));
         if let Some(conf) = &config.ceph.conf {
             command.arg("--ceph-conf").arg(conf);
@@ -68,6 +72,9 @@ impl ShardProcess {
         if let Some(address) = config.address {
             command.arg("--nbd").arg(std::net::SocketAddr::new(address, 0).to_string());
             command.arg("--nbd-allow-remote");
+        }
+        if config.log.format == LogFormat::Json {
+            command.arg("--log-format").arg("json");
         }
         command.arg("--cache").arg(budget.to_string());
         command.arg("--cores").arg(config.cores.to_string());
