@@ -5,6 +5,7 @@
 //!                    attribute identity    identity of the cluster, and the version of the format
 //!                    entry node.NNNNNNNN   a member
 //!                    entry shard.NNNNNNNN  a shard
+//!                    entry gone.ID         the number of a member that was removed
 //!                    entry log.VERSION     the keys that the change of this version has written
 //! ```
 //!
@@ -93,6 +94,9 @@ pub struct Shard {
     /// The node whose server has opened the pool last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
+    /// The term of this server's ownership of the pool.
+    #[serde(default)]
+    pub term: u64,
     /// Where the owner serves NBD.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nbd: Vec<String>,
@@ -121,13 +125,15 @@ pub struct Map {
     pub nodes: BTreeMap<u32, Node>,
     /// The shards by number.
     pub shards: BTreeMap<u32, Shard>,
+    /// Identities of members that were removed, with their numbers.
+    pub gone: BTreeMap<String, u32>,
 }
 
 /// Entries that a change writes.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
     nodes: Vec<Node>,
-    removed_nodes: Vec<u32>,
+    removed_nodes: Vec<Node>,
     shards: Vec<Shard>,
 }
 
@@ -138,9 +144,9 @@ impl Change {
         self
     }
 
-    /// Removes a member.
-    pub fn remove_node(mut self, number: u32) -> Change {
-        self.removed_nodes.push(number);
+    /// Removes a member for good: its identity cannot join again.
+    pub fn remove_node(mut self, node: Node) -> Change {
+        self.removed_nodes.push(node);
         self
     }
 
@@ -165,6 +171,10 @@ fn node_key(number: u32) -> String {
 
 fn shard_key(number: u32) -> String {
     format!("shard.{number:08x}")
+}
+
+fn gone_key(id: &str) -> String {
+    format!("gone.{id}")
 }
 
 fn log_key(version: u64) -> String {
@@ -195,7 +205,7 @@ pub fn new_shards(cluster: &str, count: u32, first: Option<&str>) -> Vec<Shard> 
 
 impl Shard {
     fn new(number: u32, namespace: String) -> Shard {
-        Shard { number, namespace, owner: None, nbd: Vec::new(), home: None, pin: None }
+        Shard { number, namespace, owner: None, term: 0, nbd: Vec::new(), home: None, pin: None }
     }
 }
 
@@ -208,9 +218,19 @@ impl Map {
             .collect()
     }
 
-    /// The nodes that take a shard, in order. The first one is the shard's home.
+    /// All nodes in the order in which they take a shard. The first one is the shard's home. Members that can
+    /// own no shards for now are last: nobody else may be left.
     pub fn ranking(&self, shard: &Shard) -> Vec<u32> {
-        placement::ranking(shard.number, shard.home, &self.candidates())
+        let mut ranking = placement::ranking(shard.number, shard.home, &self.candidates());
+        let others = self.nodes.values().filter(|node| !node.is_eligible());
+        ranking.extend(others.map(|node| node.number));
+        ranking
+    }
+
+    /// The number of the next node that joins.
+    pub fn next_number(&self) -> u32 {
+        let used = self.nodes.keys().chain(self.gone.values());
+        used.max().map_or(1, |last| last.saturating_add(1))
     }
 
     /// The shards whose home is this node.
@@ -245,19 +265,7 @@ impl Map {
     }
 
     fn parse(found: &Entries) -> Result<Map> {
-        let identity = found.attribute(IDENTITY);
-        if identity.is_empty() {
-            return Err(damaged("it has no identity"));
-        }
-        #[derive(Deserialize)]
-        struct Format {
-            format: u32,
-        }
-        let Format { format } = serde_json::from_str(&identity).map_err(damaged)?;
-        if format > FORMAT {
-            return Err(ClusterError::Unsupported);
-        }
-        let Identity { id, .. } = serde_json::from_str(&identity).map_err(damaged)?;
+        let Identity { id, .. } = identity_in(found)?;
         let mut map = Map { id, version: version_in(found)?, ..Map::default() };
         for (key, value) in &found.entries {
             map.take(key, value)?;
@@ -267,12 +275,22 @@ impl Map {
 
     /// Takes the value of an entry over.
     fn take(&mut self, key: &str, value: &[u8]) -> Result<()> {
+        let broken = |e: serde_json::Error| damaged(format!("the entry {key} cannot be read: {e}"));
+        let misplaced = || Err(damaged(format!("the entry {key} is that of another number")));
         if key.starts_with("node.") {
-            let node: Node = serde_json::from_slice(value).map_err(damaged)?;
+            let node: Node = serde_json::from_slice(value).map_err(broken)?;
+            if node_key(node.number) != key {
+                return misplaced();
+            }
             self.nodes.insert(node.number, node);
         } else if key.starts_with("shard.") {
-            let shard: Shard = serde_json::from_slice(value).map_err(damaged)?;
+            let shard: Shard = serde_json::from_slice(value).map_err(broken)?;
+            if shard_key(shard.number) != key {
+                return misplaced();
+            }
             self.shards.insert(shard.number, shard);
+        } else if let Some(id) = key.strip_prefix("gone.") {
+            self.gone.insert(id.to_owned(), serde_json::from_slice(value).map_err(broken)?);
         }
         Ok(())
     }
@@ -286,6 +304,23 @@ impl Map {
         if let Some(number) = number("shard.") {
             self.shards.remove(&number);
         }
+    }
+}
+
+/// The identity of the cluster, whose format this release supports.
+fn identity_in(found: &Entries) -> Result<Identity> {
+    #[derive(Deserialize)]
+    struct Format {
+        format: u32,
+    }
+    let identity = found.attribute(IDENTITY);
+    if identity.is_empty() {
+        return Err(damaged("it has no identity"));
+    }
+    let Format { format } = serde_json::from_str(&identity).map_err(damaged)?;
+    match format {
+        0..=FORMAT => serde_json::from_str(&identity).map_err(damaged),
+        _ => Err(ClusterError::Unsupported),
     }
 }
 
@@ -365,7 +400,7 @@ impl Maps {
         keys.sort();
         keys.dedup();
         let found = self.entries(Wanted::Keys(keys.clone())).await?;
-        if version_in(&found)? != version {
+        if version_in(&found)? != version || identity_in(&found)?.id != map.id {
             return self.read().await.map(Some);
         }
         let mut new = map.clone();
@@ -401,13 +436,15 @@ impl Maps {
                 entries.insert(shard_key(shard.number), json(&shard));
                 map.shards.insert(shard.number, shard);
             }
-            for number in &change.removed_nodes {
-                map.nodes.remove(number);
+            for node in &change.removed_nodes {
+                entries.insert(gone_key(&node.id), json(&node.number));
+                map.gone.insert(node.id.clone(), node.number);
+                map.nodes.remove(&node.number);
             }
             for shard in map.move_homes() {
                 entries.insert(shard_key(shard.number), json(&shard));
             }
-            let mut removed: Vec<_> = change.removed_nodes.iter().map(|number| node_key(*number)).collect();
+            let mut removed: Vec<_> = change.removed_nodes.iter().map(|node| node_key(node.number)).collect();
             let keys: Vec<_> = entries.keys().chain(&removed).cloned().collect();
             if map.nodes.len() > MAX_NODES || map.shards.len() > MAX_SHARDS {
                 let why = format!("a cluster has at most {MAX_NODES} nodes and {MAX_SHARDS} shards");
@@ -494,11 +531,12 @@ mod tests {
         let first = run(maps.read()).unwrap();
         assert_eq!(run(maps.refresh(&first)).unwrap(), None);
         run(maps.change(|_| Ok(Change::default().set_node(node(1)).set_node(node(2))))).unwrap();
-        let second = run(maps.change(|_| Ok(Change::default().remove_node(1)))).unwrap();
+        let second = run(maps.change(|_| Ok(Change::default().remove_node(node(1))))).unwrap();
         let refreshed = run(maps.refresh(&first)).unwrap().unwrap();
         assert_eq!(refreshed, second);
         assert_eq!(refreshed, run(maps.read()).unwrap());
         assert_eq!(refreshed.nodes.keys().collect::<Vec<_>>(), [&2]);
+        assert_eq!((refreshed.gone.get("id-1"), refreshed.next_number()), (Some(&1), 3));
         // More changes than the log has.
         for n in 0..LOGGED + 10 {
             let weight = n as f64 + 1.0;
@@ -542,6 +580,7 @@ mod tests {
         let change = Change::default().set_node(draining).set_node(suspect.clone());
         let map = run(maps.change(|_| Ok(change.clone()))).unwrap();
         assert_eq!([1, 2, 3].map(|node| all(&map, node)), [0, 0, 4]);
+        assert_eq!(map.ranking(&map.shards[&1]), [3, 1, 2], "they are the last that take a shard");
         // Another process of the node.
         let map =
             run(maps.change(|_| {

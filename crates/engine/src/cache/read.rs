@@ -141,18 +141,19 @@ impl ReadCache {
     }
 
     /// Inserts a copy, unless it is damaged, the block is held, or it would displace another one. Returns
-    /// whether there is room for more.
+    /// whether it was inserted. The other shards may have room when the shard of a copy is full.
     pub fn insert_copy(&self, copy: &[u8; CachedBlock::SIZE]) -> bool {
-        if !self.has_room() {
-            return false;
-        }
-        if let Some((addr, is_used, content)) = CachedBlock::decode(copy)
-            && !self.contains(addr)
-        {
+        let Some((addr, is_used, content)) = CachedBlock::decode(copy) else { return false };
+        let key = addr.to_u64();
+        let is_wanted = {
+            let shard = self.place(key).lock();
+            !shard.contains(key) && !shard.is_full()
+        };
+        if is_wanted {
             let rank = if is_used { Rank::High } else { Rank::Normal };
             self.insert_as(addr, content, rank, Owner::SHARED);
         }
-        self.has_room()
+        is_wanted
     }
 
     /// Whether an insertion evicts nothing.

@@ -119,7 +119,7 @@ impl Pool {
     }
 
     /// Adds a copy of a block, made by another process that had this pool open, to the read cache, unless it
-    /// is damaged or would displace another block. Returns whether there is room for more.
+    /// is damaged or would displace another block. Returns whether it was added.
     pub fn add_to_read_cache(&self, copy: &[u8; CachedBlock::SIZE]) -> bool {
         self.components.reader.cache.insert_copy(copy)
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
-use forebay_store::rados::{Cluster, PoolWatch, RadosAddress, Sight};
+use forebay_store::StoreError;
+use forebay_store::rados::{Cluster, PoolWatch, RadosAddress, RadosOptions, Sight, ownership};
 use serde::Serialize;
 
 use super::args::CephArgs;
@@ -17,7 +18,7 @@ use crate::config::{ClusterFlags, rados_options};
 use crate::node::{self, DEFAULT_SHARDS, NodeError};
 
 /// Interval of two looks at a pool, between which an owner that lives has changed its heartbeat.
-const OBSERVE: Duration = Duration::from_millis(1500);
+const OBSERVE: Duration = Duration::from_millis(2500);
 
 /// The options of `serve` for a node of a cluster.
 #[derive(Debug, Args)]
@@ -73,7 +74,7 @@ pub enum ClusterCommand {
         #[arg(long, value_name = "NAME")]
         from: Option<String>,
     },
-    /// Show the nodes and the shards, and which node owns each shard; takes about two seconds
+    /// Show the nodes and the shards, and which node owns each shard; takes about three seconds
     Status {
         /// The cluster.
         #[command(flatten)]
@@ -150,6 +151,7 @@ struct ClusterView {
 /// A cluster that is open for a command.
 struct Open {
     address: RadosAddress,
+    options: RadosOptions,
     cluster: std::sync::Arc<forebay_store::rados::librados::LibradosCluster>,
     maps: Maps,
 }
@@ -158,7 +160,7 @@ impl Open {
     fn new(args: AddressArgs) -> Result<Open, CliError> {
         let options = rados_options(args.ceph.ceph_conf, args.ceph.ceph_user)?;
         let cluster = node::connect(&args.cluster, &options)?;
-        Ok(Open { address: args.cluster, maps: Maps::new(cluster.clone()), cluster })
+        Ok(Open { address: args.cluster, options, maps: Maps::new(cluster.clone()), cluster })
     }
 
     fn failed(&self, source: ClusterError) -> CliError {
@@ -201,17 +203,21 @@ pub(super) fn run_node(command: NodeCommand, json: bool) -> Result<(), CliError>
 
 async fn create(open: Open, shards: u32, from: Option<String>, json: bool) -> Result<(), CliError> {
     if let Some(from) = &from {
-        let namespace = open.cluster.namespace(from).map_err(|source| NodeError::Connect {
-            cluster: format!("rados:{}/{from}", open.address.pool),
-            source,
-        })?;
-        let pool = look(&mut PoolWatch::new(namespace.clone()), &*namespace).await;
-        let why = match pool {
-            None => format!("there is no pool '{from}' in the Ceph pool '{}'", open.address.pool),
-            Some(pool) if pool.owner.is_some() && !pool.is_free && pool.silent_for.is_zero() => {
+        let pool = RadosAddress { pool: open.address.pool.clone(), name: from.clone() };
+        let options = open.options.clone();
+        let found = tokio::task::spawn_blocking(move || ownership(&pool, &options)).await;
+        let why = match found.map_err(|e| CliError::System(std::io::Error::other(e)))? {
+            Ok(pool) if pool.alive == Some(true) => {
                 format!("a server has the pool '{from}': stop the server first")
             }
-            Some(_) => String::new(),
+            Ok(_) => String::new(),
+            Err(StoreError::Io { errno: libc::ENOENT, .. }) => {
+                format!("there is no pool '{from}' in the Ceph pool '{}'", open.address.pool)
+            }
+            Err(source) => {
+                let cluster = format!("rados:{}/{from}", open.address.pool);
+                return Err(NodeError::Connect { cluster, source }.into());
+            }
         };
         if !why.is_empty() {
             return Err(open.failed(ClusterError::Refused(why)));
@@ -290,12 +296,12 @@ async fn remove(open: Open, name: &str) -> Result<(), CliError> {
                 "the node '{name}' owns {owned} shards: drain it first with 'forebay node drain', and wait until it owns none"
             )));
         }
-        Ok(Change::default().remove_node(node.number))
+        Ok(Change::default().remove_node(node.clone()))
     })
     .await?;
     output::line(&format!(
-        "removed the node '{name}'. It can join again as long as it has the key of the Ceph user: replace the key, unless the \
-         node stays trusted"
+        "removed the node '{name}'. Its host still has the key of the Ceph user: replace the key, unless the host stays \
+         trusted"
     ))
 }
 

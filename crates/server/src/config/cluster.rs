@@ -7,7 +7,9 @@ use std::time::Duration;
 use forebay_store::rados::RadosAddress;
 use serde::Deserialize;
 
-use super::{ConfigError, ConfigFile, Overrides, ServeConfig, StoreFlags, StoreSection, rados_options};
+use super::{
+    ConfigError, ConfigFile, Overrides, ServeConfig, StoreFlags, StoreSection, TlsSection, rados_options,
+};
 use crate::node::NodeConfig;
 
 /// Time without a change of the membership before shards move, if none is configured.
@@ -63,6 +65,18 @@ impl ConfigFile {
             ("iscsi", self.iscsi != Default::default()),
             ("http", self.http != Default::default()),
         ];
+        let in_file = [
+            ("--tls", serve.nbd.tls != TlsSection::default()),
+            ("--remote-answers", serve.remote_answers.is_some()),
+            ("--on-memory-loss", serve.on_memory_loss.is_some()),
+            ("--audit-log", serve.audit.is_some()),
+            ("--import-max-size", serve.import_max_size.is_some()),
+            ("--import-allow-private", serve.import_allow_private),
+        ];
+        if let Some((option, _)) = in_file.into_iter().find(|(_, is_given)| *is_given) {
+            let why = "set it in the configuration file, whose sections apply to each shard, or leave it out";
+            return Err(ConfigError::Value { option: "cluster.join", value: option.to_owned(), why });
+        }
         if let Some((option, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
             let why = "leave it out: a node of a cluster does not support it";
             return Err(ConfigError::Value { option: "cluster.join", value: option.to_owned(), why });
@@ -156,6 +170,8 @@ mod tests {
                 "{error}"
             );
         }
+        let audit = Overrides { audit: Some("/a".into()), ..Overrides::default() };
+        assert!(refusal("", audit).contains("set it in the configuration file"));
         let socket = Overrides { socket: Some("/s".into()), ..Overrides::default() };
         assert!(refusal("", socket).contains("--socket"));
         assert!(refusal("name = \"a b\"", Overrides::default()).contains("cluster.name"));

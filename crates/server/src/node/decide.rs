@@ -5,14 +5,17 @@
 //!
 //! | the pool of the shard | the home | a node of rank r |
 //! |---|---|---|
-//! | does not exist | creates it | nothing |
+//! | does not exist | creates it | creates it if nobody has for r times 10 s |
 //! | is free | opens it at once | opens it if nobody has for r times 2 s |
 //! | has an owner that is silent | takes it over after 4 s | takes it over after 4 s and r times 0.5 s |
 //! | has an owner that lives | starts a standby, to which the owner hands the pool over | nothing |
 //!
-//! An owner that is not the home hands the pool over as soon as the standby of the home waits, but not within
-//! a minute of a change of the membership: a node that is restarted would otherwise cause two moves of each
-//! of its shards. A node that drains does not wait.
+//! All members have a rank, so a shard has an owner in the end if any node lives. The nodes of the first ranks
+//! look at the pool each second, and the others less often ([`RANKS`]).
+//!
+//! An owner that is not the home hands the pool over as soon as the standby of the home waits, but not before
+//! the home has been a member that answers for a minute: a node that is restarted would otherwise cause two
+//! moves of each of its shards. A node that drains does not wait.
 
 use std::time::Duration;
 
@@ -24,7 +27,9 @@ const DEAD_AFTER: Duration = Duration::from_secs(4);
 const TAKEOVER_STEP: Duration = Duration::from_millis(500);
 /// How much later each rank opens a pool that nobody owns. The home may be starting its process.
 const FREE_STEP: Duration = Duration::from_secs(2);
-/// Ranks that look at a shard. If all of them fail at once, the homes of their shards move to other nodes.
+/// How much later each rank creates a pool that does not exist.
+const CREATION_STEP: Duration = Duration::from_secs(10);
+/// Ranks that look at a pool each second.
 pub(super) const RANKS: usize = 3;
 
 /// How far the process of this node for a shard is.
@@ -33,7 +38,7 @@ pub(super) enum Process {
     /// There is none.
     None,
     /// It does not serve clients: it opens the pool, or waits for it.
-    Starting,
+    Starting(Claim),
     /// It has the pool and serves clients. `standby` is whether another server waits for the pool.
     Serving { standby: bool },
 }
@@ -41,12 +46,14 @@ pub(super) enum Process {
 /// What a node sees of a shard.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View<'a> {
-    /// The place of this node in the ranking of the shard, up to [`RANKS`].
+    /// The place of this node in the ranking of the shard; `None` if the shard is none of this node's.
     pub rank: Option<usize>,
     /// The ownership of the pool; `None` if the pool does not exist.
     pub pool: Option<&'a Sight>,
+    /// For how long the pool has not existed.
+    pub missing_for: Duration,
     pub process: Process,
-    /// Whether shards are handed over: the membership has not changed for a while, or this node drains.
+    /// Whether the home has been a member that answers for long enough, or this node drains.
     pub hands_over: bool,
 }
 
@@ -80,19 +87,21 @@ pub(super) fn decide(view: &View<'_>) -> Action {
             true => Action::HandOver,
             false => Action::Nothing,
         },
-        Process::Starting => match view.rank {
+        Process::Starting(Claim::Standby) if !is_home => Action::Stop,
+        Process::Starting(_) => match view.rank {
             // A node of another rank has found the pool without an owner.
             Some(_) => Action::Nothing,
             None => Action::Stop,
         },
-        Process::None => view.rank.map_or(Action::Nothing, |rank| start(view.pool, rank)),
+        Process::None => view.rank.map_or(Action::Nothing, |rank| start(view, rank)),
     }
 }
 
-fn start(pool: Option<&Sight>, rank: usize) -> Action {
+fn start(view: &View<'_>, rank: usize) -> Action {
     let steps = rank as u32;
-    let Some(pool) = pool else {
-        return if rank == 0 { Action::Start(Claim::Free) } else { Action::Nothing };
+    let Some(pool) = view.pool else {
+        let is_due = view.missing_for >= CREATION_STEP * steps;
+        return if is_due { Action::Start(Claim::Free) } else { Action::Nothing };
     };
     let is_silent_for = |time| pool.silent_for >= time;
     match (&pool.owner, pool.is_free) {
@@ -121,14 +130,19 @@ mod tests {
         Sight { is_serving: owner.is_some(), owner, sign: SIGN, is_free, silent_for }
     }
 
+    fn view(rank: Option<usize>, pool: Option<&Sight>, process: Process) -> View<'_> {
+        View { rank, pool, missing_for: 10 * S, process, hands_over: true }
+    }
+
     fn without_process(rank: usize, pool: Option<&Sight>) -> Action {
-        decide(&View { rank: Some(rank), pool, process: Process::None, hands_over: true })
+        decide(&view(Some(rank), pool, Process::None))
     }
 
     #[test]
     fn the_home_creates_and_opens_its_pools() {
         assert_eq!(without_process(0, None), Action::Start(Claim::Free));
-        assert_eq!(without_process(1, None), Action::Nothing);
+        assert_eq!(without_process(1, None), Action::Start(Claim::Free));
+        assert_eq!(without_process(2, None), Action::Nothing);
         let free = pool(false, true, Duration::ZERO);
         assert_eq!(without_process(0, Some(&free)), Action::Start(Claim::Free));
         assert_eq!(without_process(1, Some(&free)), Action::Nothing);
@@ -145,13 +159,9 @@ mod tests {
             assert_eq!(after(rank, ms - 1), Action::Nothing, "{rank}");
             assert_eq!(after(rank, ms), Action::Start(Claim::Silent(SIGN)), "{rank}");
         }
-        let no_rank = View {
-            rank: None,
-            pool: Some(&pool(true, false, 60 * S)),
-            process: Process::None,
-            hands_over: true,
-        };
-        assert_eq!(decide(&no_rank), Action::Nothing);
+        let silent = pool(true, false, 60 * S);
+        assert_eq!(decide(&view(None, Some(&silent), Process::None)), Action::Nothing);
+        assert_eq!(without_process(40, Some(&silent)), Action::Start(Claim::Silent(SIGN)), "in the end");
         assert_eq!(
             without_process(0, Some(&pool(false, false, S))),
             Action::Nothing,
@@ -172,15 +182,17 @@ mod tests {
             "the owner may be the heir of another one"
         );
         let serving = |rank, standby, hands_over| {
-            decide(&View { rank, pool: Some(&alive), process: Process::Serving { standby }, hands_over })
+            decide(&View { hands_over, ..view(rank, Some(&alive), Process::Serving { standby }) })
         };
         assert_eq!(serving(Some(1), true, true), Action::HandOver);
         assert_eq!(serving(None, true, true), Action::HandOver);
         assert_eq!(serving(Some(1), true, false), Action::Nothing, "the membership has just changed");
         assert_eq!(serving(Some(1), false, true), Action::Nothing, "nobody waits");
         assert_eq!(serving(Some(0), true, true), Action::Nothing);
-        let starting =
-            |rank| decide(&View { rank, pool: Some(&alive), process: Process::Starting, hands_over: true });
-        assert_eq!((starting(Some(0)), starting(None)), (Action::Nothing, Action::Stop));
+        let starting = |rank, claim| decide(&view(rank, Some(&alive), Process::Starting(claim)));
+        assert_eq!(starting(Some(0), Claim::Standby), Action::Nothing);
+        assert_eq!(starting(Some(1), Claim::Standby), Action::Stop, "another node is the home now");
+        assert_eq!(starting(Some(1), Claim::Free), Action::Nothing);
+        assert_eq!(starting(None, Claim::Free), Action::Stop);
     }
 }

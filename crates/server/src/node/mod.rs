@@ -14,9 +14,10 @@ mod decide;
 mod process;
 mod shard;
 
-use std::collections::BTreeSet;
-use std::io::Write;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, TryLockError};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,18 +26,22 @@ use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
 use forebay_store::StoreError;
 use forebay_store::rados::librados::LibradosCluster;
-use forebay_store::rados::{PoolWatch, RadosAddress, RadosOptions};
+use forebay_store::rados::{Cluster, Errno, POOL_HEADER, PoolWatch, RadosAddress, RadosOptions};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 
 use self::shard::{Seen, ShardTask, Shared};
 use crate::log::LogConfig;
+use crate::serve::notify;
 
 /// Interval at which a node reads what has changed in the map.
 const REFRESH: Duration = Duration::from_secs(1);
+/// Time for an answer of Ceph, after which the node reports that there is none.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time for the orderly stop of all shards.
+const STOP: Duration = Duration::from_secs(25);
 /// Shards of a cluster that its first node creates.
 pub(crate) const DEFAULT_SHARDS: u32 = 16;
 /// The file in the data directory with the identity of the node.
@@ -72,6 +77,19 @@ pub enum NodeError {
         /// The error.
         source: ClusterError,
     },
+    /// The address of the node cannot be used.
+    #[error(
+        "cannot listen on the address {address} of the node: {error}; give an address of this host with --node-address"
+    )]
+    Address {
+        /// The address.
+        address: IpAddr,
+        /// The error of the system.
+        error: std::io::Error,
+    },
+    /// Another process has joined with the identity of this node.
+    #[error("another process has joined the cluster with the identity in {}: do not copy this file to another host", .0.display())]
+    Replaced(PathBuf),
     /// An administrator has removed this node.
     #[error("this node was removed from the cluster; remove {} to join again as a new node", .0.display())]
     Removed(PathBuf),
@@ -113,7 +131,10 @@ pub struct NodeConfig {
 pub fn run(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     crate::log::init(&config.log);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(config, json))
+    runtime.block_on(serve(config, json))?;
+    // SAFETY: the call does not return. It runs no exit handlers: those of librados free what a thread that
+    // waits for Ceph still uses.
+    unsafe { libc::_exit(0) }
 }
 
 /// A connection to the namespace of a cluster.
@@ -127,114 +148,163 @@ pub(crate) fn connect(
 
 async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let id = identity(&config.data).map_err(|error| NodeError::Data { path: config.data.clone(), error })?;
-    let failed = |source| NodeError::Cluster { cluster: config.cluster.to_string(), source };
-    let cluster = connect(&config.cluster, &config.ceph)?;
-    let maps = Maps::new(cluster.clone());
-    create_if_missing(&cluster, &maps, &config.cluster.name, &new_identity()?).await.map_err(failed)?;
-    let process = new_identity()?;
-    let map = join(&maps, &config, &id, &process).await.map_err(failed)?;
-    let number = map.node_with_id(&id).map_or(0, |node| node.number);
-    let name = map.nodes.get(&number).map_or_else(String::new, |node| node.name.clone());
-    tracing::info!("joined the cluster {} as node '{name}', number {number}", config.cluster);
-    let seen = Seen { map: Arc::new(map), members_since: Instant::now() };
-    let (publish, followed) = watch::channel(seen);
-    let (stop, stopping) = watch::channel(false);
-    let shared = Arc::new(Shared {
-        number,
-        maps: maps.clone(),
-        map: followed,
-        handover: Semaphore::new(1),
-        stop: stopping,
-        config,
-    });
-    print_ready(&shared.config, &name, json);
-    let mut tasks = JoinSet::new();
-    let mut known = BTreeSet::new();
-    let result = loop {
-        start_tasks(&shared, &cluster, &mut known, &mut tasks);
-        tokio::select! {
-            _ = terminate.recv() => break Ok(()),
-            _ = interrupt.recv() => break Ok(()),
-            () = tokio::time::sleep(REFRESH) => {}
+    // Without a handler, a request to reload would end the node.
+    let mut reload = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while reload.recv().await.is_some() {
+            tracing::warn!(
+                "a node does not reload: the process of a shard reads the configuration when it starts"
+            );
         }
-        if let Err(e) = follow(&shared, &publish, &id, &process).await {
-            break Err(e);
+    });
+    let mut stopped = async || {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
         }
     };
+    let joined = tokio::select! {
+        joined = Member::join(config) => joined?,
+        // Ceph may not answer.
+        () = stopped() => return Ok(()),
+    };
+    print_ready(&joined.shared.config, &joined.name, json);
+    notify("READY=1");
+    let (stop, mut tasks) = (joined.stop.clone(), JoinSet::new());
+    let result = tokio::select! {
+        removed = joined.follow(&mut tasks) => Err(removed),
+        () = stopped() => Ok(()),
+    };
     tracing::info!("stopping");
+    notify("STOPPING=1");
     stop.send_replace(true);
-    while tasks.join_next().await.is_some() {}
-    tracing::info!("stopped");
+    let ended = async { while tasks.join_next().await.is_some() {} };
+    tokio::select! {
+        _ = tokio::time::timeout(STOP, ended) => tracing::info!("stopped"),
+        // The processes of the shards receive a signal when this one ends.
+        () = stopped() => tracing::info!("second signal, exiting immediately"),
+    }
     result
 }
 
-/// Starts the tasks of shards that are new in the map.
-fn start_tasks(
-    shared: &Arc<Shared>,
-    cluster: &Arc<LibradosCluster>,
-    known: &mut BTreeSet<u32>,
-    tasks: &mut JoinSet<()>,
-) {
-    let map = shared.map.borrow().map.clone();
-    for shard in map.shards.values() {
-        if known.contains(&shard.number) {
-            continue;
-        }
-        match cluster.namespace(&shard.namespace) {
-            Ok(namespace) => {
-                tasks.spawn(ShardTask::new(shared.clone(), shard.number, PoolWatch::new(namespace)).run());
-            }
-            // It is tried again after the next look at the map.
-            Err(e) => {
-                tracing::warn!("shard {} cannot be watched yet: {e}", shard.number);
-                return;
-            }
-        }
-        known.insert(shard.number);
-    }
+/// This node as a member of the cluster.
+struct Member {
+    shared: Arc<Shared>,
+    name: String,
+    id: String,
+    /// Identity of this process.
+    process: String,
+    publish: watch::Sender<Seen>,
+    stop: watch::Sender<bool>,
+    /// Keeps the identity locked.
+    _lock: File,
 }
 
-/// Reads what has changed in the map, and keeps this node a member that answers.
-async fn follow(
-    shared: &Shared,
-    publish: &watch::Sender<Seen>,
-    id: &str,
-    process: &str,
-) -> Result<(), NodeError> {
-    let before = publish.borrow().clone();
-    let map = match shared.maps.refresh(&before.map).await {
-        Ok(None) => return Ok(()),
-        Ok(Some(map)) => map,
-        Err(e) => {
-            tracing::warn!("the map of the cluster cannot be read: {e}");
-            return Ok(());
+impl Member {
+    async fn join(config: NodeConfig) -> Result<Member, NodeError> {
+        let data = |error| NodeError::Data { path: config.data.clone(), error };
+        let (id, lock) = identity(&config.data).map_err(data)?;
+        if let Some(address) = config.address {
+            // Otherwise a shard would move here, and could not be served.
+            TcpListener::bind((address, 0)).map_err(|error| NodeError::Address { address, error })?;
         }
-    };
-    let Some(own) = map.node_with_id(id) else {
-        return Err(NodeError::Removed(shared.config.data.join(ID_FILE)));
-    };
-    if own.process != process {
-        tracing::error!(
-            "another process has joined the cluster with the identity of this node: do not copy {ID_FILE}"
-        );
+        let failed = |source| NodeError::Cluster { cluster: config.cluster.to_string(), source };
+        let (address, ceph) = (config.cluster.clone(), config.ceph.clone());
+        let connected = tokio::task::spawn_blocking(move || connect(&address, &ceph)).await;
+        let cluster = connected.map_err(std::io::Error::other)??;
+        let maps = Maps::new(cluster.clone());
+        create_if_missing(&cluster, &maps, &config.cluster.name, &new_identity()?).await.map_err(failed)?;
+        let process = new_identity()?;
+        let map = join(&maps, &config, &id, &process).await?;
+        let (number, name) =
+            map.node_with_id(&id).map_or((0, String::new()), |node| (node.number, node.name.clone()));
+        tracing::info!("joined the cluster {} as node '{name}', number {number}", config.cluster);
+        let seen = Seen { map: Arc::default(), eligible_since: BTreeMap::new() }.with(map);
+        let (publish, map) = watch::channel(seen);
+        let (stop, stopping) = watch::channel(false);
+        let handover = Semaphore::new(1);
+        let shared = Shared { config, number, cluster, maps, map, handover, stop: stopping };
+        Ok(Member { shared: Arc::new(shared), name, id, process, publish, stop, _lock: lock })
     }
-    if own.is_suspect() && own.process == process {
-        tracing::warn!("another node has taken a shard over from this one, which lives");
-        let number = own.number;
-        let cleared = shared.maps.change(|map| {
-            let Some(node) = map.nodes.get(&number).filter(|node| node.is_suspect()) else {
-                return Ok(Change::default());
-            };
-            Ok(Change::default().set_node(Node { suspect: String::new(), ..node.clone() }))
-        });
-        if let Err(e) = cleared.await {
-            tracing::warn!("this node cannot report that it lives: {e}");
+
+    /// Follows the map, and runs the tasks of the shards. Returns when this node is not a member any more.
+    async fn follow(&self, tasks: &mut JoinSet<()>) -> NodeError {
+        let mut known = BTreeSet::new();
+        loop {
+            self.start_tasks(&mut known, tasks);
+            tokio::time::sleep(REFRESH).await;
+            notify("WATCHDOG=1");
+            if let Err(e) = self.refresh().await {
+                return e;
+            }
         }
     }
-    let members_since = if map.nodes == before.map.nodes { before.members_since } else { Instant::now() };
-    publish.send_replace(Seen { map: Arc::new(map), members_since });
-    Ok(())
+
+    /// Starts the tasks of shards that are new in the map.
+    fn start_tasks(&self, known: &mut BTreeSet<u32>, tasks: &mut JoinSet<()>) {
+        let map = self.publish.borrow().map.clone();
+        for shard in map.shards.values() {
+            if known.contains(&shard.number) {
+                continue;
+            }
+            match self.shared.cluster.namespace(&shard.namespace) {
+                Ok(namespace) => {
+                    let watch = PoolWatch::new(namespace);
+                    tasks.spawn(ShardTask::new(self.shared.clone(), shard.number, watch).run());
+                    known.insert(shard.number);
+                }
+                // It is tried again after the next look at the map.
+                Err(e) => tracing::warn!("shard {} cannot be watched yet: {e}", shard.number),
+            }
+        }
+    }
+
+    /// Reads what has changed in the map, and keeps this node a member that answers.
+    async fn refresh(&self) -> Result<(), NodeError> {
+        let before = self.publish.borrow().clone();
+        let refreshed = async {
+            let refreshed = self.shared.maps.refresh(&before.map).await?;
+            match refreshed.as_ref().unwrap_or(&before.map).nodes.get(&self.shared.number) {
+                Some(own) if own.is_suspect() && own.process == self.process => {
+                    tracing::warn!("another node has taken a shard over from this one, which lives");
+                    self.clear_suspicion().await.map(Some)
+                }
+                _ => Ok(refreshed),
+            }
+        };
+        let map = match tokio::time::timeout(PATIENCE, refreshed).await {
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(Some(map))) => map,
+            Ok(Err(e)) => {
+                tracing::warn!("the map of the cluster cannot be read: {e}");
+                return Ok(());
+            }
+            Err(_) => {
+                tracing::warn!("Ceph does not answer");
+                return Ok(());
+            }
+        };
+        match map.node_with_id(&self.id) {
+            None => return Err(NodeError::Removed(self.shared.config.data.join(ID_FILE))),
+            Some(own) if own.process != self.process => {
+                return Err(NodeError::Replaced(self.shared.config.data.join(ID_FILE)));
+            }
+            Some(_) => {}
+        }
+        self.publish.send_replace(before.with(map));
+        Ok(())
+    }
+
+    async fn clear_suspicion(&self) -> Result<Map, ClusterError> {
+        self.shared
+            .maps
+            .change(|map| {
+                let own = map.nodes.get(&self.shared.number).filter(|node| node.is_suspect());
+                let cleared = own.map(|node| Node { suspect: String::new(), ..node.clone() });
+                Ok(cleared.map_or_else(Change::default, |node| Change::default().set_node(node)))
+            })
+            .await
+    }
 }
 
 /// Creates the cluster, if there is neither one nor a pool in its namespace.
@@ -250,12 +320,15 @@ async fn create_if_missing(
         Err(e) => return Err(e),
     }
     // A pool of this name could be meant: its disks would seem to be lost.
-    if PoolWatch::new(cluster.clone()).look(Duration::ZERO).await.is_ok_and(|pool| pool.is_some()) {
-        let why = format!(
-            "there is a pool and no cluster; make the pool the first shard of a cluster with 'forebay cluster create \
-             --from {name}'"
-        );
-        return Err(ClusterError::Refused(why));
+    match cluster.contents(POOL_HEADER, 0).await {
+        Err(Errno(libc::ENOENT)) => {}
+        Ok(_) => {
+            return Err(ClusterError::Refused(format!(
+                "there is a pool and no cluster; make the pool the first shard of a cluster with 'forebay cluster \
+                 create --from {name}'"
+            )));
+        }
+        Err(e) => return Err(e.into()),
     }
     match maps.create(name, identity, &new_shards(name, DEFAULT_SHARDS, None)).await {
         Ok(()) => tracing::info!("created the cluster with {DEFAULT_SHARDS} shards"),
@@ -267,21 +340,26 @@ async fn create_if_missing(
 }
 
 /// Makes this node a member, or tells the others that it has started again.
-async fn join(maps: &Maps, config: &NodeConfig, id: &str, process: &str) -> Result<Map, ClusterError> {
+async fn join(maps: &Maps, config: &NodeConfig, id: &str, process: &str) -> Result<Map, NodeError> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
     let address = config.address.map_or_else(String::new, |address| address.to_string());
-    maps.change(|map| {
+    let mut is_gone = false;
+    let joined = maps.change(|map| {
+        is_gone = map.gone.contains_key(id);
+        if is_gone {
+            return Ok(Change::default());
+        }
         if map.node_named(&name).is_some_and(|other| other.id != id) {
             return Err(ClusterError::Refused(format!(
                 "another node of the cluster is named '{name}'; give this one another name with --node-name, or remove the \
-                 other one with 'forebay node rm {name}'"
+                 other one with 'forebay node rm {} {name}'",
+                config.cluster
             )));
         }
         let known = map.node_with_id(id);
-        let next = map.nodes.keys().next_back().map_or(1, |last| last.saturating_add(1));
         Ok(Change::default().set_node(Node {
-            number: known.map_or(next, |node| node.number),
+            number: known.map_or_else(|| map.next_number(), |node| node.number),
             id: id.to_owned(),
             name: name.clone(),
             address: address.clone(),
@@ -290,27 +368,35 @@ async fn join(maps: &Maps, config: &NodeConfig, id: &str, process: &str) -> Resu
             process: process.to_owned(),
             suspect: String::new(),
         }))
-    })
-    .await
+    });
+    let joined = joined.await;
+    match is_gone {
+        true => Err(NodeError::Removed(config.data.join(ID_FILE))),
+        false => joined.map_err(|source| NodeError::Cluster { cluster: config.cluster.to_string(), source }),
+    }
 }
 
-/// The identity of the node, which its first start creates.
-fn identity(data: &Path) -> std::io::Result<String> {
+/// The identity of the node, which its first start creates, and its file, locked.
+///
+/// # Errors
+/// `WouldBlock` if another process has it.
+fn identity(data: &Path) -> std::io::Result<(String, File)> {
     std::fs::create_dir_all(data)?;
     let path = data.join(ID_FILE);
-    match std::fs::read_to_string(&path) {
-        Ok(text) if !text.trim().is_empty() => return Ok(text.trim().to_owned()),
-        Ok(_) => {}
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(e) => return Err(e),
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+    file.try_lock().map_err(|e| match e {
+        TryLockError::WouldBlock => std::io::Error::new(ErrorKind::WouldBlock, "another node uses it"),
+        TryLockError::Error(e) => e,
+    })?;
+    let mut id = String::new();
+    file.read_to_string(&mut id)?;
+    if id.trim().is_empty() {
+        id = new_identity()?;
+        writeln!(file, "{id}")?;
+        file.sync_all()?;
+        File::open(data)?.sync_all()?;
     }
-    let (id, new) = (new_identity()?, data.join(format!("{ID_FILE}.new")));
-    let mut file = std::fs::File::create(&new)?;
-    writeln!(file, "{id}")?;
-    file.sync_all()?;
-    std::fs::rename(&new, &path)?;
-    std::fs::File::open(data)?.sync_all()?;
-    Ok(id)
+    Ok((id.trim().to_owned(), file))
 }
 
 /// A new identity: 128 random bits as text.

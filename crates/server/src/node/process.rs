@@ -1,17 +1,19 @@
 //! The process of one shard: a server with the pool of the shard, started by the node.
 //!
 //! A process ends with the node that started it, also if the node is killed: the kernel sends it SIGTERM then.
-//! What it writes to standard error goes to the log of the node, marked with the number of the shard.
+//! It is in a process group of its own, so that a signal of a terminal reaches the node only, which stops the
+//! process in order. What the process writes to standard error goes to the log of the node, marked with the
+//! number of the shard.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use forebay_api::client::{Client, ClientError};
-use forebay_api::{ErrorDetail, Handover, NewOwner, ServerView};
+use forebay_api::{ErrorDetail, Handover, NewOwner, OwnerView, ServerView};
 use serde::Deserialize;
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
@@ -19,10 +21,17 @@ use super::NodeConfig;
 use super::decide::Claim;
 use crate::config::SOCKET_NAME;
 use crate::log::LogFormat;
-use crate::serve::SILENT_OWNER;
+use crate::serve::{SHARD_PROCESS, SILENT_OWNER};
 
 /// Longest time for the orderly stop of a process, after which it is killed: as safe as a crash.
 const STOP: Duration = Duration::from_secs(20);
+/// Longest time for an answer of the process to a question, and for a handover.
+const ANSWER: Duration = Duration::from_secs(2);
+const HANDOVER: Duration = Duration::from_secs(60);
+/// Longest line of the log of a process.
+const MAX_LINE: usize = 64 << 10;
+/// Least read cache of a shard, in bytes.
+const LEAST_CACHE: u64 = 16 << 20;
 
 /// The ready line of a server.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -45,13 +54,13 @@ pub(super) fn directory_of(data: &Path, shard: u32) -> PathBuf {
 }
 
 impl ShardProcess {
-    /// Starts a process. `budget` is its share of the node's read cache, in bytes.
+    /// Starts a process. `processes` is the number of processes that share the memory of the node.
     pub fn start(
         config: &NodeConfig,
         shard: u32,
         namespace: &str,
         claim: Claim,
-        budget: u64,
+        processes: u64,
     ) -> io::Result<ShardProcess> {
         let data = directory_of(&config.data, shard);
         std::fs::create_dir_all(&data)?;
@@ -76,7 +85,8 @@ impl ShardProcess {
         if config.log.format == LogFormat::Json {
             command.arg("--log-format").arg("json");
         }
-        command.arg("--cache").arg(budget.to_string());
+        let cache = (config.cache / processes.max(1)).max(LEAST_CACHE);
+        command.arg("--cache").arg(cache.to_string());
         command.arg("--cores").arg(config.cores.to_string());
         if let Some(directory) = &config.memory_dir {
             command.arg("--memory-dir").arg(directory);
@@ -86,6 +96,7 @@ impl ShardProcess {
         {
             command.env_remove(variable);
         }
+        command.env(SHARD_PROCESS, processes.to_string()).process_group(0);
         match claim {
             Claim::Free => {}
             Claim::Silent(sign) => drop(command.env(SILENT_OWNER, sign.to_string())),
@@ -111,16 +122,15 @@ impl ShardProcess {
         let (said, last_line) = watch::channel(String::new());
         if let Some(output) = child.stdout.take() {
             tokio::spawn(follow(output, move |line| {
-                if let Ok(found) = serde_json::from_str(line) {
+                if let Ok(found) = serde_json::from_str(&line) {
                     said_ready.send_replace(Some(found));
                 }
             }));
         }
         if let Some(errors) = child.stderr.take() {
             tokio::spawn(follow(errors, move |line| {
-                let line = message_of(line);
-                eprintln!("shard {shard:05}: {line}");
-                said.send_replace(line);
+                log_line(shard, &line);
+                said.send_replace(message_of(line));
             }));
         }
         Ok(ShardProcess { child, socket, ready, last_line })
@@ -141,16 +151,21 @@ impl ShardProcess {
         }
     }
 
-    /// Whether another server waits for the pool and is alive.
-    pub async fn has_standby(&self) -> bool {
-        let shown: Result<ServerView, _> = Client::new(&self.socket).get(&["pool"]).await;
-        let standbys = shown.ok().and_then(|server| server.owner?.standbys);
-        standbys.is_some_and(|all| all.iter().any(|standby| standby.alive))
+    /// The ownership of the pool as the process reports it; `None` if it does not answer.
+    pub async fn owner(&self) -> Option<OwnerView> {
+        let client = Client::new(&self.socket);
+        let shown = tokio::time::timeout(ANSWER, client.get::<ServerView>(&["pool"])).await;
+        shown.ok()?.ok()?.owner
     }
 
     /// Hands the pool over to the server that waits for it.
-    pub async fn hand_over(&self) -> Result<NewOwner, ClientError> {
-        Client::new(&self.socket).post(&["pool", "handover"], &Handover { to: None }).await
+    pub async fn hand_over(&self) -> Result<NewOwner, String> {
+        let client = Client::new(&self.socket);
+        let request = Handover { to: None };
+        match tokio::time::timeout(HANDOVER, client.post(&["pool", "handover"], &request)).await {
+            Ok(done) => done.map_err(|e: ClientError| e.to_string()),
+            Err(_) => Err(format!("its process has not answered within {HANDOVER:?}")),
+        }
     }
 
     /// Stops the process in order: it makes everything durable and releases the pool.
@@ -167,19 +182,60 @@ impl ShardProcess {
     }
 }
 
+/// Writes a line of a process to the log of the node. A log that cannot be written is not an error.
+fn log_line(shard: u32, line: &str) {
+    let mut out = io::stderr().lock();
+    // A line of a log in JSON stays an object.
+    let _ = match line.strip_prefix('{').filter(|rest| rest.ends_with('}')) {
+        Some(rest) => writeln!(out, "{{\"shard\":{shard},{rest}"),
+        None => writeln!(out, "shard {shard:05}: {line}"),
+    };
+}
+
 /// A line of the log, or the message of the error with which the process ends.
-fn message_of(line: &str) -> String {
+fn message_of(line: String) -> String {
     #[derive(Deserialize)]
     struct Failure {
         error: ErrorDetail,
     }
-    serde_json::from_str(line).map_or_else(|_| line.to_owned(), |Failure { error }| error.message)
+    match serde_json::from_str(&line) {
+        Ok(Failure { error }) => error.message,
+        Err(_) => line,
+    }
 }
 
 /// Calls `line` for each line of a stream.
-async fn follow(stream: impl AsyncRead + Unpin, mut line: impl FnMut(&str)) {
-    let mut lines = BufReader::new(stream).lines();
-    while let Ok(Some(text)) = lines.next_line().await {
-        line(&text);
+async fn follow(stream: impl AsyncRead + Unpin, mut line: impl FnMut(String)) {
+    let mut stream = BufReader::new(stream);
+    let mut text = Vec::new();
+    loop {
+        text.clear();
+        let read = (&mut stream).take(MAX_LINE as u64).read_until(b'\n', &mut text).await;
+        if !read.is_ok_and(|len| len > 0) {
+            return;
+        }
+        line(String::from_utf8_lossy(&text).trim_end().to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_are_followed_whatever_they_contain() {
+        let long = [b'x'; MAX_LINE + 10];
+        let stream = [b"one\n\xff two\n".as_slice(), &long, b"\nlast"].concat();
+        let mut lines = Vec::new();
+        follow(stream.as_slice(), |line| lines.push(line)).await;
+        assert_eq!(lines[..2], ["one", "\u{fffd} two"]);
+        assert_eq!((lines[2].len(), lines[3].len(), lines[4].as_str()), (MAX_LINE, 10, "last"));
+    }
+
+    #[test]
+    fn the_reason_of_an_end_is_the_message() {
+        let error = r#"{"error":{"code":"not_served","message":"cannot open","remedy":"x"}}"#;
+        assert_eq!(message_of(error.to_owned()), "cannot open");
+        assert_eq!(message_of("other".to_owned()), "other");
     }
 }

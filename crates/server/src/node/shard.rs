@@ -1,9 +1,11 @@
 //! The task of one shard at a node: it looks at the pool, decides, and starts, stops and hands over.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_cluster::map::{Change, Map, Maps};
+use forebay_cluster::map::{Change, Map, Maps, Node};
+use forebay_store::rados::librados::LibradosCluster;
 use forebay_store::rados::{PoolWatch, Sight};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
@@ -12,23 +14,26 @@ use super::NodeConfig;
 use super::decide::{Action, Claim, Process, RANKS, View, decide};
 use super::process::ShardProcess;
 
-/// Interval of looks at a pool whose owner lives, and at one that may have to be taken.
+/// Interval of looks at a pool whose owner lives, by a node of the first ranks and by another one.
 const LOOK: Duration = Duration::from_secs(1);
+const LOOK_SELDOM: Duration = Duration::from_secs(10);
+/// Interval of looks at a pool without an owner.
 const LOOK_CLOSELY: Duration = Duration::from_millis(250);
-/// Silence of an owner, in excess of the second between its heartbeats, from which the node looks closely.
-const MISSED_BEAT: Duration = Duration::from_millis(1500);
-/// Pause before a process that has failed is started again: at first, and at most.
+/// Pause after a process that has failed, or a handover: at first, and at most.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
+const FIRST_HANDOVER_RETRY: Duration = Duration::from_secs(5);
 const LAST_RETRY: Duration = Duration::from_secs(60);
-/// A process that has run for this long did not fail at its start.
-const HAS_RUN: Duration = Duration::from_secs(30);
+/// A process that has served for this long did not fail at its start.
+const HAS_SERVED: Duration = Duration::from_secs(30);
+/// Time between two looks at a pool, in which an owner that lives changes its heartbeat.
+const OBSERVE: Duration = Duration::from_millis(2500);
 
 /// What the tasks of a node share.
 pub(super) struct Shared {
     pub config: NodeConfig,
     pub number: u32,
+    pub cluster: Arc<LibradosCluster>,
     pub maps: Maps,
-    /// The map, and when the membership changed last.
     pub map: watch::Receiver<Seen>,
     /// One pool at a time is handed over.
     pub handover: Semaphore,
@@ -39,7 +44,43 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub(super) struct Seen {
     pub map: Arc<Map>,
-    pub members_since: Instant,
+    /// Since when each node can own shards.
+    pub eligible_since: BTreeMap<u32, Instant>,
+}
+
+impl Seen {
+    /// The next state, with another map.
+    pub fn with(&self, map: Map) -> Seen {
+        let eligible = map.nodes.values().filter(|node| node.is_eligible()).map(|node| node.number);
+        let since = |node| self.eligible_since.get(&node).copied().unwrap_or_else(Instant::now);
+        Seen { eligible_since: eligible.map(|node| (node, since(node))).collect(), map: Arc::new(map) }
+    }
+}
+
+/// A pause that grows with each failure.
+struct Retry {
+    first: Duration,
+    pause: Duration,
+    until: Option<Instant>,
+}
+
+impl Retry {
+    fn new(first: Duration) -> Retry {
+        Retry { first, pause: first, until: None }
+    }
+
+    fn is_due(&self) -> bool {
+        self.until.is_none_or(|until| Instant::now() >= until)
+    }
+
+    fn failed(&mut self) {
+        self.until = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LAST_RETRY);
+    }
+
+    fn succeeded(&mut self) {
+        *self = Retry::new(self.first);
+    }
 }
 
 /// The task of one shard.
@@ -48,21 +89,36 @@ pub(super) struct ShardTask {
     number: u32,
     watch: PoolWatch,
     running: Option<Running>,
-    /// The pause before the next start, and when it ends.
-    retry: (Duration, Instant),
+    starts: Retry,
+    handovers: Retry,
+    /// Since when the pool has not existed.
+    missing_since: Option<Instant>,
+    /// The place of this node in the ranking, as of this version of the map.
+    rank: (u64, Option<usize>),
 }
 
 struct Running {
     process: ShardProcess,
     claim: Claim,
-    started: Instant,
+    serving_since: Option<Instant>,
+    /// The owner before, if it did not answer: its node and the process of the node.
+    silent: Option<(u32, String)>,
     /// The map says that this node is the owner.
     is_recorded: bool,
 }
 
 impl ShardTask {
     pub fn new(shared: Arc<Shared>, number: u32, watch: PoolWatch) -> ShardTask {
-        ShardTask { shared, number, watch, running: None, retry: (FIRST_RETRY, Instant::now()) }
+        ShardTask {
+            shared,
+            number,
+            watch,
+            running: None,
+            starts: Retry::new(FIRST_RETRY),
+            handovers: Retry::new(FIRST_HANDOVER_RETRY),
+            missing_since: None,
+            rank: (0, None),
+        }
     }
 
     /// Runs until the node stops.
@@ -70,7 +126,7 @@ impl ShardTask {
         let (mut map, mut stop) = (self.shared.map.clone(), self.shared.stop.clone());
         let mut interval = Duration::ZERO;
         while !*stop.borrow() {
-            let rank = self.rank(&map.borrow_and_update().map);
+            let rank = self.place_in(&map.borrow_and_update().map);
             if rank.is_none() && self.running.is_none() {
                 tokio::select! {
                     _ = map.changed() => {}
@@ -78,103 +134,150 @@ impl ShardTask {
                 }
                 continue;
             }
-            let seen = tokio::select! {
-                seen = self.watch.look(interval) => seen,
+            let step = async {
+                match self.watch.look(interval).await {
+                    Ok(sight) => self.act(rank, sight.as_ref()).await,
+                    // An error is no sign of the state of the owner.
+                    Err(_) => LOOK,
+                }
+            };
+            interval = tokio::select! {
+                interval = step => interval,
                 _ = stop.changed() => break,
             };
-            // An error of the cluster is logged by the watch, and is no sign of the owner's state.
-            let Ok(sight) = seen else { continue };
-            interval = self.act(rank, sight.as_ref()).await;
         }
-        if let Some(mut running) = self.running.take() {
-            running.process.stop().await;
-        }
+        self.end_process().await;
     }
 
-    /// The place of this node in the ranking, if the node is to look at the shard.
-    fn rank(&self, map: &Map) -> Option<usize> {
-        let shard = map.shards.get(&self.number)?;
-        let rank = map.ranking(shard).iter().position(|node| *node == self.shared.number)?;
-        (rank < RANKS).then_some(rank)
+    /// The place of this node in the ranking of the shard.
+    fn place_in(&mut self, map: &Map) -> Option<usize> {
+        if self.rank.0 != map.version {
+            let own = |shard| map.ranking(shard).iter().position(|node| *node == self.shared.number);
+            self.rank = (map.version, map.shards.get(&self.number).and_then(own));
+        }
+        self.rank.1
     }
 
     /// Does what the state requires; returns the time until the next look.
     async fn act(&mut self, rank: Option<usize>, sight: Option<&Sight>) -> Duration {
         self.note_end();
-        let process = match &self.running {
-            None => Process::None,
-            Some(running) => match running.process.nbd() {
-                None => Process::Starting,
-                Some(_) => {
-                    Process::Serving { standby: rank != Some(0) && running.process.has_standby().await }
-                }
-            },
-        };
-        if let Process::Serving { .. } = process {
-            self.record_owner().await;
+        let is_owned_elsewhere =
+            self.running.is_none() && sight.is_some_and(|seen| seen.is_serving && !seen.is_free);
+        if is_owned_elsewhere && sight.is_some_and(|seen| seen.silent_for.is_zero()) {
+            self.starts.succeeded();
         }
-        let view = View { rank, pool: sight, process, hands_over: self.hands_over() };
+        self.missing_since = match sight {
+            Some(_) => None,
+            None => self.missing_since.or_else(|| Some(Instant::now())),
+        };
+        let process = self.process(rank).await;
+        let view = View {
+            rank,
+            pool: sight,
+            missing_for: self.missing_since.map_or(Duration::ZERO, |since| since.elapsed()),
+            process,
+            hands_over: self.hands_over(),
+        };
         match decide(&view) {
             Action::Nothing => {}
             Action::Start(claim) => self.start(claim),
-            Action::Stop => self.stop().await,
+            Action::Stop => {
+                tracing::info!(
+                    "stopping the process of shard {}: another node is to own the shard",
+                    self.number
+                );
+                self.end_process().await;
+            }
             Action::HandOver => self.hand_over().await,
         }
-        let is_quiet = sight.is_some_and(|seen| seen.owner.is_some() && seen.silent_for < MISSED_BEAT);
-        if is_quiet { LOOK } else { LOOK_CLOSELY }
+        match sight {
+            Some(seen) if seen.owner.is_some() && rank.is_some_and(|rank| rank < RANKS) => LOOK,
+            _ if self.running.is_some() => LOOK,
+            _ if rank.is_some_and(|rank| rank >= RANKS) => LOOK_SELDOM,
+            _ => LOOK_CLOSELY,
+        }
+    }
+
+    /// How far the process is. Records the ownership of one that has begun to serve.
+    async fn process(&mut self, rank: Option<usize>) -> Process {
+        let Some(running) = &mut self.running else { return Process::None };
+        if running.process.nbd().is_none() {
+            return Process::Starting(running.claim);
+        }
+        running.serving_since.get_or_insert_with(Instant::now);
+        if running.is_recorded && rank == Some(0) {
+            return Process::Serving { standby: false };
+        }
+        let owner = running.process.owner().await;
+        if let Some(owner) = &owner
+            && !running.is_recorded
+        {
+            self.record_owner(owner.term).await;
+        }
+        let standbys = owner.and_then(|owner| owner.standbys).unwrap_or_default();
+        Process::Serving { standby: standbys.iter().any(|standby| standby.alive) }
     }
 
     fn hands_over(&self) -> bool {
         let seen = self.shared.map.borrow();
         let drains = seen.map.nodes.get(&self.shared.number).is_none_or(|node| !node.is_eligible());
-        drains || seen.members_since.elapsed() >= self.shared.config.settle
+        let home = seen.map.shards.get(&self.number).and_then(|shard| shard.home);
+        let since = home.and_then(|home| seen.eligible_since.get(&home));
+        let is_settled = since.is_some_and(|since| since.elapsed() >= self.shared.config.settle);
+        (drains || is_settled) && self.handovers.is_due()
     }
 
     /// Notices that the process has ended.
     fn note_end(&mut self) {
         let Some(running) = &mut self.running else { return };
         let Some((status, reason)) = running.process.ended() else { return };
-        let pause = match running.started.elapsed() >= HAS_RUN {
-            true => FIRST_RETRY,
-            false => (self.retry.0 * 2).min(LAST_RETRY),
-        };
+        if running.serving_since.is_some_and(|since| since.elapsed() >= HAS_SERVED) {
+            self.starts.succeeded();
+        }
+        self.starts.failed();
         let status = status.map_or_else(String::new, |status| status.to_string());
         tracing::warn!("the process of shard {} has ended ({status}): {reason}", self.number);
-        self.retry = (pause, Instant::now() + pause);
         self.running = None;
     }
 
     fn start(&mut self, claim: Claim) {
-        if Instant::now() < self.retry.1 {
+        if !self.starts.is_due() {
             return;
         }
-        let (namespace, budget) = {
-            let seen = self.shared.map.borrow();
-            let Some(shard) = seen.map.shards.get(&self.number) else { return };
-            (shard.namespace.clone(), self.shared.config.cache / shards_per_node(&seen.map))
+        let seen = self.shared.map.borrow().clone();
+        let Some(shard) = seen.map.shards.get(&self.number) else { return };
+        let owner = shard.owner.filter(|owner| *owner != self.shared.number);
+        let silent = match claim {
+            Claim::Silent(_) => {
+                owner.and_then(|owner| Some((owner, seen.map.nodes.get(&owner)?.process.clone())))
+            }
+            _ => None,
         };
+        let processes = processes_of_node(&seen.map);
         tracing::info!("starting the process of shard {} ({})", self.number, reason(claim));
-        match ShardProcess::start(&self.shared.config, self.number, &namespace, claim, budget) {
+        match ShardProcess::start(&self.shared.config, self.number, &shard.namespace, claim, processes) {
             Ok(process) => {
-                self.running = Some(Running { process, claim, started: Instant::now(), is_recorded: false });
+                let (serving_since, is_recorded) = (None, false);
+                self.running = Some(Running { process, claim, serving_since, silent, is_recorded });
             }
             Err(e) => {
                 tracing::error!("the process of shard {} cannot be started: {e}", self.number);
-                self.retry = (self.retry.0, Instant::now() + self.retry.0);
+                self.starts.failed();
             }
         }
     }
 
-    async fn stop(&mut self) {
-        if let Some(mut running) = self.running.take() {
-            tracing::info!("stopping the process of shard {}: another node is to own the shard", self.number);
+    async fn end_process(&mut self) {
+        if let Some(running) = &mut self.running {
             running.process.stop().await;
         }
+        self.running = None;
     }
 
     async fn hand_over(&mut self) {
-        let Ok(_permit) = self.shared.handover.try_acquire() else { return };
-        let Some(mut running) = self.running.take() else { return };
+        let shared = self.shared.clone();
+        let Ok(_permit) = shared.handover.try_acquire() else { return };
+        let Some(running) = &self.running else { return };
         match running.process.hand_over().await {
             Ok(to) => {
                 tracing::info!(
@@ -184,51 +287,78 @@ impl ShardTask {
                     to.pause_ms,
                     to.closed
                 );
-                // A standby would wait for the pool again.
-                running.process.stop().await;
+                self.handovers.succeeded();
+                self.end_process().await;
             }
             Err(e) => {
                 tracing::warn!("shard {} was not handed over: {e}", self.number);
-                self.running = Some(running);
+                self.handovers.failed();
             }
         }
     }
 
-    /// Records in the map that this node owns the shard, and that the owner before did not answer if the
-    /// shard was taken over from it.
-    async fn record_owner(&mut self) {
-        let Some(running) = self.running.as_mut().filter(|running| !running.is_recorded) else { return };
+    /// Records in the map that this node owns the shard in this term, and that the node before does not answer
+    /// if the shard was taken over from it.
+    async fn record_owner(&mut self, term: u64) {
+        let Some(running) = &self.running else { return };
+        let nbd = running.process.nbd().unwrap_or_default();
+        let suspect = match running.silent.clone() {
+            Some((node, process)) if !self.has_another_shard(node).await => Some((node, process)),
+            _ => None,
+        };
         let (own, number) = (self.shared.number, self.number);
-        let (nbd, claim) = (running.process.nbd().unwrap_or_default(), running.claim);
         let changed = self.shared.maps.change(|map| {
-            let Some(shard) = map.shards.get(&number) else { return Ok(Change::default()) };
             let mut change = Change::default();
-            let before = shard.owner.filter(|owner| *owner != own).and_then(|owner| map.nodes.get(&owner));
-            if let (Some(node), Claim::Silent(_)) = (before, claim)
-                && !node.is_suspect()
+            // A later owner may have recorded itself.
+            let Some(shard) = map.shards.get(&number).filter(|shard| shard.term <= term) else {
+                return Ok(change);
+            };
+            if let Some((node, process)) = &suspect
+                && let Some(node) = map.nodes.get(node).filter(|node| node.process == *process)
             {
-                let mut node = node.clone();
-                node.suspect.clone_from(&node.process);
-                change = change.set_node(node);
+                change = change.set_node(Node { suspect: process.clone(), ..node.clone() });
             }
-            if shard.owner != Some(own) || shard.nbd != nbd {
+            if shard.owner != Some(own) || shard.nbd != nbd || shard.term != term {
                 let mut shard = shard.clone();
-                (shard.owner, shard.nbd) = (Some(own), nbd.clone());
+                (shard.owner, shard.nbd, shard.term) = (Some(own), nbd.clone(), term);
                 change = change.set_shard(shard);
             }
             Ok(change)
         });
         match changed.await {
-            Ok(_) => running.is_recorded = true,
+            Ok(_) => {
+                if let Some(running) = &mut self.running {
+                    running.is_recorded = true;
+                }
+            }
             Err(e) => tracing::warn!("the owner of shard {number} cannot be recorded yet: {e}"),
+        }
+    }
+
+    /// Whether a node serves another shard, so that only the process of one shard has failed.
+    async fn has_another_shard(&self, node: u32) -> bool {
+        let map = self.shared.map.borrow().map.clone();
+        let other =
+            map.shards.values().find(|shard| shard.number != self.number && shard.owner == Some(node));
+        let Some(Ok(namespace)) = other.map(|shard| self.shared.cluster.namespace(&shard.namespace)) else {
+            return false;
+        };
+        let mut watch = PoolWatch::new(namespace);
+        let first = watch.look(Duration::ZERO).await.ok().flatten();
+        let second = watch.look(OBSERVE).await.ok().flatten();
+        match (first, second) {
+            (Some(first), Some(second)) => {
+                second.owner.is_some() && first.sign.term == second.sign.term && first.sign != second.sign
+            }
+            _ => false,
         }
     }
 }
 
-/// The shards that a node has at most while all members are up.
-fn shards_per_node(map: &Map) -> u64 {
-    let nodes = map.candidates().len().max(1);
-    map.shards.len().div_ceil(nodes).max(1) as u64
+/// The processes that share the memory of a node: its shards, also after one other node has failed.
+fn processes_of_node(map: &Map) -> u64 {
+    let others = map.candidates().len().saturating_sub(1).max(1);
+    map.shards.len().div_ceil(others).max(1) as u64
 }
 
 fn reason(claim: Claim) -> &'static str {

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use begin::exit_while_opening;
-use forebay_api::{Handover, NewOwner, Upgrade, Upgraded};
+use forebay_api::{ErrorKind, Handover, NewOwner, Upgrade, Upgraded};
 use forebay_control::operations::{Control, ControlError, ServerRequest};
 use forebay_frontend::iscsi::PortGroups;
 use forebay_frontend::nbd;
@@ -58,6 +58,7 @@ pub use error::ServeError;
 pub(crate) use host::memory_files::FileState;
 pub(crate) use host::memory_files::{MemoryFile, memory_files};
 pub(crate) use host::memory_limits::{Measured, MemoryLimit, memory_limit, memory_limit_of_unit, warnings};
+pub(crate) use host::notify::notify;
 use host::signals::Signals;
 use listen::https::HttpsCertificate;
 pub use listen::https::HttpsError;
@@ -68,7 +69,7 @@ use open::OpenPool;
 use ownership::handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
 use ownership::loss::{Loss, exit_without_pool};
 use ownership::reopen::Reopened;
-pub(crate) use ownership::store::SILENT_OWNER;
+pub(crate) use ownership::store::{SHARD_PROCESS, SILENT_OWNER, is_shard_process};
 pub use reload::Load;
 use reload::Reloader;
 use services::{Prepared, Services};
@@ -353,6 +354,17 @@ impl Server<'_> {
         services: Services,
         sockets: Sockets,
     ) -> Result<Option<Continue>, ServeError> {
+        if is_shard_process() {
+            let why = "the process of a shard cannot be replaced: upgrade its node instead";
+            let continues = Continue {
+                how: How::Unchanged(Box::new(services)),
+                kept: sockets,
+                report: Box::new(move |_| {
+                    drop(reply.send(Err(ControlError::new(ErrorKind::UpgradeFailed, why))))
+                }),
+            };
+            return Ok(Some(continues));
+        }
         let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
         let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
         let overdue = Signals::new()?.overdue();
@@ -397,7 +409,8 @@ impl Server<'_> {
                 if self.signals.end_process().await {
                     return Ok(None);
                 }
-                if !self.config.standby {
+                // A node starts another process if it is to have the pool again.
+                if !self.config.standby || is_shard_process() {
                     exit_without_pool(Loss::HandedOver);
                 }
                 if is_main_process_of_unit() {
@@ -461,11 +474,19 @@ impl Server<'_> {
             open.release_store().await;
             closed
         };
+        let stopped_again = async {
+            // A service manager and the node may both send the signal to the process of a shard. The node kills
+            // one that does not end.
+            match is_shard_process() {
+                true => std::future::pending().await,
+                false => self.signals.stop().await,
+            }
+        };
         tokio::select! {
             biased;
             loss = open.fenced() => exit_without_pool(loss),
             closed = stop => closed?,
-            () = self.signals.stop() => exit_as_crash("second signal, exiting immediately"),
+            () = stopped_again => exit_as_crash("second signal, exiting immediately"),
         }
         tracing::info!("stopped");
         Ok(())

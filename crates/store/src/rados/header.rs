@@ -30,8 +30,8 @@ use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
 use crate::BoxFuture;
 use crate::superblock::{COPY_BYTES, written_copies};
 
-/// Name of the header object.
-pub(super) const HEADER: &str = "pool";
+/// Name of the header object of a pool.
+pub const HEADER: &str = "pool";
 pub(super) const TERM: &str = "term";
 pub(super) const OWNER: &str = "owner";
 pub(super) const SWAPS: &str = "swaps";

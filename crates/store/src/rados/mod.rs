@@ -40,6 +40,7 @@ pub use self::cluster::{Answer, Cluster, Contents, Entries, Errno, Operation, St
 pub use self::connection::{HandedOver, Heir, PoolConnection};
 use self::fullness::Fullness;
 use self::growing::Growing;
+pub use self::header::HEADER as POOL_HEADER;
 use self::header::{HeaderKeys, digits};
 use self::lease::{Lease, Moment};
 use self::librados::LibradosCluster;

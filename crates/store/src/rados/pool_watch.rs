@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::cluster::{Cluster, Errno};
 use super::header::Header;
 use super::owner::Owner;
-use super::watch::Watch;
+use super::watch::{Errors, Watch};
 use super::{Claim, SignOfLife, ownership, store_error};
 use crate::Result;
 
@@ -31,18 +31,21 @@ pub struct PoolWatch {
     cluster: Arc<dyn Cluster>,
     here: Owner,
     watch: Option<Watch>,
+    /// Errors of the first look.
+    errors: Errors,
 }
 
 impl PoolWatch {
     /// A watch of the pool in this namespace.
     pub fn new(cluster: Arc<dyn Cluster>) -> PoolWatch {
-        PoolWatch { cluster, here: Owner::this(), watch: None }
+        let errors = Errors::new("the header of a shard's pool cannot be read");
+        PoolWatch { cluster, here: Owner::this(), watch: None, errors }
     }
 
     /// Waits for `interval`, and looks. `None` if the pool does not exist.
     ///
     /// # Errors
-    /// Those of the cluster. The silence of the owner is counted anew after an error.
+    /// Those of the cluster, which are logged. The silence of the owner is counted anew after an error.
     pub async fn look(&mut self, interval: Duration) -> Result<Option<Sight>> {
         let seen = match &mut self.watch {
             Some(watch) => watch.look(&*self.cluster, interval).await.map(drop),
@@ -52,12 +55,20 @@ impl PoolWatch {
             }
         };
         match seen {
-            Ok(()) => Ok(self.watch.as_ref().map(|watch| self.sight(watch))),
+            Ok(()) => {
+                self.errors.end();
+                Ok(self.watch.as_ref().map(|watch| self.sight(watch)))
+            }
             Err(Errno(libc::ENOENT)) => {
                 self.watch = None;
                 Ok(None)
             }
-            Err(e) => Err(store_error("reading the header of the pool", e)),
+            Err(e) => {
+                if self.watch.is_none() {
+                    self.errors.report(self.cluster.now(), e);
+                }
+                Err(store_error("reading the header of the pool", e))
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use forebay_text::Size;
 use super::memory_files::{own_bytes, unused_bytes_of_ceph};
 use super::pressure;
 use crate::config::{PoolLocation, ServeConfig};
+use crate::serve::SHARD_PROCESS;
 
 /// Who compares, which decides whose control group is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +40,10 @@ pub(crate) struct MemoryLimit {
 
 /// The RAM of the host, or the limit of the control group of this process if that is lower.
 pub(crate) fn memory_limit() -> Option<MemoryLimit> {
-    pressure::total().map(|(bytes, is_host)| MemoryLimit { bytes, is_host, unit: None })
+    // The processes of a node share its memory.
+    let processes = std::env::var(SHARD_PROCESS).ok().and_then(|count| count.parse().ok()).unwrap_or(1);
+    let share = |bytes: u64| bytes / u64::max(processes, 1);
+    pressure::total().map(|(bytes, is_host)| MemoryLimit { bytes: share(bytes), is_host, unit: None })
 }
 
 /// The RAM of the host, or the limit of a systemd unit if that is lower.

@@ -21,6 +21,15 @@ use crate::serve::host::descriptors::Descriptors;
 /// that the node has found silent.
 pub(crate) const SILENT_OWNER: &str = "FOREBAY_SILENT_OWNER";
 
+/// The environment variable of the process of a shard. Its value is the number of such processes that share the
+/// memory of the node.
+pub(crate) const SHARD_PROCESS: &str = "FOREBAY_SHARD_PROCESS";
+
+/// Whether this is the process of a shard, which a node has started and stops.
+pub(crate) fn is_shard_process() -> bool {
+    std::env::var_os(SHARD_PROCESS).is_some()
+}
+
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
 ///
 /// # Errors

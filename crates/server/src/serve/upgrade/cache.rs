@@ -74,7 +74,7 @@ impl CacheCopy {
     }
 }
 
-/// Adds the blocks of a copy to the read cache, until it is full. Returns their number.
+/// Adds the blocks of a copy to the read cache, as far as there is room. Returns their number.
 fn fill(copy: &mut File, pool: &Weak<Pool>) -> io::Result<u64> {
     let mut some = vec![0; AT_ONCE * CachedBlock::SIZE];
     let (mut blocks, mut at) = (0, 0_i64);
@@ -90,10 +90,7 @@ fn fill(copy: &mut File, pool: &Weak<Pool>) -> io::Result<u64> {
         }
         let Some(pool) = pool.upgrade().filter(|_| len > 0) else { return Ok(blocks) };
         for block in some[..len].as_chunks::<{ CachedBlock::SIZE }>().0 {
-            if !pool.add_to_read_cache(block) {
-                return Ok(blocks);
-            }
-            blocks += 1;
+            blocks += u64::from(pool.add_to_read_cache(block));
         }
         drop(pool);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

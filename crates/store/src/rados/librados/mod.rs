@@ -29,6 +29,7 @@ mod ticks;
 mod write_op;
 
 use std::ffi::c_char;
+use std::mem::ManuallyDrop;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -138,11 +139,13 @@ impl Drop for LibradosCluster {
         let connection = self.connection.clone();
         connection.closing.store(true, Ordering::Relaxed);
         let is_this_thread = client.runtime.is_this_thread();
+        // If the thread cannot be started, the client stays: shutting it down needs that nothing is in flight.
+        let client = ManuallyDrop::new(client);
         let (done, closed) = mpsc::channel::<()>();
         let close = move || {
             connection.queue.wait_until_idle();
             connection.close();
-            drop(client);
+            drop(ManuallyDrop::into_inner(client));
             drop(done);
         };
         if let Err(e) = thread::Builder::new().name("rados-close".into()).spawn(close) {
