@@ -9,7 +9,8 @@ use serde::Serialize;
 use super::args::{ConfigCommand, Global};
 use super::{CliError, output, unit};
 use crate::config::{
-    ConfigFile, DEFAULT_CONFIG, DEFAULT_DATA, Overrides, ServeConfig, Setting, lines_of_keys, settings,
+    ClusterFlags, ConfigFile, DEFAULT_CONFIG, DEFAULT_DATA, Overrides, ServeConfig, Setting, lines_of_keys,
+    settings,
 };
 use crate::serve::{Measured, MemoryLimit};
 
@@ -76,6 +77,7 @@ fn check(path: &Path, global: &Global) -> Result<(), CliError> {
         memory_limit: limit.as_ref().map(|limit| limit.bytes),
         ..Overrides::default()
     };
+    file.node(Some(path), ClusterFlags::default(), flags.clone())?;
     let config = ServeConfig::resolve(file, flags)?;
     crate::serve::check(&config)?;
     let warnings = crate::serve::warnings(&config, limit.as_ref(), Measured::ByCommand);

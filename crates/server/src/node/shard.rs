@@ -340,15 +340,16 @@ impl ShardTask {
         let map = self.shared.map.borrow().map.clone();
         let other =
             map.shards.values().find(|shard| shard.number != self.number && shard.owner == Some(node));
-        let Some(Ok(namespace)) = other.map(|shard| self.shared.cluster.namespace(&shard.namespace)) else {
-            return false;
-        };
+        let Some(shard) = other else { return false };
+        let Ok(namespace) = self.shared.cluster.namespace(&shard.namespace) else { return false };
         let mut watch = PoolWatch::new(namespace);
         let first = watch.look(Duration::ZERO).await.ok().flatten();
         let second = watch.look(OBSERVE).await.ok().flatten();
         match (first, second) {
+            // In another term, yet another node has taken that shard over.
             (Some(first), Some(second)) => {
-                second.owner.is_some() && first.sign.term == second.sign.term && first.sign != second.sign
+                let is_of_node = first.sign.term == shard.term && second.sign.term == shard.term;
+                is_of_node && second.owner.is_some() && first.sign.beat != second.sign.beat
             }
             _ => false,
         }
