@@ -1,9 +1,9 @@
 """Golden pools: pools as each release wrote them open with this release and have the same contents. A pool
 of another format version is refused.
 
-`tests/golden/RELEASE-KIND.tar.xz` has the directory `pool`, and for a server that was killed also `memory`, the
-file of acknowledged writes. FOREBAY_WRITE_GOLDEN=1 writes the pools of the present release. A pool of a
-published release is never changed; a later release that writes other kinds of data adds a kind.
+`tests/golden/RELEASE-KIND.tar.xz` has the directory `pool`. For a server that was killed it also has `memory`
+with the file of acknowledged writes. FOREBAY_WRITE_GOLDEN=1 writes the pools of the present release. A pool
+of a published release is never changed; a later release that writes other kinds of data adds a kind.
 """
 
 import glob
@@ -96,7 +96,8 @@ def expect_stopped(s):
 
 
 def make_killed(s):
-    """The pool of a server that was killed: a log after the last checkpoint, and acknowledged writes in memory."""
+    """The pool of a server that was killed: a log after the last checkpoint, and acknowledged writes that are
+    only in memory."""
     s.cli("volume", "create", "late", "--size", "16M")
     fill(s, "late", "first", range(BLOCKS))
     s.cli("image", "create", "image", "late")
@@ -142,8 +143,8 @@ def golden_pools():
 
 
 def unpack(t, name, file):
-    """Unpacks a golden pool to the directory `name` of a test. Gives the memory the name under which the server
-    searches for it: it contains device and inode of the superblock file."""
+    """Unpacks a golden pool to the directory `name` of a test. Gives the memory the name under which the
+    server searches for it: it contains device and inode of the superblock file."""
     base = t.path(name)
     os.mkdir(base)
     run("tar", "--sparse", "-C", base, "-xJf", file)
@@ -182,7 +183,8 @@ def golden_pools_of_every_release_open(t):
 
 @test
 def golden_memory_has_writes_that_are_nowhere_else(t):
-    """Without its memory, the pool of the killed server has lost writes. Otherwise the test above proves little."""
+    """Without its memory, the pool of the killed server has lost writes: so the test above proves that the
+    memory is read."""
     killed = [(release, file) for release, kind, file in golden_pools() if kind == "killed"]
     check(killed, "golden pools of killed servers")
     for release, file in killed:
