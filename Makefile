@@ -8,7 +8,7 @@ MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-browser test-threads test-ceph test-api test-proxmox test-package \
-	package package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds soak-upgrade bench bench-fair bench-engine bench-vdi \
+	package package-proxmox release demo soak soak-space soak-crash soak-hostile soak-seeds soak-upgrade bench bench-fair bench-engine bench-vdi \
 	bench-boot bench-ats bench-rados bench-scale bench-dashboard xray xray-fio fmt lint deny corpora book clean
 
 help: ## list the commands
@@ -129,6 +129,11 @@ bench-dashboard: setup build ## time until pages are shown with 2,000 volumes: a
 
 package: build ## the Debian package, in target/package (needs dpkg-deb)
 	@packaging/debian/build.sh $(TARGET)/release/forebay $(TARGET)/package
+
+# The commit decides the version and all times in the files.
+release: ## all files of a release, signed with KEY=FINGERPRINT of gpg, in target/release-files
+	@[[ -n "$(KEY)" ]] || { echo "release: KEY=FINGERPRINT names the key of gpg that signs the release" >&2; exit 1; }
+	@packaging/release/build.sh $(TARGET)/release-files && packaging/release/sign.sh $(TARGET)/release-files $(KEY)
 
 test-package: setup build ## the package on clean roots of Debian 12 and 13 (root, debootstrap; minutes)
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/package/run.py $(ARGS)
