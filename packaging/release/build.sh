@@ -64,4 +64,6 @@ fi
 packaging/proxmox/build-deb "$out" >/dev/null
 packaging/container/image.py "$server" "$out/forebay-$version-$arch.oci.tar" >/dev/null
 "${CARGO:-cargo}" run -q --locked -p xtask -- sbom >"$out/forebay-$version.cdx.json"
-(cd "$out" && sha256sum -- * | tee SHA256SUMS)
+# Computed before the file exists, which would be among the others.
+sums=$(cd "$out" && sha256sum -- *)
+printf '%s\n' "$sums" | tee "$out/SHA256SUMS"
