@@ -8,7 +8,7 @@ MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-browser test-threads test-ceph test-api test-proxmox test-package \
-	package package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
+	package package-proxmox release demo soak soak-space soak-crash soak-hostile soak-seeds soak-upgrade bench bench-fair bench-engine bench-vdi \
 	bench-boot bench-ats bench-rados bench-scale bench-dashboard xray xray-fio fmt lint deny corpora book clean
 
 help: ## list the commands
@@ -71,7 +71,7 @@ demo: setup build ## boot real guests from clones of one golden image, and print
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/demo.py
 
 # Hours in total. Each part has a variable that sets its length.
-soak: soak-space soak-crash soak-hostile soak-seeds ## all long runs, for hours
+soak: soak-space soak-crash soak-hostile soak-seeds soak-upgrade ## all long runs, for hours
 
 soak-space: setup build ## load on a nearly full store, SOAK_MINUTES (30) at each live share
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/soak/run.py $(ARGS)
@@ -91,6 +91,11 @@ soak-hostile: setup build ## hostile clients: FOREBAY_HOSTILE_S (120) each, FORE
 soak-seeds: ## FOREBAY_ROUNDS (20000) seeds of each simulated world
 	FOREBAY_ROUNDS=$${FOREBAY_ROUNDS:-20000} $(CARGO) test -p forebay-sim --locked --test it -- world:: rounds:: faults:: \
 		clean:: rados:: restarts::
+
+# The workflow runs it for each change. FOREBAY_OLD is a binary of the last release, if there is one already.
+soak-upgrade: setup build ## upgrades from the last release under clients and a guest, and downgrades
+	@old=$$(scripts/last-release.sh) && FOREBAY_OLD=$$old FOREBAY_BIN=$(TARGET)/release/forebay \
+		$(PYTHON) tests/upgrade/run.py $(ARGS)
 
 bench: setup build ## the promised figures, each next to its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench $(ARGS)
@@ -124,6 +129,11 @@ bench-dashboard: setup build ## time until pages are shown with 2,000 volumes: a
 
 package: build ## the Debian package, in target/package (needs dpkg-deb)
 	@packaging/debian/build.sh $(TARGET)/release/forebay $(TARGET)/package
+
+# The commit decides the version and all times in the files.
+release: ## all files of a release, signed with KEY=FINGERPRINT of gpg, in target/release-files
+	@[[ -n "$(KEY)" ]] || { echo "release: KEY=FINGERPRINT names the key of gpg that signs the release" >&2; exit 1; }
+	@packaging/release/build.sh $(TARGET)/release-files && packaging/release/sign.sh $(TARGET)/release-files $(KEY)
 
 test-package: setup build ## the package on clean roots of Debian 12 and 13 (root, debootstrap; minutes)
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/package/run.py $(ARGS)

@@ -22,6 +22,7 @@ packages=(
   chromium chromium-driver python3-selenium        # the dashboard in a real browser
   fonts-dejavu-core                                # letters on its pages
   iproute2 nftables                                # networks of tests, and their failures
+  gpg gpg-agent binutils xz-utils                  # packages of a release, and their signatures
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
 

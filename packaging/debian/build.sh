@@ -1,9 +1,11 @@
 #!/bin/sh
 # Builds the Debian package from a built binary: packaging/debian/build.sh BINARY DIRECTORY
 #
-# Needs dpkg-deb, gzip, and the repository. Prints the path of the package. The binary determines the oldest
-# Debian: one that was built on Debian 12 runs on 12 and 13.
+# Needs dpkg-deb, gzip, strip, and the repository. Prints the path of the package. The binary determines the
+# oldest Debian: one that was built on Debian 12 runs on 12 and 13. Equal inputs give equal packages.
 set -eu
+# Times in the package, which are those of no file.
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-1767225600}" LC_ALL=C
 binary=$1
 out=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -52,7 +54,7 @@ put 644 "$here/lintian-overrides" usr/share/lintian/overrides/forebay
     echo
     echo "  * Release $version; the changes are in changelog.gz."
     echo
-    echo " -- Forebay developers <forebay@example.org>  $(date -R -u -d "@${SOURCE_DATE_EPOCH:-1767225600}")"
+    echo " -- Forebay developers <forebay@example.org>  $(date -R -u -d "@$SOURCE_DATE_EPOCH")"
 } | gzip -9n > "$stage/$doc/changelog.Debian.gz"
 
 for script in postinst prerm postrm; do
@@ -62,7 +64,9 @@ echo /etc/forebay/forebay.toml > "$stage/DEBIAN/conffiles"
 (cd "$stage" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum) > "$stage/DEBIAN/md5sums"
 # The newest symbol version of the C library that the binary uses.
 libc=$(strings -a "$binary" | grep -xE 'GLIBC_2\.[0-9]+' | sort -t. -k2 -n | tail -1 | sed 's/GLIBC_//')
-size=$(du -sk --exclude=DEBIAN "$stage" | cut -f1)
+# In KiB, as Debian computes it. What files occupy depends on the file system.
+size=$(find "$stage" -path "$stage/DEBIAN" -prune -o -type f -printf '%s\n' -o -printf '0\n' |
+    awk '{kib += $1 > 0 ? int(($1 + 1023) / 1024) : 1} END {print kib}')
 cat > "$stage/DEBIAN/control" <<CONTROL
 Package: forebay
 Version: $version
@@ -83,5 +87,6 @@ Description: storage server for virtual machine disks over NBD and iSCSI
 CONTROL
 mkdir -p "$out"
 deb="$out/forebay_${version}_${arch}.deb"
-dpkg-deb --root-owner-group "-Z${FOREBAY_DEB_COMPRESSION:-xz}" --build "$stage" "$deb" > /dev/null
+# The output of xz depends on the number of threads.
+dpkg-deb --root-owner-group --threads-max=1 "-Z${FOREBAY_DEB_COMPRESSION:-xz}" --build "$stage" "$deb" > /dev/null
 echo "$deb"

@@ -204,21 +204,14 @@ def interrupt(t, server, guest, console, how, count):
     return longest
 
 
-@test
-def a_guest_lives_on_when_its_server_is_killed(t):
-    need_fuse_and_loop()
-    server = t.server()
+def guest_lives_on(t, server, interruptions, count):
+    """Runs a guest while its server is interrupted: `interruptions` has the functions that do it, by name.
+    Each is called `count` times. Afterwards verifies the guest's disks, in the guest and from outside."""
     guest = booted(t, server)
     guest.run(START)
     console = Console(guest.console)
     console.wait_beyond(dict.fromkeys(DATABASES, 10), guest)
-
-    def kill():
-        server.kill()
-        time.sleep(t.random.uniform(0.0, 0.3))
-        server.start()
-
-    pauses = {"kill -9": interrupt(t, server, guest, console, kill, KILLS)}
+    pauses = {name: interrupt(t, server, guest, console, how, count) for name, how in interruptions.items()}
     loops = int(guest.run(STOP))
     last = console.committed()
     guest.run(VERIFY.replace("$VOLUME", str(last["volume"])).replace("$DESKTOP", str(last["desktop"])))
@@ -232,4 +225,17 @@ def a_guest_lives_on_when_its_server_is_killed(t):
         run("e2fsck", "-fn", fuse.file)
         fuse.close()
     said = ", ".join(f"longest pause by {what} {s:.1f} s" for what, s in pauses.items())
-    print(f"     {KILLS} of each; {said}; {sum(last.values())} transactions, {loops} loops of fio")
+    print(f"     {count} of each; {said}; {sum(last.values())} transactions, {loops} loops of fio")
+
+
+@test
+def a_guest_lives_on_when_its_server_is_killed(t):
+    need_fuse_and_loop()
+    server = t.server()
+
+    def kill():
+        server.kill()
+        time.sleep(t.random.uniform(0.0, 0.3))
+        server.start()
+
+    guest_lives_on(t, server, {"kill -9": kill}, KILLS)

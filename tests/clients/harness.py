@@ -260,7 +260,8 @@ def run_tests(wanted, seed):
 def rerun_command(name, seed):
     """A command line that runs one test again, in the current directory."""
     binary = os.environ.get("FOREBAY_BIN", "target/debug/forebay")
-    return f"FOREBAY_BIN={binary} FOREBAY_SEED={seed} {sys.executable} {sys.argv[0]} {name}"
+    old = f"FOREBAY_OLD={os.environ['FOREBAY_OLD']} " if "FOREBAY_OLD" in os.environ else ""
+    return f"{old}FOREBAY_BIN={binary} FOREBAY_SEED={seed} {sys.executable} {sys.argv[0]} {name}"
 
 
 class Runner:

@@ -85,6 +85,7 @@ import clients_metrics  # noqa: E402, F401
 import clients_docs  # noqa: E402, F401
 import clients_golden  # noqa: E402, F401
 import clients_package  # noqa: E402, F401
+import clients_packages  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
 import clients_rados_outages  # noqa: E402, F401
 import clients_rados_partitions  # noqa: E402, F401

@@ -5,7 +5,8 @@
 
 Needs root, debootstrap, and python3-libnbd; with systemd-nspawn, the units run under systemd. The roots are
 made once, in .cache/roots or FOREBAY_ROOTS. A client of this machine writes to a volume over the server's
-socket while the package is upgraded; it must keep its connection.
+socket while the package is upgraded; it must keep its connection. The package is installed and upgraded by
+dpkg, and by apt from a signed repository.
 """
 
 import contextlib
@@ -24,6 +25,8 @@ sys.path[:0] = [os.path.join(ROOT, "scripts", "pylib"), os.path.join(ROOT, "test
 
 import nbd  # noqa: E402
 from clients_package import build_package  # noqa: E402
+from clients_packages import REPOSITORY, make_key  # noqa: E402
+from forebay import run  # noqa: E402
 from harness import ControlSocket, check, equal  # noqa: E402
 
 SUITES = ("bookworm", "trixie")
@@ -49,7 +52,7 @@ class Machine:
     """A copy of a clean root: booted with systemd in a container, or without systemd if it cannot be."""
 
     def __init__(self, suite, scratch):
-        self.root = os.path.join(scratch, suite)
+        self.suite, self.root = suite, os.path.join(scratch, suite)
         subprocess.run(["cp", "-a", "--reflink=auto", clean_root(suite), self.root], check=True)
         self.container, self.leader, self.mounts = None, None, []
         if shutil.which("systemd-nspawn") and self.boot():
@@ -316,21 +319,79 @@ def life_of_a_package(m, packages):
     return writer.count
 
 
+def from_the_repository(m, packages, scratch):
+    """apt installs the package from a signed repository, and upgrades it under a client, as the documentation
+    describes it."""
+    directory, sources = m.path("/srv/forebay-apt"), m.path("/etc/apt/sources.list.d/forebay.list")
+    add = lambda package: run(REPOSITORY, directory, scratch.key, package, env=scratch.env)  # noqa: E731
+    add(packages[0])
+    keyring = "/etc/apt/keyrings/forebay-archive-keyring.gpg"
+    os.makedirs(os.path.dirname(m.path(keyring)), exist_ok=True)
+    shutil.copy(f"{directory}/forebay-archive-keyring.gpg", m.path(keyring))
+    with open(sources, "w") as f:
+        f.write(f"deb [signed-by={keyring}] file:/srv/forebay-apt {m.suite} main\n")
+    # Only this source: the root has all packages on which it depends, and no network.
+    apt = ["apt-get", "-o", "Dir::Etc::sourcelist=/etc/apt/sources.list.d/forebay.list", "-o", "Dir::Etc::sourceparts=-"]
+    m.run(*apt, "-o", "APT::Update::Error-Mode=any", "update")
+    m.run(*apt, "install", "-y", "--no-install-recommends", "forebay")
+    m.start()
+    first = m.pid()
+    m.cli("volume", "create", "v", "--size", "64M")
+    writer = Writer(m.path("/run/forebay/nbd.sock"))
+    writer.start()
+    writer.check("after the start")
+    add(packages[1])
+    m.run(*apt, "-o", "APT::Update::Error-Mode=any", "update")
+    text = m.run(*apt, "upgrade", "-y").stdout
+    check("connections continue" in text, f"no upgrade of the running server: {text}")
+    check(m.pid() != first, "another process serves the clients")
+    writer.check("after the upgrade by apt")
+    writer.stopped.set()
+    writer.join(30)
+    equal(writer.error, None, "the client")
+    writer.handle.shutdown()
+    return writer.count
+
+
+class Scratch:
+    """What the tests of all suites share: a directory, and a key that is thrown away."""
+
+    def __init__(self, directory):
+        self.dir = directory
+        self.stack = contextlib.ExitStack()
+        self.key, self.env = make_key(self, "key")
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def defer(self, function, *args, **kwargs):
+        self.stack.callback(function, *args, **kwargs)
+
+
 def main():
     suites = sys.argv[1:] or SUITES
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         sys.exit("this test needs root and debootstrap")
-    with tempfile.TemporaryDirectory(prefix="forebay-package-") as scratch:
-        packages = [build_package(scratch, f"-{n}") for n in (1, 2, 3)]
-        for suite in suites:
-            begun = time.monotonic()
-            machine = Machine(suite, scratch)
-            try:
-                writes = life_of_a_package(machine, packages)
-            finally:
-                machine.close()
-            kind = "systemd" if machine.leader else "no systemd"
-            print(f"ok   {suite} ({kind}): {writes} writes on one connection, {time.monotonic() - begun:.0f} s", flush=True)
+    with tempfile.TemporaryDirectory(prefix="forebay-package-") as directory:
+        scratch = Scratch(directory)
+        with scratch.stack:
+            packages = [build_package(directory, f"-{n}") for n in (1, 2, 3)]
+            for suite in suites:
+                live(suite, "dpkg", directory, lambda m: life_of_a_package(m, packages))
+                live(suite, "apt", directory, lambda m: from_the_repository(m, packages, scratch))
+
+
+def live(suite, tool, directory, life):
+    """Runs one life of the package on a new root."""
+    begun = time.monotonic()
+    machine = Machine(suite, directory)
+    try:
+        writes = life(machine)
+    finally:
+        machine.close()
+        shutil.rmtree(machine.root, ignore_errors=True)
+    kind = "systemd" if machine.leader else "no systemd"
+    print(f"ok   {suite}, {tool} ({kind}): {writes} writes on one connection, {time.monotonic() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

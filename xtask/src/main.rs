@@ -5,6 +5,7 @@ mod corpora;
 mod limited;
 mod runner;
 mod rust;
+mod sbom;
 mod tidy;
 
 use std::path::Path;
@@ -16,6 +17,7 @@ usage: cargo run -p xtask -- COMMAND
   tidy --all-words   the same; also print words that are only limited in number
   test [FILTER]      run all Rust tests, several binaries at once; print how to run each failed test alone
   test-all           run these, concurrently with the tests with clients and a browser
+  sbom               print the bill of materials of the server, in the format CycloneDX
   corpora            write the generated samples of the fuzz corpora again
   circles [FOLDER]   print circles of source files below FOLDER (default: crates/engine/src)";
 
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         ["test"] => runner::run(&[]),
         ["test-all"] => runner::run_all(),
         ["test", filter] => runner::run(&[filter]),
+        ["sbom"] => sbom::print(),
         ["corpora"] => corpora::write(),
         ["circles"] => run_circles("crates/engine/src"),
         ["circles", folder] => run_circles(folder),
