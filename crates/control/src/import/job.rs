@@ -15,6 +15,8 @@ use tokio::sync::mpsc;
 
 use super::file::ImageFile;
 use super::pump::{self, Copied};
+use super::spool::{KeepFree, Spool};
+use super::unpack::{self, Packing};
 use super::{Image, ImportError, Result, detect, fetch};
 use crate::operations::{Control, ControlError, Job};
 use crate::view::disk_view;
@@ -119,9 +121,11 @@ async fn run(
         return Err(EngineError::Exists(request.name).into());
     }
     let mut reporter = Reporter::new(events, job);
-    let limit = request.max_bytes;
+    let limit = request.max_bytes.unwrap_or(u64::MAX).min(control.info().imports.max_bytes);
     let opened = open_source(request.source, limit, on_host, control, &mut reporter);
     let file = or_cancelled(control, events, job, opened).await?;
+    let file = unpacked(file, request.format, limit, control, &mut reporter);
+    let file = or_cancelled(control, events, job, file).await?;
     let detected = blocking(move || detect::open(file, request.format));
     let (format, image) = or_cancelled(control, events, job, detected).await?;
     if image.size() == 0 {
@@ -142,7 +146,7 @@ async fn run(
 
 async fn open_source(
     source: Source,
-    max_bytes: Option<u64>,
+    max_bytes: u64,
     on_host: bool,
     control: &Control,
     reporter: &mut Reporter<'_>,
@@ -150,16 +154,45 @@ async fn open_source(
     match source {
         Source::File(path) => blocking(move || ImageFile::open(&path)).await,
         Source::Url(url) => {
-            let (server, pool) = (control.info(), control.pool().clone());
+            let server = control.info();
             let mut policy = server.imports;
-            policy.max_bytes = max_bytes.unwrap_or(u64::MAX).min(policy.max_bytes);
-            let keep_free = Box::new(move |total: u64| pool.low_threshold(total.min(KEPT_FREE_OF)));
-            fetch::fetch(url, server.data.clone(), keep_free, policy, on_host, |done, total| {
+            policy.max_bytes = max_bytes;
+            fetch::fetch(url, server.data.clone(), keep_free(control), policy, on_host, |done, total| {
                 reporter.report(Phase::Download, Copied { done, written: done }, total);
             })
             .await
         }
     }
+}
+
+/// The room that files in the data directory leave free.
+fn keep_free(control: &Control) -> KeepFree {
+    let pool = control.pool().clone();
+    Box::new(move |total: u64| pool.low_threshold(total.min(KEPT_FREE_OF)))
+}
+
+/// Decompresses a file that is compressed as a whole.
+async fn unpacked(
+    file: ImageFile,
+    given: Format,
+    max_bytes: u64,
+    control: &Control,
+    reporter: &mut Reporter<'_>,
+) -> Result<ImageFile> {
+    let (data, keep) = (control.info().data.clone(), keep_free(control));
+    let detected = blocking(move || {
+        Ok(match Packing::detect(&file, given)? {
+            Some(packing) => (file, Some((packing, Spool::create(&data, keep)?))),
+            None => (file, None),
+        })
+    });
+    let (file, spool) = detected.await?;
+    let Some((packing, spool)) = spool else { return Ok(file) };
+    let total = file.len();
+    unpack::unpack(file, packing, spool, max_bytes, |done| {
+        reporter.report(Phase::Unpack, Copied { done, written: done }, Some(total));
+    })
+    .await
 }
 
 async fn fill(
@@ -213,6 +246,7 @@ impl<'a> Reporter<'a> {
             self.last_event = Some((now, phase));
             let name = match phase {
                 Phase::Download => "download",
+                Phase::Unpack => "unpack",
                 Phase::Import => "import",
             };
             self.job.progress(name, copied.done, total);

@@ -32,6 +32,7 @@ mod qcow2;
 mod raw;
 mod spool;
 mod text;
+mod unpack;
 mod url;
 mod vhd;
 mod vhdx;

@@ -1,4 +1,4 @@
-//! The file into which a download is written: it has no name, so the file system frees it when it is closed,
+//! The file into which a download or a decompressed file is written: it has no name, so the file system frees it when it is closed,
 //! even by a crash.
 //!
 //! It is in the data directory, whose file system usually holds the pool. So a download stops before the
@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use flate2::write::{MultiGzDecoder, ZlibDecoder};
+use forebay_engine::is_zero;
 use forebay_text::Size;
 
 use super::{ImportError, Result};
@@ -117,6 +118,17 @@ impl Spool {
         self.append(&rest.map_err(SpoolError::Coding)?)
     }
 
+    /// Appends data. Data of zeroes becomes a hole, for which no room is needed.
+    pub fn append_sparse(&mut self, data: &[u8]) -> std::result::Result<(), SpoolError> {
+        if !is_zero(data) {
+            return self.append(data);
+        }
+        let distance = i64::try_from(data.len()).map_err(|e| SpoolError::Storage(io::Error::other(e)))?;
+        self.file.seek(SeekFrom::Current(distance)).map_err(SpoolError::Storage)?;
+        self.len += data.len() as u64;
+        Ok(())
+    }
+
     fn append(&mut self, data: &[u8]) -> std::result::Result<(), SpoolError> {
         self.check_room(data.len() as u64)?;
         self.file.write_all(data).map_err(SpoolError::Storage)?;
@@ -140,8 +152,10 @@ impl Spool {
     }
 
     /// Returns the file, which is complete after [`Spool::finish`].
-    pub fn into_file(self) -> File {
-        self.file
+    pub fn into_file(self) -> io::Result<File> {
+        // A hole at the end is not in the file yet.
+        self.file.set_len(self.len)?;
+        Ok(self.file)
     }
 }
 

@@ -322,7 +322,7 @@ pub struct ServeArgs {
 /// `forebay image …`
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Import an image from a disk file: raw, qcow2, VMDK, VHD or VHDX
+    /// Import an image from a disk file: raw, qcow2, VMDK, VHD or VHDX, also compressed (gz, xz, zst, bz2)
     Import {
         /// Name of the new image
         #[arg(value_parser = Name::new())]
@@ -333,7 +333,8 @@ pub enum ImageCommand {
         /// Image format (default: detect)
         #[arg(long, value_enum, default_value_t)]
         format: Format,
-        /// Maximum size of the file that a URL may deliver [default: the server's limit]
+        /// Maximum size of the file that a URL may deliver, and of a decompressed file [default: the server's
+        /// limit]
         #[arg(long, value_name = "SIZE")]
         max_size: Option<Size>,
         /// Deduplication domain: only disks of the same domain share blocks; clones inherit it
