@@ -220,3 +220,35 @@ def a_decompression_does_not_fill_the_file_system_of_the_pool(t):
     free = os.statvfs(where)
     check(free.f_bavail * free.f_frsize > 51 * MIB, "the file of a refused decompression remains")
     equal(s.json("image", "list"), [], "images")
+
+
+@test
+def a_file_that_only_the_caller_can_read_is_uploaded(t):
+    where = t.path("private")
+    os.mkdir(where)
+    s = t.server()
+    size = 5 * MIB + BLOCK
+    source = t.noise_file("noise", size)
+
+    def imported(name, *args):
+        """Imports a file of a file system that only the command has mounted."""
+        script = 'mount -t tmpfs none "$1" && cp "$2" "$1/disk.img" && shift 2 && exec "$@"'
+        argv = ["unshare", "-m", "sh", "-c", script, "sh", where, source]
+        argv += [s.bin, "--socket", s.control, "image", "import", name, os.path.join(where, "disk.img"), *args]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+
+    done = imported("noise")
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        raise Skipped(done.stderr.strip())
+    equal(done.returncode, 0, done.stderr)
+    check("no such file as the server sees" in done.stderr and "uploading it" in done.stderr, done.stderr)
+    equal(s.json("image", "list")[0]["size_bytes"], size, "the size")
+    s.cli("volume", "clone", "noise", "of-noise")
+    with open(source, "rb") as f:
+        equal(bytes(connect(s, "of-noise").pread(size, 0)), f.read(), "the contents")
+    # The name is checked before the upload, and a failed import ends the upload.
+    again = imported("noise")
+    check(again.returncode != 0 and "exists" in again.stderr and "uploading" not in again.stderr, again.stderr)
+    for _ in range(5):
+        wrong = imported("wrong", "--format", "qcow2")
+        check(wrong.returncode != 0 and "not a qcow2 file" in wrong.stderr, wrong.stderr)

@@ -38,6 +38,8 @@ pub enum Source {
     File(PathBuf),
     /// `http://…` or `https://…`
     Url(String),
+    /// The number of a complete upload of the client. A successful import ends the upload.
+    Upload(u64),
 }
 
 /// A phase of an import.

@@ -196,9 +196,8 @@ impl From<ImportError> for ControlError {
             E::Internal(_) => ErrorKind::Internal,
             E::Spool { .. } | E::NoRoom { .. } => ErrorKind::NoSpace,
             E::Fetch { .. } => ErrorKind::FetchFailed,
-            E::Open { .. }
-            | E::Missing { .. }
-            | E::LargeSectors { .. }
+            E::Open { .. } | E::Missing { .. } => ErrorKind::SourceUnreadable,
+            E::LargeSectors { .. }
             | E::NotAFile { .. }
             | E::RelativePath(_)
             | E::Read { .. }

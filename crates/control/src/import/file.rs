@@ -34,8 +34,8 @@ pub(super) struct ImageFile {
     contents: Cell<u64>,
     /// Bytes into which compressed contents were decompressed.
     decompressed: Cell<u64>,
-    /// The length that limits `decompressed`: of the file that was given, which is shorter if this file is the
-    /// result of its decompression.
+    /// The length that limits `decompressed`: of the file that was given, from which this file may have been
+    /// decompressed.
     expands: u64,
     /// The file system does not support SEEK_DATA and SEEK_HOLE.
     no_holes: bool,
@@ -110,8 +110,8 @@ impl ImageFile {
         Ok(ImageFile { download: Some(download), ..file })
     }
 
-    /// States that this file is the result of the decompression of `packed`: its compressed contents become no
-    /// more bytes than those of `packed` may.
+    /// States that this file was decompressed from `packed`: its compressed contents become no more bytes than
+    /// those of `packed` may.
     pub fn expanded_from(self, packed: &ImageFile) -> ImageFile {
         ImageFile { expands: packed.expands, ..self }
     }

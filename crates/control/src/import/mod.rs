@@ -33,6 +33,7 @@ mod raw;
 mod spool;
 mod text;
 mod unpack;
+pub(crate) mod upload;
 mod url;
 mod vhd;
 mod vhdx;

@@ -34,6 +34,10 @@ const PIECE: usize = 64 << 10;
 /// Magic number of the trailer that OpenWrt appends to its images after the compressed data, and its length.
 const OPENWRT: (&[u8], u64) = (b"FWx0", 16);
 
+/// The remedy for damaged data.
+const COPY_AGAIN: &str =
+    "copy the file again from its source (if it is a raw disk, import it with --format raw)";
+
 /// Files that are decompressed at the same time.
 static DECODERS: Semaphore = Semaphore::const_new(1);
 
@@ -140,7 +144,8 @@ fn store(
     Ok(ImageFile::from_download(unpacked, display_name, stated)?.expanded_from(&file))
 }
 
-fn not_stored(error: SpoolError, work: String, spool: &Spool) -> ImportError {
+/// Returns the error of data that `spool` does not store. `work` is what is stopped, without its article.
+pub(super) fn not_stored(error: SpoolError, work: String, spool: &Spool) -> ImportError {
     let path = spool.directory();
     match error {
         SpoolError::NoRoom { free, keep } => ImportError::NoRoom { work, path, free, keep },
@@ -207,10 +212,10 @@ fn decoding_error(file: &ImageFile, error: io::Error) -> ImportError {
     match error.downcast::<ImportError>() {
         Ok(of_file) => of_file,
         Err(_) if kind == ErrorKind::UnexpectedEof => {
-            failed(file, "the compressed data ends early; copy the file again from its source".into())
+            failed(file, format!("the compressed data ends early; {COPY_AGAIN}"))
         }
         Err(e) if kind == ErrorKind::OutOfMemory => failed(file, too_much_memory(&e)),
-        Err(e) => failed(file, format!("its data is damaged ({e}); copy the file again from its source")),
+        Err(e) => failed(file, format!("its data is damaged ({e}); {COPY_AGAIN}")),
     }
 }
 

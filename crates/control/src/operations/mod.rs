@@ -37,6 +37,7 @@ use parking_lot::RwLock;
 use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
 
 use crate::fetch_policy::FetchPolicy;
+use crate::import::upload::Uploads;
 use crate::limits::LimitTable;
 pub(crate) use client::{Client, Failure};
 pub(crate) use disks::shown;
@@ -98,6 +99,7 @@ struct Inner {
     gate: OnceLock<Gate>,
     observed: RwLock<Observed>,
     noticed: health::Noticed,
+    uploads: Uploads,
 }
 
 impl Control {
@@ -127,6 +129,7 @@ impl Control {
             gate: OnceLock::new(),
             observed: RwLock::default(),
             noticed: Default::default(),
+            uploads: Uploads::default(),
         };
         Control { inner: Arc::new(inner) }
     }
@@ -170,6 +173,11 @@ impl Control {
     /// Sets the volumes with separate metrics.
     pub fn set_volume_series(&self, series: VolumeSeries) {
         self.observe(|observed| observed.series = series);
+    }
+
+    /// Returns the uploads of image files.
+    pub(crate) fn uploads(&self) -> &Uploads {
+        &self.inner.uploads
     }
 
     /// Returns the jobs.

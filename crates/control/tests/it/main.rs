@@ -20,4 +20,5 @@ mod random;
 #[path = "../../../format/tests/corpus/mod.rs"]
 mod stored;
 mod targets;
+mod uploads;
 mod watch;

@@ -327,7 +327,8 @@ pub enum ImageCommand {
         /// Name of the new image
         #[arg(value_parser = Name::new())]
         name: String,
-        /// Path of the file as the server sees it, or an http://, https:// or file:// URL
+        /// Path of the file, or an http://, https:// or file:// URL; a file that the server cannot read is
+        /// uploaded
         #[arg(value_name = "FILE|URL", value_parser = Name::new())]
         file: String,
         /// Image format (default: detect)

@@ -29,6 +29,7 @@ mod target;
 mod token;
 mod top;
 mod unit;
+mod upload;
 
 use std::ffi::OsString;
 use std::io::Write;
