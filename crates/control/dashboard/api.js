@@ -103,8 +103,9 @@ async function sendPiece(id, offset, piece, signal) {
       if (!response.ok) throw await problemOf(response);
       return (await response.json()).received_bytes;
     } catch (problem) {
-      // A piece that was received can be sent again.
-      if (problem.code !== "offline" || attempt === ATTEMPTS) throw problem;
+      const isAnswer = problem instanceof Problem && problem.code !== "offline";
+      if (isAnswer || signal.aborted || attempt === ATTEMPTS) throw problem;
+      // The connection broke. A piece that was received can be sent again.
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   }

@@ -65,11 +65,17 @@ function importImage() {
         sent = { file: upload, id: await uploadFile(name, upload, signal, show) };
       }
       if (from === "upload") source.upload = sent.id;
-      return call("POST", "/images", {
-        body: { name, format, source },
-        key: from === "upload" ? newKey() : key,
-        headers: { Prefer: "respond-async" },
-      });
+      try {
+        return await call("POST", "/images", {
+          body: { name, format, source },
+          key: from === "upload" ? newKey() : key,
+          headers: { Prefer: "respond-async" },
+        });
+      } catch (problem) {
+        // The upload has expired.
+        if (problem.code === "not_found") sent = {};
+        throw problem;
+      }
     },
     done: (job) => `The import of ${job.disk} has begun`,
   });

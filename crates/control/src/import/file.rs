@@ -110,8 +110,8 @@ impl ImageFile {
         Ok(ImageFile { download: Some(download), ..file })
     }
 
-    /// States that this file was decompressed from `packed`: its compressed contents become no more bytes than
-    /// those of `packed` may.
+    /// States that this file was decompressed from `packed`: its compressed contents become no more bytes
+    /// than those of `packed` may.
     pub fn expanded_from(self, packed: &ImageFile) -> ImageFile {
         ImageFile { expands: packed.expands, ..self }
     }

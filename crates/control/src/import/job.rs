@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_api::import::{Event, Format, Imported, Phase, Request, Source};
-use forebay_api::{JobKind, JobView};
+use forebay_api::{ErrorKind, JobKind, JobView};
 use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError, check_name};
 use forebay_text::{Size, quoted};
 use tokio::sync::mpsc;
@@ -17,7 +17,8 @@ use super::file::ImageFile;
 use super::pump::{self, Copied};
 use super::spool::{KeepFree, Spool};
 use super::unpack::{self, Packing};
-use super::{FetchPolicy, Image, ImportError, Result, detect, fetch, upload};
+use super::upload::{self, Uploads};
+use super::{FetchPolicy, Image, ImportError, Result, detect, fetch};
 use crate::operations::{Control, ControlError, Job};
 use crate::view::disk_view;
 
@@ -36,12 +37,12 @@ const EVENT_CAPACITY: usize = 8;
 pub type EventResult = std::result::Result<Event, ControlError>;
 
 /// The client that requests an import.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Client<'a> {
     /// The name of the client.
     pub name: &'a str,
-    /// To whom the uploads of the client belong.
-    pub owner: &'a str,
+    /// The uploads of the listener, and the owner of the uploads of this client; `None` without uploads.
+    pub uploads: Option<(&'a Uploads, &'a str)>,
     /// Whether the client uses the control socket: it can reach this machine itself.
     pub on_host: bool,
 }
@@ -49,12 +50,12 @@ pub struct Client<'a> {
 /// Starts an import. It is rolled back when the receiver is dropped or its job is cancelled.
 ///
 /// # Errors
-/// The name is invalid or taken, the server stops, or a file on the server or an upload cannot be opened or is
-/// no disk image. Later errors are events.
+/// The name is invalid or taken, the server stops, or a file on the server or an upload cannot be opened or
+/// is no disk image. Later errors are events.
 pub async fn start(
     control: &Control,
     request: Request,
-    Client { name, owner, on_host }: Client<'_>,
+    Client { name, uploads, on_host }: Client<'_>,
 ) -> crate::operations::Result<(JobView, mpsc::Receiver<EventResult>)> {
     // The job, its events and the log repeat them.
     check_name(&request.name)?;
@@ -74,9 +75,11 @@ pub async fn start(
             (blocking(move || Opened::of_file(ImageFile::open(&path)?, format)).await?, None)
         }
         Source::Upload(id) => {
-            let file = upload::open(control.uploads(), owner, id)?;
-            let format = request.format;
-            (blocking(move || Opened::of_file(file, format)).await?, Some((id, owner.to_owned())))
+            let none = || ControlError::new(ErrorKind::NotFound, format!("there is no upload {id}"));
+            let (all, owner) = uploads.ok_or_else(none)?;
+            let (file, format) = (upload::open(all, owner, id)?, request.format);
+            let opened = blocking(move || Opened::of_file(file, format)).await?;
+            (opened, Some((all.clone(), owner.to_owned(), id)))
         }
     };
     let terms = Terms {
@@ -92,13 +95,12 @@ pub async fn start(
     let by = name.to_owned();
     tokio::spawn(async move {
         let name = terms.name.clone();
-        let imported: crate::operations::Result<Imported> = match run(&control, opened, terms, &events, &job)
-            .await
-        {
+        let ended = run(&control, opened, terms, &events, &job).await;
+        let imported: crate::operations::Result<Imported> = match ended {
             Ok((info, format)) => {
                 tracing::info!(by, "imported image {} of {}, from {format}", quoted(&name), Size(info.size));
-                if let Some((id, owner)) = upload {
-                    control.uploads().remove(id, &owner);
+                if let Some((all, owner, id)) = upload {
+                    all.remove(id, &owner);
                 }
                 let image = disk_view(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into());
                 image.map(|image| Imported { image, format })

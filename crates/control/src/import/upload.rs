@@ -4,7 +4,7 @@
 //! received. The next piece begins where the last one ended. After an interruption, the client asks for this
 //! offset.
 //!
-//! **Bounds.** The server keeps at most [`MAX_UPLOADS`] uploads, [`MAX_OF_CLIENT`] of them of one client.
+//! **Bounds.** A listener keeps at most [`MAX_UPLOADS`] uploads, [`MAX_OF_CLIENT`] of them of one client.
 //! The file is a [`Spool`], so it leaves the same room free as a download, and its length is at most the
 //! maximum size of downloads. An upload that receives nothing for [`IDLE`] ends. All end with the process of
 //! the server, also by an upgrade. In memory there is one piece for each request, as any other body.
@@ -26,7 +26,7 @@ use super::spool::{Spool, SpoolError};
 use super::{ImportError, unpack};
 use crate::operations::{Control, ControlError, Result};
 
-/// Maximum number of uploads of all clients.
+/// Maximum number of uploads of all clients of a listener.
 const MAX_UPLOADS: usize = 16;
 /// Maximum number of uploads of one client.
 const MAX_OF_CLIENT: usize = 4;
@@ -35,7 +35,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// Maximum length of the name of a file, in bytes.
 const MAX_FILE_NAME: usize = 255;
 
-/// The uploads of a server.
+/// The uploads of the clients of a listener.
 #[derive(Clone, Default)]
 pub struct Uploads(Arc<Mutex<BTreeMap<u64, Arc<Upload>>>>);
 
@@ -95,13 +95,13 @@ impl Uploads {
         }
     }
 
-    /// Begins an upload, with a number that no other upload of the server has.
+    /// Begins an upload, with a number that no other upload has.
     fn insert(&self, first_id: u64, spool: Spool, owner: &str, request: CreateUpload) -> Result<Arc<Upload>> {
         let mut all = self.0.lock();
         let of_client = all.values().filter(|upload| upload.owner == owner).count();
         if of_client >= MAX_OF_CLIENT || all.len() >= MAX_UPLOADS {
             let why = format!(
-                "too many uploads: a client has at most {MAX_OF_CLIENT}, and the server {MAX_UPLOADS}; finish or \
+                "too many uploads: a client has at most {MAX_OF_CLIENT}, and all clients {MAX_UPLOADS}; finish or \
                  delete one, or wait until one expires"
             );
             return Err(ControlError::new(ErrorKind::BadState, why));
@@ -138,7 +138,12 @@ impl Uploads {
 /// # Errors
 /// The name of the image is invalid or taken, the file is too large, there is no room, or there are too many
 /// uploads.
-pub(crate) async fn create(control: &Control, owner: &str, request: CreateUpload) -> Result<UploadView> {
+pub(crate) async fn create(
+    control: &Control,
+    uploads: &Uploads,
+    owner: &str,
+    request: CreateUpload,
+) -> Result<UploadView> {
     check_name(&request.image)?;
     if control.pool().disk(&request.image).is_ok() {
         return Err(forebay_engine::Error::Exists(request.image).into());
@@ -166,9 +171,8 @@ pub(crate) async fn create(control: &Control, owner: &str, request: CreateUpload
             Err(e) => Err(unpack::not_stored(e, work, &spool)),
         }
     });
-    let uploads = control.uploads().clone();
     let upload = uploads.insert(unix_ms(), created.await?, owner, request)?;
-    tokio::spawn(uploads.expire(upload.id));
+    tokio::spawn(uploads.clone().expire(upload.id));
     Ok(upload.view(0))
 }
 
@@ -176,8 +180,8 @@ pub(crate) async fn create(control: &Control, owner: &str, request: CreateUpload
 ///
 /// # Errors
 /// The client has no such upload.
-pub(crate) async fn show(control: &Control, owner: &str, id: u64) -> Result<UploadView> {
-    let upload = control.uploads().find(id, owner)?;
+pub(crate) async fn show(uploads: &Uploads, owner: &str, id: u64) -> Result<UploadView> {
+    let upload = uploads.find(id, owner)?;
     blocking(move || Ok(upload.view(upload.spool.lock().len()))).await.map_err(Into::into)
 }
 
@@ -187,13 +191,13 @@ pub(crate) async fn show(control: &Control, owner: &str, id: u64) -> Result<Uplo
 /// The client has no such upload, bytes before the piece are missing, the piece ends after the end of the
 /// file, or it cannot be stored.
 pub(crate) async fn append(
-    control: &Control,
+    uploads: &Uploads,
     owner: &str,
     id: u64,
     offset: u64,
     piece: hyper::body::Bytes,
 ) -> Result<UploadView> {
-    let upload = control.uploads().find(id, owner)?;
+    let upload = uploads.find(id, owner)?;
     let stored = tokio::task::spawn_blocking(move || upload.append(offset, &piece)).await;
     stored.unwrap_or_else(|_| Err(ImportError::Internal("the thread that stores a piece panicked").into()))
 }
@@ -256,6 +260,6 @@ mod tests {
         for n in MAX_OF_CLIENT..MAX_UPLOADS {
             begun(&uploads, &directory, &format!("client {}", n / 2)).unwrap();
         }
-        assert!(begun(&uploads, &directory, "b").is_err(), "the server has no limit");
+        assert!(begun(&uploads, &directory, "b").is_err(), "all clients together have no limit");
     }
 }

@@ -37,7 +37,6 @@ use parking_lot::RwLock;
 use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
 
 use crate::fetch_policy::FetchPolicy;
-use crate::import::upload::Uploads;
 use crate::limits::LimitTable;
 pub(crate) use client::{Client, Failure};
 pub(crate) use disks::shown;
@@ -99,7 +98,6 @@ struct Inner {
     gate: OnceLock<Gate>,
     observed: RwLock<Observed>,
     noticed: health::Noticed,
-    uploads: Uploads,
 }
 
 impl Control {
@@ -129,7 +127,6 @@ impl Control {
             gate: OnceLock::new(),
             observed: RwLock::default(),
             noticed: Default::default(),
-            uploads: Uploads::default(),
         };
         Control { inner: Arc::new(inner) }
     }
@@ -173,11 +170,6 @@ impl Control {
     /// Sets the volumes with separate metrics.
     pub fn set_volume_series(&self, series: VolumeSeries) {
         self.observe(|observed| observed.series = series);
-    }
-
-    /// Returns the uploads of image files.
-    pub(crate) fn uploads(&self) -> &Uploads {
-        &self.inner.uploads
     }
 
     /// Returns the jobs.

@@ -121,7 +121,11 @@ async fn import_image(caller: Caller, headers: HeaderMap, Body(request): Body<Re
         return Err(ApiError::refused(Refusal::NotHere, message));
     }
     let owner = caller.principal.owner();
-    let client = import::Client { name: &caller.principal.name, owner: &owner, on_host };
+    let client = import::Client {
+        name: &caller.principal.name,
+        uploads: Some((&caller.api.uploads, &owner)),
+        on_host,
+    };
     let (job, mut events) = import::start(&caller.api.control, request, client).await?;
     if jobs::prefers_job(&headers) {
         // The import continues while its events are received.

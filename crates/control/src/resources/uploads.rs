@@ -39,18 +39,19 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 async fn create(caller: Caller, Body(request): Body<CreateUpload>) -> Answer {
-    let upload = upload::create(&caller.api.control, &caller.principal.owner(), request).await?;
+    let upload =
+        upload::create(&caller.api.control, &caller.api.uploads, &caller.principal.owner(), request).await?;
     Ok((StatusCode::CREATED, Json(upload)).into_response())
 }
 
 async fn show(caller: Caller, Param(id): Param<u64>) -> Result<Json<UploadView>> {
-    Ok(Json(upload::show(&caller.api.control, &caller.principal.owner(), id).await?))
+    Ok(Json(upload::show(&caller.api.uploads, &caller.principal.owner(), id).await?))
 }
 
 /// The body was read before, within the limits of all bodies.
 async fn append(caller: Caller, Param((id, offset)): Param<(u64, u64)>, piece: Bytes) -> Answer {
     let owner = caller.principal.owner();
-    let upload = upload::append(&caller.api.control, &owner, id, offset, piece).await?;
+    let upload = upload::append(&caller.api.uploads, &owner, id, offset, piece).await?;
     let mut response = Json(upload).into_response();
     // The beginning of the upload and the import are audited.
     response.extensions_mut().insert(Unaudited);
@@ -58,6 +59,6 @@ async fn append(caller: Caller, Param((id, offset)): Param<(u64, u64)>, piece: B
 }
 
 async fn remove(caller: Caller, Param(id): Param<u64>) -> Result<Json<serde_json::Value>> {
-    caller.api.control.uploads().remove(id, &caller.principal.owner());
+    caller.api.uploads.remove(id, &caller.principal.owner());
     Ok(Json(serde_json::json!({})))
 }

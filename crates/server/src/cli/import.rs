@@ -1,5 +1,5 @@
-//! `forebay image import`: starts an import on the server and shows its progress. A file that the server cannot
-//! read, but this user can, is uploaded first.
+//! `forebay image import`: starts an import on the server and shows its progress. A file that the server
+//! cannot read, but this user can, is uploaded first.
 //!
 //! Ctrl-C closes the connection, and the server rolls the import back.
 

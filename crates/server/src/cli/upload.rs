@@ -5,11 +5,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use forebay_api::client::{Client, ClientError, Result};
+use forebay_api::client::{Client, ClientError};
 use forebay_api::{CreateUpload, UploadView};
 use forebay_text::Size;
 use hyper::body::Bytes;
 
+use super::CliError;
 use super::progress::{Progress, Step};
 
 /// Bytes per request: the longest body that the server accepts.
@@ -41,11 +42,13 @@ impl Readable {
         Some(Readable { file, len, name })
     }
 
-    fn piece(&self, offset: u64) -> Result<Bytes> {
+    fn piece(&self, offset: u64) -> Result<Bytes, CliError> {
         let mut piece = vec![0; (self.len - offset).min(PIECE) as usize];
         match self.file.read_exact_at(&mut piece, offset) {
             Ok(()) => Ok(piece.into()),
-            Err(e) => Err(ClientError::Foreign(format!("cannot read {} at byte {offset}: {e}", self.name))),
+            Err(e) => {
+                Err(CliError::FileName(self.name.clone(), format!("byte {offset} cannot be read: {e}")))
+            }
         }
     }
 }
@@ -56,15 +59,14 @@ pub(super) async fn send(
     image: &str,
     from: &Readable,
     progress: &mut Progress,
-) -> Result<u64> {
+) -> Result<u64, CliError> {
     let (len_bytes, file_name) = (from.len, from.name.clone());
     let request = CreateUpload { image: image.to_owned(), file_name, len_bytes };
     let upload: UploadView = client.post(&["uploads"], &request).await?;
     let id = upload.id;
     let ended = tokio::select! {
         sent = pieces(client, upload, from, progress) => sent,
-        // The caller reports the interruption.
-        _ = tokio::signal::ctrl_c() => Err(ClientError::Broken("the upload was interrupted".into())),
+        _ = tokio::signal::ctrl_c() => Err(CliError::Interrupted("discards the upload")),
     };
     progress.clear();
     if ended.is_err() {
@@ -83,7 +85,7 @@ async fn pieces(
     mut upload: UploadView,
     from: &Readable,
     progress: &mut Progress,
-) -> Result<()> {
+) -> Result<(), CliError> {
     let id = upload.id.to_string();
     let mut attempts = 0;
     while upload.received_bytes < from.len {
@@ -101,7 +103,7 @@ async fn pieces(
                 attempts += 1;
                 tokio::time::sleep(DELAY).await;
             }
-            Err(e) => return Err(e),
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(())
