@@ -184,7 +184,8 @@ class Browser:
             if control.is_selected() != value:
                 control.click()
             return
-        control.clear()
+        if control.get_attribute("type") != "file":
+            control.clear()
         control.send_keys(value)
 
     def submit(self, fields=None):

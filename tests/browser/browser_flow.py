@@ -1,8 +1,10 @@
 """The work of a day in the browser: import, clone, watch a load, reset, delete; by keyboard, and with names
 that look like HTML."""
 
+import contextlib
 import http.server
 import os
+import socket
 import threading
 
 import nbd
@@ -259,3 +261,51 @@ def an_import_survives_its_browser(t):
     web.permitted.set()
     again.lacks("import given-up")
     equal([d["name"] for d in control(server, "GET", "/images")], ["slow"], "images after the cancellation")
+
+
+class BreakingBridge(SocketBridge):
+    """A bridge whose connections break after some MiB."""
+
+    broken = 0
+
+    def copy(self, source, sink):
+        left = 3 * MIB
+        try:
+            while left > 0 and (data := source.recv(1 << 16)):
+                sink.sendall(data)
+                left -= len(data)
+            self.broken += left <= 0
+        except OSError:
+            pass
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@test
+def a_file_of_the_browser_is_uploaded_over_connections_that_break(t):
+    server = t.server()
+    bridge = BreakingBridge(server.control)
+    t.defer(bridge.close)
+    b = browser(t, bridge.base, expected=[400, 409])
+    raw = t.noise_file("uploaded.raw", 16 * MIB)
+    server.cli("volume", "create", "taken", "--size", "1M")
+    b.open("#/images")
+    b.click("Import an image")
+    # The name is checked before the file is sent.
+    for label, value in (("Name", "taken"), ("Source", "upload"), ("File", raw)):
+        b.fill(label, value)
+    b.click("Import", "dialog[open] button")
+    b.shows("exists")
+    b.fill("Name", "uploaded")
+    b.fill("Format", "qcow2")
+    b.click("Import", "dialog[open] button")
+    b.shows("not a qcow2 file")
+    b.screenshot("upload-refused")
+    # Another format is tried without sending the file again.
+    breaks = bridge.broken
+    check(breaks >= 4, f"only {breaks} connections have broken")
+    b.submit({"Format": "raw"})
+    b.until(lambda: b.named("a", "uploaded"), "the image is not listed")
+    equal(control(server, "GET", "/images/uploaded")["size_bytes"], 16 * MIB, "the size of the image")
+    check(bridge.broken <= breaks + 1, "the file was sent again")

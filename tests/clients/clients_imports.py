@@ -180,3 +180,75 @@ def a_server_that_answers_late_is_awaited(t):
     go.set()
     equal(job.wait(60), 0, "the import")
     equal(s.json("image", "list")[0]["size_bytes"], MIB, "the size")
+
+
+@test
+def compressed_images_are_imported_from_files_and_urls(t):
+    s = t.server()
+    raw = t.noise_file("disk.raw", 4 * MIB)
+    with open(raw, "rb") as f:
+        body = f.read()
+    for extension, tool in (("gz", "gzip"), ("xz", "xz"), ("zst", "zstd"), ("bz2", "bzip2")):
+        packed = t.path(f"disk.raw.{extension}")
+        with open(packed, "wb") as f:
+            subprocess.run([tool, "-c", raw], stdout=f, check=True)
+        s.cli("image", "import", f"file-{extension}", packed)
+
+        def respond(request):
+            head(request, os.path.getsize(packed))
+            with open(packed, "rb") as f:
+                request.wfile.write(f.read())
+
+        address = web_server(t, respond)
+        s.cli("image", "import", f"url-{extension}", f"http://{address}/disk.raw.{extension}")
+        for name in (f"file-{extension}", f"url-{extension}"):
+            s.cli("volume", "clone", name, f"of-{name}")
+            equal(bytes(connect(s, f"of-{name}").pread(4 * MIB, 0)), body, name)
+
+
+@test
+def a_decompression_does_not_fill_the_file_system_of_the_pool(t):
+    where = mount_tmpfs(t, "512M")
+    s = t.server("--cache", "16M", data=os.path.join(where, "data"))
+    with open(t.path("bomb"), "wb") as f:
+        # About 1 MB compressed, and no zeroes, which would need no room.
+        subprocess.run("yes | head -c 1G | gzip -c", shell=True, stdout=f, check=True)
+    line = s.refused("image", "import", "x", t.path("bomb"))
+    check("the decompression of" in line and "kept free for writes" in line, line)
+    line = s.refused("image", "import", "x", t.path("bomb"), "--max-size", "8M")
+    check("more than 8 MiB" in line and "--max-size" in line, line)
+    free = os.statvfs(where)
+    check(free.f_bavail * free.f_frsize > 51 * MIB, "the file of a refused decompression remains")
+    equal(s.json("image", "list"), [], "images")
+
+
+@test
+def a_file_that_only_the_caller_can_read_is_uploaded(t):
+    where = t.path("private")
+    os.mkdir(where)
+    s = t.server()
+    size = 5 * MIB + BLOCK
+    source = t.noise_file("noise", size)
+
+    def imported(name, *args):
+        """Imports a file of a file system that only the command has mounted."""
+        script = 'mount -t tmpfs none "$1" && cp "$2" "$1/disk.img" && shift 2 && exec "$@"'
+        argv = ["unshare", "-m", "sh", "-c", script, "sh", where, source]
+        argv += [s.bin, "--socket", s.control, "image", "import", name, os.path.join(where, "disk.img"), *args]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+
+    done = imported("noise")
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        raise Skipped(done.stderr.strip())
+    equal(done.returncode, 0, done.stderr)
+    check("no such file as the server sees" in done.stderr and "uploading it" in done.stderr, done.stderr)
+    equal(s.json("image", "list")[0]["size_bytes"], size, "the size")
+    s.cli("volume", "clone", "noise", "of-noise")
+    with open(source, "rb") as f:
+        equal(bytes(connect(s, "of-noise").pread(size, 0)), f.read(), "the contents")
+    # The name is checked before the upload, and a failed import ends the upload.
+    again = imported("noise")
+    check(again.returncode != 0 and "exists" in again.stderr and "uploading" not in again.stderr, again.stderr)
+    for _ in range(5):
+        wrong = imported("wrong", "--format", "qcow2")
+        check(wrong.returncode != 0 and "not a qcow2 file" in wrong.stderr, wrong.stderr)

@@ -67,9 +67,17 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// The stable code of an error that the server returned.
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            ClientError::Refused { code, .. } => Some(code),
+            _ => None,
+        }
+    }
+
     /// Whether the server changed nothing, because another process replaces it.
     fn is_upgrading(&self) -> bool {
-        matches!(self, ClientError::Refused { code, .. } if code == ErrorKind::Upgrading.code())
+        self.code() == Some(ErrorKind::Upgrading.code())
     }
 }
 
@@ -140,6 +148,13 @@ impl Client {
         self.call(Method::PUT, path(segments), Some(body)).await
     }
 
+    /// `PUT` of bytes. It is sent once: the caller repeats it.
+    pub async fn put_bytes<T: DeserializeOwned>(&self, segments: &[&str], bytes: Bytes) -> Result<T> {
+        let sent = self.send_once(Method::PUT, path(segments), "application/octet-stream", bytes);
+        let body = self.wait_for(sent).await?.into_body().collect().await.map_err(|e| broken(&e))?;
+        serde_json::from_slice(&body.to_bytes()).map_err(|e| ClientError::Foreign(e.to_string()))
+    }
+
     /// `POST`.
     pub async fn post<T: DeserializeOwned>(&self, segments: &[&str], body: &impl Serialize) -> Result<T> {
         self.call(Method::POST, path(segments), Some(body)).await
@@ -185,12 +200,12 @@ impl Client {
         body: Option<&impl Serialize>,
     ) -> Result<Response<Incoming>> {
         let bytes = match body {
-            Some(body) => serde_json::to_vec(body).map_err(|e| ClientError::Foreign(e.to_string()))?,
-            None => Vec::new(),
+            Some(body) => serde_json::to_vec(body).map_err(|e| ClientError::Foreign(e.to_string()))?.into(),
+            None => Bytes::new(),
         };
         let begun = Instant::now();
         loop {
-            match self.send_once(method.clone(), path.clone(), bytes.clone()).await {
+            match self.send_once(method.clone(), path.clone(), "application/json", bytes.clone()).await {
                 Err(e) if e.is_upgrading() && begun.elapsed() < UPGRADE => {
                     tokio::time::sleep(UPGRADE_STEP).await;
                 }
@@ -199,14 +214,20 @@ impl Client {
         }
     }
 
-    async fn send_once(&self, method: Method, path: String, bytes: Vec<u8>) -> Result<Response<Incoming>> {
+    async fn send_once(
+        &self,
+        method: Method,
+        path: String,
+        media_type: &str,
+        bytes: Bytes,
+    ) -> Result<Response<Incoming>> {
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, SOCKET_HOST)
             .header(HEADER, "1")
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(bytes)))
+            .header(header::CONTENT_TYPE, media_type)
+            .body(Full::new(bytes))
             .map_err(|e| ClientError::Foreign(e.to_string()))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(self.connect().await?))

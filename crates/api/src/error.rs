@@ -18,6 +18,8 @@ pub enum ErrorKind {
     BadChap,
     /// An image file cannot be read or is invalid.
     BadSource,
+    /// An image file on the server cannot be opened.
+    SourceUnreadable,
     /// A range is beyond the end of a disk.
     OutOfRange,
     /// A range would be copied onto one that it overlaps.
@@ -92,6 +94,7 @@ impl ErrorKind {
             ErrorKind::BadLun => "bad_lun",
             ErrorKind::BadChap => "bad_chap",
             ErrorKind::BadSource => "bad_source",
+            ErrorKind::SourceUnreadable => "source_unreadable",
             ErrorKind::OutOfRange => "out_of_range",
             ErrorKind::Overlap => "overlap",
             ErrorKind::NotFound => "not_found",

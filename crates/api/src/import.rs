@@ -19,7 +19,8 @@ pub struct Request {
     /// The format of the file.
     #[serde(default)]
     pub format: Format,
-    /// Maximum size of the file that a URL may deliver, in bytes; the server's limit applies in any case.
+    /// Maximum size of the file that a URL may deliver, and of a decompressed file, in bytes; the server's
+    /// limit applies in any case.
     #[serde(default)]
     pub max_bytes: Option<u64>,
     /// Deduplication domain: identical blocks are deduplicated only among disks of the same domain.
@@ -37,6 +38,8 @@ pub enum Source {
     File(PathBuf),
     /// `http://…` or `https://…`
     Url(String),
+    /// The number of a complete upload of the client. A successful import ends the upload.
+    Upload(u64),
 }
 
 /// A phase of an import.
@@ -46,6 +49,8 @@ pub enum Source {
 pub enum Phase {
     /// The file is downloaded; sizes are those of the file.
     Download,
+    /// The compressed file is decompressed; sizes are those of the compressed file.
+    Unpack,
     /// The disk is copied; sizes are those of the disk.
     Import,
 }

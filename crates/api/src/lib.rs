@@ -19,6 +19,7 @@ mod space;
 mod stats;
 mod targets;
 mod tokens;
+mod uploads;
 
 pub use cache::{CacheAdviceView, CacheView, ClassReadsView, ReadCacheView};
 pub use classes::{ClassView, ClassesView};
@@ -44,6 +45,7 @@ pub use targets::{
     AllowInitiator, Chap, CreateTarget, InitiatorView, LunView, MapLun, SessionView, TargetView,
 };
 pub use tokens::{CreateToken, CreatedToken, Role, Scope, TokenView};
+pub use uploads::{CreateUpload, UploadView};
 
 /// Beginning of the path of every route of this version.
 pub const PREFIX: &str = "/api/v1";

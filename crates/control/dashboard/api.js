@@ -75,6 +75,42 @@ export async function call(method, path, { body, key, headers = {}, login = fals
   throw problem;
 }
 
+/** Bytes of a request of an upload, and how often a request is repeated while the server cannot be reached. */
+const PIECE = 1 << 20;
+const ATTEMPTS = 60;
+
+/** Sends a file for the import of an image, in pieces. Continues after an interruption of the connection. Calls
+ *  `report` with the bytes that the server has received. Returns the number of the upload. */
+export async function uploadFile(image, file, signal, report) {
+  const body = { image, file_name: file.name, len_bytes: file.size };
+  const { id } = await call("POST", "/uploads", { body, key: newKey() });
+  try {
+    for (let received = 0; received < file.size; report(received)) {
+      received = await sendPiece(id, received, file.slice(received, received + PIECE), signal);
+    }
+  } catch (error) {
+    await call("DELETE", url`/uploads/${id}`).catch(() => {});
+    throw error;
+  }
+  return id;
+}
+
+async function sendPiece(id, offset, piece, signal) {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      const headers = { "X-Forebay": "1", "Content-Type": "application/octet-stream" };
+      const response = await send(url`/uploads/${id}/${offset}`, { method: "PUT", headers, body: piece, signal });
+      if (!response.ok) throw await problemOf(response);
+      return (await response.json()).received_bytes;
+    } catch (problem) {
+      const isAnswer = problem instanceof Problem && problem.code !== "offline";
+      if (isAnswer || signal.aborted || attempt === ATTEMPTS) throw problem;
+      // The connection broke. A piece that was received can be sent again.
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+  }
+}
+
 export const get = (path) => call("GET", path);
 
 /** The result, or `otherwise` if the caller has no right or the resource is gone. */

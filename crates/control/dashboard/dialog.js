@@ -53,6 +53,8 @@ function input(field) {
     control = h("input", { ...common, type: "checkbox", checked: Boolean(field.value) });
   } else if (field.type === "textarea") {
     control = h("textarea", { ...common, rows: field.rows ?? 4 }, field.value ?? "");
+  } else if (field.type === "file") {
+    control = h("input", { ...common, type: "file" });
   } else {
     const list = field.list ? `${id}-list` : undefined;
     control = h("input", {
@@ -79,6 +81,7 @@ function input(field) {
 
 function read(field, control) {
   if (field.type === "checkbox") return control.checked;
+  if (field.type === "file") return control.files[0];
   const text = control.value;
   if (field.parse) {
     if (!text.trim() && !field.required) return undefined;
@@ -90,12 +93,23 @@ function read(field, control) {
 /**
  * Opens a dialog with a form. `submit(values, key)` sends the request; the dialog stays open and shows the error if
  * it throws. `confirm` is a text that must be typed before. `key` is the same for repetitions of the same request.
- * `fields` may be empty; a field is hidden while its `when(values)` is false.
+ * `fields` may be empty; a field is hidden while its `when(values)` is false. For long work, the third argument of
+ * `submit` has `report(done, total, label)`, which shows a bar, and `signal`, which is aborted when the dialog closes.
  */
 export function formDialog({ title, intro, fields: list = [], action, danger = false, confirm, submit, done }) {
   const made = list.map((field) => ({ field, ...input(field) }));
   let typed = null;
   const error = h("p", { class: "error", role: "alert" });
+  const closed = new AbortController();
+  const bar = h("progress", { max: "1", value: "0" });
+  const barLabel = h("span");
+  const progress = h("p", { class: "help", hidden: true }, bar, " ", barLabel);
+  const report = (now, total, label) => {
+    progress.hidden = false;
+    bar.value = total ? now / total : 0;
+    bar.setAttribute("aria-label", label);
+    setText(barLabel, label);
+  };
   const send = h("button", { type: "submit", class: `button ${danger ? "danger" : "primary"}` }, action);
   const titleId = `dialog-${++fields}`;
   const shown = () => {
@@ -121,11 +135,13 @@ export function formDialog({ title, intro, fields: list = [], action, danger = f
     intro ? h("div", { class: "intro" }, intro) : null,
     made.map(({ element }) => element),
     typed?.element,
+    progress,
     error,
     h("div", { class: "dialog-buttons" }, cancel, send),
   );
   const dialog = h("dialog", { "aria-labelledby": titleId }, form);
   const keys = { text: "", key: "" };
+  dialog.addEventListener("close", () => closed.abort());
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -139,7 +155,7 @@ export function formDialog({ title, intro, fields: list = [], action, danger = f
       if (keys.text !== text) Object.assign(keys, { text, key: newKey() });
       send.disabled = true;
       dialog.setAttribute("aria-busy", "true");
-      const result = await submit(values, keys.key);
+      const result = await submit(values, keys.key, { report, signal: closed.signal });
       dialog.close();
       if (done) toast(typeof done === "function" ? done(result, values) : done, "good");
     } catch (problem) {
@@ -147,6 +163,7 @@ export function formDialog({ title, intro, fields: list = [], action, danger = f
       if (problem.code !== "offline") keys.text = "";
       setText(error, problemText(problem));
     }
+    progress.hidden = true;
     dialog.removeAttribute("aria-busy");
     send.disabled = false;
     shown();

@@ -1,6 +1,6 @@
 // Golden images: imports, boot profiles, clones.
 
-import { call, get, getOr, url } from "../api.js";
+import { call, get, getOr, newKey, uploadFile, url } from "../api.js";
 import { act, ask, formDialog, showProblem } from "../dialog.js";
 import { badge, button, card, cardWith, facts, h, link, pageHead, pagePath, replace } from "../dom.js";
 import { bytes, count, size, time } from "../format.js";
@@ -21,29 +21,33 @@ const FORMATS = [
 
 function importImage() {
   const isLocal = may.local();
-  formDialog({
+  // The file that was uploaded, and its upload: another format can be tried without sending it again.
+  let sent = {};
+  const dialog = formDialog({
     title: "Import an image",
     action: "Import",
     intro: h(
       "p",
       {},
       isLocal
-        ? "The server reads the file or downloads the URL."
-        : "The server downloads the URL. Files of the server are imported on its command line.",
+        ? "The server downloads the URL, receives the file from this computer, or reads its own file."
+        : "The server downloads the URL, or receives the file from this computer.",
     ),
     fields: [
       { name: "name", label: "Name", required: true },
-      isLocal && {
+      {
         name: "from",
         label: "Source",
         type: "select",
         value: "url",
         options: [
           ["url", "URL"],
+          ["upload", "file on this computer"],
           ["file", "file on the server"],
-        ],
+        ].slice(0, isLocal ? 3 : 2),
       },
-      { name: "url", label: "URL", required: true, placeholder: "https://…", when: (v) => v.from !== "file" },
+      { name: "url", label: "URL", required: true, placeholder: "https://…", when: (v) => v.from === "url" },
+      { name: "upload", label: "File", type: "file", required: true, when: (v) => v.from === "upload" },
       {
         name: "file",
         label: "Path on the server",
@@ -52,17 +56,31 @@ function importImage() {
         when: (v) => v.from === "file",
       },
       { name: "format", label: "Format", type: "select", options: FORMATS, value: "auto" },
-    ].filter(Boolean),
-    submit: ({ name, format, url: from, file }, key) => {
-      const source = file !== undefined ? { file } : { url: from };
-      return call("POST", "/images", {
-        body: { name, format, source },
-        key,
-        headers: { Prefer: "respond-async" },
-      });
+    ],
+    submit: async ({ name, format, from, url: address, file, upload }, key, { report, signal }) => {
+      const source = { [from]: { url: address, file }[from] };
+      if (from === "upload" && sent.file !== upload) {
+        const show = (done) => report(done, upload.size, `${bytes(done)} of ${bytes(upload.size)} sent`);
+        show(0);
+        sent = { file: upload, id: await uploadFile(name, upload, signal, show) };
+      }
+      if (from === "upload") source.upload = sent.id;
+      try {
+        return await call("POST", "/images", {
+          body: { name, format, source },
+          key: from === "upload" ? newKey() : key,
+          headers: { Prefer: "respond-async" },
+        });
+      } catch (problem) {
+        // The upload has expired.
+        if (problem.code === "not_found") sent = {};
+        throw problem;
+      }
     },
     done: (job) => `The import of ${job.disk} has begun`,
   });
+  // An import that has begun does not need the upload any more.
+  dialog.addEventListener("close", () => sent.id && call("DELETE", url`/uploads/${sent.id}`).catch(() => {}));
 }
 
 function removeImage(context, name) {

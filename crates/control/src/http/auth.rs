@@ -29,6 +29,11 @@ const COOKIE_TLS: &str = "__Host-forebay_session";
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Peer(pub Option<IpAddr>);
 
+/// Marks a response to a request that needs no entry in the audit log: it is a part of work whose beginning
+/// and end have one.
+#[derive(Clone, Copy)]
+pub(crate) struct Unaudited;
+
 /// The right that the route requires.
 #[derive(Clone, Copy)]
 struct Granted(Right);
@@ -69,7 +74,8 @@ pub(crate) async fn authenticate(State(api): State<Api>, mut request: Request, n
     }
     let response = next.run(request).await;
     let is_denied = response.extensions().get().is_some_and(|code: &Code| code.is_denied());
-    if is_denied || !method.is_safe() {
+    let is_unaudited = response.extensions().get::<Unaudited>().is_some();
+    if is_denied || (!method.is_safe() && !is_unaudited) {
         audit(&api, principal.as_ref(), peer, &method, &path, &response);
     }
     response

@@ -41,6 +41,7 @@ use forebay_api::PREFIX;
 use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
+use crate::import::upload::Uploads;
 use crate::operations::Control;
 use crate::{dashboard, metrics};
 pub use auth::{Peer, cookie_name};
@@ -97,6 +98,8 @@ pub(crate) struct Api {
     memory: response_memory::ResponseMemory,
     /// Permits for lists that are built as a whole.
     pub built: Arc<Semaphore>,
+    /// Image files that clients send.
+    pub uploads: Uploads,
 }
 
 /// Builds the router of a listener that serves these routes.
@@ -109,6 +112,7 @@ pub(crate) fn router(routes: Vec<Route>, control: Control, access: Arc<Access>, 
         streams: Default::default(),
         memory: Default::default(),
         built: Arc::new(Semaphore::new(MAX_BUILT)),
+        uploads: Default::default(),
     };
     let mut router = Router::new();
     for route in routes {

@@ -6,6 +6,7 @@ use axum::http::{Method, StatusCode};
 use forebay_api::{HEADER, JobView, PREFIX, Problem};
 use serde_json::{Map, Value, json};
 
+use super::extract::MAX_BODY;
 use super::problem::PROBLEM_JSON;
 use super::route::{Content, Route, Shape, is_of_access};
 use crate::access::Right;
@@ -76,6 +77,10 @@ fn operation(route: &Route) -> Value {
         operation["requestBody"] =
             json!({"required": true, "content": {"application/json": {"schema": reference(body)}}});
     }
+    if route.takes_bytes {
+        let bytes = json!({"schema": {"type": "string", "format": "binary", "maxLength": MAX_BODY}});
+        operation["requestBody"] = json!({"required": true, "content": {"application/octet-stream": bytes}});
+    }
     operation
 }
 
@@ -90,7 +95,7 @@ fn parameters(route: &Route) -> Vec<Value> {
     let in_path = in_path.map(|name| {
         let schema = match name {
             "lun" => json!({"type": "integer", "minimum": 0, "maximum": 255}),
-            "id" => json!({"type": "integer", "format": "int64", "minimum": 0}),
+            "id" | "offset" => json!({"type": "integer", "format": "int64", "minimum": 0}),
             _ => json!({"type": "string", "minLength": 1}),
         };
         json!({"name": name, "in": "path", "required": true, "schema": schema})
@@ -164,6 +169,9 @@ fn problems(route: &Route) -> Vec<StatusCode> {
         StatusCode::INTERNAL_SERVER_ERROR,
         StatusCode::SERVICE_UNAVAILABLE,
     ];
+    if route.takes_bytes {
+        all.extend([StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE]);
+    }
     if route.path.contains('{') || route.body.is_some() {
         all.extend([StatusCode::NOT_FOUND, StatusCode::CONFLICT]);
     }

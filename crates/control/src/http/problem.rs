@@ -194,6 +194,7 @@ fn describe(kind: ErrorKind) -> Description {
         K::BadLun => (bad, "Invalid LUN", "use a LUN from 0 to 255"),
         K::BadChap => (bad, "Invalid CHAP credentials", "use secrets of 12 to 255 bytes"),
         K::BadSource => (bad, "Invalid image file", "check the file, or convert it with qemu-img"),
+        K::SourceUnreadable => (bad, "File cannot be opened", "check the path, or upload the file"),
         K::OutOfRange => (bad, "Out of range", "stay within the disk"),
         K::Overlap => (bad, "Overlapping ranges", "copy in parts that do not overlap"),
         K::NotFound => (

@@ -26,6 +26,8 @@ pub struct Route {
     /// The right that it requires.
     pub right: Right,
     pub(crate) body: Option<Shape>,
+    /// The body is a sequence of bytes.
+    pub(crate) takes_bytes: bool,
     pub(crate) reply: Reply,
     /// With `Prefer: respond-async`, the response is a job.
     pub(crate) or_job: bool,
@@ -110,6 +112,7 @@ impl Route {
             about,
             right,
             body: None,
+            takes_bytes: false,
             reply: Reply { status: StatusCode::OK, content: Content::Empty },
             or_job: false,
             query: &[],
@@ -156,6 +159,11 @@ impl Route {
     /// The request has a body of this type.
     pub(crate) fn takes<T: ToSchema>(self) -> Route {
         Route { body: Some(Shape::of::<T>()), ..self }
+    }
+
+    /// The request has a body of bytes.
+    pub(crate) fn takes_bytes(self) -> Route {
+        Route { takes_bytes: true, ..self }
     }
 
     /// The query may have these parameters.

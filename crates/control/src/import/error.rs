@@ -145,23 +145,31 @@ pub enum ImportError {
         /// The cause.
         reason: String,
     },
-    /// The download would take room that the pool or other programs need.
+    /// A compressed file cannot be decompressed.
+    #[error("cannot decompress {path}: {reason}")]
+    Unpack {
+        /// The file.
+        path: String,
+        /// The cause, and what to do.
+        reason: String,
+    },
+    /// The file that is received or decompressed would take room that the pool or other programs need.
     #[error(
-        "the download of {url} was stopped, since {path} has only {free} left and {keep} are kept free for writes; make \
-         room, or download the file to another file system and import it from there"
+        "the {work} was stopped, since {path} has only {free} left and {keep} are kept free for writes; make room, or \
+         put the file on another file system and import it uncompressed from there"
     )]
     NoRoom {
-        /// The URL.
-        url: String,
+        /// What was stopped, as a noun without its article.
+        work: String,
         /// The directory.
         path: String,
         /// Free room of its file system.
         free: Size,
-        /// Room that downloads leave free.
+        /// Room that imports leave free.
         keep: Size,
     },
-    /// The downloaded data cannot be stored.
-    #[error("cannot store the download in {path}: {error}")]
+    /// Data that was received or decompressed cannot be stored.
+    #[error("cannot store the file in {path}: {error}")]
     Spool {
         /// The directory.
         path: String,
@@ -188,9 +196,8 @@ impl From<ImportError> for ControlError {
             E::Internal(_) => ErrorKind::Internal,
             E::Spool { .. } | E::NoRoom { .. } => ErrorKind::NoSpace,
             E::Fetch { .. } => ErrorKind::FetchFailed,
-            E::Open { .. }
-            | E::Missing { .. }
-            | E::LargeSectors { .. }
+            E::Open { .. } | E::Missing { .. } => ErrorKind::SourceUnreadable,
+            E::LargeSectors { .. }
             | E::NotAFile { .. }
             | E::RelativePath(_)
             | E::Read { .. }
@@ -198,6 +205,7 @@ impl From<ImportError> for ControlError {
             | E::Damaged { .. }
             | E::Unsupported { .. }
             | E::Archive { .. }
+            | E::Unpack { .. }
             | E::Empty(_)
             | E::BadUrl(_) => ErrorKind::BadSource,
         };

@@ -21,6 +21,7 @@ use super::file::{self, ImageFile};
 use super::own_addresses::is_own;
 use super::proxy::Proxies;
 use super::spool::{KeepFree, Spool, SpoolError};
+use super::unpack::Packing;
 use super::url::{Url, masked};
 use super::{ImportError, Result};
 
@@ -131,7 +132,9 @@ impl Download {
                 return Err(self.failed(why));
             }
         }
-        ImageFile::from_download(self.spool.into_file(), self.url.to_string(), self.stated)
+        let path = self.spool.directory();
+        let file = self.spool.into_file().map_err(|error| ImportError::Spool { path, error })?;
+        ImageFile::from_download(file, self.url.to_string(), self.stated)
     }
 
     async fn with_retries(&mut self, report: &Reports) -> Result<()> {
@@ -200,8 +203,10 @@ impl Download {
         self.total = if self.spool.is_coded() { None } else { answer.len() };
         self.validator = validator(&answer.headers).filter(|_| !self.spool.is_coded());
         let kind = answer.header(header::CONTENT_TYPE).split(';').next().unwrap_or_default();
+        // Some servers send a file that is named `*.gz` as a file with a content coding.
+        let name = answer.url.file_name();
         self.stated = file::Download {
-            file_name: answer.url.file_name(),
+            file_name: if self.spool.is_coded() { Packing::Gzip.unpacked_name(&name) } else { name },
             content_type: Some(kind.trim().to_ascii_lowercase()).filter(|kind| !kind.is_empty()),
         };
         if self.total.is_some_and(|total| total > self.policy.max_bytes) {
@@ -266,7 +271,7 @@ impl Download {
             SpoolError::Coding(e) => self.failed(format!("the compressed data is damaged: {e}")),
             SpoolError::Storage(error) => ImportError::Spool { path, error },
             SpoolError::NoRoom { free, keep } => {
-                ImportError::NoRoom { url: self.url.to_string(), path, free, keep }
+                ImportError::NoRoom { work: format!("download of {}", self.url), path, free, keep }
             }
         })
     }

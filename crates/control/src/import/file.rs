@@ -34,6 +34,9 @@ pub(super) struct ImageFile {
     contents: Cell<u64>,
     /// Bytes into which compressed contents were decompressed.
     decompressed: Cell<u64>,
+    /// The length that limits `decompressed`: of the file that was given, from which this file may have been
+    /// decompressed.
+    expands: u64,
     /// The file system does not support SEEK_DATA and SEEK_HOLE.
     no_holes: bool,
 }
@@ -107,6 +110,12 @@ impl ImageFile {
         Ok(ImageFile { download: Some(download), ..file })
     }
 
+    /// States that this file was decompressed from `packed`: its compressed contents become no more bytes
+    /// than those of `packed` may.
+    pub fn expanded_from(self, packed: &ImageFile) -> ImageFile {
+        ImageFile { expands: packed.expands, ..self }
+    }
+
     /// Wraps any file.
     pub fn from_file(mut file: File, path: PathBuf, display_name: String) -> Result<ImageFile> {
         // The metadata of a block device has no length, so seek to its end.
@@ -124,6 +133,7 @@ impl ImageFile {
             len,
             contents,
             decompressed,
+            expands: len,
             no_holes: false,
         })
     }
@@ -185,7 +195,7 @@ impl ImageFile {
     pub fn charge_decompressed(&self, len: u64, remedy: Remedy) -> Result<()> {
         let sum = self.decompressed.get().saturating_add(len);
         self.decompressed.set(sum);
-        match sum > self.len.saturating_mul(EXPANSION).saturating_add(EXPANSION_SLACK) {
+        match sum > self.expands.saturating_mul(EXPANSION).saturating_add(EXPANSION_SLACK) {
             true => self.unsupported("decompresses to more than 1032 times its length", remedy),
             false => Ok(()),
         }

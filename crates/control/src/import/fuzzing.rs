@@ -1,4 +1,4 @@
-//! Entry points for fuzzing the readers of image files and of URLs.
+//! Entry points for fuzzing the readers of image files and of URLs, and the decompression.
 //!
 //! The guarantees: no file causes a panic, an allocation that is larger than the file justifies, or a read
 //! that does not end; and no text is displayed with the secrets that a URL in it has.
@@ -11,8 +11,9 @@ use forebay_api::import::Format;
 
 use super::file::ImageFile;
 use super::file::bytes::{le32, le64};
+use super::unpack::{self, Packing};
 use super::url::{Url, masked};
-use super::{Image, Result, detect};
+use super::{Image, ImportError, Result, detect};
 
 /// Maximum number of runs that are visited: a fuzzer's time is limited, and a disk can have 64 TiB.
 const RUNS: usize = 4096;
@@ -32,7 +33,8 @@ const FORMATS: [Format; 6] =
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: &[Target] = &[("image_file", image_file), ("import_url", import_url)];
+pub const TARGETS: &[Target] =
+    &[("image_file", image_file), ("import_url", import_url), ("packed_file", packed_file)];
 
 /// Reads the disk in a packed file, see [`pack_image`].
 pub fn image_file(data: &[u8]) {
@@ -47,6 +49,20 @@ pub fn image_file(data: &[u8]) {
     let file = ImageFile::from_file(file, PathBuf::new(), "fuzz".to_owned()).unwrap();
     // An error is right for any file.
     let _ = detect::open(file, format).and_then(|(_, mut image)| read_all(&mut *image));
+}
+
+/// Decompresses a file.
+pub fn packed_file(data: &[u8]) {
+    let file = memory_file(data);
+    let file = ImageFile::from_file(file, PathBuf::new(), "fuzz".to_owned()).unwrap();
+    let Ok(Some(packing)) = Packing::detect(&file, Format::Auto) else { return };
+    let (report, _reports) = tokio::sync::mpsc::channel(1);
+    let mut len = 0;
+    // An error is right for any file.
+    let _ = unpack::decode(&file, packing, &report, &mut |piece| {
+        len += piece.len() as u64;
+        if len < MAX_FILE { Ok(()) } else { Err(ImportError::Cancelled) }
+    });
 }
 
 fn read_all(image: &mut dyn Image) -> Result<()> {

@@ -8,14 +8,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_api::import::{Event, Format, Imported, Phase, Request, Source};
-use forebay_api::{JobKind, JobView};
+use forebay_api::{ErrorKind, JobKind, JobView};
 use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError, check_name};
 use forebay_text::{Size, quoted};
 use tokio::sync::mpsc;
 
 use super::file::ImageFile;
 use super::pump::{self, Copied};
-use super::{Image, ImportError, Result, detect, fetch};
+use super::spool::{KeepFree, Spool};
+use super::unpack::{self, Packing};
+use super::upload::{self, Uploads};
+use super::{FetchPolicy, Image, ImportError, Result, detect, fetch};
 use crate::operations::{Control, ControlError, Job};
 use crate::view::disk_view;
 
@@ -34,10 +37,12 @@ const EVENT_CAPACITY: usize = 8;
 pub type EventResult = std::result::Result<Event, ControlError>;
 
 /// The client that requests an import.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Client<'a> {
     /// The name of the client.
     pub name: &'a str,
+    /// The uploads of the listener, and the owner of the uploads of this client; `None` without uploads.
+    pub uploads: Option<(&'a Uploads, &'a str)>,
     /// Whether the client uses the control socket: it can reach this machine itself.
     pub on_host: bool,
 }
@@ -45,11 +50,12 @@ pub struct Client<'a> {
 /// Starts an import. It is rolled back when the receiver is dropped or its job is cancelled.
 ///
 /// # Errors
-/// Those of the name and of the length of the source, and of a server that stops. Later ones are events.
+/// The name is invalid or taken, the server stops, or a file on the server or an upload cannot be opened or
+/// is no disk image. Later errors are events.
 pub async fn start(
     control: &Control,
     request: Request,
-    Client { name: owner, on_host }: Client<'_>,
+    Client { name, uploads, on_host }: Client<'_>,
 ) -> crate::operations::Result<(JobView, mpsc::Receiver<EventResult>)> {
     // The job, its events and the log repeat them.
     check_name(&request.name)?;
@@ -58,32 +64,53 @@ pub async fn start(
     if *control.stopping().borrow() {
         return Err(control.ended());
     }
+    // The engine checks again.
+    if control.pool().disk(&request.name).is_ok() {
+        return Err(EngineError::Exists(request.name).into());
+    }
+    let (opened, upload) = match request.source {
+        Source::Url(url) => (Opened::Url { url, on_host }, None),
+        Source::File(path) => {
+            let format = request.format;
+            (blocking(move || Opened::of_file(ImageFile::open(&path)?, format)).await?, None)
+        }
+        Source::Upload(id) => {
+            let none = || ControlError::new(ErrorKind::NotFound, format!("there is no upload {id}"));
+            let (all, owner) = uploads.ok_or_else(none)?;
+            let (file, format) = (upload::open(all, owner, id)?, request.format);
+            let opened = blocking(move || Opened::of_file(file, format)).await?;
+            (opened, Some((all.clone(), owner.to_owned(), id)))
+        }
+    };
+    let terms = Terms {
+        name: request.name,
+        format: request.format,
+        max_bytes: request.max_bytes.unwrap_or(u64::MAX).min(control.info().imports.max_bytes),
+        dedup_domain: request.dedup_domain,
+    };
     let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
     let control = control.clone();
-    let job = control.begin_job(JobKind::Import, Some(&request.name), owner, true);
+    let job = control.begin_job(JobKind::Import, Some(&terms.name), name, true);
     let view = job.view();
-    let by = owner.to_owned();
+    let by = name.to_owned();
     tokio::spawn(async move {
-        let name = request.name.clone();
-        let imported: crate::operations::Result<Imported> =
-            match run(&control, request, on_host, &events, &job).await {
-                Ok((info, format)) => {
-                    tracing::info!(
-                        by,
-                        "imported image {} of {}, from {format}",
-                        quoted(&name),
-                        Size(info.size)
-                    );
-                    let image =
-                        disk_view(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into());
-                    image.map(|image| Imported { image, format })
+        let name = terms.name.clone();
+        let ended = run(&control, opened, terms, &events, &job).await;
+        let imported: crate::operations::Result<Imported> = match ended {
+            Ok((info, format)) => {
+                tracing::info!(by, "imported image {} of {}, from {format}", quoted(&name), Size(info.size));
+                if let Some((all, owner, id)) = upload {
+                    all.remove(id, &owner);
                 }
-                Err(e) => {
-                    let error = e.to_string();
-                    tracing::info!(by, error, "import failed: image {}", quoted(&name));
-                    Err(ControlError::from(e))
-                }
-            };
+                let image = disk_view(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into());
+                image.map(|image| Imported { image, format })
+            }
+            Err(e) => {
+                let error = e.to_string();
+                tracing::info!(by, error, "import failed: image {}", quoted(&name));
+                Err(ControlError::from(e))
+            }
+        };
         drop(permit);
         job.end(&imported);
         // The receiver may be dropped.
@@ -98,6 +125,7 @@ fn check_source(source: &Source) -> crate::operations::Result<()> {
     let len = match source {
         Source::File(path) => path.as_os_str().len(),
         Source::Url(url) => url.len(),
+        Source::Upload(_) => 0,
     };
     if len > MAX_SOURCE {
         let why = format!("the source has {len} bytes; a path or URL has at most {MAX_SOURCE}");
@@ -106,29 +134,55 @@ fn check_source(source: &Source) -> crate::operations::Result<()> {
     Ok(())
 }
 
+/// What an import makes of its source.
+struct Terms {
+    name: String,
+    format: Format,
+    /// Maximum length of a file that is downloaded or decompressed.
+    max_bytes: u64,
+    dedup_domain: u32,
+}
+
+/// The source of an import.
+enum Opened {
+    Url {
+        url: String,
+        /// Whether the client uses the control socket.
+        on_host: bool,
+    },
+    Packed(ImageFile, Packing),
+    Image(Format, Box<dyn Image>),
+}
+
+impl Opened {
+    /// Detects what a file has.
+    fn of_file(file: ImageFile, given: Format) -> Result<Opened> {
+        match Packing::detect(&file, given)? {
+            Some(packing) => Ok(Opened::Packed(file, packing)),
+            None => {
+                let (format, image) = detect::open(file, given)?;
+                Ok(Opened::Image(format, image))
+            }
+        }
+    }
+}
+
 async fn run(
     control: &Control,
-    request: Request,
-    on_host: bool,
+    opened: Opened,
+    terms: Terms,
     events: &mpsc::Sender<EventResult>,
     job: &Job,
 ) -> Result<(DiskInfo, Format)> {
     let pool = control.pool();
-    // Fails early for an existing name, before the download. The engine checks again.
-    if pool.disk(&request.name).is_ok() {
-        return Err(EngineError::Exists(request.name).into());
-    }
     let mut reporter = Reporter::new(events, job);
-    let limit = request.max_bytes;
-    let opened = open_source(request.source, limit, on_host, control, &mut reporter);
-    let file = or_cancelled(control, events, job, opened).await?;
-    let detected = blocking(move || detect::open(file, request.format));
-    let (format, image) = or_cancelled(control, events, job, detected).await?;
+    let prepared = prepare(control, opened, &terms, &mut reporter);
+    let (format, image) = or_cancelled(control, events, job, prepared).await?;
     if image.size() == 0 {
-        return Err(ImportError::Empty(request.name));
+        return Err(ImportError::Empty(terms.name));
     }
     let size = image.size().next_multiple_of(512);
-    let disk = pool.begin_import(&request.name, size, request.dedup_domain).await?;
+    let disk = pool.begin_import(&terms.name, size, terms.dedup_domain).await?;
     match or_cancelled(control, events, job, fill(image, &disk, size, &mut reporter)).await {
         Ok(()) => Ok((pool.finish_import(disk).await?, format)),
         Err(e) => {
@@ -140,26 +194,67 @@ async fn run(
     }
 }
 
-async fn open_source(
-    source: Source,
-    max_bytes: Option<u64>,
-    on_host: bool,
+/// Downloads and decompresses a source, as far as it needs that, and opens the disk in it.
+async fn prepare(
     control: &Control,
+    opened: Opened,
+    terms: &Terms,
+    reporter: &mut Reporter<'_>,
+) -> Result<(Format, Box<dyn Image>)> {
+    let format = terms.format;
+    let opened = match opened {
+        Opened::Url { url, on_host } => {
+            let file = download(control, url, on_host, terms.max_bytes, reporter).await?;
+            blocking(move || Opened::of_file(file, format)).await?
+        }
+        opened => opened,
+    };
+    match opened {
+        Opened::Image(format, image) => Ok((format, image)),
+        Opened::Packed(file, packing) => {
+            let file = unpacked(control, file, packing, terms.max_bytes, reporter).await?;
+            blocking(move || detect::open(file, format)).await
+        }
+        Opened::Url { .. } => Err(ImportError::Internal("a download has no file")),
+    }
+}
+
+async fn download(
+    control: &Control,
+    url: String,
+    on_host: bool,
+    max_bytes: u64,
     reporter: &mut Reporter<'_>,
 ) -> Result<ImageFile> {
-    match source {
-        Source::File(path) => blocking(move || ImageFile::open(&path)).await,
-        Source::Url(url) => {
-            let (server, pool) = (control.info(), control.pool().clone());
-            let mut policy = server.imports;
-            policy.max_bytes = max_bytes.unwrap_or(u64::MAX).min(policy.max_bytes);
-            let keep_free = Box::new(move |total: u64| pool.low_threshold(total.min(KEPT_FREE_OF)));
-            fetch::fetch(url, server.data.clone(), keep_free, policy, on_host, |done, total| {
-                reporter.report(Phase::Download, Copied { done, written: done }, total);
-            })
-            .await
-        }
-    }
+    let server = control.info();
+    let policy = FetchPolicy { max_bytes, ..server.imports };
+    fetch::fetch(url, server.data.clone(), keep_free(control), policy, on_host, |done, total| {
+        reporter.report(Phase::Download, Copied { done, written: done }, total);
+    })
+    .await
+}
+
+/// The room that files in the data directory leave free.
+pub(super) fn keep_free(control: &Control) -> KeepFree {
+    let pool = control.pool().clone();
+    Box::new(move |total: u64| pool.low_threshold(total.min(KEPT_FREE_OF)))
+}
+
+/// Decompresses a file that is compressed as a whole.
+async fn unpacked(
+    control: &Control,
+    file: ImageFile,
+    packing: Packing,
+    max_bytes: u64,
+    reporter: &mut Reporter<'_>,
+) -> Result<ImageFile> {
+    let total = file.len();
+    let (data, keep) = (control.info().data.clone(), keep_free(control));
+    let spool = blocking(move || Spool::create(&data, keep)).await?;
+    unpack::unpack(file, packing, spool, max_bytes, |done| {
+        reporter.report(Phase::Unpack, Copied { done, written: done }, Some(total));
+    })
+    .await
 }
 
 async fn fill(
@@ -189,7 +284,9 @@ async fn or_cancelled<T>(
 }
 
 /// Runs `work` on a blocking thread.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or(Err(ImportError::Internal("the thread that opens the file panicked")))
 }
@@ -213,6 +310,7 @@ impl<'a> Reporter<'a> {
             self.last_event = Some((now, phase));
             let name = match phase {
                 Phase::Download => "download",
+                Phase::Unpack => "unpack",
                 Phase::Import => "import",
             };
             self.job.progress(name, copied.done, total);

@@ -32,6 +32,8 @@ mod qcow2;
 mod raw;
 mod spool;
 mod text;
+mod unpack;
+pub(crate) mod upload;
 mod url;
 mod vhd;
 mod vhdx;

@@ -1,16 +1,17 @@
-//! The file into which a download is written: it has no name, so the file system frees it when it is closed,
-//! even by a crash.
+//! The file into which a download, an upload or a decompressed file is written: it has no name, so the file
+//! system frees it when it is closed, even by a crash.
 //!
-//! It is in the data directory, whose file system usually holds the pool. So a download stops before the
+//! It is in the data directory, whose file system usually holds the pool. So writing stops before the
 //! store would be low on room: guests' writes precede it.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use flate2::write::{MultiGzDecoder, ZlibDecoder};
+use forebay_engine::is_zero;
 use forebay_text::Size;
 
 use super::{ImportError, Result};
@@ -80,7 +81,6 @@ impl Spool {
             _ => return Ok(false),
         };
         self.file.set_len(0)?;
-        self.file.seek(SeekFrom::Start(0))?;
         self.len = 0;
         Ok(true)
     }
@@ -117,9 +117,19 @@ impl Spool {
         self.append(&rest.map_err(SpoolError::Coding)?)
     }
 
+    /// Appends data. Data of zeroes becomes a hole, for which no room is needed.
+    pub fn append_sparse(&mut self, data: &[u8]) -> std::result::Result<(), SpoolError> {
+        if !is_zero(data) {
+            return self.append(data);
+        }
+        self.len += data.len() as u64;
+        Ok(())
+    }
+
     fn append(&mut self, data: &[u8]) -> std::result::Result<(), SpoolError> {
         self.check_room(data.len() as u64)?;
-        self.file.write_all(data).map_err(SpoolError::Storage)?;
+        // After a failure, a repetition writes at the same place.
+        self.file.write_all_at(data, self.len).map_err(SpoolError::Storage)?;
         self.len += data.len() as u64;
         Ok(())
     }
@@ -140,8 +150,16 @@ impl Spool {
     }
 
     /// Returns the file, which is complete after [`Spool::finish`].
-    pub fn into_file(self) -> File {
-        self.file
+    pub fn into_file(self) -> io::Result<File> {
+        // A hole at the end is not in the file yet.
+        self.file.set_len(self.len)?;
+        Ok(self.file)
+    }
+
+    /// Opens the file again, with a separate position.
+    pub fn open_again(&self) -> io::Result<File> {
+        self.file.set_len(self.len)?;
+        File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 }
 

@@ -120,7 +120,12 @@ async fn import_image(caller: Caller, headers: HeaderMap, Body(request): Body<Re
                        server with 'forebay image import', or start the server with --import-allow-private";
         return Err(ApiError::refused(Refusal::NotHere, message));
     }
-    let client = import::Client { name: &caller.principal.name, on_host };
+    let owner = caller.principal.owner();
+    let client = import::Client {
+        name: &caller.principal.name,
+        uploads: Some((&caller.api.uploads, &owner)),
+        on_host,
+    };
     let (job, mut events) = import::start(&caller.api.control, request, client).await?;
     if jobs::prefers_job(&headers) {
         // The import continues while its events are received.

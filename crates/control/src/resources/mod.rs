@@ -19,6 +19,7 @@ mod stats;
 mod targets;
 mod tenants;
 mod tokens;
+mod uploads;
 mod volume_limits;
 mod volumes;
 
@@ -42,6 +43,7 @@ pub fn routes() -> Vec<Route> {
     [
         images::routes(),
         profiles::routes(),
+        uploads::routes(),
         volumes::routes(),
         volume_limits::routes(),
         classes::routes(),

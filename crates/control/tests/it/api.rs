@@ -55,12 +55,12 @@ impl Caller {
         self.call(Method::POST, path, body).await
     }
 
-    async fn delete(&self, path: &str) -> (StatusCode, Value) {
+    pub async fn delete(&self, path: &str) -> (StatusCode, Value) {
         self.call(Method::DELETE, path, Value::Null).await
     }
 
     /// Expects an error with this status and code.
-    async fn refuses(&self, method: Method, path: &str, body: Value, status: u16, code: &str) {
+    pub async fn refuses(&self, method: Method, path: &str, body: Value, status: u16, code: &str) {
         let (got, answer) = self.call(method.clone(), path, body).await;
         assert_eq!(
             (got.as_u16(), answer["code"].as_str()),

@@ -17,7 +17,7 @@ use forebay_host::EngineThread;
 use forebay_store::MemoryStore;
 
 /// A client of the control socket.
-pub const CLIENT: Client<'_> = Client { name: "a test", on_host: true };
+pub const CLIENT: Client<'_> = Client { name: "a test", uploads: None, on_host: true };
 
 /// A control plane over a pool in memory.
 pub struct Rig {

@@ -14,6 +14,7 @@ fn every_image_and_url_of_the_corpus_passes() {
 #[test]
 fn damaged_images_cause_no_panic() {
     images::damage(fuzzing::image_file);
+    images::damage_packed(fuzzing::packed_file);
 }
 
 #[test]

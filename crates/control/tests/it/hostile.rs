@@ -30,7 +30,9 @@ async fn files_that_are_no_disk_images_are_refused() {
     assert!(Command::new("mkfifo").arg(rig.path("pipe")).status().unwrap().success());
     refused(&rig, "pipe", "is a pipe").await;
     write("a.xz", b"\xfd7zXZ\0and so on");
-    refused(&rig, "a.xz", "unpack it first").await;
+    refused(&rig, "a.xz", "cannot decompress").await;
+    write("a.7z", b"7z\xbc\xaf\x27\x1cand so on");
+    refused(&rig, "a.7z", "unpack it first").await;
     let mut tar = vec![b'a'; 1024];
     tar[257..262].copy_from_slice(b"ustar");
     write("a.ova", &tar);

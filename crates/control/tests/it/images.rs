@@ -1,5 +1,7 @@
 //! Image files of each format, for the corpus and for generated damage.
 
+use std::io::Write;
+
 use forebay_control::fuzzing::pack_image;
 
 use crate::random::Random;
@@ -20,6 +22,17 @@ const URLS: [&str; 6] = [
     "ftp://user:secret@h/disk.img\n/",
     "http://user:se/cret@h/x y\n?q",
     "http://Größe.example/\n",
+];
+
+/// The text of [`packed`], compressed by liblzma: the decoder of the server has no encoder.
+#[rustfmt::skip]
+const XZ: [u8; 88] = [
+    0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x04, 0xe6, 0xd6, 0xb4, 0x46, 0x02, 0x00, 0x21, 0x01,
+    0x16, 0x00, 0x00, 0x00, 0x74, 0x2f, 0xe5, 0xa3, 0xe0, 0x01, 0x17, 0x00, 0x15, 0x5d, 0x00, 0x20,
+    0x88, 0x08, 0x86, 0x93, 0xd1, 0x00, 0xd3, 0xe1, 0x9a, 0xff, 0x56, 0xea, 0x43, 0xf5, 0x2b, 0x40,
+    0x7c, 0xcf, 0xe0, 0x00, 0x00, 0x00, 0x00, 0x00, 0x6d, 0x3a, 0xde, 0x59, 0x10, 0xc3, 0xf5, 0x74,
+    0x00, 0x01, 0x31, 0x98, 0x02, 0x00, 0x00, 0x00, 0x8f, 0xa4, 0x0c, 0x47, 0xb1, 0xc4, 0x67, 0xfb,
+    0x02, 0x00, 0x00, 0x00, 0x00, 0x04, 0x59, 0x5a,
 ];
 
 /// Names, numbers of the format, and contents.
@@ -46,9 +59,28 @@ pub fn put_all() {
     for (name, kind, file) in samples() {
         put("image_file", name, &pack_image(kind, &file));
     }
+    for (name, file) in packed() {
+        put("packed_file", name, &file);
+    }
     for (number, url) in URLS.iter().enumerate() {
         put("import_url", &format!("url-{number}"), url.as_bytes());
     }
+}
+
+/// Compressed files: names and contents, of 280 bytes of text.
+fn packed() -> Vec<(&'static str, Vec<u8>)> {
+    let text = b"A disk image.\n".repeat(20);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&text).unwrap();
+    let mut bzip2 = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    bzip2.write_all(&text).unwrap();
+    let zstd = ruzstd::encoding::compress_to_vec(&text[..], ruzstd::encoding::CompressionLevel::Fastest);
+    vec![
+        ("gzip", gzip.finish().unwrap()),
+        ("bzip2", bzip2.finish().unwrap()),
+        ("zstd", zstd),
+        ("xz", XZ.to_vec()),
+    ]
 }
 
 /// Passes damaged samples to `target`.
@@ -70,6 +102,25 @@ pub fn damage(target: impl Fn(&[u8])) {
                 for (i, byte) in bad.iter_mut().skip(at).take(len).enumerate() {
                     *byte = if swapped { number[len - 1 - i] } else { number[i] };
                 }
+            }
+            let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target(&bad)));
+            assert!(passed.is_ok(), "the sample '{name}' with the damage of seed {seed} fails");
+        }
+    }
+}
+
+/// Passes damaged compressed files to `target`.
+pub fn damage_packed(target: impl Fn(&[u8])) {
+    for (name, good) in packed() {
+        for seed in 0..10 * DAMAGED {
+            let mut random = Random::new(seed);
+            let mut bad = good.clone();
+            if random.once_in(8) {
+                bad.truncate(random.below(good.len() as u64) as usize);
+            }
+            for _ in 0..=random.below(4) {
+                let at = 6 + random.below(good.len() as u64 - 6) as usize;
+                bad.iter_mut().skip(at).take(1).for_each(|byte| *byte = random.below(256) as u8);
             }
             let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target(&bad)));
             assert!(passed.is_ok(), "the sample '{name}' with the damage of seed {seed} fails");

@@ -13,10 +13,12 @@ mod images;
 mod import;
 mod monitoring;
 mod openapi;
+mod packed;
 #[allow(dead_code, reason = "the sessions of the front ends use the rest")]
 #[path = "../../../frontend/tests/sessions/random.rs"]
 mod random;
 #[path = "../../../format/tests/corpus/mod.rs"]
 mod stored;
 mod targets;
+mod uploads;
 mod watch;

@@ -332,18 +332,20 @@ pub struct ServeArgs {
 /// `forebay image …`
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Import an image from a disk file: raw, qcow2, VMDK, VHD or VHDX
+    /// Import an image from a disk file: raw, qcow2, VMDK, VHD or VHDX, also compressed (gz, xz, zst, bz2)
     Import {
         /// Name of the new image
         #[arg(value_parser = Name::new())]
         name: String,
-        /// Path of the file as the server sees it, or an http://, https:// or file:// URL
+        /// Path of the file, or an http://, https:// or file:// URL; a file that the server cannot read is
+        /// uploaded
         #[arg(value_name = "FILE|URL", value_parser = Name::new())]
         file: String,
         /// Image format (default: detect)
         #[arg(long, value_enum, default_value_t)]
         format: Format,
-        /// Maximum size of the file that a URL may deliver [default: the server's limit]
+        /// Maximum size of the file that a URL may deliver, and of a decompressed file [default: the server's
+        /// limit]
         #[arg(long, value_name = "SIZE")]
         max_size: Option<Size>,
         /// Deduplication domain: only disks of the same domain share blocks; clones inherit it

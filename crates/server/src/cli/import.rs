@@ -1,4 +1,5 @@
-//! `forebay image import`: starts an import on the server and shows its progress.
+//! `forebay image import`: starts an import on the server and shows its progress. A file that the server
+//! cannot read, but this user can, is uploaded first.
 //!
 //! Ctrl-C closes the connection, and the server rolls the import back.
 
@@ -7,24 +8,35 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use forebay_api::ErrorKind;
 use forebay_api::client::{Client, ClientError, Lines};
 use forebay_api::import::{Event, Imported, Phase, Request, Source};
-use forebay_text::Size;
+use forebay_text::{Size, one_line};
 use percent_encoding::percent_decode_str;
 
 use super::progress::{Progress, Step};
+use super::upload::{self, Readable};
 use super::{CliError, output};
 
 /// Runs `forebay image import`.
 pub(super) async fn run(client: &Client, request: &Request, json: bool) -> Result<(), CliError> {
     let begun = Instant::now();
-    let work = async {
-        let lines = client.post_lines(&["images"], request).await?;
-        follow(lines, Progress::new(json)).await
-    };
-    let (imported, written) = tokio::select! {
-        done = work => done?,
-        _ = tokio::signal::ctrl_c() => return Err(CliError::Interrupted("rolls the import back")),
+    let (imported, written) = match import(client, request, json).await {
+        Err(CliError::Client(e)) if e.code() == Some(ErrorKind::SourceUnreadable.code()) => {
+            let Source::File(path) = &request.source else { return Err(e.into()) };
+            let Some(file) = Readable::open(path) else { return Err(e.into()) };
+            if !json {
+                eprintln!("forebay: {}", one_line(&format!("{e}; this user can read it: uploading it")));
+            }
+            let id = upload::send(client, &request.name, &file, &mut Progress::new(json)).await?;
+            let request = Request { source: Source::Upload(id), ..request.clone() };
+            let imported = import(client, &request, json).await;
+            if imported.is_err() {
+                upload::discard(client, id).await;
+            }
+            imported?
+        }
+        imported => imported?,
     };
     if json {
         return output::json(&imported);
@@ -34,6 +46,18 @@ pub(super) async fn run(client: &Client, request: &Request, json: bool) -> Resul
     let seconds = begun.elapsed().as_secs_f64();
     let name = &image.name;
     output::line(&format!("imported image '{name}' ({format}): {size}, {written} of data, in {seconds:.1} s"))
+}
+
+/// Imports from a source that the server can read, and shows the progress.
+async fn import(client: &Client, request: &Request, json: bool) -> Result<(Imported, u64), CliError> {
+    let work = async {
+        let lines = client.post_lines(&["images"], request).await?;
+        follow(lines, Progress::new(json)).await
+    };
+    tokio::select! {
+        done = work => done,
+        _ = tokio::signal::ctrl_c() => Err(CliError::Interrupted("rolls the import back")),
+    }
 }
 
 /// Parses the source: a URL, whose scheme may be in any letter case; otherwise a path, which is made absolute
@@ -92,6 +116,7 @@ fn show(progress: &mut Progress, phase: Phase, done: u64, total: Option<u64>) {
     let message = match phase {
         Phase::Download if done == 0 => "waiting for the server of the URL",
         Phase::Download => "downloading",
+        Phase::Unpack => "decompressing",
         Phase::Import => "importing",
     };
     let template = match total {

@@ -30,6 +30,7 @@ mod target;
 mod token;
 mod top;
 mod unit;
+mod upload;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -73,8 +74,8 @@ pub enum CliError {
     /// The user pressed Ctrl-C.
     #[error("interrupted; the server {0}")]
     Interrupted(&'static str),
-    /// A relative path cannot be made absolute.
-    #[error("cannot use the file name '{0}': {1}")]
+    /// A relative path cannot be made absolute, or a file cannot be read.
+    #[error("cannot use the file '{0}': {1}")]
     FileName(String, String),
     /// A secret cannot be read.
     #[error("cannot read the secret in '{}': {}", .0.display(), .1)]
