@@ -53,6 +53,11 @@ impl Reclaimer {
             let in_use = open.contains(&id) || blobs.contains(&id) || has_pages(&id);
             object.bytes = object.bytes.min(record.written.into());
             object.covered = record.last_seq <= taken.head.seq && !in_use;
+            let is_data = matches!(record.stream, Stream::Data | Stream::Short);
+            object.ends_if_requested = open.contains(&id)
+                && is_data
+                && !has_pages(&id)
+                && is_used(record.written.into(), self.space.reserve.segment_bytes);
         }
         for record in table.iter() {
             yields.step().await;
@@ -124,6 +129,11 @@ impl Reclaimer {
     }
 }
 
+/// Whether an open segment is ended by a requested reclaim: more than a sixteenth of it is used.
+pub(super) fn is_used(written: u64, segment_bytes: u64) -> bool {
+    written > segment_bytes / 16
+}
+
 /// An object as the store lists it.
 fn listed(stat: &ObjectStat, taken: &Taken, with_pages: bool, marked: &MarkResult) -> Object {
     // An object that no table lists was left by a crash, unless it was created after the mark began: then it
@@ -134,6 +144,7 @@ fn listed(stat: &ObjectStat, taken: &Taken, with_pages: bool, marked: &MarkResul
         id: stat.id,
         bytes: stat.len,
         covered: is_old && !marked.may_be_in_use(stat.id) && !with_pages,
+        ends_if_requested: false,
         with_pages,
         stuck: false,
         to_pack: false,
