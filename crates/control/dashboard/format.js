@@ -79,7 +79,7 @@ export function ago(then) {
 
 const NOT_MEASURED = "not measured yet";
 
-/** The data that a disk has of its own. */
+/** What a disk uses: the data that its origin does not have. */
 export const usedText = (disk) => (disk.used_bytes == null ? NOT_MEASURED : bytes(disk.used_bytes));
 
 /** What deleting a disk would free, and how old that figure is. */

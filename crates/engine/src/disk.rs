@@ -58,7 +58,7 @@ pub(crate) struct Disk {
     pub limiter: Limiter,
     /// The blocks that it occupies, or that only it keeps as a snapshot, for the quota of its tenant.
     pub occupied: Arc<Blocks>,
-    /// How much data it has of its own.
+    /// How much data it has that its origin does not have.
     pub used: UsedBlocks,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,

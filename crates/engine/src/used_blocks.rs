@@ -1,4 +1,4 @@
-//! How much data a disk has of its own, as it was counted last; see [`crate::quota`].
+//! How much data a disk has that its origin does not have, as it was counted last; see [`crate::quota`].
 
 use crate::map::Tree;
 use crate::sync::Mutex;

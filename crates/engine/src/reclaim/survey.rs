@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 
 use super::mark::MarkResult;
 use super::reclaimer::Reclaimer;
-use super::victims::{Object, Objects, gains_by_groups, moved_bytes};
+use super::victims::{Object, Objects, gains_by_groups, is_used, moved_bytes};
 use crate::commit::Taken;
 use crate::limits::{MOVE_BYTES, NODE_READS, YIELD_STEPS};
 use crate::log::SegmentTable;
@@ -127,11 +127,6 @@ impl Reclaimer {
             Err(e) => Err(e),
         }
     }
-}
-
-/// Whether an open segment is ended by a requested reclaim: more than a sixteenth of it is used.
-pub(super) fn is_used(written: u64, segment_bytes: u64) -> bool {
-    written > segment_bytes / 16
 }
 
 /// An object as the store lists it.

@@ -162,6 +162,11 @@ pub(crate) async fn choose(objects: &Objects, effort: Effort) -> Victims<'_> {
     Victims { are_all: chosen.len() == all, objects: chosen }
 }
 
+/// Whether an open segment is ended by a requested reclaim: more than a sixteenth of it is used.
+pub(super) fn is_used(written: u64, segment_bytes: u64) -> bool {
+    written > segment_bytes / 16
+}
+
 /// Whether the live slots of a segment that was not moved yet are to be packed into groups.
 pub(super) fn gains_by_groups(live: &Live) -> bool {
     let plain = live.slots * BLOCK as u64;

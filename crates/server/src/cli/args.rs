@@ -840,7 +840,7 @@ pub struct SizeArgs {
 /// Options of `space`.
 #[derive(Debug, Args)]
 pub struct SpaceArgs {
-    /// Also list the N volumes and images with the most data of their own [default of N: 10]
+    /// Also list the N volumes and images that use most [default of N: 10]
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "10")]
     pub top: Option<usize>,
 }

@@ -85,7 +85,7 @@ pub(super) fn render(mut table: Table) -> String {
 /// Shown instead of a figure of a disk that the server has not measured yet.
 const NOT_MEASURED: &str = "not measured yet";
 
-/// Renders the data that a disk has of its own.
+/// Renders what a disk uses: the data that its origin does not have.
 pub(super) fn used(d: &DiskView) -> String {
     d.used_bytes.map_or_else(|| NOT_MEASURED.to_owned(), |bytes| Size(bytes).to_string())
 }

@@ -64,7 +64,7 @@ pub(super) async fn run(client: &Client, args: &SpaceArgs, json: bool) -> Result
     })
 }
 
-/// The disks with the most data of their own, at most `most`. Those that were not measured yet are last.
+/// The disks that use most, at most `most` of them. Those that were not measured yet are last.
 fn largest(mut disks: Vec<DiskView>, most: usize) -> Vec<DiskView> {
     disks.sort_by_cached_key(|d| (Reverse(d.used_bytes), Reverse(d.exclusive_bytes), d.name.clone()));
     disks.truncate(most);
