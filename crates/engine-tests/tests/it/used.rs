@@ -68,19 +68,25 @@ impl Model {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_used_space_is_that_of_a_model_after_any_history() {
-    for seed in 0..6 {
-        let store = Arc::new(MemoryStore::new());
-        let config = || PoolConfig { map_cache: 64 << 10, checkpoint_bytes: 1 << 20, ..config() };
-        let pool = open_paused(&store, config()).await;
+const NAMES: [&str; 3] = ["v", "a", "b"];
+
+/// A pool with a volume without an origin and two clones, and the model of its disks.
+struct World {
+    pool: Arc<Pool>,
+    model: Model,
+    /// Those of `NAMES`.
+    handles: Vec<Arc<DiskHandle>>,
+    random: u64,
+}
+
+impl World {
+    async fn new(pool: Arc<Pool>, seed: u64) -> World {
         let mut model = Model { disks: BTreeMap::new(), origins: BTreeMap::new(), written: seed << 32 };
         for name in ["golden", "v"] {
             pool.create_volume(name, BLOCKS * BLOCK, SyncMode::Flush, 0).await.unwrap();
             model.disks.insert(name.into(), vec![0; BLOCKS as usize]);
         }
-        let golden = pool.attach("golden").unwrap();
-        model.write(&golden, "golden", 200, 700).await;
+        model.write(&pool.attach("golden").unwrap(), "golden", 200, 700).await;
         pool.create_snapshot("golden", "s").await.unwrap();
         model.disks.insert("golden@s".into(), model.disks["golden"].clone());
         pool.clone_disk("golden@s", &[clone("a"), clone("b")]).await.unwrap();
@@ -88,82 +94,111 @@ async fn the_used_space_is_that_of_a_model_after_any_history() {
             model.disks.insert(name.into(), model.disks["golden"].clone());
             model.origins.insert(name.into(), "golden@s".into());
         }
-        let names = ["v", "a", "b"];
-        let mut handles: Vec<_> = names.iter().map(|name| pool.attach(name).unwrap()).collect();
-        let mut random: u64 = seed * 977 + 1;
-        let mut next = |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
-        for step in 0..400 {
-            let n = next(3) as usize;
-            let (name, size) = (names[n], model.disks[names[n]].len() as u64);
-            let (first, most) = (next(size - 1), if next(4) == 0 { 300 } else { 8 });
-            let count = (1 + next(most)).min(size - first);
-            let handle = handles[n].clone();
-            let mut snapshots = model.disks.keys().filter(|d| d.starts_with(&format!("{name}@")));
-            match next(20) {
-                0..7 => model.write(&handle, name, first, count).await,
-                7 | 8 => {
-                    handle.discard(first * BLOCK, count * BLOCK, false).await.unwrap();
-                    model.clear(name, first, count);
-                }
-                9 => {
-                    handle.write_zeroes(first * BLOCK, count * BLOCK, true, false).await.unwrap();
-                    model.clear(name, first, count);
-                }
-                10 | 11 => {
-                    let from = (n + 1 + next(2) as usize) % 3;
-                    let source = &model.disks[names[from]];
-                    let len = count.min((source.len() as u64).saturating_sub(first));
-                    if len == 0 {
-                        continue;
-                    }
-                    let to = if next(2) == 0 { first } else { next(size - len) };
-                    let copied = source[first as usize..][..len as usize].to_vec();
-                    handle.copy_from(to * BLOCK, &handles[from], first * BLOCK, len * BLOCK).await.unwrap();
-                    model.disks.get_mut(name).unwrap()[to as usize..][..copied.len()]
-                        .copy_from_slice(&copied);
-                }
-                12 => pool.flush().await.unwrap(),
-                13 => pool.checkpoint().await.unwrap(),
-                14 => {
-                    pool.create_snapshot(name, &format!("s{step}")).await.unwrap();
-                    model.disks.insert(format!("{name}@s{step}"), model.disks[name].clone());
-                }
-                15 => {
-                    if let Some(snapshot) = snapshots.next().cloned() {
-                        pool.delete(&snapshot).await.unwrap();
-                        model.disks.remove(&snapshot);
-                    }
-                }
-                16 => {
-                    if let Some(snapshot) = snapshots.next_back().cloned() {
-                        handles.remove(n);
-                        drop(handle);
-                        pool.rollback(name, snapshot.split('@').nth(1).unwrap()).await.unwrap();
-                        model.disks.insert(name.into(), model.disks[&snapshot].clone());
-                        handles.insert(n, pool.attach(name).unwrap());
-                    }
-                }
-                17 => {
-                    let blocks = 1024 + next(2048);
-                    handles.remove(n);
-                    drop(handle);
-                    pool.resize(name, blocks * BLOCK).await.unwrap();
-                    model.disks.get_mut(name).unwrap().resize(blocks as usize, 0);
-                    handles.insert(n, pool.attach(name).unwrap());
-                }
-                18 if step % 4 == 0 => drop(pool.reclaim(&|_| {}).await.unwrap()),
-                // The counter runs.
-                _ => tokio::time::sleep(std::time::Duration::from_millis(1500)).await,
+        let handles = NAMES.iter().map(|name| pool.attach(name).unwrap()).collect();
+        World { pool, model, handles, random: seed * 977 + 1 }
+    }
+
+    fn next(&mut self, below: u64) -> u64 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % below
+    }
+
+    async fn change(&mut self, step: u64) {
+        let n = self.next(3) as usize;
+        let (name, handle) = (NAMES[n], self.handles[n].clone());
+        let size = self.model.disks[name].len() as u64;
+        let (first, most) = (self.next(size - 1), if self.next(4) == 0 { 300 } else { 8 });
+        let count = (1 + self.next(most)).min(size - first);
+        match self.next(20) {
+            0..7 => self.model.write(&handle, name, first, count).await,
+            7 | 8 => {
+                handle.discard(first * BLOCK, count * BLOCK, false).await.unwrap();
+                self.model.clear(name, first, count);
             }
-            if step % 100 == 99 {
-                model.check(&pool, &format!("seed {seed}, step {step}")).await;
+            9 => {
+                handle.write_zeroes(first * BLOCK, count * BLOCK, true, false).await.unwrap();
+                self.model.clear(name, first, count);
+            }
+            10 | 11 => self.copy(n, first, count).await,
+            12 => self.pool.flush().await.unwrap(),
+            13 => self.pool.checkpoint().await.unwrap(),
+            14..18 => {
+                drop(handle);
+                self.administer(n, step).await;
+            }
+            18 if step.is_multiple_of(4) => drop(self.pool.reclaim(&|_| {}).await.unwrap()),
+            // The counter runs.
+            _ => tokio::time::sleep(std::time::Duration::from_millis(1500)).await,
+        }
+    }
+
+    /// Copies blocks of another volume, to the same place or to another one.
+    async fn copy(&mut self, n: usize, first: u64, count: u64) {
+        let from = (n + 1 + self.next(2) as usize) % 3;
+        let size = self.model.disks[NAMES[n]].len() as u64;
+        let len = count.min((self.model.disks[NAMES[from]].len() as u64).saturating_sub(first));
+        if len == 0 {
+            return;
+        }
+        let to = if self.next(2) == 0 { first } else { self.next(size - len) };
+        let copied = self.model.disks[NAMES[from]][first as usize..][..len as usize].to_vec();
+        let (handle, source) = (&self.handles[n], &self.handles[from]);
+        handle.copy_from(to * BLOCK, source, first * BLOCK, len * BLOCK).await.unwrap();
+        let contents = self.model.disks.get_mut(NAMES[n]).unwrap();
+        contents[to as usize..][..copied.len()].copy_from_slice(&copied);
+    }
+
+    /// Makes or deletes a snapshot, rolls back, or resizes.
+    async fn administer(&mut self, n: usize, step: u64) {
+        let name = NAMES[n];
+        let prefix = format!("{name}@");
+        let mut snapshots = self.model.disks.keys().filter(|disk| disk.starts_with(&prefix)).cloned();
+        let (oldest, newest) = (snapshots.next(), snapshots.next_back());
+        match self.next(4) {
+            0 => {
+                self.pool.create_snapshot(name, &format!("s{step}")).await.unwrap();
+                self.model.disks.insert(format!("{name}@s{step}"), self.model.disks[name].clone());
+            }
+            1 => {
+                if let Some(snapshot) = oldest {
+                    self.pool.delete(&snapshot).await.unwrap();
+                    self.model.disks.remove(&snapshot);
+                }
+            }
+            2 => {
+                if let Some(snapshot) = newest.or(oldest) {
+                    self.handles.remove(n);
+                    self.pool.rollback(name, snapshot.split('@').nth(1).unwrap()).await.unwrap();
+                    self.model.disks.insert(name.into(), self.model.disks[&snapshot].clone());
+                    self.handles.insert(n, self.pool.attach(name).unwrap());
+                }
+            }
+            _ => {
+                let blocks = 1024 + self.next(2048);
+                self.handles.remove(n);
+                self.pool.resize(name, blocks * BLOCK).await.unwrap();
+                self.model.disks.get_mut(name).unwrap().resize(blocks as usize, 0);
+                self.handles.insert(n, self.pool.attach(name).unwrap());
             }
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_used_space_is_that_of_a_model_after_any_history() {
+    for seed in 0..6 {
+        let store = Arc::new(MemoryStore::new());
+        let config = || PoolConfig { map_cache: 64 << 10, checkpoint_bytes: 1 << 20, ..config() };
+        let mut world = World::new(open_paused(&store, config()).await, seed).await;
+        for step in 0..400 {
+            world.change(step).await;
+            if step % 100 == 99 {
+                world.model.check(&world.pool, &format!("seed {seed}, step {step}")).await;
+            }
+        }
+        let World { pool, model, handles, .. } = world;
         drop(handles);
-        drop(golden);
         pool.close().await.unwrap();
         let pool = open_paused(&store, config()).await;
         model.check(&pool, &format!("seed {seed}, after reopening")).await;
