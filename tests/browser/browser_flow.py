@@ -82,7 +82,7 @@ def a_day_of_an_administrator(t):
     t.defer(load.stop)
     b.click("Clients")
     b.until(lambda: b.texts("tbody tr:first-child td.number")[1:2] == ["1"], "the client of the load is not shown")
-    rates = "return Number(document.querySelector('tbody tr').cells[7].textContent.replace(',', ''))"
+    rates = "return Number(document.querySelector('tbody tr').cells[9].textContent.replace(',', ''))"
     b.until(lambda: b.script(rates) > 10, "the rate of the load is not shown")
     b.go("#/overview")
     b.until(lambda: any(text and text.endswith("%") for text in b.texts(".hero-number")[:1]), "no offload is shown")

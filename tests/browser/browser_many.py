@@ -168,8 +168,13 @@ def two_thousand_volumes(t):
         b.click("Last")
         b.shows(f"page {VOLUMES // 100 + 1} of {VOLUMES // 100 + 1}")
         b.click("Ops/s")
-        most = "return document.querySelector('tbody tr').cells[7].textContent"
+        most = "return document.querySelector('tbody tr').cells[9].textContent"
         b.until(lambda: b.script(most) not in ("", "0"), "no volume is active")
+        b.click("Used")
+        used = "return document.querySelector('tbody tr').cells[4].textContent"
+        b.until(lambda: b.script(used).endswith(" KiB"), "no volume uses anything")
+        b.click("Used")
+        b.until(lambda: b.script(used) == "0 B", "the order is not reversed")
         b.css("input[type=search]")[0].send_keys(f"v-{VOLUMES:04}")
         b.shows(f"1 of {VOLUMES + 1:,}")
     finally:

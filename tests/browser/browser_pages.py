@@ -95,6 +95,10 @@ def a_full_store_is_seen_on_every_page(t):
         b.until(lambda: b.css("#conditions .problem"), f"no problem is shown on {page}")
         check("no room for data" in b.css("#conditions")[0].text, b.css("#conditions")[0].text)
         equal(b.faults(), [], f"faults on {page}")
+    b.go("#/overview")
+    # The reserve is not room for guests, so their writes find nothing free.
+    b.shows("100.0 % of")
+    b.shows("Reserve")
     b.screenshot("problem")
     handle.shutdown()
     server.wait_unused("disk")

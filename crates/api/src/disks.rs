@@ -36,7 +36,8 @@ pub enum SyncPolicy {
 #[schema(example = json!({"name": "web-001", "kind": "volume", "size_bytes": 42949672960u64, "sync": "flush",
     "created_ms": 1767225600000u64, "origin": "debian", "snapshots": 0, "clones": 0, "clients": 1,
     "uuid": "6f1c0c7e-6d3e-4d0c-9d0a-0a2f3f5b7c11", "dedup_domain": 0, "map_damaged": false, "memory_lost": false,
-    "write_cache_bytes": null, "reset": null, "tenant": null, "limits": {}}))]
+    "write_cache_bytes": null, "reset": null, "used_bytes": 2147483648u64, "exclusive_bytes": 104857600u64,
+    "exclusive_as_of_ms": 1767225600000u64, "tenant": null, "limits": {}}))]
 pub struct DiskView {
     /// Name and NBD export name; for a snapshot, `volume@snapshot`.
     pub name: String,
@@ -69,6 +70,18 @@ pub struct DiskView {
     pub write_cache_bytes: Option<u64>,
     /// For a desktop: when it is reset automatically.
     pub reset: Option<Reset>,
+    /// Data that it does not share with the image or snapshot from which it was cloned, in bytes before data
+    /// reduction; for a snapshot, from which its volume was cloned. Some seconds old, and without the writes
+    /// of a desktop that are in RAM. `None` while it was not measured yet.
+    #[serde(default)]
+    pub used_bytes: Option<u64>,
+    /// Store space that only this disk needs, and that its removal would free. `None` while it was not
+    /// measured yet.
+    #[serde(default)]
+    pub exclusive_bytes: Option<u64>,
+    /// When `exclusive_bytes` was measured, in Unix milliseconds.
+    #[serde(default)]
+    pub exclusive_as_of_ms: Option<u64>,
     /// The tenant to which it belongs.
     #[serde(default)]
     pub tenant: Option<String>,

@@ -46,7 +46,8 @@ pub struct ReductionView {
     pub new_bytes: u64,
     /// Size of the new blocks divided by the bytes stored for them; `None` before the first.
     pub compression_ratio: Option<f64>,
-    /// Size of all blocks divided by the bytes stored for them; `None` before the first.
+    /// Size of the duplicate and new blocks divided by the bytes stored for them; `None` before the first.
+    /// Blocks of zeroes and unchanged blocks are no data that was reduced, so they do not count.
     pub reduction_ratio: Option<f64>,
     /// The deduplication index.
     pub index: IndexView,
@@ -80,7 +81,8 @@ pub struct SpaceView {
     pub unique_bytes: u64,
     /// Store space of that data and of the disks' block maps.
     pub live_bytes: u64,
-    /// Store space that no disk needs; `gc` frees most of it.
+    /// Store space that `gc` would free. There can be more garbage, in segments in which there is too little
+    /// of it to move their data, or which are being written.
     pub reclaimable_bytes: u64,
     /// Disks with damaged block maps: no data older than the damage is freed.
     pub damaged_disks: u64,
@@ -101,6 +103,9 @@ pub struct DiskSpaceView {
     pub mapped_bytes: u64,
     /// Store space that only this disk needs, and that its removal would free.
     pub exclusive_bytes: u64,
+    /// When `exclusive_bytes` was measured, in Unix milliseconds: in a large pool earlier than the last mark.
+    #[serde(default)]
+    pub exclusive_as_of_ms: u64,
 }
 
 impl ReductionView {

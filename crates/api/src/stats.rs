@@ -58,13 +58,13 @@ pub struct CommitView {
 /// `GET /stats`: the counters since the pool was opened.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct StatsView {
-    /// Guest operations of all disks.
+    /// Guest operations of all disks. Those of imports do not count.
     pub guest: GuestView,
     /// Store operations.
     pub store: StoreView,
     /// Share of guest reads and writes that caused no separate store read or write; `None` before the first.
-    /// Negative while the store did more operations than guests requested, because those of imports, reclaims
-    /// and checkpoints count too.
+    /// 0 while the store did more operations than guests requested, because those of imports, reclaims and
+    /// checkpoints count too.
     pub offload: Option<f64>,
     /// The read cache.
     pub read_cache: ReadCacheView,
@@ -83,6 +83,10 @@ pub struct StatsView {
     /// The part of the free space that is kept for deletions, checkpoints and reclaims.
     #[serde(default)]
     pub store_reserve_bytes: Option<u64>,
+    /// The part of the store that is in use, of what writers can use: all but the reserve. 1 while writes
+    /// fail; `None` if it is not known.
+    #[serde(default)]
+    pub store_in_use: Option<f64>,
     /// Volumes, snapshots and images.
     pub disks: u64,
     /// Segments.

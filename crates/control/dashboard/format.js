@@ -47,7 +47,13 @@ export function percent(part) {
   return `${value.toFixed(digits)} %`;
 }
 
-export const ratio = (n) => (Number.isFinite(n) ? `${significant(n)} : 1` : NONE);
+/** A larger ratio says that nearly nothing is stored, not how well data is reduced. */
+const MOST_RATIO = 1000;
+
+export function ratio(n) {
+  if (!Number.isFinite(n)) return NONE;
+  return n > MOST_RATIO ? `over ${MOST_RATIO} : 1` : `${significant(n)} : 1`;
+}
 
 export function micros(us) {
   if (!Number.isFinite(us)) return NONE;
@@ -61,6 +67,25 @@ export function duration(ms) {
   if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
   if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+/** The time since `then` in its largest whole unit. */
+export function ago(then) {
+  const s = Math.max(0, Math.floor((Date.now() - then) / 1000));
+  if (s < 60) return `${s} s ago`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ago`;
+  return s < 86400 ? `${Math.floor(s / 3600)} h ago` : `${Math.floor(s / 86400)} d ago`;
+}
+
+const NOT_MEASURED = "not measured yet";
+
+/** What a disk uses: the data that its origin does not have. */
+export const usedText = (disk) => (disk.used_bytes == null ? NOT_MEASURED : bytes(disk.used_bytes));
+
+/** What deleting a disk would free, and how old that figure is. */
+export function freedText(disk) {
+  if (disk.exclusive_bytes == null) return NOT_MEASURED;
+  return `${bytes(disk.exclusive_bytes)}, ${ago(disk.exclusive_as_of_ms)}`;
 }
 
 const two = (n) => String(n).padStart(2, "0");

@@ -6,8 +6,9 @@
 //
 // A column: `id`, `label`, `value` (of a row, to sort by; without it the column is not sortable), `text` (default:
 // the value), `node` (an element instead of a text; made again when the text changes), `live` (called with the row
-// and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens), `wide` (its text is wrapped),
-// `grow` (takes the room that is left), `right` (aligned, for buttons), `first` (descending first).
+// and its cell at each update), `number` (aligned), `minor` (hidden on phones), `least` (hidden on laptops), `wide`
+// (its text is wrapped), `grow` (takes the room that is left), `right` (aligned, for buttons), `first` (descending
+// first).
 
 import { h, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -22,6 +23,11 @@ const REST_MS = 50;
 /** A column of numbers, of which the greatest come first; `text` is that of a value. `more` has further properties. */
 export function numberColumn(id, label, value, text, more) {
   return { id, label, value, text: (row) => text(value(row)), number: true, first: "descending", ...more };
+}
+
+/** A column of sizes, the greatest first; `text` is that of a row. Sizes that are not known are the least. */
+export function spaceColumn(id, label, value, text) {
+  return { id, label, value: (row) => value(row) ?? -1, text, number: true, first: "descending", minor: true };
 }
 
 /** The column of a row's buttons; they are made again when the text changes. */
@@ -277,6 +283,7 @@ function cellClass(column) {
   const classes = [
     column.number && "number",
     column.minor && "minor",
+    column.least && "least",
     column.wide && "wide",
     column.grow && "grow",
     column.right && "right",

@@ -11,7 +11,7 @@ use crate::desktop::Desktops;
 use crate::marks::Marks;
 use crate::profile::BootProfiles;
 use crate::progress::CommitProgress;
-use crate::quota::Counter;
+use crate::quota::{Counter, UsedCounter};
 use crate::read::Reader;
 use crate::reclaim::Reclaimer;
 use crate::recovery::Recovered;
@@ -26,6 +26,7 @@ pub(crate) struct Components {
     pub reader: Arc<Reader>,
     pub catalogue: Arc<RwLock<Catalogue>>,
     pub counter: Arc<Counter>,
+    pub used: Arc<UsedCounter>,
     pub space: Arc<SpaceGovernor>,
     pub progress: Arc<CommitProgress>,
     pub caches: Arc<WriteCaches>,
@@ -46,6 +47,7 @@ impl Components {
         let Recovered { reader, progress, caches, applier, log, tables, dedup, stored, .. } = recovered;
         let (cx, catalogue) = (reader.context().clone(), applier.catalogue.clone());
         let counter = Arc::new(Counter::new(reader.clone(), catalogue.clone()));
+        let used = Arc::new(UsedCounter::new(reader.clone(), catalogue.clone()));
         let superblock = log.superblock();
         let (segment_bytes, key) = (superblock.segment_bytes.into(), superblock.fingerprint_key);
         let opened_at = log.head().seq;
@@ -57,8 +59,9 @@ impl Components {
             Arc::new(Intake::new(reader.clone(), space.clone(), caches.clone(), progress.clone(), key));
         let scans = Arc::new(ScanQueue::new(cx.clone(), catalogue.clone()));
         let reducer = Reducer::new(reader.clone(), key, dedup);
+        let (intake_of, scans_of) = (intake.clone(), scans.clone());
         let committer =
-            Arc::new(Committer::new(log, tables, intake.clone(), applier, reducer, scans.clone()));
+            Arc::new(Committer::new(log, tables, intake_of, applier, reducer, scans_of, used.clone()));
         let marks = Arc::new(Marks::new(intake.clone(), committer.clone(), catalogue.clone()));
         let reclaimer = Arc::new(Reclaimer::new(reader.clone(), space.clone(), committer.clone(), opened_at));
         let editor =
@@ -85,6 +88,7 @@ impl Components {
             reader,
             catalogue,
             counter,
+            used,
             space,
             progress,
             caches,

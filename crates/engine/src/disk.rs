@@ -23,6 +23,7 @@ use crate::streams::Streams;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, RwLock};
 use crate::text::shorten;
+use crate::used_blocks::UsedBlocks;
 use crate::{Count, Error, Result};
 
 /// A disk: volume, snapshot, image, import or metadata disk.
@@ -57,6 +58,8 @@ pub(crate) struct Disk {
     pub limiter: Limiter,
     /// The blocks that it occupies, or that only it keeps as a snapshot, for the quota of its tenant.
     pub occupied: Arc<Blocks>,
+    /// How much data it has that its origin does not have.
+    pub used: UsedBlocks,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
     pub guest: GuestCounters,
@@ -141,6 +144,7 @@ impl Disk {
                 Role::Snapshot => Blocks::of_snapshot(),
                 _ => Blocks::new(record.origin.is_some()),
             }),
+            used: UsedBlocks::new(&tree),
             id: record.id,
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),

@@ -62,6 +62,7 @@ mod sync;
 #[cfg(test)]
 mod testing;
 mod text;
+mod used_blocks;
 mod workers;
 mod yield_counter;
 mod zero;

@@ -21,6 +21,11 @@ impl Counter {
         self.bytes.fetch_add(bytes, Relaxed);
         self.ops.fetch_add(1, Relaxed)
     }
+    /// Begins again with nothing.
+    pub fn clear(&self) {
+        self.bytes.store(0, Relaxed);
+        self.ops.store(0, Relaxed);
+    }
     /// The current count.
     pub fn get(&self) -> Count {
         Count { ops: self.ops.load(Relaxed), bytes: self.bytes.load(Relaxed) }
@@ -46,6 +51,10 @@ pub(crate) struct GuestCounters {
 }
 
 impl GuestCounters {
+    /// Begins again with nothing: an import, whose writes are not those of guests, has become an image.
+    pub(crate) fn clear(&self) {
+        [&self.read, &self.write, &self.discard, &self.flush].into_iter().for_each(Counter::clear);
+    }
     pub(crate) fn get(&self) -> GuestStats {
         GuestStats {
             read: self.read.get(),
@@ -200,8 +209,9 @@ pub struct SpaceStats {
     pub unique_bytes: u64,
     /// Bytes on the store of live blocks and map nodes.
     pub live_bytes: u64,
-    /// Bytes on the store that are dead; cleaning frees most of them. Data that must be kept because of
-    /// damage is not included.
+    /// Bytes on the store that a requested reclaim would free. Less than what is dead: a segment with next to
+    /// no garbage is not worth moving, one that is being written cannot be moved, and data that damage holds
+    /// back must be kept.
     pub reclaimable_bytes: u64,
     /// Disks whose block maps were partly unreadable: their figures cover the rest, and nothing older than
     /// the damage is freed.
@@ -224,7 +234,7 @@ pub enum Room {
 /// The whole pool.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PoolStats {
-    /// Guest operations of all disks, deleted ones included.
+    /// Guest operations of all disks, deleted ones included. Those of imports are not included.
     pub guest: GuestStats,
     /// Store operations.
     pub store: StoreStats,
@@ -324,6 +334,8 @@ pub struct DiskSpace {
     /// Bytes on the store that no other disk references: deleting the disk would free them. In a large pool,
     /// as of an earlier mark.
     pub exclusive_bytes: u64,
+    /// When `exclusive_bytes` was found, in Unix milliseconds.
+    pub exclusive_as_of_ms: u64,
 }
 
 /// Progress of a reclaim.

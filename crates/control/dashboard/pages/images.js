@@ -3,9 +3,9 @@
 import { call, get, getOr, newKey, uploadFile, url } from "../api.js";
 import { act, ask, formDialog, showProblem } from "../dialog.js";
 import { badge, button, card, cardWith, facts, h, link, pageHead, pagePath, replace } from "../dom.js";
-import { bytes, count, size, time } from "../format.js";
+import { bytes, count, freedText, size, time, usedText } from "../format.js";
 import { may } from "../session.js";
-import { actionsColumn, numberColumn, plainTable, Table } from "../table.js";
+import { actionsColumn, numberColumn, plainTable, spaceColumn, Table } from "../table.js";
 import { isRunning, jobProgress } from "./jobs.js";
 import { classesCard } from "./volume.js";
 import { cloneDisks } from "./volume_actions.js";
@@ -116,6 +116,8 @@ export function imagesPage(context) {
         wide: true,
       },
       numberColumn("size", "Size", (d) => d.size_bytes, size),
+      spaceColumn("used", "Used", (d) => d.used_bytes, usedText),
+      spaceColumn("freed", "Freed by deleting", (d) => d.exclusive_bytes, freedText),
       numberColumn("clones", "Clones", (d) => d.clones, count),
       { id: "domain", label: "Dedup domain", value: (d) => d.dedup_domain, number: true, minor: true },
       numberColumn("created", "Created", (d) => d.created_ms, time, { minor: true }),
@@ -287,7 +289,8 @@ export function imagePage(context, name) {
               ["Clones", count(image.clones)],
               ["Deduplication domain", String(image.dedup_domain)],
               stats.space ? ["Occupied", bytes(stats.space.mapped_bytes)] : null,
-              stats.space ? ["Of this disk only", bytes(stats.space.exclusive_bytes)] : null,
+              ["Used", usedText(image)],
+              ["Freed by deleting", freedText(image)],
               ["Created", time(image.created_ms)],
               ["UUID", h("code", {}, image.uuid)],
             ]),

@@ -90,19 +90,21 @@ function memoryParts(stats) {
 
 function capacityCard(stats) {
   const other = Math.max(0, stats.store_total_bytes - stats.store_free_bytes - stats.stored_bytes);
+  // Of the free space, guests cannot write to the reserve: it is for deletions, checkpoints and reclaims.
+  const reserve = Math.min(stats.store_reserve_bytes ?? 0, stats.store_free_bytes);
   const parts = [
     { label: "This pool", value: stats.stored_bytes, color: "var(--c1)" },
     { label: "Other data", value: other, color: "var(--c7)" },
-    { label: "Free", value: stats.store_free_bytes, color: "var(--track)" },
+    { label: "Reserve", value: reserve, color: "var(--c5)" },
+    { label: "Free for writes", value: stats.store_free_bytes - reserve, color: "var(--track)" },
   ];
-  const used = stats.store_total_bytes > 0 ? 1 - stats.store_free_bytes / stats.store_total_bytes : NaN;
   const space = stats.space;
   return [
     h(
       "p",
       { class: "big" },
-      percent(used),
-      h("span", { class: "unit" }, ` of ${bytes(stats.store_total_bytes)} in use`),
+      percent(stats.store_in_use ?? NaN),
+      h("span", { class: "unit" }, ` of ${bytes(stats.store_total_bytes - (stats.store_reserve_bytes ?? 0))} in use`),
     ),
     bar(parts, stats.store_total_bytes, `Capacity: ${parts.map((p) => `${p.label} ${bytes(p.value)}`).join(", ")}`),
     legend(parts, bytes),

@@ -17,10 +17,10 @@ import {
   progress,
   replace,
 } from "../dom.js";
-import { bytes, count, duration, percent, perSecond, size, time } from "../format.js";
+import { bytes, count, duration, freedText, percent, perSecond, size, time, usedText } from "../format.js";
 import { grown, guestRates } from "../live.js";
 import { may } from "../session.js";
-import { actionsColumn, numberColumn, plainTable, Table } from "../table.js";
+import { actionsColumn, numberColumn, plainTable, spaceColumn, Table } from "../table.js";
 import {
   cloneDisks,
   createImageOf,
@@ -58,7 +58,8 @@ function properties(disk, stats) {
       : null,
     isDesktop(disk) ? ["Reset", disk.reset === "disconnect" ? "when the last client disconnects" : "on request"] : null,
     stats.space ? ["Occupied", bytes(stats.space.mapped_bytes)] : null,
-    stats.space ? ["Of this disk only", bytes(stats.space.exclusive_bytes)] : null,
+    ["Used", usedText(disk)],
+    ["Freed by deleting", freedText(disk)],
     ["Tenant", disk.tenant ?? "–"],
     ["Deduplication domain", String(disk.dedup_domain)],
     ["Created", time(disk.created_ms)],
@@ -148,6 +149,7 @@ function snapshotsTable(volume) {
     columns: [
       { id: "name", label: "Name", value: nameOf },
       numberColumn("created", "Created", (s) => s.created_ms, time),
+      spaceColumn("freed", "Freed by deleting", (s) => s.exclusive_bytes, freedText),
       numberColumn("clones", "Clones", (s) => s.clones, count, { minor: true }),
       actionsColumn((s) => s.name, actions),
     ],

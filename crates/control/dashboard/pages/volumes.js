@@ -4,10 +4,10 @@ import { get } from "../api.js";
 import { showProblem } from "../dialog.js";
 import { badge, button, h, link, pageHead, pagePath, setText } from "../dom.js";
 import { sparkCell } from "../chart.js";
-import { count, perSecond, size, throughput, time } from "../format.js";
+import { count, freedText, perSecond, size, throughput, time, usedText } from "../format.js";
 import { activity, sampleActivity } from "../live.js";
 import { may } from "../session.js";
-import { numberColumn, Table } from "../table.js";
+import { numberColumn, spaceColumn, Table } from "../table.js";
 import { cloneDisks, createVolume, removeVolumes, resetVolumes } from "./volume_actions.js";
 
 const SETS = [
@@ -52,6 +52,8 @@ const COLUMNS = [
   },
   { id: "kind", label: "Kind", value: kindText, minor: true },
   numberColumn("size", "Size", (d) => d.size_bytes, size, { minor: true }),
+  spaceColumn("used", "Used", (d) => d.used_bytes, usedText),
+  spaceColumn("freed", "Freed by deleting", (d) => d.exclusive_bytes, freedText),
   { id: "origin", label: "Created from", value: (d) => d.origin ?? "", minor: true },
   { id: "tenant", label: "Tenant", value: (d) => d.tenant ?? "", minor: true },
   numberColumn("clients", "Clients", clientsOf, count),
@@ -70,11 +72,11 @@ const COLUMNS = [
     text: (d) => throughput(bytesOf(d) ?? 0),
     number: true,
     first: "descending",
-    minor: true,
+    least: true,
   },
   { id: "line", label: "2 minutes", live: (d, cell) => sparkCell(cell, activity.get(d.name)?.history), minor: true },
   { id: "snapshots", label: "Snapshots", value: (d) => d.snapshots, number: true, first: "descending", minor: true },
-  numberColumn("created", "Created", (d) => d.created_ms, (ms) => time(ms).slice(0, 16), { minor: true }),
+  numberColumn("created", "Created", (d) => d.created_ms, (ms) => time(ms).slice(0, 16), { least: true }),
 ];
 
 /** Buttons that act on the selected rows. */

@@ -10,8 +10,8 @@ use forebay_api::{
     StandbyView, StatsView, StoreView, SyncPolicy,
 };
 use forebay_engine::{
-    CommitStats, Count, DiskGuestStats, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role,
-    StoreStats, SyncMode,
+    CommitStats, Count, DiskGuestStats, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role, Room,
+    SpaceStats, StoreStats, SyncMode,
 };
 use forebay_store::rados::Standby;
 pub(crate) use space::disk_space_view;
@@ -73,6 +73,9 @@ pub(crate) fn disk_view(info: &DiskInfo) -> Option<DiskView> {
             true => Reset::Disconnect,
             false => Reset::Never,
         }),
+        used_bytes: info.used,
+        exclusive_bytes: info.space.map(|space| space.exclusive_bytes),
+        exclusive_as_of_ms: info.space.map(|space| space.exclusive_as_of_ms),
         tenant: info.limits.tenant.clone(),
         limits: Box::new(info.limits.limits.view()),
     })
@@ -171,7 +174,7 @@ pub(crate) fn stats_view(s: &PoolStats, memory_bytes: u64) -> StatsView {
     StatsView {
         guest: s.guest.view(),
         store: s.store.view(),
-        offload: ratio(store_ops, guest_ops).map(|cost| 1.0 - cost),
+        offload: ratio(store_ops, guest_ops).map(|cost| (1.0 - cost).max(0.0)),
         read_cache: read_cache_view(s),
         map_cache: s.map_cache.view(),
         dirty_bytes: s.dirty_bytes,
@@ -180,6 +183,7 @@ pub(crate) fn stats_view(s: &PoolStats, memory_bytes: u64) -> StatsView {
         store_total_bytes: s.store_total_bytes,
         store_free_bytes: s.store_free_bytes,
         store_reserve_bytes: Some(s.store_reserve_bytes),
+        store_in_use: in_use(s),
         disks: s.disks,
         segments: s.segments,
         seq: s.seq,
@@ -192,14 +196,62 @@ pub(crate) fn stats_view(s: &PoolStats, memory_bytes: u64) -> StatsView {
         room: s.room.view(),
         reduction: s.reduction.view(),
         desktops: s.desktops.view(),
-        space: s.space.map(View::view),
+        // While a reclaim moves data, the live bytes are as of its mark, and the stored ones decrease.
+        space: s.space.map(|space| {
+            let live_bytes = space.live_bytes.min(s.stored_bytes);
+            SpaceStats { live_bytes, ..space }.view()
+        }),
         moved_bytes: s.moved_bytes,
         freed_bytes: s.freed_bytes,
         ..StatsView::default()
     }
 }
 
+/// The part of the store that is in use, of what writers can use.
+fn in_use(s: &PoolStats) -> Option<f64> {
+    let usable = s.store_total_bytes.saturating_sub(s.store_reserve_bytes);
+    let left = match s.room {
+        Room::Full => 0,
+        Room::Ok | Room::Low => s.store_free_bytes.saturating_sub(s.store_reserve_bytes),
+    };
+    ratio(usable.saturating_sub(left), usable)
+}
+
 /// Returns `part / whole`; `None` if `whole` is 0.
 pub(crate) fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole != 0).then(|| part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_with_only_the_reserve_left_is_in_use_as_a_whole() {
+        let stats = |free, room| PoolStats {
+            store_total_bytes: 1000,
+            store_free_bytes: free,
+            store_reserve_bytes: 200,
+            room,
+            ..PoolStats::default()
+        };
+        let found = |s| stats_view(&s, 0).store_in_use;
+        assert_eq!(found(stats(1000, Room::Ok)), Some(0.0));
+        assert_eq!(found(stats(600, Room::Ok)), Some(0.5));
+        assert_eq!(found(stats(200, Room::Low)), Some(1.0));
+        assert_eq!(found(stats(150, Room::Full)), Some(1.0));
+        // The file system refuses room that it reports as free.
+        assert_eq!(found(stats(600, Room::Full)), Some(1.0));
+        assert_eq!(found(PoolStats::default()), None);
+    }
+
+    #[test]
+    fn the_offload_is_not_negative() {
+        let mut stats = PoolStats::default();
+        stats.guest.read.ops = 100;
+        stats.store.write.ops = 373;
+        assert_eq!(stats_view(&stats, 0).offload, Some(0.0));
+        stats.store.write.ops = 25;
+        assert_eq!(stats_view(&stats, 0).offload, Some(0.75));
+    }
 }

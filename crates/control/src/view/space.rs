@@ -41,7 +41,8 @@ impl View for ReductionStats {
                 segments_left: self.index_segments_left,
             },
         };
-        ReductionView { reduction_ratio: ratio(view.blocks() * BLOCK, self.new_bytes), ..view }
+        let data = (self.duplicate_blocks + self.new_blocks) * BLOCK;
+        ReductionView { reduction_ratio: ratio(data, self.new_bytes), ..view }
     }
 }
 
@@ -66,13 +67,26 @@ impl View for SpaceStats {
 
 /// Creates the view of a mark at `as_of_ms`.
 pub(crate) fn disk_space_view(s: DiskSpace, as_of_ms: u64) -> DiskSpaceView {
-    let DiskSpace { mapped_bytes, exclusive_bytes } = s;
-    DiskSpaceView { as_of_ms, mapped_bytes, exclusive_bytes }
+    let DiskSpace { mapped_bytes, exclusive_bytes, exclusive_as_of_ms } = s;
+    DiskSpaceView { as_of_ms, mapped_bytes, exclusive_bytes, exclusive_as_of_ms }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A disk that is filled with zeroes is not reduced data.
+    #[test]
+    fn zeroes_and_unchanged_blocks_are_not_reduced_data() {
+        let zeroes = ReductionStats {
+            zero_blocks: 1 << 20,
+            unchanged_blocks: 1 << 10,
+            new_blocks: 2,
+            new_bytes: 8192,
+            ..ReductionStats::default()
+        };
+        assert_eq!(zeroes.view().reduction_ratio, Some(1.0));
+    }
 
     #[test]
     fn ratios_are_none_without_data() {
@@ -89,7 +103,7 @@ mod tests {
             ..ReductionStats::default()
         }
         .view();
-        assert_eq!((some.compression_ratio, some.reduction_ratio), (Some(2.0), Some(4.0)));
+        assert_eq!((some.compression_ratio, some.reduction_ratio), (Some(2.0), Some(2.5)));
         assert_eq!((some.blocks(), some.index.one_of), (8, 8));
     }
 }

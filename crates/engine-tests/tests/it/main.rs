@@ -34,3 +34,4 @@ mod retained;
 mod schedule;
 mod uncommitted;
 mod update;
+mod used;

@@ -46,6 +46,17 @@ impl Change {
     }
 }
 
+/// The disk whose map, or whose role, a change to the catalogue changes.
+pub(super) fn changed_map(op: &CatalogueOp) -> Option<DiskId> {
+    match op {
+        CatalogueOp::Create { disk, .. } | CatalogueOp::Update { disk } => Some(disk.id),
+        CatalogueOp::Copy { disk, .. }
+        | CatalogueOp::Resize { disk, .. }
+        | CatalogueOp::CopyRange { disk, .. } => Some(*disk),
+        CatalogueOp::Delete { .. } | CatalogueOp::Mark { .. } => None,
+    }
+}
+
 /// Changes applied while the tree is locked once: some tens of microseconds.
 const CHANGES_AT_A_TIME: usize = 128;
 
@@ -180,7 +191,9 @@ impl Applier {
                 if let Some(disk) = removed {
                     self.caches.forget(&disk);
                     disk.occupied.assign(None);
-                    *self.retired.lock() += disk.guest.get();
+                    if disk.role().is_visible() {
+                        *self.retired.lock() += disk.guest.get();
+                    }
                 }
             }
             CatalogueOp::Copy { disk: id, from } => {

@@ -18,6 +18,7 @@ use forebay_format::{BLOCK, BlobRef, CheckpointRoot, DiskRecord, MAX_BLOBS, Segm
 use tokio::task::yield_now;
 
 use super::committer::Committer;
+use crate::disk::blocks;
 use crate::limits::PIECES_BYTES;
 use crate::log::{Head, Item};
 use crate::map::{Dirty, Tree, collect_dirty};
@@ -108,6 +109,10 @@ impl Committer {
             yields.step().await;
             if let Some(disk) = self.applier.disk(record.id) {
                 disk.tree.write().settle(&self.reader.nodes.cache);
+                let stored = Tree::from_record(record.root, record.height, blocks(record.size));
+                if stored.is_ok_and(|map| disk.used.checkpointed(map)) && disk.role().is_visible() {
+                    self.used.request(record.id);
+                }
             }
         }
         Ok(taken)

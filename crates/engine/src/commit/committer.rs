@@ -36,7 +36,7 @@ use forebay_store::{Store, StoreError};
 use hashbrown::HashMap;
 use tokio::sync::MutexGuard;
 
-use super::apply::{Applier, Change};
+use super::apply::{Applier, Change, changed_map};
 use super::group::{Completed, Group};
 use super::group_changes::changes_of;
 use super::intake::Intake;
@@ -50,6 +50,7 @@ use crate::log::{Item, Log, LogFigures};
 use crate::memory::NO_COVER;
 use crate::pacing::GroupBytes;
 use crate::progress::CommitProgress;
+use crate::quota::UsedCounter;
 use crate::read::Reader;
 use crate::scan_queue::ScanQueue;
 use crate::space::SpaceGovernor;
@@ -71,6 +72,7 @@ pub(crate) struct Committer {
     pub(super) applier: Applier,
     pub(super) reducer: Reducer,
     scans: Arc<ScanQueue>,
+    pub(super) used: Arc<UsedCounter>,
     /// Locked by [`Committer::read_log`] and [`Committer::write_log`].
     log: tokio::sync::Mutex<Log>,
     /// The tables of the checkpoint in effect.
@@ -94,6 +96,7 @@ impl Committer {
         applier: Applier,
         reducer: Reducer,
         scans: Arc<ScanQueue>,
+        used: Arc<UsedCounter>,
     ) -> Committer {
         Committer {
             cx: intake.cx.clone(),
@@ -104,6 +107,7 @@ impl Committer {
             applier,
             reducer,
             scans,
+            used,
             tables: Mutex::new(tables),
             appended: log.appended.clone(),
             figures: Mutex::new(LogFigures::of(&log)),
@@ -401,6 +405,8 @@ impl Committer {
         };
         let cannot_apply = |e: &Error| tracing::error!("cannot apply a group of the log to the maps: {e}");
         let results = applied.inspect_err(cannot_apply)?;
+        group.frozen.iter().for_each(|(disk, _)| self.used.request(disk.id()));
+        group.catalogue_ops().filter_map(changed_map).for_each(|disk| self.used.request(disk));
         self.finish(group, results);
         Ok(())
     }

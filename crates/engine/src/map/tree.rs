@@ -40,6 +40,16 @@ impl Tree {
         self.root.to_value().map(|root| (root, self.height))
     }
 
+    /// Whether it is only the address of a map, or empty, so that it holds no nodes in memory.
+    pub(crate) fn is_stored(&self) -> bool {
+        matches!(self.root, Child::Hole | Child::Zero | Child::Stored(_))
+    }
+
+    /// Whether both are one map: equal contents in other nodes do not count.
+    pub(crate) fn is_same(&self, other: &Tree) -> bool {
+        (self.height, self.blocks) == (other.height, other.blocks) && self.root.is_same(&other.root)
+    }
+
     /// Size in blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks

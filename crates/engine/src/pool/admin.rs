@@ -14,7 +14,7 @@ use crate::disk::{Disk, Exclusive, check_persistent};
 use crate::handle::{DiskHandle, is_write_through};
 use crate::limits::{CLONES_OF_STRETCH, FULL_RETRY};
 use crate::text::shorten;
-use crate::{Client, Error, Result};
+use crate::{Client, DiskSpace, Error, Result};
 
 /// A page of a search for volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +67,12 @@ pub struct DiskInfo {
     pub map_damaged: bool,
     /// Writes that clients may have had answered are lost: clients that may have are refused.
     pub memory_lost: bool,
+    /// Bytes of data that it does not share with the image or snapshot from which it was cloned, or, for a
+    /// snapshot, from which its volume was; before data reduction, some seconds old. `None` before the first
+    /// count.
+    pub used: Option<u64>,
+    /// Its space on the store, as of the last mark.
+    pub space: Option<DiskSpace>,
     /// Its limits and its tenant.
     #[serde(skip)]
     pub limits: DiskLimits,
@@ -213,6 +219,8 @@ impl Pool {
             dedup_domain: record.dedup_domain,
             map_damaged: disk.has_damaged_map(),
             memory_lost: matches!(record.mark, Mark::Lost { .. }),
+            used: disk.used.get().map(|blocks| blocks * BLOCK as u64),
+            space: self.components.reclaimer.disk_space(disk.id()),
             limits: limits_of(disk),
         }
     }
@@ -534,6 +542,7 @@ impl Pool {
         let ended = self.components.committer.write_log().await?.end_segment(Stream::Data).await;
         self.components.committer.latching(ended)?;
         let disk = DiskRecord { role: Role::Image, ..(*image.record()).clone() };
+        image.guest.clear();
         self.components.intake.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
         self.components.space.reclaim_is_due();
         self.components.classes.scans.request(image);

@@ -82,6 +82,7 @@ impl Pool {
         cx.host.spawn("resets", Box::pin(desktops.clone().reset_loop()));
         profiles.prefetch_all_images();
         cx.host.spawn("classes", Box::pin(classes.clone().load()));
+        self.components.used.request_all();
         Ok(())
     }
 
@@ -290,7 +291,7 @@ impl Pool {
             let catalogue = self.components.catalogue.read();
             catalogue.visible().count() as u64
         });
-        self.components.catalogue.read().iter().for_each(|d| guest += d.guest.get());
+        self.components.catalogue.read().visible().for_each(|d| guest += d.guest.get());
         let counts = self.components.reader.source.store.counts();
         PoolStats {
             guest,

@@ -25,12 +25,12 @@ use crate::buffer::Buffers;
 use crate::catalogue::{Catalogue, disk_by_id, snapshots_of};
 use crate::disk::Disk;
 use crate::limits::READ_RETRIES;
-use crate::map::{NeedNode, Tree};
+use crate::map::{NeedNode, NodeCache, Tree};
 use crate::read::Reader;
 use crate::sync::{Mutex, RwLock};
 
 /// Steps after which other tasks run.
-const TURN: u64 = 32;
+pub(super) const TURN: u64 = 32;
 
 #[derive(Default)]
 struct Queue {
@@ -206,8 +206,9 @@ impl Counter {
             return Ok(end);
         }
         let end = leaf + FANOUT as u64;
-        let own = self.values(&older, block..end)?;
-        let (next, inherited) = (self.values(newer, block..end)?, self.values_of(base, block..end)?);
+        let own = leaf_values(nodes, Some(&older), block..end)?;
+        let (next, inherited) =
+            (leaf_values(nodes, Some(newer), block..end)?, leaf_values(nodes, base, block..end)?);
         let is_buffered = |b| buffers.is_some_and(|buffers| buffers.has_data(b).is_some());
         let is_kept = |(i, b): (usize, u64)| {
             matches!(own[i], MapValue::At(_))
@@ -241,7 +242,8 @@ impl Counter {
             return Ok(same);
         }
         let end = (block / FANOUT as u64 + 1) * FANOUT as u64;
-        let (now, then) = (self.values(&tree, block..end)?, self.values(&older, block..end)?);
+        let (now, then) =
+            (leaf_values(nodes, Some(&tree), block..end)?, leaf_values(nodes, Some(&older), block..end)?);
         let written = (block..end).enumerate().filter(|(i, b)| match buffers.has_data(*b) {
             Some(has_data) => has_data,
             None => matches!(now[*i], MapValue::At(_)) && now[*i] != then[*i],
@@ -249,22 +251,19 @@ impl Counter {
         disk.occupied.correct_written(&newest.occupied, block..end, written.map(|(_, b)| b));
         Ok(end)
     }
+}
 
-    /// What a map has for blocks of one leaf.
-    fn values(&self, tree: &Tree, blocks: Range<u64>) -> Result<[MapValue; FANOUT], NeedNode> {
-        self.values_of(Some(tree), blocks)
-    }
-
-    fn values_of(&self, tree: Option<&Tree>, blocks: Range<u64>) -> Result<[MapValue; FANOUT], NeedNode> {
-        let mut values = [MapValue::Hole; FANOUT];
-        let len = (blocks.end - blocks.start) as usize;
-        if let Some(tree) = tree
-            && let (_, Some(need)) =
-                tree.get_range(&self.reader.nodes.cache, blocks.start, &mut values[..len])
-        {
-            return Err(need);
-        }
-        Ok(values)
+/// What a map has for blocks of one leaf; holes without a map.
+pub(super) fn leaf_values(
+    nodes: &NodeCache,
+    map: Option<&Tree>,
+    blocks: Range<u64>,
+) -> Result<[MapValue; FANOUT], NeedNode> {
+    let mut values = [MapValue::Hole; FANOUT];
+    let len = (blocks.end - blocks.start) as usize;
+    match map.and_then(|map| map.get_range(nodes, blocks.start, &mut values[..len]).1) {
+        Some(need) => Err(need),
+        None => Ok(values),
     }
 }
 

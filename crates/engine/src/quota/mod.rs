@@ -1,4 +1,8 @@
-//! Quotas: the bytes that the volumes of a tenant may occupy, with their snapshots.
+//! Quotas: the bytes that the volumes of a tenant may occupy, with their snapshots. And the space that each
+//! disk uses, with or without a quota ([`UsedCounter`]).
+//!
+//! A quota decides on each write, so it needs the exact set of blocks, which takes memory in proportion to
+//! the data. The used space of a disk is only shown, so a number that is some seconds old suffices.
 //!
 //! **What is counted.** A volume *occupies* the blocks with data that it does not share with the snapshot or
 //! image from which it was cloned; a volume without such an origin occupies all its blocks with data. So a
@@ -31,5 +35,7 @@
 //! Nothing for volumes without a quota.
 
 mod counter;
+mod used;
 
 pub(crate) use counter::Counter;
+pub(crate) use used::UsedCounter;

@@ -60,8 +60,8 @@ pub(super) struct Exclusive {
     pub mark: u64,
     /// Nodes that were read for it; twice as many if that did not suffice.
     pub cost: u64,
-    /// `None` before the first success.
-    pub bytes: Option<u64>,
+    /// Its bytes, and when they were found, in Unix milliseconds; `None` before the first success.
+    pub found: Option<(u64, u64)>,
 }
 
 /// See the module.

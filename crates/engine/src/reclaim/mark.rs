@@ -273,8 +273,9 @@ impl Mark<'_> {
         }
         found.mapped = disks.iter().map(|(.., mapped)| mapped).sum();
         let known = disks.iter().filter_map(|(_, id, _, mapped)| {
-            let exclusive_bytes = found.counts.exclusive.get(id)?.bytes?;
-            Some((*id, DiskSpace { mapped_bytes: mapped * BLOCK as u64, exclusive_bytes }))
+            let (exclusive_bytes, exclusive_as_of_ms) = found.counts.exclusive.get(id)?.found?;
+            let mapped_bytes = mapped * BLOCK as u64;
+            Some((*id, DiskSpace { mapped_bytes, exclusive_bytes, exclusive_as_of_ms }))
         });
         found.disks = known.collect();
         Ok(())
@@ -296,14 +297,14 @@ impl Mark<'_> {
         let ended = walk.run(root.iter().map(|root| root_delta(root, -1, false)).collect()).await;
         let (visited, freed) = (walk.visited, walk.freed);
         counts.credit = counts.credit.saturating_sub(visited + 1);
-        let (cost, bytes) = match ended {
-            Ok(()) => (visited, Some(freed)),
-            Err(Stop::TooMany) => (visited * 2, old.bytes),
+        let (cost, found) = match ended {
+            Ok(()) => (visited, Some((freed, self.reader.context().host.unix_ms()))),
+            Err(Stop::TooMany) => (visited * 2, old.found),
             // Possible only with damage.
-            Err(Stop::Doubtful) => (visited, old.bytes),
+            Err(Stop::Doubtful) => (visited, old.found),
             Err(Stop::Failed(e)) => return Err(e),
         };
-        counts.exclusive.insert(id, Exclusive { mark: counts.marks, cost, bytes });
+        counts.exclusive.insert(id, Exclusive { mark: counts.marks, cost, found });
         Ok(!matches!(ended, Err(Stop::TooMany)))
     }
 }

@@ -13,7 +13,7 @@ use super::counts::Counts;
 use super::mark::{Mark, MarkResult};
 use super::run::{Reclaim, ReportProgress};
 use super::scratch::Scratch;
-use super::victims::Objects;
+use super::victims::{Objects, is_used};
 use crate::commit::{Committer, Taken};
 use crate::context::Context;
 use crate::hash::BuildU64Hasher;
@@ -173,9 +173,12 @@ impl Reclaimer {
         );
         *counts = marked.into_counts();
         if let Some(space) = &mut self.figures.lock().pool {
-            let gained = reclaim.progress.freed_bytes.saturating_sub(reclaim.progress.moved_bytes);
-            space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(gained);
-            self.space.garbage.set_reclaimable(space.reclaimable_bytes);
+            // The live data that was moved takes less now, most of all that of images.
+            let GcProgress { freed_bytes, moved_bytes, .. } = reclaim.progress;
+            let dead = freed_bytes.saturating_sub(reclaim.moved_live);
+            space.live_bytes = (space.live_bytes + moved_bytes).saturating_sub(reclaim.moved_live);
+            space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(dead);
+            self.space.garbage.set_reclaimable(self.space.garbage.reclaimable().saturating_sub(dead));
         }
         let exhausted = freed?;
         if requested {
@@ -231,7 +234,7 @@ impl Reclaimer {
         let bytes = self.space.reserve.segment_bytes;
         for stream in [Stream::Data, Stream::Short] {
             let room = log.open_segment(stream, bytes).map_or(bytes, |(_, room)| room);
-            if bytes - room > bytes / 16 {
+            if is_used(bytes - room, bytes) {
                 let ended = log.end_segment(stream).await;
                 self.committer.latching(ended)?;
             }
@@ -241,9 +244,11 @@ impl Reclaimer {
 
     async fn record_figures(&self, marked: &MarkResult, objects: &Objects) {
         let (mut yields, mut stored, mut kept, mut live) = (YieldCounter::default(), 0, 0, 0);
+        let mut reclaimable = 0;
         for object in objects.iter() {
             yields.step().await;
             stored += object.bytes;
+            reclaimable += object.reclaimable();
             kept += if object.stuck { object.bytes.saturating_sub(object.live) } else { 0 };
         }
         for of in marked.live().values() {
@@ -256,10 +261,10 @@ impl Reclaimer {
             mapped_bytes: marked.mapped * BLOCK as u64,
             unique_bytes: marked.blocks() * BLOCK as u64,
             live_bytes: live,
-            reclaimable_bytes: stored.saturating_sub(live).saturating_sub(kept),
+            reclaimable_bytes: reclaimable,
             damaged_disks: marked.damaged.len() as u64,
         };
-        self.space.garbage.marked(stored, pool.reclaimable_bytes);
+        self.space.garbage.marked(stored, stored.saturating_sub(live).saturating_sub(kept));
         *self.figures.lock() = Figures { pool: Some(pool), disks: marked.disks.clone() };
     }
 

@@ -45,6 +45,8 @@ pub(super) struct Reclaim<'a> {
     /// The checkpoint that was marked.
     taken: &'a Taken,
     pub progress: GcProgress,
+    /// Bytes that the live slots took that were moved, where they were before.
+    pub moved_live: u64,
     /// A caller requested the reclaim and waits for it.
     requested: bool,
     /// Number of segments that are stored in each object, except in containers that this reclaim fills.
@@ -66,6 +68,7 @@ impl<'a> Reclaim<'a> {
             report,
             taken,
             progress,
+            moved_live: 0,
             requested,
             residents: HashMap::default(),
             emptied: Vec::new(),
@@ -213,6 +216,7 @@ impl<'a> Reclaim<'a> {
             self.progress.moved_bytes += self.cleaner.space.reclaims.moved.get().bytes - before;
             match moved {
                 Ok(MoveOutcome::Moved) => {
+                    self.moved_live += marked.live().get(segment).map_or(0, |live| live.stored);
                     if record.stream != Stream::Moved
                         && let Some(left) = self.residents.get_mut(&record.container)
                     {

@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 
 use super::mark::MarkResult;
 use super::reclaimer::Reclaimer;
-use super::victims::{Object, Objects, gains_by_groups, moved_bytes};
+use super::victims::{Object, Objects, gains_by_groups, is_used, moved_bytes};
 use crate::commit::Taken;
 use crate::limits::{MOVE_BYTES, NODE_READS, YIELD_STEPS};
 use crate::log::SegmentTable;
@@ -53,6 +53,11 @@ impl Reclaimer {
             let in_use = open.contains(&id) || blobs.contains(&id) || has_pages(&id);
             object.bytes = object.bytes.min(record.written.into());
             object.covered = record.last_seq <= taken.head.seq && !in_use;
+            let is_data = matches!(record.stream, Stream::Data | Stream::Short);
+            object.ends_if_requested = open.contains(&id)
+                && is_data
+                && !has_pages(&id)
+                && is_used(record.written.into(), self.space.reserve.segment_bytes);
         }
         for record in table.iter() {
             yields.step().await;
@@ -134,6 +139,7 @@ fn listed(stat: &ObjectStat, taken: &Taken, with_pages: bool, marked: &MarkResul
         id: stat.id,
         bytes: stat.len,
         covered: is_old && !marked.may_be_in_use(stat.id) && !with_pages,
+        ends_if_requested: false,
         with_pages,
         stuck: false,
         to_pack: false,

@@ -60,6 +60,8 @@ pub(crate) struct Object {
     pub bytes: u64,
     /// The checkpoint of the mark covers all its batches, and nothing is appended to it any more.
     pub covered: bool,
+    /// It is not covered because a segment of guests' data is open in it, which a requested reclaim ends.
+    pub ends_if_requested: bool,
     /// It holds pages of the checkpoint's tables.
     pub with_pages: bool,
     /// It contains slots that cannot or must not be moved.
@@ -81,6 +83,13 @@ impl Object {
     /// Bytes that cleaning it would free.
     pub fn gain(&self) -> u64 {
         self.bytes.saturating_sub(self.packed)
+    }
+
+    /// Bytes that a requested reclaim would free of it.
+    pub fn reclaimable(&self) -> u64 {
+        let is_worth_it = self.residents.is_empty() || self.gain_percent() >= GAIN_ASKED;
+        let is_movable = (self.covered || self.ends_if_requested) && !self.stuck;
+        if is_movable && is_worth_it { self.gain() } else { 0 }
     }
 
     fn gain_percent(&self) -> u64 {
@@ -153,6 +162,11 @@ pub(crate) async fn choose(objects: &Objects, effort: Effort) -> Victims<'_> {
     Victims { are_all: chosen.len() == all, objects: chosen }
 }
 
+/// Whether an open segment is ended by a requested reclaim: more than a sixteenth of it is used.
+pub(super) fn is_used(written: u64, segment_bytes: u64) -> bool {
+    written > segment_bytes / 16
+}
+
 /// Whether the live slots of a segment that was not moved yet are to be packed into groups.
 pub(super) fn gains_by_groups(live: &Live) -> bool {
     let plain = live.slots * BLOCK as u64;
@@ -188,6 +202,7 @@ mod tests {
             id: SegmentId(id),
             bytes: 1000,
             covered: true,
+            ends_if_requested: false,
             with_pages: false,
             stuck: false,
             to_pack: false,

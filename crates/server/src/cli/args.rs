@@ -107,7 +107,7 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show the room of the store: capacity, free, reserve, stored and reclaimable bytes
     #[command(alias = "df")]
-    Space,
+    Space(SpaceArgs),
     /// Show the rates of the pool and of its busiest disks, until interrupted
     Top(TopArgs),
     /// Compute what a fleet of virtual desktops needs: memory, capacity, store operations, cores
@@ -847,6 +847,14 @@ pub struct SizeArgs {
     /// Scale what the running server has measured, instead of published figures
     #[arg(long)]
     pub from_server: bool,
+}
+
+/// Options of `space`.
+#[derive(Debug, Args)]
+pub struct SpaceArgs {
+    /// Also list the N volumes and images that use most [default of N: 10]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "10")]
+    pub top: Option<usize>,
 }
 
 /// Options of `top`.

@@ -82,33 +82,50 @@ pub(super) fn render(mut table: Table) -> String {
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
+/// Shown instead of a figure of a disk that the server has not measured yet.
+const NOT_MEASURED: &str = "not measured yet";
+
+/// Renders what a disk uses: the data that its origin does not have.
+pub(super) fn used(d: &DiskView) -> String {
+    d.used_bytes.map_or_else(|| NOT_MEASURED.to_owned(), |bytes| Size(bytes).to_string())
+}
+
+/// Renders what deleting a disk would free, and how old that figure is.
+pub(super) fn freed_by_deleting(d: &DiskView, now_ms: u64) -> String {
+    match (d.exclusive_bytes, d.exclusive_as_of_ms) {
+        (Some(bytes), Some(then)) => format!("{} ({} ago)", Size(bytes), age(now_ms, then)),
+        _ => NOT_MEASURED.to_owned(),
+    }
+}
+
 /// Renders `image list`, `volume list` and `snapshot list`.
 pub(super) fn disk_table(disks: &[DiskView], kind: Kind) -> String {
     let now = unix_ms();
-    let header: &[&str] = match kind {
-        Kind::Image => &["NAME", "SIZE", "CLONES", "AGE"],
-        Kind::Snapshot => &["NAME", "SIZE", "CLONES", "AGE"],
-        Kind::Volume => &["NAME", "SIZE", "SYNC", "SNAPSHOTS", "CLIENTS", "AGE", "ORIGIN"],
+    let space = ["NAME", "SIZE", "USED", "FREED BY DELETING"];
+    let more: &[&str] = match kind {
+        Kind::Image | Kind::Snapshot => &["CLONES", "AGE"],
+        Kind::Volume => &["SYNC", "SNAPSHOTS", "CLIENTS", "AGE", "ORIGIN"],
     };
     let right: &[usize] = match kind {
-        Kind::Volume => &[1, 3, 4, 5],
-        Kind::Image | Kind::Snapshot => &[1, 2, 3],
+        Kind::Volume => &[1, 2, 3, 5, 6, 7],
+        Kind::Image | Kind::Snapshot => &[1, 2, 3, 4, 5],
     };
-    let mut t = table(header, right);
+    let mut t = table(&[&space[..], more].concat(), right);
     for d in disks {
-        let (size, age) = (Size(d.size_bytes).to_string(), age(now, d.created_ms));
+        let age = age(now, d.created_ms);
+        let mut row =
+            vec![d.name.clone(), Size(d.size_bytes).to_string(), used(d), freed_by_deleting(d, now)];
         match kind {
-            Kind::Image | Kind::Snapshot => t.add_row([d.name.clone(), size, d.clones.to_string(), age]),
-            Kind::Volume => t.add_row([
-                d.name.clone(),
-                size,
+            Kind::Image | Kind::Snapshot => row.extend([d.clones.to_string(), age]),
+            Kind::Volume => row.extend([
                 sync_text(d),
                 d.snapshots.to_string(),
                 d.clients.to_string(),
                 age,
                 d.origin.clone().unwrap_or_default(),
             ]),
-        };
+        }
+        t.add_row(row);
     }
     let lost: Vec<&str> = disks.iter().filter(|d| d.memory_lost).map(|d| &*d.name).collect();
     let render = |t| match lost.is_empty() {
@@ -136,6 +153,8 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     row("name", d.name.clone());
     row("kind", kind.into());
     row("size", format!("{} ({} bytes)", Size(d.size_bytes), d.size_bytes));
+    row("used", used(d));
+    row("freed by deleting", freed_by_deleting(d, unix_ms()));
     if d.kind == Kind::Volume {
         row("sync", sync_text(d));
         if let Some(bytes) = d.write_cache_bytes {
@@ -235,12 +254,34 @@ fn write_all(bytes: &[u8]) -> Result<(), CliError> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn damaged_block_maps_and_lost_writes_are_shown() {
+    fn disk() -> DiskView {
         let json = r#"{"name": "v", "kind": "volume", "size_bytes": 4096, "sync": "flush", "created_ms": 0, "origin": null,
             "snapshots": 0, "clones": 0, "clients": 0, "uuid": "", "dedup_domain": 0, "map_damaged": false,
             "memory_lost": false, "write_cache_bytes": null, "reset": null}"#;
-        let sound: DiskView = serde_json::from_str(json).expect("a disk");
+        serde_json::from_str(json).expect("a disk")
+    }
+
+    #[test]
+    fn the_space_of_a_disk_is_shown_with_its_age_or_as_not_measured() {
+        let measured = DiskView {
+            used_bytes: Some(3 << 20),
+            exclusive_bytes: Some(1 << 20),
+            exclusive_as_of_ms: Some(0),
+            ..disk()
+        };
+        assert_eq!(
+            (used(&measured), freed_by_deleting(&measured, 180_000)),
+            ("3 MiB".into(), "1 MiB (3 min ago)".into())
+        );
+        for kind in [Kind::Volume, Kind::Image, Kind::Snapshot] {
+            let list = disk_table(&[disk()], kind);
+            assert_eq!(list.matches("not measured yet").count(), 2, "{list}");
+        }
+    }
+
+    #[test]
+    fn damaged_block_maps_and_lost_writes_are_shown() {
+        let sound = disk();
         let damaged = DiskView { name: "w".into(), map_damaged: true, ..sound.clone() };
         let list = disk_table(&[sound.clone(), damaged.clone()], Kind::Volume);
         assert!(list.ends_with("\nDamaged block maps: w; run 'forebay check'"), "{list}");

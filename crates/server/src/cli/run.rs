@@ -168,7 +168,7 @@ impl ClientCommands {
             Command::Token(c) => token::run(&self.client, c, self.json).await,
             Command::Status => status::run(&self.client, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
-            Command::Space => space::run(&self.client, self.json).await,
+            Command::Space(args) => space::run(&self.client, &args, self.json).await,
             Command::Top(args) => top::run(&self.client, &args, self.json).await,
             Command::Size(args) => sizing::from_server(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,

@@ -231,7 +231,8 @@ fn disk_space(facts: &mut Facts, space: Option<&DiskSpaceView>, now_ms: u64) {
         Some(s) => {
             facts.row("space", as_of(now_ms, s.as_of_ms));
             facts.row("  mapped", Size(s.mapped_bytes).to_string());
-            facts.row("  exclusive", format!("{}, freed when the disk is removed", Size(s.exclusive_bytes)));
+            let found = as_of(now_ms, s.exclusive_as_of_ms);
+            facts.row("  freed by deleting", format!("{}, {found}", Size(s.exclusive_bytes)));
         }
     }
 }
@@ -269,9 +270,14 @@ fn ops_row(t: &mut comfy_table::Table, name: &str, now: u64, old: Option<u64>) {
     t.add_row(row);
 }
 
-/// Renders a reduction ratio.
+/// Renders a reduction ratio. A very large one says that nearly nothing is stored, not how well data is
+/// reduced.
 fn times(ratio: Option<f64>) -> String {
-    ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}x"))
+    match ratio {
+        None => "-".to_owned(),
+        Some(ratio) if ratio > 1000.0 => "over 1000x".to_owned(),
+        Some(ratio) => format!("{ratio:.2}x"),
+    }
 }
 
 fn cache_text(hit_rate: Option<f64>, bytes: u64, budget: u64) -> String {
@@ -282,8 +288,10 @@ fn cache_text(hit_rate: Option<f64>, bytes: u64, budget: u64) -> String {
 fn offload_text(share: Option<f64>) -> String {
     let text = output::offload(share);
     match share {
-        Some(share) if share < 0.0 => {
-            format!("{text}: the store did more than guests requested (imports, reclaims, checkpoints)")
+        Some(share) if share <= 0.0 => {
+            format!(
+                "{text}: the store did as much as guests requested, or more (imports, reclaims, checkpoints)"
+            )
         }
         _ => text,
     }
@@ -322,7 +330,7 @@ mod tests {
         now.offload = Some(-4.06);
         let text = pool_text(&now, None);
         let offload = text.lines().find(|l| l.starts_with("offload")).unwrap();
-        assert!(offload.contains(" 0.0 %: the store did more than guests requested"), "{offload}");
+        assert!(offload.contains(" 0.0 %: the store did as much as guests requested, or more"), "{offload}");
         now.damaged_blocks = 1;
         assert!(pool_text(&now, None).contains("DAMAGED"), "{text}");
     }
@@ -394,8 +402,19 @@ mod tests {
         );
         assert!(line(&text, "dedup index").ends_with("1 in 4 sampled, 3 segments left to load"), "{text}");
         assert!(line(&text, "store ").contains("FULL, "), "{text}");
-        let disk = DiskSpaceView { as_of_ms: 0, mapped_bytes: 1 << 30, exclusive_bytes: 4096 };
-        assert!(line(&space_of(Some(&disk)), "exclusive").contains("4 KiB, freed when the disk"));
+        let disk = DiskSpaceView {
+            as_of_ms: 0,
+            mapped_bytes: 1 << 30,
+            exclusive_bytes: 4096,
+            exclusive_as_of_ms: 0,
+        };
+        assert!(line(&space_of(Some(&disk)), "freed by deleting").contains("4 KiB, as of 0 s ago"));
+    }
+
+    #[test]
+    fn a_ratio_without_meaning_is_not_shown_with_digits() {
+        let shown = [None, Some(2.5), Some(1000.0), Some(20180.0)].map(times);
+        assert_eq!(shown, ["-", "2.50x", "1000.00x", "over 1000x"]);
     }
 
     fn space_of(disk: Option<&DiskSpaceView>) -> String {

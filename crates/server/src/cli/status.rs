@@ -8,6 +8,7 @@ use forebay_host::clock::unix_ms;
 use forebay_text::Size;
 use serde::Serialize;
 
+use super::space::free_for_writes;
 use super::{CliError, output};
 
 /// What the screen shows.
@@ -57,8 +58,9 @@ fn screen(status: &Status, now_ms: u64) -> String {
         lines.push(format!("owner    {}, {standbys} standbys", owner.server));
     }
     lines.push(format!(
-        "room     {} free of {}; this pool stores {}",
-        Size(stats.store_free_bytes),
+        "room     {} in use: {} of {} free for writes; this pool stores {}",
+        output::percent(stats.store_in_use),
+        Size(free_for_writes(stats.store_free_bytes, stats.store_reserve_bytes)),
         Size(stats.store_total_bytes),
         Size(stats.stored_bytes),
     ));
@@ -118,7 +120,14 @@ mod tests {
                 owner: None,
             },
             health: HealthView { state: HealthState::Problem, conditions: vec![condition] },
-            stats: StatsView { disks: 3, store_total_bytes: 1 << 40, ..StatsView::default() },
+            stats: StatsView {
+                disks: 3,
+                store_total_bytes: 1 << 40,
+                store_free_bytes: 3 << 30,
+                store_reserve_bytes: Some(1 << 30),
+                store_in_use: Some(0.998),
+                ..StatsView::default()
+            },
             jobs: Vec::new(),
         };
         let text = screen(&status, 61_000);
@@ -126,6 +135,7 @@ mod tests {
         assert_eq!(lines[0], "health   PROBLEM");
         assert_eq!(lines[1], "  - 1 disk lost acknowledged writes (since 1 min)");
         assert_eq!(lines[2..4], ["    disks: pc-001", "    stop the clients"]);
+        assert!(text.contains("room     99.8 % in use: 2 GiB of 1 TiB free for writes"), "{text}");
         assert!(text.contains("disks    3\n") && text.ends_with("nbd      unix:/run/nbd"), "{text}");
     }
 }

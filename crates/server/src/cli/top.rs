@@ -127,7 +127,7 @@ impl Interval {
             store_read_bytes: bytes(a.store.read, b.store.read),
             store_write_ops: writes,
             store_write_bytes: bytes(a.store.write, b.store.write),
-            offload: (requests > 0.0).then(|| 1.0 - (reads + writes) / requests),
+            offload: (requests > 0.0).then(|| (1.0 - (reads + writes) / requests).max(0.0)),
             read_cache_hit_rate: (looked > 0.0).then(|| hits / looked),
             dirty_bytes: b.dirty_bytes,
             store_free_bytes: b.store_free_bytes,

@@ -355,12 +355,13 @@ impl RadosRound {
 
     /// Decides whether and when an heir fails.
     fn choose_doom(&mut self, heir: Rc<Server>) {
-        let when = match self.rng.below(8) {
+        let when = match self.rng.below(9) {
             0 => When::At(self.exec.now() + Duration::from_millis(self.rng.range(1, 3_000))),
-            1 => When::Released,
-            2 | 3 => When::Taken,
-            4 => When::Opening,
-            5 => When::Ready,
+            // It is often too late: the heir takes a pool as soon as it is released.
+            1 | 2 => When::Released,
+            3 | 4 => When::Taken,
+            5 => When::Opening,
+            6 => When::Ready,
             _ => return,
         };
         let until = self.exec.now() + Duration::from_secs(30);
