@@ -1,6 +1,6 @@
 """Clusters: nodes that join, fail, return, drain and leave, while clients write to volumes in every shard.
 
-Each node is in a namespace of processes of its own, so that the others cannot see whether its processes live,
+Each node is in a separate namespace of processes, so that the others cannot see whether its processes live,
 as on another host. A node is killed with all its processes at once.
 """
 
@@ -141,7 +141,7 @@ def cluster_shards_move_with_the_nodes(t):
         probes[-1].start()
 
     def check_progress(what, longest):
-        """Waits until every probe has further answers; checks and prints its longest time without an answer."""
+        """Waits until every probe has further answers; checks its longest time without an answer."""
         before = [probe.answers for probe in probes]
         advanced = lambda: all(p.error or p.answers > n + 20 for p, n in zip(probes, before))  # noqa: E731
         wait_for(advanced, f"answers after {what}", STATE_S)
@@ -238,7 +238,7 @@ def cluster_of_an_existing_pool(t):
     server = t.server("--pool", "rados:test/old", *conf)
     server.cli("volume", "create", "disk", "--size", "1M")
     server.stop()
-    # A node would otherwise create an empty cluster beside the pool.
+    # A node would otherwise create an empty cluster next to the pool.
     node_args = ["serve", "--cluster", "rados:test/old", *conf, "--data", t.path("node"), "--node-name", "n1"]
     refused = run(binary(), *node_args, check=False)
     check("forebay cluster create --from old" in refused.stderr, refused.stderr)

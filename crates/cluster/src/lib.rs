@@ -11,8 +11,8 @@
 //! | `cluster` | the members and the shards | [`map`] |
 //! | `names.00` to `names.63` | the shard of each volume and of each image, by name | [`names`] |
 //!
-//! Which node is to own a shard is part of the map ([`placement`] decides it), so nodes that read the same map
-//! need not talk to each other.
+//! Which node is to own a shard is part of the map ([`placement`] decides it), so nodes that read the same
+//! map need not talk to each other.
 //!
 //! Every change compares what it depends on within the operation, so a node that was paused, or whose
 //! operation arrives late, changes nothing that another node has changed since.

@@ -84,7 +84,7 @@ impl Node {
     }
 }
 
-/// A shard of the cluster: a pool in a namespace of its own.
+/// A shard of the cluster: a pool in a separate namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     /// Number of the shard.
@@ -219,7 +219,7 @@ impl Map {
     }
 
     /// All nodes in the order in which they take a shard. The first one is the shard's home. Members that can
-    /// own no shards for now are last: nobody else may be left.
+    /// own no shards for now are last: there may be no others.
     pub fn ranking(&self, shard: &Shard) -> Vec<u32> {
         let mut ranking = placement::ranking(shard.number, shard.home, &self.candidates());
         let others = self.nodes.values().filter(|node| !node.is_eligible());

@@ -23,9 +23,9 @@
 //! exactly if the name has an entry of the shard.
 //!
 //! **After a crash.** The next owner of a shard finds the pending entries of the shard by their `p.` entries,
-//! and settles each by one rule ([`Names::settle`]): the name is present if the shard has a disk of this name,
-//! and is removed otherwise. The owner reads what the shard has after the fence of the takeover, so no change
-//! of an earlier owner can still be committed.
+//! and settles each by one rule ([`Names::settle`]): the name is present if the shard has a disk of this
+//! name, and is removed otherwise. The owner reads what the shard has after the fence of the takeover, so no
+//! change of an earlier owner can still be committed.
 //!
 //! **Late operations of an earlier owner** have no effect, or one that the next settling removes:
 //!
@@ -36,8 +36,8 @@
 //! | end | requires the entry that its own begin has written, which contains the term. Settling first writes the new term into the entry |
 //!
 //! So the owner of a shard settles when it takes the shard over, and again from time to time. Until then such
-//! an entry delays operations on its name, and hides nothing: a pending entry names the shard as a present one
-//! does, and the shard says whether the disk exists.
+//! an entry delays operations on its name, and hides nothing: a pending entry names the shard as a present
+//! one does, and the shard says whether the disk exists.
 
 use std::sync::Arc;
 
@@ -83,8 +83,8 @@ pub struct Name {
     pub shard: u32,
     /// What has the name.
     pub kind: Kind,
-    /// An operation on the name is in progress, or was interrupted: only the shard knows whether the volume or
-    /// the image exists.
+    /// An operation on the name is in progress, or was interrupted: only the shard knows whether the volume
+    /// or the image exists.
     pub is_pending: bool,
 }
 
@@ -273,8 +273,8 @@ impl Names {
     }
 
     /// Settles an operation that an earlier owner of the shard has begun. `exists` returns whether the shard
-    /// has a disk of this name; the present owner answers it, whose term is `term`. `None` if there is no such
-    /// operation any more.
+    /// has a disk of this name; the present owner answers it, whose term is `term`. `None` if there is no
+    /// such operation any more.
     ///
     /// # Errors
     /// [`ClusterError::Lost`]; as [`Names::look_up`]; those of `exists`.

@@ -1,8 +1,8 @@
 //! Which node is to have which shard.
 //!
-//! Each shard has a *home*, the node that is to own it. Homes are part of the map ([`crate::map`]): the change
-//! of the map that adds, removes or excludes a node also moves the homes that have to move ([`homes`]). So all
-//! nodes know the same homes, and a shard moves only for a reason:
+//! Each shard has a *home*, the node that is to own it. Homes are part of the map ([`crate::map`]): the
+//! change of the map that adds, removes or excludes a node also moves the homes that have to move
+//! ([`homes`]). So all nodes know the same homes, and a shard moves only for a reason:
 //!
 //! 1. *Even*: a node is the home of its share of the shards by weight, rounded up or down.
 //! 2. *Stable*: a home moves only if its node cannot have shards any more, or if the shares would be uneven.
@@ -16,8 +16,8 @@
 //!
 //! Homes that follow from the ranking alone, with a bound for each node, were measured first: with shares
 //! rounded up, the failure of one of 100 nodes moved 84 of 400 shards instead of 4, because each shard that
-//! finds its node full displaces another one; with bounds that are wide enough to prevent this, some nodes had
-//! twice their share.
+//! finds its node full displaces another one; with bounds that are wide enough to prevent this, some nodes
+//! had twice their share.
 
 use std::collections::BTreeMap;
 
@@ -121,8 +121,8 @@ pub fn homes(shards: &BTreeMap<u32, Place>, candidates: &[Candidate]) -> BTreeMa
             .iter()
             .copied()
             .max_by(|a, b| gain(a).total_cmp(&gain(b)).then(score(*to, *a).total_cmp(&score(*to, *b))));
-        // A move is worth it if it makes the larger excess smaller; without a tolerance, two nodes whose excess
-        // differs by one would exchange a shard for ever.
+        // A move is worth it if it makes the larger excess smaller; without a tolerance, two nodes whose
+        // excess differs by one would exchange a shard for ever.
         let Some(shard) = best.filter(|shard| gain(shard) > 1.0 + 1e-6) else { break };
         load.assign(shard, to.node);
         movable.retain(|other| *other != shard);

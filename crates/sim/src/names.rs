@@ -437,7 +437,7 @@ impl NamesRound {
         self.settle_all();
         self.check();
         let (names, pending) = self.entries();
-        assert_eq!(pending, BTreeSet::new(), "operations that nobody settles");
+        assert_eq!(pending, BTreeSet::new(), "operations that no owner settles");
         let disks = self.disks();
         assert_eq!(names.keys().collect::<Vec<_>>(), disks.keys().collect::<Vec<_>>(), "names and disks");
         assert!(names.values().all(|entry| !entry.contains("pending")), "{names:?}");

@@ -70,7 +70,7 @@ pub enum ClusterCommand {
         /// Number of shards
         #[arg(long, value_name = "N", default_value_t = DEFAULT_SHARDS, value_parser = clap::value_parser!(u32).range(1..=1024))]
         shards: u32,
-        /// Name of an existing pool in the same Ceph pool that becomes the first shard; its server must be stopped
+        /// Existing pool in the same Ceph pool that becomes the first shard; its server must be stopped
         #[arg(long, value_name = "NAME")]
         from: Option<String>,
     },

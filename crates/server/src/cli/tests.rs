@@ -151,8 +151,8 @@ fn wrong_pools_in_ceph_are_usage_errors() {
     for (line, expected) in [
         (
             "serve --data /d --standby",
-            "the following required arguments were not provided: <--config <FILE>|--pool <rados:POOL/NAME>>; see \
-             'forebay serve --help'",
+            "the following required arguments were not provided: <--config <FILE>|--pool \
+             <rados:POOL/NAME>|--cluster <rados:POOL/NAME>>; see 'forebay serve --help'",
         ),
         (
             "check --ceph-conf f",

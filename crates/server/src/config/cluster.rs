@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_store::rados::RadosAddress;
+use forebay_store::rados::{RadosAddress, RadosOptions};
 use serde::Deserialize;
 
 use super::{
     ConfigError, ConfigFile, Overrides, ServeConfig, StoreFlags, StoreSection, TlsSection, rados_options,
 };
-use crate::node::NodeConfig;
+use crate::log::LogConfig;
 
 /// Time without a change of the membership before shards move, if none is configured.
 const SETTLE: Duration = Duration::from_secs(60);
@@ -28,6 +28,35 @@ pub struct ClusterSection {
     pub address: Option<IpAddr>,
     /// Seconds without a change of the membership before shards move.
     pub settle_s: Option<u64>,
+}
+
+/// The configuration of a node.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// The cluster, as `rados:POOL/NAME`.
+    pub cluster: RadosAddress,
+    /// How to reach Ceph.
+    pub ceph: RadosOptions,
+    /// The configuration file, whose other sections apply to each shard.
+    pub file: Option<PathBuf>,
+    /// The directory of the node's files.
+    pub data: PathBuf,
+    /// The name of the node; the host's name if `None`.
+    pub name: Option<String>,
+    /// The address at which the shards of this node serve NBD to other hosts; none if `None`.
+    pub address: Option<IpAddr>,
+    /// The read cache of all shards of this node together, in bytes.
+    pub cache: u64,
+    /// Data-plane threads of each shard.
+    pub cores: usize,
+    /// Directory of the retained memory; the default if `None`.
+    pub memory_dir: Option<PathBuf>,
+    /// The program that serves a shard: this one.
+    pub program: PathBuf,
+    /// Time without a change of the membership before shards are handed over.
+    pub settle: Duration,
+    /// The log.
+    pub log: LogConfig,
 }
 
 /// The options of the command line for a node.

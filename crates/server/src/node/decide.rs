@@ -5,13 +5,13 @@
 //!
 //! | the pool of the shard | the home | a node of rank r |
 //! |---|---|---|
-//! | does not exist | creates it | creates it if nobody has for r times 10 s |
-//! | is free | opens it at once | opens it if nobody has for r times 2 s |
+//! | does not exist | creates it | creates it after r times 10 s |
+//! | is free | opens it at once | opens it after r times 2 s |
 //! | has an owner that is silent | takes it over after 4 s | takes it over after 4 s and r times 0.5 s |
 //! | has an owner that lives | starts a standby, to which the owner hands the pool over | nothing |
 //!
-//! All members have a rank, so a shard has an owner in the end if any node lives. The nodes of the first ranks
-//! look at the pool each second, and the others less often ([`RANKS`]).
+//! All members have a rank, so a shard has an owner in the end if any node lives. The nodes of the first
+//! ranks look at the pool each second, and the others less often ([`RANKS`]).
 //!
 //! An owner that is not the home hands the pool over as soon as the standby of the home waits, but not before
 //! the home has been a member that answers for a minute: a node that is restarted would otherwise cause two
@@ -25,7 +25,7 @@ use forebay_store::rados::{Sight, SignOfLife};
 const DEAD_AFTER: Duration = Duration::from_secs(4);
 /// How much later each rank takes over from a dead owner.
 const TAKEOVER_STEP: Duration = Duration::from_millis(500);
-/// How much later each rank opens a pool that nobody owns. The home may be starting its process.
+/// How much later each rank opens a pool without an owner. The home may be starting its process.
 const FREE_STEP: Duration = Duration::from_secs(2);
 /// How much later each rank creates a pool that does not exist.
 const CREATION_STEP: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ pub(super) struct View<'a> {
 /// What the process of a shard is to do with the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// Open the pool, which nobody owns.
+    /// Open the pool, which has no owner.
     Free,
     /// Take the pool over from an owner that was silent for long enough, since this sign of life.
     Silent(SignOfLife),

@@ -1,11 +1,11 @@
 //! A node of a cluster: it joins, follows the map, and runs a process for each shard that it is to own.
 //!
 //! A cluster is many pools (*shards*) in one Ceph pool. The nodes share a map of members and shards
-//! (`forebay_cluster`); which node owns a shard is decided at the pool of the shard, as for every pool in Ceph
-//! (`forebay_store::rados`), so the worst that a mistake of this module can cause is that a shard is owned by
-//! the wrong node, or by none, for some time. [`decide`] states the rules.
+//! (`forebay_cluster`); which node owns a shard is decided at the pool of the shard, as for every pool in
+//! Ceph (`forebay_store::rados`), so the worst that a mistake of this module can cause is that a shard is
+//! owned by the wrong node, or by none, for some time. [`decide`] states the rules.
 //!
-//! Each shard that a node owns is served by a process of its own, `forebay serve --pool`, as ADR 30 decided
+//! Each shard that a node owns is served by a separate process, `forebay serve --pool`, as ADR 30 decided
 //! for servers with one pool: it can be killed, it can lose its pool, and it can be handed over, while the
 //! others continue. A shard that a node only watches costs no process: the node looks at the header of the
 //! pool once a second, over one client of the Ceph cluster for all shards.
@@ -33,7 +33,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use self::shard::{Seen, ShardTask, Shared};
-use crate::log::LogConfig;
+use crate::config::NodeConfig;
 use crate::serve::notify;
 
 /// Interval at which a node reads what has changed in the map.
@@ -93,35 +93,6 @@ pub enum NodeError {
     /// An administrator has removed this node.
     #[error("this node was removed from the cluster; remove {} to join again as a new node", .0.display())]
     Removed(PathBuf),
-}
-
-/// The configuration of a node.
-#[derive(Debug, Clone)]
-pub struct NodeConfig {
-    /// The cluster, as `rados:POOL/NAME`.
-    pub cluster: RadosAddress,
-    /// How to reach Ceph.
-    pub ceph: RadosOptions,
-    /// The configuration file, whose other sections apply to each shard.
-    pub file: Option<PathBuf>,
-    /// The directory of the node's files.
-    pub data: PathBuf,
-    /// The name of the node; the host's name if `None`.
-    pub name: Option<String>,
-    /// The address at which the shards of this node serve NBD to other hosts; none if `None`.
-    pub address: Option<IpAddr>,
-    /// The read cache of all shards of this node together, in bytes.
-    pub cache: u64,
-    /// Data-plane threads of each shard.
-    pub cores: usize,
-    /// Directory of the retained memory; the default if `None`.
-    pub memory_dir: Option<PathBuf>,
-    /// The program that serves a shard: this one.
-    pub program: PathBuf,
-    /// Time without a change of the membership before shards are handed over.
-    pub settle: Duration,
-    /// The log.
-    pub log: LogConfig,
 }
 
 /// Runs a node until a signal to stop.

@@ -1,9 +1,9 @@
 //! The process of one shard: a server with the pool of the shard, started by the node.
 //!
-//! A process ends with the node that started it, also if the node is killed: the kernel sends it SIGTERM then.
-//! It is in a process group of its own, so that a signal of a terminal reaches the node only, which stops the
-//! process in order. What the process writes to standard error goes to the log of the node, marked with the
-//! number of the shard.
+//! A process ends with the node that started it, also if the node is killed: the kernel sends it SIGTERM
+//! then. It is in a separate process group, so that a signal of a terminal reaches the node only, which
+//! stops the process in order. What the process writes to standard error goes to the log of the node, marked
+//! with the number of the shard.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,9 +17,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-use super::NodeConfig;
 use super::decide::Claim;
-use crate::config::SOCKET_NAME;
+use crate::config::{NodeConfig, SOCKET_NAME};
 use crate::log::LogFormat;
 use crate::serve::{SHARD_PROCESS, SILENT_OWNER};
 

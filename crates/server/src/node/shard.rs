@@ -10,9 +10,9 @@ use forebay_store::rados::{PoolWatch, Sight};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
-use super::NodeConfig;
 use super::decide::{Action, Claim, Process, RANKS, View, decide};
 use super::process::ShardProcess;
+use crate::config::NodeConfig;
 
 /// Interval of looks at a pool whose owner lives, by a node of the first ranks and by another one.
 const LOOK: Duration = Duration::from_secs(1);
@@ -297,8 +297,8 @@ impl ShardTask {
         }
     }
 
-    /// Records in the map that this node owns the shard in this term, and that the node before does not answer
-    /// if the shard was taken over from it.
+    /// Records in the map that this node owns the shard in this term, and that the node before does not
+    /// answer if the shard was taken over from it.
     async fn record_owner(&mut self, term: u64) {
         let Some(running) = &self.running else { return };
         let nbd = running.process.nbd().unwrap_or_default();

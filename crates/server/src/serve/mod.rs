@@ -475,8 +475,8 @@ impl Server<'_> {
             closed
         };
         let stopped_again = async {
-            // A service manager and the node may both send the signal to the process of a shard. The node kills
-            // one that does not end.
+            // A service manager and the node may both send the signal to the process of a shard. The node
+            // kills one that does not end.
             match is_shard_process() {
                 true => std::future::pending().await,
                 false => self.signals.stop().await,

@@ -45,7 +45,7 @@ impl PoolWatch {
     /// Waits for `interval`, and looks. `None` if the pool does not exist.
     ///
     /// # Errors
-    /// Those of the cluster, which are logged. The silence of the owner is counted anew after an error.
+    /// Those of the cluster, which are logged. The silence of the owner is counted again after an error.
     pub async fn look(&mut self, interval: Duration) -> Result<Option<Sight>> {
         let seen = match &mut self.watch {
             Some(watch) => watch.look(&*self.cluster, interval).await.map(drop),

@@ -17,12 +17,12 @@ use crate::config::{PoolLocation, RadosPool, ServeConfig};
 use crate::serve::ServeError;
 use crate::serve::host::descriptors::Descriptors;
 
-/// The environment variable in which a node passes to the process of a shard the last sign of life of an owner
-/// that the node has found silent.
+/// The environment variable in which a node passes to the process of a shard the last sign of life of an
+/// owner that the node has found silent.
 pub(crate) const SILENT_OWNER: &str = "FOREBAY_SILENT_OWNER";
 
-/// The environment variable of the process of a shard. Its value is the number of such processes that share the
-/// memory of the node.
+/// The environment variable of the process of a shard. Its value is the number of such processes that share
+/// the memory of the node.
 pub(crate) const SHARD_PROCESS: &str = "FOREBAY_SHARD_PROCESS";
 
 /// Whether this is the process of a shard, which a node has started and stops.

@@ -139,7 +139,8 @@ impl Drop for LibradosCluster {
         let connection = self.connection.clone();
         connection.closing.store(true, Ordering::Relaxed);
         let is_this_thread = client.runtime.is_this_thread();
-        // If the thread cannot be started, the client stays: shutting it down needs that nothing is in flight.
+        // If the thread cannot be started, the client stays: shutting it down needs that nothing is in
+        // flight.
         let client = ManuallyDrop::new(client);
         let (done, closed) = mpsc::channel::<()>();
         let close = move || {

@@ -24,7 +24,8 @@ const OVERHEAD: usize = 512;
 /// A connection that operations in flight and helper threads use.
 pub(super) struct Connection {
     pub(super) api: &'static Api,
-    /// The handle of the client, which [`super::Client`] shuts down after the last connection of it is closed.
+    /// The handle of the client, which [`super::Client`] shuts down after the last connection of it is
+    /// closed.
     pub(super) cluster: Raw,
     pub(super) io: Raw,
     pub(super) queue: Queue,
