@@ -75,11 +75,11 @@ pub enum Error {
     #[error("'{0}' exists already; choose another name or remove it first")]
     Exists(String),
     /// Clients are connected to it.
-    #[error("'{name}' is in use by {clients} connection(s); disconnect them first")]
+    #[error("'{name}' is in use by {clients} {}", if *clients == 1 { "client" } else { "clients" })]
     InUse {
         /// The disk.
         name: String,
-        /// Number of open disk handles.
+        /// Number of clients; at least 1, also if something else has the disk open.
         clients: usize,
     },
     /// A desktop still holds data of its last client.

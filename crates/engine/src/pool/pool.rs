@@ -158,7 +158,8 @@ impl Pool {
         self.attach_as(name, Client::Local { started_ms: None })
     }
 
-    /// Opens a disk by its export name. The handle counts as a client until it is dropped.
+    /// Opens a disk by its export name. The handle counts as a client until it is dropped, or as many as
+    /// [`DiskHandle::set_clients`] says.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::MemoryLost`] if the client may have had writes

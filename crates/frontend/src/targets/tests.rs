@@ -4,6 +4,7 @@ use forebay_store::{MemoryStore, Store};
 use forebay_text::Secret;
 use futures_util::FutureExt;
 
+use super::session::OpenLuns;
 use super::*;
 
 const A: &str = "iqn.2026-01.org.example:a";
@@ -261,6 +262,15 @@ async fn a_target_with_sessions_is_removed_only_by_force() {
     assert!(t.sessions(&a).is_empty() && error_text(t.remove(&a, true).await).contains("there is no target"));
 }
 
+/// A session that has no disk open.
+struct NoLuns;
+
+impl OpenLuns for NoLuns {
+    fn has_open(&self, _: u16) -> bool {
+        false
+    }
+}
+
 fn session(n: u16, target: &IqnName, applied: &watch::Sender<u64>) -> SessionInfo {
     SessionInfo {
         id: n.into(),
@@ -268,6 +278,7 @@ fn session(n: u16, target: &IqnName, applied: &watch::Sender<u64>) -> SessionInf
         initiator: name(HOST),
         address: ([10, 0, 0, 1], n).into(),
         since_ms: 7,
+        luns: Arc::new(NoLuns),
         end: Default::default(),
         applied: applied.subscribe(),
     }

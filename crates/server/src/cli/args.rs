@@ -520,7 +520,7 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// List the clients of a disk: NBD connections, and iSCSI sessions that can access it
+    /// List the clients of a disk: NBD connections, and iSCSI sessions that have it open
     Clients {
         /// VOLUME, IMAGE or VOLUME@SNAPSHOT
         #[arg(value_parser = Name::new())]
