@@ -5,6 +5,8 @@ use forebay_api::{ErrorDetail, ErrorKind};
 use forebay_engine::Error as EngineError;
 use forebay_frontend::targets::TargetError;
 
+use forebay_text::counted;
+
 use crate::limits::LimitError;
 
 /// Result of an operation.
@@ -130,7 +132,7 @@ impl From<EngineError> for ControlError {
         let foreign = match &e {
             E::HasClones { name, clones, example } => Some(ForeignName {
                 owner: NameOwner::Disk(example.clone()),
-                message: format!("'{name}' has {clones} clone(s); they have to be removed first"),
+                message: format!("'{name}' has {}; remove the clones first", counted(*clones, "clone")),
             }),
             E::OverQuota { tenant, .. } => Some(ForeignName {
                 owner: NameOwner::Tenant(tenant.clone()),

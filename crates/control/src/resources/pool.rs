@@ -80,7 +80,7 @@ impl Operation for ShowHealth {
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<HealthView> {
-        Ok(control.health())
+        Ok(control.health().await)
     }
 }
 

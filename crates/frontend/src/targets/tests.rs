@@ -254,7 +254,7 @@ async fn a_target_with_sessions_is_removed_only_by_force() {
     assert_eq!((ids(&a), ids(&name(B))), (vec![1, 2], vec![]));
     drop(first);
     assert_eq!(ids(&a), [2]);
-    assert!(error_text(t.remove(&a, false).await).contains("has 1 session(s)"));
+    assert!(error_text(t.remove(&a, false).await).contains("has 1 session;"));
     assert!(error_text(t.remove_all(false).await).contains("--force"));
     t.remove(&name(B), false).await.unwrap();
     t.remove(&a, true).await.unwrap();
