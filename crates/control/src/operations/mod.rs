@@ -46,7 +46,7 @@ pub use jobs::{Job, Jobs, NewJob};
 pub(crate) use lists::Names;
 pub use lists::{DiskList, DiskStretches};
 pub use observed::{Held, Observed, VolumeSeries};
-pub(crate) use operation::{Change, Changes, Disks, Done, Operation, Reply, counted};
+pub(crate) use operation::{Change, Changes, Disks, Done, MAX_LOGGED, Operation, Reply, counted};
 use scans::Scans;
 pub use stretches::STRETCH;
 pub use upgrade::ServerRequest;
