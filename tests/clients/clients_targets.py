@@ -213,3 +213,50 @@ def all_figures_count_the_same_clients(t):
         initiator.logout()
     guest.shutdown()
     wait_for(lambda: figures() == (0,) * 4, "no client is counted")
+
+
+@test
+def the_lines_to_connect_are_right(t):
+    nbd_port, port = free_port(), free_port()
+    s = t.server("--nbd", f"127.0.0.1:{nbd_port}", "--iscsi", f"127.0.0.1:{port}")
+    secret = say_secret(t, "secret", SECRET)
+    s.cli("volume", "create", "a b&c", "--size", "8M")
+    import nbd
+
+    uris = [way["text"] for way in s.json("volume", "connect", "a b&c", "--for", "uri")]
+    equal(len(uris), 2, "addresses of NBD")
+    for uri in uris:
+        handle = nbd.NBD()
+        handle.connect_uri(uri)
+        equal(handle.get_size(), 8 << 20, uri)
+        handle.shutdown()
+    check("forebay lun map TARGET 'a b&c'" in s.refused("volume", "connect", "a b&c", "--for", "iscsi"), "no target")
+    said = s.cli("target", "create", A, "--chap-user", "all", "--chap-secret-file", secret).stdout
+    check("no iSCSI listener" not in said, said)
+    s.cli("lun", "map", A, "a b&c")
+    s.cli("target", "allow", A, HOST, "--lun", "0")
+    s.cli("target", "allow", A, HOST + "2", "--chap-user", "two", "--chap-secret-file", secret)
+    s.cli("lun", "map", A, "a b&c", "--lun", "0", "--read-only")
+    said = s.cli("volume", "connect", "a b&c", "--for", "iscsi").stdout
+    for part in (f"-T {A} -p 127.0.0.1:{port} --login", "username -v USER", "password -v SECRET", "CHAP users: all, two", HOST):
+        check(part in said, f"'{part}' is missing in {said}")
+    check(SECRET not in said, said)
+    way = json.loads(get(s, f"/api/v1/targets/{A}/connect"))["ways"][0]
+    equal((way["target"], way["address"], way["lun"]), (A, f"127.0.0.1:{port}", None), "the target")
+    # The portal and the credentials lead to the disk.
+    initiator = Initiator(("127.0.0.1", port), way["target"], name=HOST + "2", chap=("two", SECRET))
+    initiator.ready()
+    initiator.logout()
+
+
+@test
+def a_target_without_a_listener_says_so(t):
+    s = t.server()
+    said = s.cli("target", "create", A).stdout
+    check("no iSCSI listener; start it with --iscsi" in said, said)
+    unconfirmed = s.cli("target", "rm", "--all", check=False)
+    equal(unconfirmed.returncode, 2, "all targets without confirmation")
+    check("--yes" in unconfirmed.stderr, unconfirmed.stderr)
+    equal(len(s.json("target", "list")), 1, "targets")
+    s.cli("target", "rm", "--all", "--yes")
+    equal(s.json("target", "list"), [], "targets")

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use forebay_api::JobKind;
 use forebay_engine::Pool;
+use forebay_frontend::nbd::ServedListener;
 use forebay_frontend::plane::Gate;
 use forebay_frontend::scsi::Units;
 use forebay_frontend::targets::Targets;
@@ -57,12 +58,14 @@ const MAX_RUNNING: u32 = 64;
 /// Information about the server.
 #[derive(Debug, Clone)]
 pub struct ServerInfo {
+    /// Name of the host.
+    pub host: String,
     /// The data directory.
     pub data: PathBuf,
     /// Where the pool is: the data directory, or an address in Ceph.
     pub pool: String,
     /// Addresses on which NBD clients are served.
-    pub nbd: Vec<String>,
+    pub nbd: Vec<ServedListener>,
     /// Addresses on which iSCSI initiators are served.
     pub iscsi: Vec<String>,
     /// Address of the API over TCP.

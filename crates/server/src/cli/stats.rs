@@ -231,7 +231,7 @@ fn disk_space(facts: &mut Facts, space: Option<&DiskSpaceView>, now_ms: u64) {
         Some(s) => {
             facts.row("space", as_of(now_ms, s.as_of_ms));
             facts.row("  mapped", Size(s.mapped_bytes).to_string());
-            facts.row("  exclusive", format!("{}, freed when the disk is removed", Size(s.exclusive_bytes)));
+            facts.row("  freed by deleting", Size(s.exclusive_bytes).to_string());
         }
     }
 }
@@ -295,7 +295,7 @@ fn advice_text(c: &ReadCacheView) -> String {
         |a: &CacheAdviceView| Some(format!("{} % saves {:.0}", a.more_percent, a.saved_reads_per_s?));
     match c.advice.iter().map(of_size).collect::<Option<Vec<_>>>() {
         Some(sizes) if !sizes.is_empty() => format!("{} block reads/s", sizes.join(", ")),
-        _ if c.evictions == 0 => "saves nothing: no block was evicted yet".to_owned(),
+        _ if c.evictions == 0 => "a larger cache would not help yet".to_owned(),
         _ => "not known: too few reads yet, or a cache under 60 MiB".to_owned(),
     }
 }
@@ -336,7 +336,7 @@ mod tests {
             saved_reads_per_s,
         };
         let mut c = ReadCacheView::default();
-        assert_eq!(advice_text(&c), "saves nothing: no block was evicted yet");
+        assert_eq!(advice_text(&c), "a larger cache would not help yet");
         c.evictions = 1;
         assert!(advice_text(&c).starts_with("not known: too few reads yet"));
         c.advice = vec![sized(10, None), sized(25, None)];
@@ -395,7 +395,7 @@ mod tests {
         assert!(line(&text, "dedup index").ends_with("1 in 4 sampled, 3 segments left to load"), "{text}");
         assert!(line(&text, "store ").contains("FULL, "), "{text}");
         let disk = DiskSpaceView { as_of_ms: 0, mapped_bytes: 1 << 30, exclusive_bytes: 4096 };
-        assert!(line(&space_of(Some(&disk)), "exclusive").contains("4 KiB, freed when the disk"));
+        assert!(line(&space_of(Some(&disk)), "freed by deleting").contains("4 KiB"));
     }
 
     fn space_of(disk: Option<&DiskSpaceView>) -> String {
