@@ -3,6 +3,7 @@
 
     scripts/check-links.py                checks all Markdown files, and that the book contains each page
     scripts/check-links.py target/book    checks the HTML pages that `mdbook build` wrote
+    scripts/check-links.py DIRECTORY      checks the Markdown files that a package installs there
 
 Links to other hosts are not followed. Exits with status 1 if a link does not resolve.
 """
@@ -62,12 +63,12 @@ def is_remote(target):
     return bool(urlsplit(target).scheme) or target.startswith("//")
 
 
-def check_target(page, target, anchors):
+def check_target(page, target, anchors, root=ROOT):
     """Why `target`, a link on `page`, does not resolve; None if it does."""
     path, _, anchor = target.partition("#")
     file = (page.parent / unquote(path)).resolve() if path else page
-    if not file.is_relative_to(ROOT):
-        return "leaves the repository"
+    if not file.is_relative_to(root):
+        return "leaves the directory"
     if not file.exists():
         return "no such file"
     if anchor and file.suffix == page.suffix and unquote(anchor) not in anchors(file):
@@ -87,9 +88,9 @@ def markdown_files():
     return sorted(p for p in ROOT.rglob("*.md") if "target" not in p.relative_to(ROOT).parts)
 
 
-def check_markdown():
+def check_markdown(root=ROOT):
     findings, links = [], 0
-    files = markdown_files()
+    files = markdown_files() if root == ROOT else sorted(root.rglob("*.md"))
     for page in files:
         for number, line in prose(page.read_text(encoding="utf-8")):
             targets = LINK.findall(line) + DEFINITION.findall(line) + INCLUDE.findall(line)
@@ -97,10 +98,11 @@ def check_markdown():
                 if is_remote(target):
                     continue
                 links += 1
-                why = check_target(page, target, markdown_anchors)
+                why = check_target(page, target, markdown_anchors, root)
                 if why:
-                    findings.append(f"{page.relative_to(ROOT)}:{number}: {target}: {why}")
-    findings += missing_from_book(files)
+                    findings.append(f"{page.relative_to(root)}:{number}: {target}: {why}")
+    if root == ROOT:
+        findings += missing_from_book(files)
     return findings, f"{len(files)} Markdown files", links
 
 
@@ -154,7 +156,9 @@ def main():
     if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
         print(__doc__)
         return 2
-    findings, where, links = check_book(Path(sys.argv[1]).resolve()) if sys.argv[1:] else check_markdown()
+    directory = Path(sys.argv[1]).resolve() if sys.argv[1:] else ROOT
+    is_markdown = directory == ROOT or any(directory.glob("*.md"))
+    findings, where, links = check_markdown(directory) if is_markdown else check_book(directory)
     for finding in findings:
         print(finding, file=sys.stderr)
     print(f"links: {links} in {where}, {len(findings)} findings")

@@ -39,9 +39,7 @@ mkdir -p "$stage/usr/share/man/man1" "$stage/usr/share/bash-completion/completio
 "$binary" completions bash > "$stage/usr/share/bash-completion/completions/forebay"
 "$binary" completions zsh > "$stage/usr/share/zsh/vendor-completions/_forebay"
 "$binary" completions fish > "$stage/usr/share/fish/vendor_completions.d/forebay.fish"
-for page in "$root"/docs/*.md; do
-    put 644 "$page" "$doc/$(basename "$page")"
-done
+"$here/install-docs.sh" "$root" "$stage/$doc"
 put 644 "$root/CHANGELOG.md" "$doc/changelog"
 gzip -9n "$stage/$doc/changelog"
 put 644 "$here/copyright" "$doc/copyright"

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 from forebay import binary, run
 from harness import Skipped, check, equal, test
@@ -66,6 +67,11 @@ def the_package_has_what_it_promises(t):
     run(binary(), "config", "check", f"{unpacked}/etc/forebay/forebay.toml")
     for script in ("postinst", "prerm", "postrm"):
         run("sh", "-n", f"{unpacked}/DEBIAN/{script}")
+    # Links of the documentation work without the repository.
+    docs = f"{unpacked}/usr/share/doc/forebay"
+    run(sys.executable, os.path.join(ROOT, "scripts", "check-links.py"), docs)
+    check(open(f"{docs}/introduction.md").read().startswith("# Forebay"), "the introduction is the README")
+    check(os.path.exists(f"{docs}/quickstart/libvirt.md"), "pages in folders")
     control = open(f"{unpacked}/DEBIAN/control").read()
     check(re.search(r"^Depends: libc6 \(>= 2\.\d+\), ", control, re.M), f"dependencies in {control}")
     service = open(f"{unpacked}/usr/lib/systemd/system/forebay.service").read()

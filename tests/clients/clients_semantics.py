@@ -146,7 +146,7 @@ def an_operation_waits_for_a_closing_connection(t):
     answer = api.getresponse()
     equal((answer.status, json.loads(answer.read())["size_bytes"]), (200, 2 * MIB), "the answer")
     h = connect(s, "disk")
-    check("in use by 1 connection" in s.refused("volume", "rm", "disk"), "the error does not name the reason")
+    check("in use by 1 client: process" in s.refused("volume", "rm", "disk"), "the error does not name the reason")
     equal(bytes(h.pread(1, 0)), b"\1", "a byte after the error")
 
 

@@ -6,7 +6,7 @@ import os
 
 from hosts import free_port
 from initiator import Initiator
-from harness import check, connect, equal, run, test, wait_for
+from harness import ControlSocket, check, connect, equal, run, test, wait_for
 
 A = "iqn.2026-01.org.example:a"
 B = "iqn.2026-01.org.example:b"
@@ -146,6 +146,9 @@ def clients_of_a_disk_are_listed(t):
     snapshot = connect(s, "v@s")
     portal = ("127.0.0.1", iscsi_port)
     first, second = (Initiator(portal, A, name=host) for host in (HOST, HOST + "2"))
+    for initiator, lun in ((first, 0), (second, 1)):
+        # The session opens its LUNs before its first command.
+        initiator.ready(lun)
     here = f"process {os.getpid()}"
     of_v = [
         ("iscsi", "127.0.0.1", HOST, False),
@@ -164,3 +167,96 @@ def clients_of_a_disk_are_listed(t):
     first.logout()
     second.logout()
     wait_for(lambda: not any(listed(disk) for disk in ("v", "w", "v@s")), "no client is listed")
+
+
+def get(s, path):
+    """The body of a resource of the API."""
+    connection = ControlSocket(s.control)
+    connection.request("GET", path)
+    body = connection.getresponse().read()
+    connection.close()
+    return body
+
+
+@test
+def all_figures_count_the_same_clients(t):
+    port = free_port()
+    s = t.server("--iscsi", f"127.0.0.1:{port}", )
+    s.cli("volume", "create", "v", "--size", "8M")
+    s.cli("snapshot", "create", "v", "s")
+    for name in (A, B):
+        s.cli("target", "create", name, "--open")
+        s.cli("lun", "map", name, "v")
+
+    def figures():
+        in_list = next(volume for volume in s.json("volume", "list") if volume["name"] == "v")
+        shown = s.json("volume", "show", "v")
+        activity = next(disk for disk in json.loads(get(s, "/api/v1/activity")) if disk["name"] == "v")
+        listed = s.json("volume", "clients", "v")
+        return in_list["clients"], shown["clients"], activity["clients"], len(listed)
+
+    equal(figures(), (0,) * 4, "an idle volume")
+    portal = ("127.0.0.1", port)
+    # Two initiators on one LUN, and one of them on the same volume at another target.
+    initiators = [Initiator(portal, target, name=host) for target, host in ((A, HOST), (A, HOST + "2"), (B, HOST))]
+    for initiator in initiators:
+        initiator.ready()
+    equal(figures(), (3,) * 4, "with three sessions")
+    guest = connect(s, "v")
+    equal(figures(), (4,) * 4, "with an NBD connection")
+    check("in use by 4 clients: process" in s.refused("snapshot", "rollback", "v", "s"), "the number in a refusal")
+    s.upgrade()
+    equal(figures(), (4,) * 4, "after an upgrade")
+    # A registration keeps the unit open; it is no client.
+    initiators[0].command(bytes([0x5F, 6, 0, 0, 0, 0, 0, 0, 24, 0]), out=bytes(15) + b"\1" + bytes(8))
+    for initiator in initiators:
+        initiator.logout()
+    guest.shutdown()
+    wait_for(lambda: figures() == (0,) * 4, "no client is counted")
+
+
+@test
+def the_lines_to_connect_are_right(t):
+    nbd_port, port = free_port(), free_port()
+    s = t.server("--nbd", f"127.0.0.1:{nbd_port}", "--iscsi", f"127.0.0.1:{port}")
+    secret = say_secret(t, "secret", SECRET)
+    s.cli("volume", "create", "a b&c", "--size", "8M")
+    import nbd
+
+    uris = [way["text"] for way in s.json("volume", "connect", "a b&c", "--for", "uri")]
+    equal(len(uris), 2, "addresses of NBD")
+    for uri in uris:
+        handle = nbd.NBD()
+        handle.connect_uri(uri)
+        equal(handle.get_size(), 8 << 20, uri)
+        handle.shutdown()
+    check("forebay lun map TARGET 'a b&c'" in s.refused("volume", "connect", "a b&c", "--for", "iscsi"), "no target")
+    said = s.cli("target", "create", A, "--chap-user", "all", "--chap-secret-file", secret).stdout
+    check("no iSCSI listener" not in said, said)
+    s.cli("lun", "map", A, "a b&c")
+    s.cli("target", "allow", A, HOST, "--lun", "0")
+    s.cli("target", "allow", A, HOST + "2", "--chap-user", "two", "--chap-secret-file", secret)
+    s.cli("lun", "map", A, "a b&c", "--lun", "0", "--read-only")
+    said = s.cli("volume", "connect", "a b&c", "--for", "iscsi").stdout
+    for part in (f"-T {A} -p 127.0.0.1:{port} --login", "username -v USER", "password -v SECRET", "CHAP users: all, two", HOST):
+        check(part in said, f"'{part}' is missing in {said}")
+    check(SECRET not in said, said)
+    way = json.loads(get(s, f"/api/v1/targets/{A}/connect"))["ways"][0]
+    equal((way["target"], way["address"], way["lun"]), (A, f"127.0.0.1:{port}", None), "the target")
+    # The portal and the credentials lead to the disk.
+    initiator = Initiator(("127.0.0.1", port), way["target"], name=HOST + "2", chap=("two", SECRET))
+    initiator.ready()
+    initiator.logout()
+
+
+@test
+def a_target_without_a_listener_says_so(t):
+    s = t.server()
+    said = s.cli("target", "create", A).stdout
+    check("no iSCSI listener; start it with --iscsi" in said, said)
+    unconfirmed = s.cli("target", "rm", "--all", check=False)
+    equal(unconfirmed.returncode, 2, "all targets without confirmation")
+    check("--yes" in unconfirmed.stderr, unconfirmed.stderr)
+    equal(len(s.json("target", "list")), 1, "targets")
+    s.cli("target", "rm", "--all", "--yes")
+    equal(s.json("target", "list"), [], "targets")

@@ -55,7 +55,7 @@ pub struct DiskView {
     pub snapshots: usize,
     /// Number of clones.
     pub clones: usize,
-    /// Number of connections that have it open.
+    /// Number of clients that have it open: NBD connections and iSCSI sessions.
     pub clients: usize,
     /// UUID that is reported to guests.
     pub uuid: String,

@@ -5,6 +5,7 @@ mod cache;
 mod classes;
 pub mod client;
 mod clients;
+mod connect;
 mod disks;
 mod error;
 mod gc;
@@ -24,6 +25,7 @@ mod uploads;
 pub use cache::{CacheAdviceView, CacheView, ClassReadsView, ReadCacheView};
 pub use classes::{ClassView, ClassesView};
 pub use clients::{DiskClientView, DiskClientsView, Protocol};
+pub use connect::{ClientKind, ConnectView, MissingWayView, WayView};
 pub use disks::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Reset, Resets, Resize,
     Rollback, SyncPolicy,

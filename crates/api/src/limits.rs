@@ -1,5 +1,8 @@
 //! Limits, weights and tenants in the API.
 
+use std::fmt;
+
+use forebay_text::Size;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -38,6 +41,27 @@ pub struct LimitSet {
     /// Of a tenant only: bytes that its volumes may occupy, and their snapshots keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<u64>,
+}
+
+/// The limits in words: "5000 IOPS, 100 MiB/s".
+impl fmt::Display for LimitSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        let iops = [("", self.iops), (" reads", self.iops_read), (" writes", self.iops_write)];
+        for (of, value) in iops {
+            parts.extend(value.map(|n| format!("{n} IOPS{of}")));
+        }
+        parts.extend(self.iops_burst.map(|n| format!("burst {n} operations")));
+        let bandwidth =
+            [("", self.bandwidth), (" reads", self.bandwidth_read), (" writes", self.bandwidth_write)];
+        for (of, value) in bandwidth {
+            parts.extend(value.map(|n| format!("{}/s{of}", Size(n))));
+        }
+        parts.extend(self.bandwidth_burst.map(|n| format!("burst {}", Size(n))));
+        parts.extend(self.weight.map(|n| format!("weight {n}")));
+        parts.extend(self.quota.map(|n| format!("quota {}", Size(n))));
+        if parts.is_empty() { f.write_str("no limits") } else { f.write_str(&parts.join(", ")) }
+    }
 }
 
 /// Body of `PUT /volumes/{name}/limits`, and the reply: it replaces all limits.

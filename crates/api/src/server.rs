@@ -10,6 +10,9 @@ use utoipa::ToSchema;
 pub struct ServerView {
     /// Release of the server.
     pub version: String,
+    /// Name of the host.
+    #[serde(default)]
+    pub host: String,
     /// The data directory.
     pub data: String,
     /// Where the pool is: the data directory, or an address in Ceph.

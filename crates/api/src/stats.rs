@@ -154,7 +154,7 @@ pub struct DiskStatsView {
 pub struct ActivityView {
     /// Name; for a snapshot, `volume@snapshot`.
     pub name: String,
-    /// Number of connections that have it open.
+    /// Number of clients that have it open: NBD connections and iSCSI sessions.
     pub clients: usize,
     /// Guest operations since the pool was opened.
     #[serde(flatten)]

@@ -5,6 +5,7 @@
 //! delay a guest.
 
 pub mod access;
+mod connect;
 mod dashboard;
 mod fetch_policy;
 #[cfg(feature = "fuzzing")]

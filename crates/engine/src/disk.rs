@@ -77,8 +77,11 @@ pub(crate) struct Disk {
 
 #[derive(Default)]
 struct Clients {
+    /// The open handles.
+    handles: usize,
+    /// The clients of these handles: a handle can have several, or none.
     count: usize,
-    /// The number of these that have disconnected cleanly, and only complete requests that had begun.
+    /// The number of handles that have disconnected cleanly, and only complete requests that had begun.
     leaving: usize,
     /// An operation is under way whose intermediate state no client may see.
     exclusive: bool,
@@ -304,11 +307,23 @@ impl Disk {
         self.record.read().sync
     }
 
+    /// The number of clients that have the disk open.
     pub fn clients(&self) -> usize {
         self.clients.lock().count
     }
 
-    /// Counts a client and returns the number of clients.
+    /// Whether a handle of the disk is open.
+    pub fn is_open(&self) -> bool {
+        self.clients.lock().handles > 0
+    }
+
+    /// Replaces the number of clients that one handle has.
+    pub fn change_clients(&self, before: usize, now: usize) {
+        let mut clients = self.clients.lock();
+        clients.count = clients.count - before + now;
+    }
+
+    /// Counts a handle, and one client that it has; returns the number of handles.
     ///
     /// # Errors
     /// [`Error::InUse`] while an operation has exclusive use of the disk; [`Error::Resetting`] if the disk
@@ -321,11 +336,12 @@ impl Disk {
         if clients.exclusive {
             return Err(Error::InUse { name: name.to_owned(), clients: 1 });
         }
+        clients.handles += 1;
         clients.count += 1;
         if self.is_desktop() && clients.valid.is_none() {
             clients.valid = Some(self.retained.flag(self.id.0, VALID));
         }
-        Ok(clients.count)
+        Ok(clients.handles)
     }
 
     /// Sets the record that the contents of a desktop are valid, which was found in retained memory.
@@ -341,22 +357,24 @@ impl Disk {
         self.mark_if_all_left(&mut clients);
     }
 
-    /// Removes a client; `was_leaving` states whether [`Disk::record_clean_disconnect`] was called for it.
-    /// Returns whether a reset is due that had to wait for it.
-    pub fn detach(&self, was_leaving: bool) -> bool {
+    /// Removes a handle with this number of clients; `was_leaving` states whether
+    /// [`Disk::record_clean_disconnect`] was called for it. Returns whether a reset is due that had to wait
+    /// for it.
+    pub fn detach(&self, was_leaving: bool, count: usize) -> bool {
         let mut clients = self.clients.lock();
-        clients.count -= 1;
+        clients.handles -= 1;
+        clients.count -= count;
         clients.leaving -= usize::from(was_leaving);
-        if clients.count > 0 {
+        if clients.handles > 0 {
             self.mark_if_all_left(&mut clients);
         }
-        clients.count == 0 && clients.reset == Reset::Due
+        clients.handles == 0 && clients.reset == Reset::Due
     }
 
     fn mark_if_all_left(&self, clients: &mut Clients) {
         let record = self.record();
         let resets = record.write_cache > 0 && record.reset_at_disconnect;
-        if resets && clients.leaving == clients.count && clients.reset == Reset::No {
+        if resets && clients.leaving == clients.handles && clients.reset == Reset::No {
             clients.require_reset();
         }
     }
@@ -378,7 +396,7 @@ impl Disk {
         if clients.reset == Reset::No {
             return None;
         }
-        let free = clients.count == 0 && !clients.exclusive && !clients.persisting;
+        let free = clients.handles == 0 && !clients.exclusive && !clients.persisting;
         // It became due while it was becoming persistent: its contents are kept.
         if free && self.record().write_cache == 0 {
             clients.reset = Reset::No;
@@ -431,7 +449,7 @@ impl Disk {
     /// dropped.
     pub fn exclude_clients(self: &Arc<Disk>, name: &str) -> Result<Exclusive> {
         let mut clients = self.clients.lock();
-        if clients.count > 0 || clients.exclusive || clients.reset == Reset::Running {
+        if clients.handles > 0 || clients.exclusive || clients.reset == Reset::Running {
             return Err(Error::InUse { name: name.to_owned(), clients: clients.count.max(1) });
         }
         clients.exclusive = true;

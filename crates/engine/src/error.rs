@@ -3,6 +3,8 @@
 use forebay_format::FormatError;
 use forebay_store::StoreError;
 
+use crate::text::plural;
+
 /// Result of an engine operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -75,11 +77,11 @@ pub enum Error {
     #[error("'{0}' exists already; choose another name or remove it first")]
     Exists(String),
     /// Clients are connected to it.
-    #[error("'{name}' is in use by {clients} connection(s); disconnect them first")]
+    #[error("'{name}' is in use by {clients} client{}", plural(*clients))]
     InUse {
         /// The disk.
         name: String,
-        /// Number of open disk handles.
+        /// Number of clients; at least 1, also if something else has the disk open.
         clients: usize,
     },
     /// A desktop still holds data of its last client.
@@ -97,7 +99,7 @@ pub enum Error {
         remedy: &'static str,
     },
     /// Clones depend on it.
-    #[error("'{name}' has {clones} clone(s), '{example}' among them; remove them first")]
+    #[error("'{name}' has {clones} clone{}, '{example}' among them; remove them first", plural(*clones))]
     HasClones {
         /// The image or snapshot.
         name: String,
@@ -107,7 +109,7 @@ pub enum Error {
         example: String,
     },
     /// Snapshots depend on it.
-    #[error("'{name}' has {snapshots} snapshot(s); remove them first")]
+    #[error("'{name}' has {snapshots} snapshot{}; remove them first", plural(*snapshots))]
     HasSnapshots {
         /// The volume.
         name: String,

@@ -314,7 +314,7 @@ pub struct DiskGuestStats {
     pub name: String,
     /// Its kind.
     pub role: forebay_format::Role,
-    /// Connections that have it open.
+    /// Clients that have it open: NBD connections and iSCSI sessions.
     pub clients: usize,
     /// Guest operations.
     pub guest: GuestStats,

@@ -1,4 +1,9 @@
-//! Names in messages.
+//! Names and numbers in messages.
+
+/// The ending of a noun after a number.
+pub(crate) fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
 
 /// A name shortened to a length suitable for a message.
 pub(crate) fn shorten(name: &str) -> String {

@@ -4,6 +4,7 @@
 pub mod clock;
 mod engine_thread;
 pub mod modes;
+pub mod name;
 mod retained_directories;
 mod retained_files;
 mod timer;

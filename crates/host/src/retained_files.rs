@@ -273,8 +273,13 @@ fn leave(memory: &Path, own: &Path) -> io::Result<()> {
 }
 
 fn unusable(path: &Path, e: &io::Error) -> io::Error {
-    let why = "use a directory on tmpfs that the server can write, with --memory-dir";
-    io::Error::new(e.kind(), format!("{}: {e}; {why}", path.display()))
+    with_remedy(&io::Error::new(e.kind(), format!("{}: {e}", path.display())))
+}
+
+/// Adds what to do to an error that names its file.
+fn with_remedy(e: &io::Error) -> io::Error {
+    let remedy = "use a directory on tmpfs that the server can write, with --memory-dir";
+    io::Error::new(e.kind(), format!("{e}; {remedy}"))
 }
 
 /// The configured directory of the files, and the file of the pool that is open.
@@ -314,7 +319,7 @@ impl MemoryFiles {
         let mut file = SharedFile::open(&path, limit).map_err(|e| match e.kind() {
             // The file is refused. With another directory, acknowledged writes in it would be lost.
             io::ErrorKind::PermissionDenied => e,
-            _ => unusable(&path, &e),
+            _ => with_remedy(&e),
         })?;
         // Only with its lock: no other server uses it.
         if let Some(to) = rename_to {

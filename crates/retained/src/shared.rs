@@ -355,7 +355,7 @@ fn require_tmpfs(file: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open, and the structure is valid for the call.
     retry(|| unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut status) })?;
     if status.f_type as i64 != libc::TMPFS_MAGIC {
-        let what = "it is not on tmpfs: use a directory on tmpfs, such as /dev/shm";
+        let what = "it is not on tmpfs, such as /dev/shm";
         return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     }
     Ok(())

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_xray::device::Endpoint;
 use forebay_xray::iscsi::Address;
 use forebay_xray::load::{Access, Rate, Spec, Stop};
-use forebay_xray::nbd::Target;
+use forebay_xray::nbd::Uri;
 use forebay_xray::scenario::{QuantityError, Size, Span};
 use forebay_xray::vdi::{self, Cache, Phase};
 use forebay_xray::{ats, bench};
@@ -122,12 +122,12 @@ impl Vdi {
 /// A load over NBD.
 #[derive(Debug, Args)]
 pub struct NbdLoad {
-    /// Server: unix:PATH or HOST:PORT
+    /// Server: unix:PATH, HOST:PORT, or an NBD URI with the export
     #[arg(long)]
-    uri: Target,
-    /// Export
-    #[arg(long, default_value = "")]
-    export: String,
+    uri: Uri,
+    /// Export [default: that of the URI]
+    #[arg(long)]
+    export: Option<String>,
     /// Connections; the range is divided between them
     #[arg(long, default_value_t = 1)]
     connections: u16,
@@ -221,7 +221,8 @@ enum Rw {
 impl NbdLoad {
     /// The load with these options.
     pub fn spec(&self) -> Spec {
-        let endpoint = Endpoint::Nbd(self.uri.clone(), self.export.clone());
+        let export = self.export.as_ref().or(self.uri.export.as_ref());
+        let endpoint = Endpoint::Nbd(self.uri.target.clone(), export.cloned().unwrap_or_default());
         Spec { simple_replies: self.simple_replies, ..self.load.spec(endpoint, self.connections) }
     }
 

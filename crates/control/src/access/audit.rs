@@ -75,8 +75,11 @@ impl fmt::Display for AuditRecord<'_> {
             None => f.write_str("a client without a valid token")?,
         }
         let role = self.role.map(|role| role.name().to_owned());
+        // The names of clients without a token say how they came in.
+        let by_token = |via: &Via| matches!(via, Via::Token | Via::Session);
+        let via = self.via.filter(by_token).map(|via| format!("by {}", via.name()));
         let from = self.from.map(|address| format!("from {address}"));
-        let details: Vec<String> = role.into_iter().chain(from).collect();
+        let details: Vec<String> = [role, via, from].into_iter().flatten().collect();
         if !details.is_empty() {
             write!(f, " ({})", details.join(", "))?;
         }
@@ -168,6 +171,9 @@ mod tests {
         let failed =
             "'control socket' (administrator, from 192.0.2.1): failed (409 exists): POST '/api/v1/volumes'";
         assert_eq!(by(Some(&principal), from, (409, Some("exists"))), failed);
+        let session = Principal { name: "loopback".into(), via: Via::Session, ..Principal::local() };
+        let done = "'loopback' (administrator, by session): succeeded (201): POST '/api/v1/volumes'";
+        assert_eq!(by(Some(&session), None, (201, None)), done);
         let refused = "a client without a valid token (from 192.0.2.1): was refused (401 bad_token): POST '/api/v1/volumes'";
         assert_eq!(by(None, from, (401, Some("bad_token"))), refused);
     }

@@ -88,6 +88,11 @@ impl Via {
     }
 }
 
+/// The name of a client of the control socket. No token has it.
+pub(super) const LOCAL: &str = "control socket";
+/// The name of a client on a loopback address that needs no token. No token has it.
+pub(super) const LOOPBACK: &str = "loopback";
+
 /// A client of the API that was authenticated.
 #[derive(Debug, Clone)]
 pub struct Principal {
@@ -121,12 +126,12 @@ pub struct DiskRef<'a> {
 impl Principal {
     /// A client of the control socket.
     pub fn local() -> Principal {
-        Principal::administrator("control socket", Via::Socket, None)
+        Principal::administrator(LOCAL, Via::Socket, None)
     }
 
     /// A client on a loopback address that needs no token.
     pub fn loopback(address: Option<IpAddr>) -> Principal {
-        Principal::administrator("loopback", Via::Loopback, address)
+        Principal::administrator(LOOPBACK, Via::Loopback, address)
     }
 
     /// The id of its token, which no other token has, also not a later one with its name.

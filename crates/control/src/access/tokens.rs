@@ -21,7 +21,7 @@ use subtle::ConstantTimeEq;
 
 use super::Denied;
 use super::hash::{Hash, hash, hex, parse, random};
-use super::principal::{Principal, Via};
+use super::principal::{LOCAL, LOOPBACK, Principal, Via};
 use super::reserved_file::{replace, reserve};
 
 /// Name of the file in the data directory.
@@ -343,6 +343,9 @@ fn check(new: &CreateToken) -> Result<(), TokenError> {
     }
     if forebay_text::is_relative_path(name) {
         return bad("a token cannot be named '.' or '..', which have another meaning in an address");
+    }
+    if [LOCAL, LOOPBACK].contains(&name.to_lowercase().as_str()) {
+        return bad("this name is reserved: the audit log shows it for clients without a token");
     }
     match (&new.scope, new.role) {
         (None, Role::Operator) => {

@@ -203,7 +203,11 @@ fn describe(kind: ErrorKind) -> Description {
             "check the name; the lists of volumes, images and targets have all names",
         ),
         K::Exists => (conflict, "Exists", "choose another name, or remove the existing one"),
-        K::InUse => (conflict, "In use", "disconnect its clients, or wait, and repeat the request"),
+        K::InUse => (
+            conflict,
+            "In use",
+            "stop the guest or the program that uses it, or disconnect its clients, and repeat the request",
+        ),
         K::Resetting => (conflict, "Being reset", "repeat the request in a moment"),
         K::MemoryLost => (conflict, "Writes lost", "stop its clients, then resume or reset the volume"),
         K::HasClones => (conflict, "Has clones", "remove its clones first"),

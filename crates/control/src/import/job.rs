@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_api::import::{Event, Format, Imported, Phase, Request, Source};
 use forebay_api::{ErrorKind, JobKind, JobView};
 use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError, check_name};
-use forebay_text::{Size, quoted};
+use forebay_text::{Size, quoted, shortened};
 use tokio::sync::mpsc;
 
 use super::file::ImageFile;
@@ -19,7 +19,7 @@ use super::spool::{KeepFree, Spool};
 use super::unpack::{self, Packing};
 use super::upload::{self, Uploads};
 use super::{FetchPolicy, Image, ImportError, Result, detect, fetch};
-use crate::operations::{Control, ControlError, Job};
+use crate::operations::{Control, ControlError, Job, MAX_LOGGED};
 use crate::view::disk_view;
 
 /// Minimum interval between progress events.
@@ -106,7 +106,7 @@ pub async fn start(
                 image.map(|image| Imported { image, format })
             }
             Err(e) => {
-                let error = e.to_string();
+                let error = shortened(format_args!("{e}"), MAX_LOGGED);
                 tracing::info!(by, error, "import failed: image {}", quoted(&name));
                 Err(ControlError::from(e))
             }

@@ -95,7 +95,7 @@ metrics! {
     STANDBYS gauge "pool_standbys" "Servers that wait for a pool in Ceph, and are alive.";
     VOLUME_OPS counter "volume_operations_total" "Operations of the guest of a volume.";
     VOLUME_BYTES counter "volume_bytes_total" "Bytes of operations of the guest of a volume.";
-    VOLUME_CLIENTS gauge "volume_clients" "Connections that have a volume open.";
+    VOLUME_CLIENTS gauge "volume_clients" "Clients that have a volume open: NBD connections and iSCSI sessions.";
     VOLUME_CACHE gauge "volume_write_cache_bytes" "Writes of a desktop in memory.";
     VOLUMES_OMITTED gauge "volumes_omitted" "Volumes that match metrics.volumes, beyond metrics.max_volumes.";
 }

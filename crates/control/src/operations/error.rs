@@ -5,6 +5,8 @@ use forebay_api::{ErrorDetail, ErrorKind};
 use forebay_engine::Error as EngineError;
 use forebay_frontend::targets::TargetError;
 
+use forebay_text::counted;
+
 use crate::limits::LimitError;
 
 /// Result of an operation.
@@ -20,6 +22,8 @@ pub struct ControlError {
     pub message: String,
     /// A name in the message that is not in the scope of every client.
     pub foreign: Option<Box<ForeignName>>,
+    /// The disk that clients have open, if that is why the operation failed.
+    pub used_disk: Option<Box<str>>,
 }
 
 /// A name in an error that the request did not contain.
@@ -45,7 +49,7 @@ pub enum NameOwner {
 impl ControlError {
     /// Creates an error.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> ControlError {
-        ControlError { kind, message: message.into(), foreign: None }
+        ControlError { kind, message: message.into(), foreign: None, used_disk: None }
     }
 
     /// The error for a client that `sees` some disks and tenants only.
@@ -128,7 +132,7 @@ impl From<EngineError> for ControlError {
         let foreign = match &e {
             E::HasClones { name, clones, example } => Some(ForeignName {
                 owner: NameOwner::Disk(example.clone()),
-                message: format!("'{name}' has {clones} clone(s); they have to be removed first"),
+                message: format!("'{name}' has {}; remove the clones first", counted(*clones, "clone")),
             }),
             E::OverQuota { tenant, .. } => Some(ForeignName {
                 owner: NameOwner::Tenant(tenant.clone()),
@@ -138,7 +142,11 @@ impl From<EngineError> for ControlError {
             }),
             _ => None,
         };
-        ControlError { foreign: foreign.map(Box::new), ..ControlError::new(kind, e.to_string()) }
+        let used_disk = match &e {
+            E::InUse { name, .. } => Some(name.as_str().into()),
+            _ => None,
+        };
+        ControlError { foreign: foreign.map(Box::new), used_disk, ..ControlError::new(kind, e.to_string()) }
     }
 }
 

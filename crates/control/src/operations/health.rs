@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use forebay_api::{ConditionView, HealthState, HealthView};
 use forebay_engine::{Affected, PoolHealth, Room};
 use forebay_host::clock::unix_ms;
+use forebay_text::counted;
 use parking_lot::Mutex;
 
 use super::Control;
@@ -17,10 +18,15 @@ const MAKE_ROOM: &str = "remove disks that are not needed and run 'forebay gc', 
 pub(super) struct Noticed(Mutex<BTreeMap<String, u64>>);
 
 impl Control {
-    /// The health of the server. The server calls this every few seconds, so that the time since when a
-    /// condition exists is known.
-    pub fn health(&self) -> HealthView {
-        let mut conditions = conditions(&self.pool().health());
+    /// The health of the server.
+    pub async fn health(&self) -> HealthView {
+        self.notice(&self.pool().health().await)
+    }
+
+    /// The health of the server with a pool in this state. The server calls this every few seconds, so that
+    /// the time since when a condition exists is known.
+    pub fn notice(&self, pool: &PoolHealth) -> HealthView {
+        let mut conditions = conditions(pool);
         let mut noticed = self.inner.noticed.0.lock();
         noticed.retain(|code, _| conditions.iter().any(|condition| condition.code == *code));
         for condition in &mut conditions {
@@ -89,7 +95,7 @@ fn conditions(pool: &PoolHealth) -> Vec<ConditionView> {
 
 /// A number of disks in words.
 fn disks(affected: &Affected) -> String {
-    if affected.count == 1 { "1 disk".into() } else { format!("{} disks", affected.count) }
+    counted(affected.count, "disk")
 }
 
 #[cfg(test)]

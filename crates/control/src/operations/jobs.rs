@@ -8,9 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_api::{ErrorKind, JobKind, JobState, JobView, ProgressView};
+use forebay_api::{ErrorDetail, ErrorKind, JobKind, JobState, JobView, ProgressView};
 use forebay_frontend::shares::Shares;
 use forebay_host::clock::unix_ms;
+use forebay_text::shortened;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -19,6 +20,7 @@ use tokio::time::Instant;
 
 use super::ControlError;
 use super::events::{EventDisk, Events, Topic};
+use super::operation::MAX_LOGGED;
 
 /// Number of ended jobs that are kept.
 const HISTORY: usize = 256;
@@ -222,7 +224,8 @@ impl Job {
                 "cancelled"
             }
             Err(e) => {
-                view.error = Some(e.clone().into());
+                let message = shortened(format_args!("{e}"), MAX_LOGGED);
+                view.error = Some(ErrorDetail { code: e.kind.code().to_owned(), message });
                 view.state = JobState::Failed;
                 "failed"
             }
@@ -260,6 +263,15 @@ mod tests {
         assert!(all.is_sorted_by(|a, b| a.id > b.id));
         let found = jobs.get(running.view().id).unwrap();
         assert_eq!(found.state, JobState::Running, "a running job is never forgotten");
+    }
+
+    #[test]
+    fn the_error_of_a_job_is_short() {
+        let (jobs, events) = (Jobs::default(), Events::default());
+        let job = jobs.begin(&events, new(false));
+        let id = job.view().id;
+        job.end::<()>(&Err(ControlError::bad_request("n".repeat(1 << 20))));
+        assert!(jobs.get(id).unwrap().error.unwrap().message.len() <= MAX_LOGGED + "…".len());
     }
 
     #[tokio::test]

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use forebay_api::JobKind;
 use forebay_engine::Pool;
+use forebay_frontend::nbd::ServedListener;
 use forebay_frontend::plane::Gate;
 use forebay_frontend::scsi::Units;
 use forebay_frontend::targets::Targets;
@@ -46,7 +47,7 @@ pub use jobs::{Job, Jobs, NewJob};
 pub(crate) use lists::Names;
 pub use lists::{DiskList, DiskStretches};
 pub use observed::{Held, Observed, VolumeSeries};
-pub(crate) use operation::{Change, Changes, Disks, Done, Operation, Reply, counted};
+pub(crate) use operation::{Change, Changes, Disks, Done, MAX_LOGGED, Operation, Reply, counted};
 use scans::Scans;
 pub use stretches::STRETCH;
 pub use upgrade::ServerRequest;
@@ -57,12 +58,14 @@ const MAX_RUNNING: u32 = 64;
 /// Information about the server.
 #[derive(Debug, Clone)]
 pub struct ServerInfo {
+    /// Name of the host.
+    pub host: String,
     /// The data directory.
     pub data: PathBuf,
     /// Where the pool is: the data directory, or an address in Ceph.
     pub pool: String,
     /// Addresses on which NBD clients are served.
-    pub nbd: Vec<String>,
+    pub nbd: Vec<ServedListener>,
     /// Addresses on which iSCSI initiators are served.
     pub iscsi: Vec<String>,
     /// Address of the API over TCP.

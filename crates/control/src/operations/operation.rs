@@ -14,9 +14,9 @@ use super::{Control, Result};
 /// Returns the names of the disks that an operation concerns.
 pub(crate) type Disks<O> = fn(&O) -> Vec<String>;
 
-/// Maximum length of a change in the log, and of its error, in bytes. An operation may name many disks, and
-/// an error repeats a name that was not found.
-pub(super) const MAX_LOGGED: usize = 1024;
+/// Maximum length of a change in the log, and of the error of an operation or job, in bytes. An operation may
+/// name many disks, and an error repeats a name that was not found, or a URL.
+pub(crate) const MAX_LOGGED: usize = 1024;
 /// Maximum number of names that a change lists.
 const MAX_NAMES: usize = 3;
 

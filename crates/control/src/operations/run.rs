@@ -33,7 +33,8 @@ impl Control {
         let run = async move {
             // The tenant of a disk is known before its removal.
             let before = operation.event_disk().map(|name| this.event_disk(&name));
-            let mut result = this.execute_with_retry(&operation, &owner).await;
+            let executed = this.execute_with_retry(&operation, &owner).await;
+            let mut result = executed.map_err(|e| this.with_clients(e));
             drop((permit, order));
             // A change was made by the owner, since the store compares that.
             if O::CHANGE.is_none() {

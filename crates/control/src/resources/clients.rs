@@ -15,6 +15,8 @@ use crate::operations::{Change, Changes, Control, ControlError, Disks, Done, Ope
 /// Time limit for the end of a client: longer than the front ends need to cut it.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(5);
+/// Maximum number of clients that an error names.
+const MAX_NAMES: usize = 3;
 /// Longest number of a client in an error, in characters.
 pub(super) const MAX_ID: usize = 20;
 
@@ -48,21 +50,41 @@ impl Operation for ListClients {
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskClientsView> {
-        let name = self.name.as_str();
-        control.pool().identity(name)?;
-        let mut nbd = control.observed().nbd.list(|client| client.disk == name);
-        // In the order in which they connected, also after an upgrade.
-        nbd.sort_by_key(|client| (client.since_ms, client.id));
-        let nbd = nbd.into_iter().map(|it| DiskClientView {
-            id: it.id.to_string(),
-            protocol: Protocol::Nbd,
-            client: it.client,
-            initiator: None,
-            target: None,
-            read_only: it.read_only,
-            since_ms: it.since_ms,
-        });
-        Ok(DiskClientsView(nbd.chain(initiators_of(control, name)).collect()))
+        control.pool().identity(&self.name)?;
+        Ok(DiskClientsView(clients_of(control, &self.name)))
+    }
+}
+
+/// The clients of a disk: NBD connections and iSCSI sessions that have it open.
+fn clients_of(control: &Control, disk: &str) -> Vec<DiskClientView> {
+    let mut nbd = control.observed().nbd.list(|client| client.disk == disk);
+    // In the order in which they connected, also after an upgrade.
+    nbd.sort_by_key(|client| (client.since_ms, client.id));
+    let nbd = nbd.into_iter().map(|it| DiskClientView {
+        id: it.id.to_string(),
+        protocol: Protocol::Nbd,
+        client: it.client,
+        initiator: None,
+        target: None,
+        read_only: it.read_only,
+        since_ms: it.since_ms,
+    });
+    nbd.chain(initiators_of(control, disk)).collect()
+}
+
+impl Control {
+    /// Names the clients in the error of an operation that failed because clients have the disk open.
+    pub(crate) fn with_clients(&self, error: ControlError) -> ControlError {
+        let Some(disk) = &error.used_disk else { return error };
+        let clients = clients_of(self, disk);
+        if clients.is_empty() {
+            return error;
+        }
+        let name =
+            |client: &DiskClientView| client.initiator.clone().unwrap_or_else(|| client.client.clone());
+        let names: Vec<_> = clients.iter().take(MAX_NAMES).map(name).collect();
+        let more = if clients.len() > MAX_NAMES { ", …" } else { "" };
+        ControlError { message: format!("{}: {}{more}", error.message, names.join(", ")), ..error }
     }
 }
 
@@ -119,13 +141,13 @@ impl Operation for DisconnectClient {
     }
 }
 
-/// The iSCSI sessions that see a disk.
+/// The iSCSI sessions that have a disk open.
 fn initiators_of(control: &Control, disk: &str) -> Vec<DiskClientView> {
     let (mut found, mut sessions) = (Vec::new(), control.targets().sessions_by_target());
     for target in control.targets().snapshot().values() {
         let Some(lun) = target.lun_of(disk) else { continue };
         for session in sessions.remove(&target.name).unwrap_or_default() {
-            if target.admission(&session.initiator).is_some_and(|admission| admission.sees(lun)) {
+            if session.luns.has_open(lun) {
                 found.push(DiskClientView {
                     id: session.id.to_string(),
                     protocol: Protocol::Iscsi,

@@ -73,10 +73,11 @@ impl Operation for MapLun {
     type Reply = LunView;
     const CHANGE: Changes<Self> = Some(|op| {
         let (disk, target) = (quoted(&op.map.disk), quoted(&op.target));
-        match op.lun {
-            None => Change::new("map", "mapped", format_args!("{disk} to target {target}")),
-            Some(lun) => Change::new("map", "mapped", format_args!("{disk} to LUN {lun} of target {target}")),
-        }
+        let lun = op.lun.map(|lun| format!("LUN {lun} of ")).unwrap_or_default();
+        let read_only = if op.map.read_only { ", read-only" } else { "" };
+        let write_back = if op.map.write_back { ", write-back" } else { "" };
+        let object = format_args!("{disk} to {lun}target {target}{read_only}{write_back}");
+        Change::new("map", "mapped", object)
     });
     const DISKS: Disks<Self> = |op| vec![op.map.disk.clone()];
 

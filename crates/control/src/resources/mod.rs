@@ -7,6 +7,7 @@
 mod classes;
 mod clients;
 mod clones;
+mod connect;
 mod events;
 mod images;
 mod jobs;
@@ -48,6 +49,7 @@ pub fn routes() -> Vec<Route> {
         volume_limits::routes(),
         classes::routes(),
         clients::routes(),
+        connect::routes(),
         clones::routes(),
         snapshots::routes(),
         tenants::routes(),

@@ -80,7 +80,7 @@ impl Operation for ShowHealth {
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<HealthView> {
-        Ok(control.health())
+        Ok(control.health().await)
     }
 }
 
@@ -101,11 +101,12 @@ impl Operation for ShowServer {
         });
         Ok(ServerView {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            host: info.host.clone(),
             data: info.data.display().to_string(),
             pool: info.pool.clone(),
             pid: std::process::id(),
             uptime_s: info.started.elapsed().as_secs(),
-            nbd: info.nbd.clone(),
+            nbd: info.nbd.iter().map(|listener| listener.address.to_string()).collect(),
             iscsi: info.iscsi.clone(),
             http: info.http.clone(),
             owner,

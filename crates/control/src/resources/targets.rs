@@ -129,7 +129,11 @@ impl Operation for ShowTarget {
 
 impl Operation for CreateTarget {
     type Reply = TargetView;
-    const CHANGE: Changes<Self> = Some(|op| Change::create(format_args!("target {}", quoted(&op.name))));
+    const CHANGE: Changes<Self> = Some(|op| {
+        let open = if op.open { ", open to every initiator" } else { "" };
+        let users = [users_text("CHAP user", &op.chap), users_text("mutual CHAP user", &op.mutual)].concat();
+        Change::create(format_args!("target {}{open}{users}", quoted(&op.name)))
+    });
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
@@ -153,7 +157,8 @@ struct RemoveTarget {
 
 impl Operation for RemoveTarget {
     type Reply = Done;
-    const CHANGE: Changes<Self> = Some(|op| Change::remove(format_args!("target {}", quoted(&op.name))));
+    const CHANGE: Changes<Self> =
+        Some(|op| Change::remove(format_args!("target {}{}", quoted(&op.name), forced(op.force))));
     const DISKS: Disks<Self> = |_| Vec::new();
 
     fn revokes_at(&self, target: &IqnName) -> bool {
@@ -172,7 +177,7 @@ struct RemoveTargets {
 
 impl Operation for RemoveTargets {
     type Reply = Done;
-    const CHANGE: Changes<Self> = Some(|_| Change::remove(format_args!("all targets")));
+    const CHANGE: Changes<Self> = Some(|op| Change::remove(format_args!("all targets{}", forced(op.force))));
     const DISKS: Disks<Self> = |_| Vec::new();
 
     fn revokes_at(&self, _: &IqnName) -> bool {
@@ -227,7 +232,11 @@ struct AllowInitiator {
 impl Operation for AllowInitiator {
     type Reply = TargetView;
     const CHANGE: Changes<Self> = Some(|op| {
-        let object = format_args!("initiator {} at target {}", quoted(&op.initiator), quoted(&op.target));
+        let api::AllowInitiator { chap, luns } = &op.allowed;
+        let luns = luns.as_ref().map(|luns| format!(", LUNs {luns:?}")).unwrap_or_default();
+        let (initiator, target) = (quoted(&op.initiator), quoted(&op.target));
+        let object =
+            format_args!("initiator {initiator} at target {target}{luns}{}", users_text("CHAP user", chap));
         Change::new("allow", "allowed", object)
     });
     const DISKS: Disks<Self> = |_| Vec::new();
@@ -265,6 +274,16 @@ impl Operation for DenyInitiator {
         control.targets().deny(&iqn(&self.target)?, &iqn(&self.initiator)?).await?;
         target(control, &self.target).await
     }
+}
+
+/// The user of credentials, for the log; never their secret.
+fn users_text(what: &str, chap: &Option<api::Chap>) -> String {
+    chap.as_ref().map(|chap| format!(", {what} {}", quoted(&chap.user))).unwrap_or_default()
+}
+
+/// For the log: whether sessions were ended, too.
+fn forced(force: bool) -> &'static str {
+    if force { ", also with sessions" } else { "" }
 }
 
 /// Parses the name of a target or an initiator.

@@ -86,8 +86,10 @@ struct SetTenant {
 
 impl Operation for SetTenant {
     type Reply = TenantView;
-    const CHANGE: Changes<Self> =
-        Some(|op| Change::new("set", "set", format_args!("the limits of tenant {}", quoted(&op.name))));
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("the limits of tenant {} to {}", quoted(&op.name), op.limits);
+        Change::new("set", "set", object)
+    });
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<TenantView> {

@@ -56,12 +56,12 @@ struct SetLimits {
 impl Operation for SetLimits {
     type Reply = VolumeLimits;
     const CHANGE: Changes<Self> = Some(|op| {
-        let volume = quoted(&op.volume);
-        match &op.new.tenant {
-            None => Change::new("set", "set", format_args!("the limits of volume {volume}")),
+        let (volume, limits) = (quoted(&op.volume), op.new.limits);
+        match op.new.tenant.as_deref().map(quoted) {
+            None => Change::new("set", "set", format_args!("the limits of volume {volume} to {limits}")),
             Some(tenant) => {
-                let tenant = quoted(tenant);
-                Change::new("set", "set", format_args!("the limits of volume {volume} of tenant {tenant}"))
+                let object = format_args!("the limits of volume {volume} of tenant {tenant} to {limits}");
+                Change::new("set", "set", object)
             }
         }
     });

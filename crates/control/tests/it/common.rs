@@ -38,6 +38,7 @@ impl Rig {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().to_owned();
         let info = ServerInfo {
+            host: "host".to_owned(),
             pool: data.display().to_string(),
             data,
             nbd: Vec::new(),

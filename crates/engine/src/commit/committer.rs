@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, SegmentId, Slot, Stream};
 use forebay_retained::Cover;
-use forebay_store::{Store, StoreError};
+use forebay_store::{Capacity, Store, StoreError};
 use hashbrown::HashMap;
 use tokio::sync::MutexGuard;
 
@@ -207,17 +207,17 @@ impl Committer {
         let store = &self.reader.source.store;
         let total = self.cx.fencing(store.capacity().await)?.total;
         store.reserve(self.space.reserve.owned(total)).await;
-        self.check_space().await
+        self.check_space().await.map(drop)
     }
 
     /// Checks the free room, on which the admission of writes depends.
-    pub async fn check_space(&self) -> Result<()> {
+    pub async fn check_space(&self) -> Result<Capacity> {
         let capacity = self.cx.fencing(self.reader.source.store.capacity().await)?;
         if self.space.observe(capacity, !self.intake.has_work(), self.cx.host.now()) {
             self.space.wake.notify_one();
             self.progress.wake_waiters();
         }
-        Ok(())
+        Ok(capacity)
     }
 
     /// The task that commits, until the pool closes or latches.

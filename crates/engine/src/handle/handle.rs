@@ -27,7 +27,7 @@ use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES}
 use crate::map::RunKind;
 use crate::marks::Marks;
 use crate::read::{Gathered, Origin, ReadMode, Reader};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::{Client, Coalesce, Error, GuestStats, Mutation, PoolConfig, RemoteAnswers, Result, Room};
 
 /// Result of a request that does not wait.
@@ -48,7 +48,8 @@ pub enum ReadFrom {
     Store,
 }
 
-/// A disk that a client has open. Dropping it detaches the client.
+/// A disk that a client has open, or several clients of a front end that share the handle. Dropping it
+/// detaches them.
 pub struct DiskHandle {
     pub(super) reader: Arc<Reader>,
     pub(super) intake: Arc<Intake>,
@@ -61,13 +62,15 @@ pub struct DiskHandle {
     is_refused: AtomicBool,
     name: String,
     disconnected_cleanly: AtomicBool,
+    /// The number of clients that share the handle.
+    clients: AtomicUsize,
     /// Number of lost writes of the disk that were reported to this client; see [`crate::read::damage`].
     known_losses: AtomicU64,
 }
 
 impl Drop for DiskHandle {
     fn drop(&mut self) {
-        if self.disk.detach(self.disconnected_cleanly.load(Relaxed)) {
+        if self.disk.detach(self.disconnected_cleanly.load(Relaxed), self.clients.load(Relaxed)) {
             self.intake.wake_resets();
         }
     }
@@ -93,11 +96,17 @@ impl DiskHandle {
             disk,
             name,
             disconnected_cleanly: AtomicBool::new(false),
+            clients: AtomicUsize::new(1),
         }
     }
 
     pub(crate) fn id(&self) -> DiskId {
         self.disk.id()
+    }
+
+    /// Reports how many clients share this handle; 1 until this is called. One call at a time.
+    pub fn set_clients(&self, clients: usize) {
+        self.disk.change_clients(self.clients.swap(clients, Relaxed), clients);
     }
 
     /// Records that the client ends its connection cleanly. A client that loses its connection may reconnect

@@ -117,7 +117,7 @@ impl Marks {
     fn attached_desktops(&self) -> Vec<Arc<Disk>> {
         let catalogue = self.catalogue.read();
         let is_meant =
-            |disk: &&Arc<Disk>| disk.is_desktop() && disk.clients() > 0 && disk.record().mark == Mark::None;
+            |disk: &&Arc<Disk>| disk.is_desktop() && disk.is_open() && disk.record().mark == Mark::None;
         catalogue.iter().filter(is_meant).cloned().collect()
     }
 

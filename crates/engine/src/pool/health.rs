@@ -1,6 +1,7 @@
 //! What is wrong with a pool, for administrators.
 
 use forebay_format::Mark;
+use tokio::task::yield_now;
 
 use crate::Room;
 use crate::components::Components;
@@ -14,6 +15,8 @@ pub struct PoolHealth {
     pub room: Room,
     /// Places of the store that were found damaged or unreadable since the pool was opened.
     pub damaged_places: u64,
+    /// How often damage was found since the pool was opened, the same place several times.
+    pub damage_found: u64,
     /// The disks of which acknowledged writes are lost.
     pub lost: Affected,
     /// The disks with an unreadable node in their block map.
@@ -31,6 +34,8 @@ pub struct Affected {
 
 /// Maximum number of names in [`Affected`].
 const MAX_NAMED: usize = 10;
+/// Number of disks that are examined while the catalogue is locked.
+const STRETCH: usize = 256;
 
 impl Affected {
     fn add(&mut self, name: impl FnOnce() -> String) {
@@ -41,22 +46,40 @@ impl Affected {
     }
 }
 
+/// Adds the troubles of the disks whose names follow `last`, at most [`STRETCH`]. Returns the name of the last
+/// examined disk, `None` after all of them.
+fn examine(
+    components: &Components,
+    last: &str,
+    (lost, damaged): (&mut Affected, &mut Affected),
+) -> Option<String> {
+    let (catalogue, mut examined) = (components.catalogue.read(), None);
+    for (name, disk) in catalogue.after(last).take(STRETCH) {
+        if matches!(disk.record().mark, Mark::Lost { .. }) {
+            lost.add(|| name.clone());
+        }
+        if disk.has_damaged_map() {
+            damaged.add(|| name.clone());
+        }
+        examined = Some(name);
+    }
+    examined.cloned()
+}
+
 impl PoolHealth {
-    /// What is wrong with the pool of these components. Does not access the store.
-    pub(super) fn of(components: &Components) -> PoolHealth {
+    /// What is wrong with the pool of these components. Does not access the store. The catalogue is locked
+    /// for [`STRETCH`] disks at a time, so that a pool with many disks serves others in between.
+    pub(super) async fn of(components: &Components) -> PoolHealth {
         let (mut lost, mut damaged) = (Affected::default(), Affected::default());
-        let catalogue = components.catalogue.read();
-        for disk in catalogue.visible() {
-            if matches!(disk.record().mark, Mark::Lost { .. }) {
-                lost.add(|| catalogue.export_name(disk));
-            }
-            if disk.has_damaged_map() {
-                damaged.add(|| catalogue.export_name(disk));
-            }
+        let mut last = String::new();
+        while let Some(next) = examine(components, &last, (&mut lost, &mut damaged)) {
+            last = next;
+            yield_now().await;
         }
         PoolHealth {
             failure: components.cx.failure().map(str::to_owned),
             room: components.space.store.state(),
+            damage_found: components.reader.source.damage.get().ops,
             damaged_places: components.reader.source.damaged_places(),
             lost,
             damaged,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use forebay_format::{Mark, SegmentId, Stream};
-use forebay_store::{Metered, Store};
+use forebay_store::{Capacity, Metered, Store};
 
 use super::health::PoolHealth;
 use crate::components::Components;
@@ -159,7 +159,8 @@ impl Pool {
         self.attach_as(name, Client::Local { started_ms: None })
     }
 
-    /// Opens a disk by its export name. The handle counts as a client until it is dropped.
+    /// Opens a disk by its export name. The handle counts as a client until it is dropped, or as many as
+    /// [`DiskHandle::set_clients`] says.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::MemoryLost`] if the client may have had writes
@@ -237,17 +238,18 @@ impl Pool {
         self.components.intake.driver().helper()
     }
 
-    /// Checks the free room of the store now. Without this, an idle pool does not notice other writers.
+    /// Checks the free room of the store now, and returns it. Without this, an idle pool does not notice other
+    /// writers.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn check_room(&self) -> Result<()> {
+    pub async fn check_room(&self) -> Result<Capacity> {
         self.components.committer.check_space().await
     }
 
     /// What is wrong with the pool. Does not access the store.
-    pub fn health(&self) -> PoolHealth {
-        PoolHealth::of(&self.components)
+    pub async fn health(&self) -> PoolHealth {
+        PoolHealth::of(&self.components).await
     }
 
     /// Whether this server has lost the pool.

@@ -193,7 +193,7 @@ impl BootProfiles {
         recordings.iter().find(|r| r.clone == clone.id()).is_none_or(|r| {
             let is_quiet = r.recorder.blocks() >= MIN_BLOCKS && now.saturating_sub(r.last_new) >= QUIET_TIME;
             let is_over = r.end || r.recorder.is_full() || now.saturating_sub(r.began) >= MAX_RECORDING;
-            is_quiet || is_over || clone.clients() == 0
+            is_quiet || is_over || !clone.is_open()
         })
     }
 

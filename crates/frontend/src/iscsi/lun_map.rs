@@ -16,7 +16,7 @@ use crate::scsi::{
     AbortTasks, Closed, Nexus, NexusOwner, Port, Response, Settings, StandbyUnit, Surroundings,
     UnitAttention, absent,
 };
-use crate::targets::{Chap, IqnName, Lun, Target};
+use crate::targets::{Chap, IqnName, Lun, OpenLuns, Target};
 use crate::throttle::Throttle;
 
 /// The access of a session to a unit.
@@ -324,6 +324,12 @@ impl NexusOwner for LunMap {
 
     fn port_groups(&self) -> Vec<PortGroup> {
         self.context.groups.of_target(self.number)
+    }
+}
+
+impl OpenLuns for LunMap {
+    fn has_open(&self, lun: u16) -> bool {
+        self.unit(lun).is_some()
     }
 }
 

@@ -99,6 +99,7 @@ pub(super) async fn session(
             initiator: initiator.clone(),
             address: peer,
             since_ms,
+            luns: map.clone(),
             end: disconnect.clone(),
             applied: map.applied(),
         }));

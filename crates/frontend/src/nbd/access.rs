@@ -107,6 +107,17 @@ impl Access {
         !self.clients.is_empty()
     }
 
+    /// Whether the listener offers this export, to some clients at least.
+    pub fn offers(&self, export: &str) -> bool {
+        self.exports.iter().any(|pattern| pattern.matches(export))
+    }
+
+    /// The certificates that see this export, in the words of the configuration.
+    pub fn subjects_for(&self, export: &str) -> Vec<String> {
+        let sees = |patterns: &[NamePattern]| patterns.iter().any(|pattern| pattern.matches(export));
+        self.clients.iter().filter(|(_, patterns)| sees(patterns)).map(|(name, _)| name.to_string()).collect()
+    }
+
     /// The grant of a client whose certificate has these names; `None` for a client without certificate.
     pub(super) fn grant(&self, names: Option<&CertificateNames>) -> Grant {
         let exports = self.exports.clone();

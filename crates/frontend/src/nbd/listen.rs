@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use forebay_engine::Pool;
 
+use super::access::Access;
 use super::clients::Clients;
-use super::config::{Config, ListenerConfig};
+use super::config::{ClientCertificates, Config, ListenerConfig, TlsMode};
 use super::connection::Front;
 use super::context::Context;
 use super::tls::{Certificates, TlsError};
@@ -34,11 +35,24 @@ pub enum BindError {
     },
 }
 
+/// An address on which disks are exported, and what its clients need.
+#[derive(Debug, Clone)]
+pub struct ServedListener {
+    /// The address, with the actual port.
+    pub address: ListenAddr,
+    /// Whether clients use TLS.
+    pub tls: TlsMode,
+    /// Whether a client that uses TLS needs a certificate.
+    pub needs_certificate: bool,
+    /// The exports that the clients see.
+    pub access: Access,
+}
+
 /// The started server.
 #[derive(Debug)]
 pub struct Listening {
     /// The addresses, with the actual ports.
-    pub addresses: Vec<ListenAddr>,
+    pub listeners: Vec<ServedListener>,
     /// The certificates, which can be reloaded.
     pub certificates: Certificates,
     /// The connections that have a disk open.
@@ -63,16 +77,23 @@ fn check_listener(listener: &ListenerConfig, certificates: &Certificates) -> Res
 /// Loads the certificates, binds the addresses, and lets the data plane serve the disks of `pool` over NBD.
 pub fn listen(plane: &mut Plane, pool: &Arc<Pool>, config: &Config) -> Result<Listening, BindError> {
     let certificates = Certificates::load(config)?;
-    let mut addresses = Vec::new();
+    let mut listeners = Vec::new();
     let (attachments, clients) = (Arc::default(), Clients::default());
     for listener in &config.listeners {
         check_listener(listener, &certificates)?;
         let tls = certificates.listener(listener);
         let (pool, access, attachments) = (pool.clone(), listener.access.clone(), Arc::clone(&attachments));
         let context = Context { pool, tls, access, attachments, clients: clients.clone() };
-        addresses.extend(plane.listen(&(Arc::new(Front(context)) as _), &listener.listen)?);
+        let bound = plane.listen(&(Arc::new(Front(context)) as _), &listener.listen)?;
+        listeners.extend(bound.into_iter().map(|address| ServedListener {
+            address,
+            tls: listener.tls,
+            needs_certificate: config.tls.clients == ClientCertificates::Required
+                || listener.access.needs_certificates(),
+            access: listener.access.clone(),
+        }));
     }
-    Ok(Listening { addresses, certificates, clients })
+    Ok(Listening { listeners, certificates, clients })
 }
 
 fn refuse_clear(addresses: &[ListenAddr]) -> Result<(), BindError> {

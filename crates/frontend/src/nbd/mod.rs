@@ -34,5 +34,5 @@ mod transmission;
 pub use access::{Access, BadSubject, SubjectPattern};
 pub use clients::Clients;
 pub use config::{ClientCertificates, Config, ListenerConfig, TlsConfig, TlsMode};
-pub use listen::{BindError, Listening, check, listen};
+pub use listen::{BindError, Listening, ServedListener, check, listen};
 pub use tls::{Certificates, TlsError};

@@ -86,7 +86,7 @@ impl UnitState {
             let port = Arc::new(nexus.port.clone());
             let member = Member::not_resumed(id, port, nexus.lun, &nexus.attentions);
             member.told_volatile.store(nexus.told_volatile, Relaxed);
-            unit.members.lock().push(Arc::new(member));
+            unit.change_members(|members| members.push(Arc::new(member)));
             if self.reserver == Some(n) {
                 reserver = Some(id);
             }

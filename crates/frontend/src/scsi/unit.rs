@@ -48,6 +48,8 @@ pub struct LogicalUnit {
 
 impl LogicalUnit {
     pub(super) async fn open(disk: Arc<DiskHandle>, all_tokens: Arc<Tokens>) -> Result<LogicalUnit> {
+        // The unit itself is no client.
+        disk.set_clients(0);
         let kept = disk.reservations().await?;
         let reservations = match &kept {
             None => Reservations::default(),
@@ -104,8 +106,15 @@ impl LogicalUnit {
         // The initiator reads the mode parameters after it has found the unit.
         member.told_volatile.store(is_volatile, Relaxed);
         member.note(UnitAttention::PowerOn);
-        self.members.lock().push(member.clone());
+        self.change_members(|members| members.push(member.clone()));
         member
+    }
+
+    /// Adds or removes nexuses. Each is a client of the disk, so that all lists show the same number.
+    pub(super) fn change_members(&self, change: impl FnOnce(&mut Vec<Arc<Member>>)) {
+        let mut members = self.members.lock();
+        change(&mut members);
+        self.disk.set_clients(members.len());
     }
 
     /// Connects a session that was handed over with the state of its nexus.
@@ -126,7 +135,7 @@ impl LogicalUnit {
 
     /// Removes a nexus.
     pub(super) fn remove_member(&self, member: &Member) {
-        self.members.lock().retain(|m| m.id != member.id);
+        self.change_members(|members| members.retain(|m| m.id != member.id));
         self.release(member.id);
     }
 

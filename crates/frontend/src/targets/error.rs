@@ -1,5 +1,7 @@
 //! Errors of changes to the table of targets.
 
+use forebay_text::counted;
+
 use super::{BadIqn, IqnName, MAX_LUN};
 
 /// Reasons for which the table of targets is not changed. The text is displayed to administrators.
@@ -18,7 +20,7 @@ pub enum TargetError {
     #[error("all 65535 target numbers of this pool have been used; no more targets can be created")]
     NoNumber,
     /// The target has sessions.
-    #[error("target {target} has {sessions} session(s); log them out, or use --force")]
+    #[error("target {target} has {}; log them out, or use --force", counted(*sessions, "session"))]
     InUse {
         /// The target.
         target: IqnName,

@@ -35,7 +35,7 @@ use tokio::sync::watch;
 pub use error::TargetError;
 pub use name::{BadIqn, IqnName};
 pub use served::ServedTargets;
-pub use session::{EndRequest, SessionGuard, SessionInfo};
+pub use session::{EndRequest, OpenLuns, SessionGuard, SessionInfo};
 pub use target::{Admission, Chap, Initiator, Lun, MAX_LUN, Target};
 
 /// Result of a change.

@@ -8,8 +8,14 @@ use tokio::sync::{Notify, watch};
 use super::IqnName;
 use crate::registry::{Registered, Registry};
 
+/// The LUNs whose disks a session has open.
+pub trait OpenLuns: Send + Sync {
+    /// Whether the session has the disk of this LUN open.
+    fn has_open(&self, lun: u16) -> bool;
+}
+
 /// A session of an initiator at a target.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SessionInfo {
     /// Number of the socket of its connection; 0 if unknown.
     pub id: u64,
@@ -21,6 +27,8 @@ pub struct SessionInfo {
     pub address: SocketAddr,
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
+    /// Its LUNs. A LUN can be visible to it without being open, for instance while a desktop is reset.
+    pub luns: Arc<dyn OpenLuns>,
     /// Ends it.
     pub end: EndRequest,
     /// The last change of the table that it has applied; closed when it has ended.

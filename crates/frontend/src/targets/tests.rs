@@ -4,6 +4,7 @@ use forebay_store::{MemoryStore, Store};
 use forebay_text::Secret;
 use futures_util::FutureExt;
 
+use super::session::OpenLuns;
 use super::*;
 
 const A: &str = "iqn.2026-01.org.example:a";
@@ -253,12 +254,21 @@ async fn a_target_with_sessions_is_removed_only_by_force() {
     assert_eq!((ids(&a), ids(&name(B))), (vec![1, 2], vec![]));
     drop(first);
     assert_eq!(ids(&a), [2]);
-    assert!(error_text(t.remove(&a, false).await).contains("has 1 session(s)"));
+    assert!(error_text(t.remove(&a, false).await).contains("has 1 session;"));
     assert!(error_text(t.remove_all(false).await).contains("--force"));
     t.remove(&name(B), false).await.unwrap();
     t.remove(&a, true).await.unwrap();
     drop(second);
     assert!(t.sessions(&a).is_empty() && error_text(t.remove(&a, true).await).contains("there is no target"));
+}
+
+/// A session that has no disk open.
+struct NoLuns;
+
+impl OpenLuns for NoLuns {
+    fn has_open(&self, _: u16) -> bool {
+        false
+    }
 }
 
 fn session(n: u16, target: &IqnName, applied: &watch::Sender<u64>) -> SessionInfo {
@@ -268,6 +278,7 @@ fn session(n: u16, target: &IqnName, applied: &watch::Sender<u64>) -> SessionInf
         initiator: name(HOST),
         address: ([10, 0, 0, 1], n).into(),
         since_ms: 7,
+        luns: Arc::new(NoLuns),
         end: Default::default(),
         applied: applied.subscribe(),
     }

@@ -9,14 +9,13 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use forebay_api::import::Format;
-use forebay_api::{Reset, Role, SyncPolicy};
+use forebay_api::{ClientKind, Reset, Role, SyncPolicy};
 use forebay_frontend::nbd::TlsMode;
 use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::RadosAddress;
 use forebay_text::{NamePattern, Size, SizeError};
 
 use super::cluster::{ClusterCommand, JoinArgs, NodeCommand};
-use super::connect::ClientKind;
 use super::limit::{Change, LimitArgs};
 use super::token::{self, Expiry};
 use crate::config::{
@@ -532,7 +531,7 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// List the clients of a disk: NBD connections, and iSCSI sessions that can access it
+    /// List the clients of a disk: NBD connections, and iSCSI sessions that have it open
     Clients {
         /// VOLUME, IMAGE or VOLUME@SNAPSHOT
         #[arg(value_parser = Name::new())]
@@ -704,7 +703,7 @@ pub enum TargetCommand {
         /// Remove the target even if initiators are connected, and end their sessions
         #[arg(long)]
         force: bool,
-        /// Do not ask on a terminal
+        /// Do not ask; --all needs it without a terminal
         #[arg(short, long)]
         yes: bool,
     },

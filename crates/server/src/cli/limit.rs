@@ -130,7 +130,7 @@ pub(super) async fn volume(
     }
     print_result(&limits, as_json, |l| {
         let tenant = l.tenant.as_ref().map(|tenant| format!("; tenant '{tenant}'")).unwrap_or_default();
-        format!("volume '{name}': {}{tenant}", text(&l.limits))
+        format!("volume '{name}': {}{tenant}", l.limits)
     })
 }
 
@@ -166,7 +166,7 @@ fn describe(t: &TenantView) -> String {
     let refused = t.usage.map_or(0, |usage| usage.refused);
     let refused = if refused > 0 { format!("; {refused} writes refused") } else { String::new() };
     let used = used(t).map(|used| format!("; {used} used")).unwrap_or_default();
-    format!("tenant '{}', {} disks: {}{used}{refused}", t.name, t.disks, text(&t.limits))
+    format!("tenant '{}', {} disks: {}{used}{refused}", t.name, t.disks, t.limits)
 }
 
 /// The use of the quota of a tenant.
@@ -180,25 +180,7 @@ fn tenant_table(tenants: &[TenantView]) -> String {
     let mut t = table(&["NAME", "DISKS", "USED", "LIMITS"], &[1, 2]);
     for tenant in tenants {
         let used = used(tenant).unwrap_or_else(|| "-".into());
-        t.add_row([tenant.name.clone(), tenant.disks.to_string(), used, text(&tenant.limits)]);
+        t.add_row([tenant.name.clone(), tenant.disks.to_string(), used, tenant.limits.to_string()]);
     }
     render(t)
-}
-
-/// Renders limits in one line.
-pub(super) fn text(l: &LimitSet) -> String {
-    let mut parts = Vec::new();
-    let iops = [("", l.iops), (" reads", l.iops_read), (" writes", l.iops_write)];
-    for (of, value) in iops {
-        parts.extend(value.map(|n| format!("{n} IOPS{of}")));
-    }
-    parts.extend(l.iops_burst.map(|n| format!("burst {n} operations")));
-    let bandwidth = [("", l.bandwidth), (" reads", l.bandwidth_read), (" writes", l.bandwidth_write)];
-    for (of, value) in bandwidth {
-        parts.extend(value.map(|n| format!("{}/s{of}", Size(n))));
-    }
-    parts.extend(l.bandwidth_burst.map(|n| format!("burst {}", Size(n))));
-    parts.extend(l.weight.map(|n| format!("weight {n}")));
-    parts.extend(l.quota.map(|n| format!("quota {}", Size(n))));
-    if parts.is_empty() { "no limits".into() } else { parts.join(", ") }
 }

@@ -86,22 +86,15 @@ pub enum CliError {
     /// The new size of a volume exceeds 64 bits.
     #[error("'{0}' cannot grow by so much: the new size exceeds 64 bits")]
     GrowsTooFar(String),
-    /// Patterns match several disks, and nothing confirms their removal.
-    #[error("{patterns} would remove {count} {noun}: repeat with --yes to remove them")]
-    Unconfirmed {
-        /// The patterns, quoted.
-        patterns: String,
-        /// Number of disks that only they select.
-        count: usize,
-        /// What these are.
-        noun: &'static str,
-    },
+    /// The command would remove several objects that it does not name, and nothing confirms their removal.
+    #[error("{0}: repeat with --yes to remove them")]
+    Unconfirmed(String),
     /// The server answers, and reports a problem.
     #[error("the server has a problem: {0}")]
     Unhealthy(String),
     /// No client of the requested kind can use the disk.
     #[error("no client of this kind can use '{0}' yet: {1}")]
-    NoWay(String, &'static str),
+    NoWay(String, String),
     /// The user did not confirm.
     #[error("nothing was removed")]
     Declined,
@@ -148,7 +141,7 @@ impl CliError {
             CliError::Secret(..) | CliError::TwoSecrets => "bad_secret",
             CliError::Shrinks(..) => "shrinks",
             CliError::GrowsTooFar(_) => "bad_size",
-            CliError::Unconfirmed { .. } => "unconfirmed",
+            CliError::Unconfirmed(_) => "unconfirmed",
             CliError::Unhealthy(_) => "unhealthy",
             CliError::NoWay(..) => "no_way",
             CliError::Declined => "declined",
@@ -162,7 +155,7 @@ impl CliError {
 
     fn exit_status(&self) -> u8 {
         match self {
-            CliError::Unconfirmed { .. } => USAGE,
+            CliError::Unconfirmed(_) => USAGE,
             _ => FAILED,
         }
     }

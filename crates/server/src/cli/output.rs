@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use super::CliError;
 use super::args::Cli;
-use super::limit;
 
 /// Moves the cursor to the top left and clears to the end of the screen (ECMA-48, CUP and ED).
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
@@ -175,7 +174,7 @@ pub(super) fn disk_details(d: &DiskView) -> String {
         row("tenant", tenant.clone());
     }
     if *d.limits != LimitSet::default() {
-        row("limits", limit::text(&d.limits));
+        row("limits", d.limits.to_string());
     }
     if d.map_damaged {
         row("block map", "damaged: run 'forebay check'".into());

@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal, Write};
 
 use forebay_api::client::{Client, ClientError};
 use forebay_api::{DiskView, ErrorDetail, ErrorKind, Kind};
-use forebay_text::NamePattern;
+use forebay_text::{NamePattern, counted};
 use serde::Serialize;
 
 use super::args::RemoveArgs;
@@ -61,6 +61,7 @@ pub(super) async fn run(
     };
     if !args.yes {
         confirm(&among, &resolved, json)?;
+        confirm_snapshots(client, &among, &resolved, json).await?;
     }
     let mut removals: Vec<_> = resolved.unmatched.iter().map(|pattern| among.unmatched(pattern)).collect();
     let total = resolved.names.len() + removals.len();
@@ -189,7 +190,8 @@ fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), Cli
     }
     if !can_ask(json) {
         let patterns: Vec<_> = resolved.patterns.iter().map(|(pattern, _)| format!("'{pattern}'")).collect();
-        return Err(CliError::Unconfirmed { patterns: patterns.join(", "), count, noun: among.noun(count) });
+        let patterns = patterns.join(", ");
+        return Err(CliError::Unconfirmed(format!("{patterns} would remove {count} {}", among.noun(count))));
     }
     for (pattern, names) in resolved.patterns.iter().filter(|(_, names)| !names.is_empty()) {
         let text =
@@ -197,6 +199,29 @@ fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), Cli
         eprintln!("{}", forebay_text::one_line(&text));
     }
     ask(if among.with_snapshots { "Remove them with all of their snapshots?" } else { "Remove them?" })
+}
+
+/// Requests confirmation on a terminal before it removes the snapshots of volumes that were given by name.
+/// [`confirm`] asks for those that patterns match.
+async fn confirm_snapshots(
+    client: &Client,
+    among: &Among<'_>,
+    resolved: &Resolved,
+    json: bool,
+) -> Result<(), CliError> {
+    if !among.with_snapshots || !can_ask(json) {
+        return Ok(());
+    }
+    let matched: HashSet<&String> = resolved.patterns.iter().flat_map(|(_, names)| names).collect();
+    let asked = if matched.len() < 2 { HashSet::new() } else { matched };
+    for name in resolved.names.iter().filter(|name| !asked.contains(name)) {
+        // The removal reports a volume that does not exist.
+        let Ok(volume) = client.get::<DiskView>(&["volumes", name]).await else { continue };
+        if volume.snapshots > 0 {
+            ask(&format!("Remove '{name}' with its {}?", counted(volume.snapshots, "snapshot")))?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a question can be answered: both ends are a terminal, and the output is not for a program.

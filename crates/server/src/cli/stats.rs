@@ -303,7 +303,7 @@ fn advice_text(c: &ReadCacheView) -> String {
         |a: &CacheAdviceView| Some(format!("{} % saves {:.0}", a.more_percent, a.saved_reads_per_s?));
     match c.advice.iter().map(of_size).collect::<Option<Vec<_>>>() {
         Some(sizes) if !sizes.is_empty() => format!("{} block reads/s", sizes.join(", ")),
-        _ if c.evictions == 0 => "saves nothing: no block was evicted yet".to_owned(),
+        _ if c.evictions == 0 => "a larger cache would not help yet".to_owned(),
         _ => "not known: too few reads yet, or a cache under 60 MiB".to_owned(),
     }
 }
@@ -344,7 +344,7 @@ mod tests {
             saved_reads_per_s,
         };
         let mut c = ReadCacheView::default();
-        assert_eq!(advice_text(&c), "saves nothing: no block was evicted yet");
+        assert_eq!(advice_text(&c), "a larger cache would not help yet");
         c.evictions = 1;
         assert!(advice_text(&c).starts_with("not known: too few reads yet"));
         c.advice = vec![sized(10, None), sized(25, None)];

@@ -22,14 +22,15 @@ struct Status {
 }
 
 pub(super) async fn run(client: &Client, json: bool) -> Result<(), CliError> {
-    let mut jobs: Vec<JobView> = client.get(&["jobs"]).await?;
-    jobs.retain(|job| job.state == JobState::Running);
-    let status = Status {
-        server: client.get(&["pool"]).await?,
-        health: client.get(&["health"]).await?,
-        stats: client.get(&["stats"]).await?,
-        jobs,
-    };
+    // At the same time: a slow answer delays the screen once. The first error in this order is reported.
+    let (health, server, stats, jobs) = tokio::join!(
+        client.get::<HealthView>(&["health"]),
+        client.get(&["pool"]),
+        client.get(&["stats"]),
+        client.get::<Vec<JobView>>(&["jobs"]),
+    );
+    let mut status = Status { health: health?, server: server?, stats: stats?, jobs: jobs? };
+    status.jobs.retain(|job| job.state == JobState::Running);
     // A reader that has closed the pipe does not change the exit status.
     let printed = output::print_result(&status, json, |status| screen(status, unix_ms()));
     match status.health.conditions.into_iter().find(|found| found.state == HealthState::Problem) {
@@ -78,7 +79,10 @@ fn screen(status: &Status, now_ms: u64) -> String {
             lines.push(format!("{name:8} {}", addresses.join(", ")));
         }
     }
-    lines.extend(server.http.iter().map(|address| format!("http     {address}")));
+    lines.push(match &server.http {
+        Some(address) => format!("http     {address}"),
+        None => "http     off: with --http 127.0.0.1:8080 the server has a dashboard".to_owned(),
+    });
     lines.join("\n")
 }
 
@@ -110,6 +114,7 @@ mod tests {
         let status = Status {
             server: ServerView {
                 version: "0.1.0".into(),
+                host: "node1".into(),
                 data: "/srv/forebay".into(),
                 pool: "/srv/forebay".into(),
                 pid: 7,
@@ -136,6 +141,9 @@ mod tests {
         assert_eq!(lines[1], "  - 1 disk lost acknowledged writes (since 1 min)");
         assert_eq!(lines[2..4], ["    disks: pc-001", "    stop the clients"]);
         assert!(text.contains("room     99.8 % in use: 2 GiB of 1 TiB free for writes"), "{text}");
-        assert!(text.contains("disks    3\n") && text.ends_with("nbd      unix:/run/nbd"), "{text}");
+        assert!(
+            text.contains("disks    3\n") && text.contains("\nnbd      unix:/run/nbd\nhttp     off"),
+            "{text}"
+        );
     }
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use forebay_api::client::Client;
 use forebay_api::{
-    AllowInitiator, Chap, CreateTarget, InitiatorView, LunView, MapLun, ReservationsView, SessionView,
-    TargetView,
+    AllowInitiator, Chap, CreateTarget, InitiatorView, LunView, MapLun, ReservationsView, ServerView,
+    SessionView, TargetView,
 };
 use forebay_host::clock::unix_ms;
-use forebay_text::{Secret, Size};
+use forebay_text::{Secret, Size, counted};
 
 use super::CliError;
 use super::args::{ChapArgs, LunCommand, TargetCommand};
@@ -27,7 +27,8 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
             }
             let body = CreateTarget { name, open, chap: chap(own)?, mutual: chap(mutual)? };
             let created: TargetView = client.post(&["targets"], &body).await?;
-            print_result(&created, as_json, created_text)
+            let server: ServerView = client.get(&["pool"]).await?;
+            print_result(&created, as_json, |created| created_text(created, !server.iscsi.is_empty()))
         }
         TargetCommand::List => {
             let targets: Vec<TargetView> = client.get(&["targets"]).await?;
@@ -38,8 +39,13 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
             print_result(&target, as_json, target_details)
         }
         TargetCommand::Rm { name, all: _, force, yes } => {
-            if !yes && remove::can_ask(as_json) {
-                confirm_removal(client, name.as_deref()).await?;
+            match (&name, yes) {
+                (_, true) => {}
+                (name, false) if remove::can_ask(as_json) => confirm_removal(client, name.as_deref()).await?,
+                (None, false) => {
+                    return Err(CliError::Unconfirmed("'--all' would remove all targets".to_owned()));
+                }
+                (Some(_), false) => {}
             }
             let path: Vec<&str> = std::iter::once("targets").chain(name.as_deref()).collect();
             let done = client.remove(&path, force.then_some("force")).await?;
@@ -78,7 +84,6 @@ async fn confirm_removal(client: &Client, name: Option<&str>) -> Result<(), CliE
 }
 
 fn removal_question(t: &TargetView) -> String {
-    let counted = |count, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     let (luns, sessions) = (counted(t.luns.len(), "LUN"), counted(t.sessions.len(), "session"));
     format!("Remove target {} with {luns} and {sessions}? Its disks are kept.", t.name)
 }
@@ -138,13 +143,19 @@ fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
     secret.map(|secret| Some(Chap { user, secret })).map_err(|e| CliError::Secret(path, e))
 }
 
-fn created_text(t: &TargetView) -> String {
+fn created_text(t: &TargetView, is_served: bool) -> String {
     let access = match (t.open, &t.chap_user) {
         (false, _) => format!("it admits no initiators yet: run 'forebay target allow {} INITIATOR'", t.name),
         (true, Some(user)) => format!("it admits any initiator that authenticates as '{user}'"),
         (true, None) => "it admits any initiator".into(),
     };
-    format!("created target {}; {access}", t.name)
+    let unserved = match is_served {
+        true => "",
+        false => {
+            "\nno initiator can reach it: the server has no iSCSI listener; start it with --iscsi HOST:PORT"
+        }
+    };
+    format!("created target {}; {access}{unserved}", t.name)
 }
 
 fn denied_text(t: &TargetView, initiator: &str) -> String {
@@ -350,11 +361,12 @@ mod tests {
         let question =
             "Remove target iqn.2026-01.org.example:a with 3 LUNs and 1 session? Its disks are kept.";
         assert_eq!(removal_question(&view()), question);
-        let created = created_text(&view());
+        let created = created_text(&view(), true);
         assert!(created.contains("no initiators yet: run 'forebay target allow iqn.2026-01.org.example:a"));
-        assert!(created_text(&with(|t| t.open = true)).ends_with("authenticates as 'all'"));
+        assert!(created_text(&with(|t| t.open = true), true).ends_with("authenticates as 'all'"));
         let open = with(|t| (t.open, t.chap_user) = (true, None));
-        assert!(created_text(&open).ends_with("admits any initiator"));
+        assert!(created_text(&open, true).ends_with("admits any initiator"));
+        assert!(created_text(&open, false).contains("no iSCSI listener"));
         assert!(denied_text(&open, "x").contains("still admits it"));
         assert!(denied_text(&view(), "x").ends_with("no longer admits x"));
         assert_eq!(chap_text(&open), "some");

@@ -14,15 +14,16 @@ pub(super) async fn watch(control: Control) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         // An idle pool does not look at its store: other writers may have filled the file system.
-        if let Err(error) = control.pool().check_room().await {
+        let capacity = control.pool().check_room().await;
+        if let Err(error) = &capacity {
             tracing::debug!(%error, "cannot read the room of the store");
         }
-        control.health();
+        let health = control.pool().health().await;
+        control.notice(&health);
         if !control.events().has_readers() {
             continue;
         }
-        let stats = control.pool().stats().await;
-        let (room, damaged) = (stats.room, stats.damaged_blocks);
+        let (room, damaged) = (health.room, health.damage_found);
         let (old_room, old_damaged) = known.replace((room, damaged)).unwrap_or((Room::Ok, damaged));
         if room != old_room {
             let what = match room {
@@ -30,7 +31,8 @@ pub(super) async fn watch(control: Control) {
                 Room::Low => "low",
                 Room::Full => "full",
             };
-            let data = json!({"free_bytes": stats.store_free_bytes, "total_bytes": stats.store_total_bytes});
+            let (free, total) = capacity.map_or((0, 0), |capacity| (capacity.free, capacity.total));
+            let data = json!({"free_bytes": free, "total_bytes": total});
             control.events().publish("", Topic::Capacity, what, Vec::new(), data);
         }
         if damaged > old_damaged {

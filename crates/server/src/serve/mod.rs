@@ -496,14 +496,15 @@ impl Server<'_> {
 /// Prints the ready line, which names all addresses. A closed standard output is not an error.
 fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     let info = control.info();
+    let nbd: Vec<String> = info.nbd.iter().map(|listener| listener.address.to_string()).collect();
     let line = if json {
         json!({
-            "ready": true, "socket": config.socket, "nbd": info.nbd, "iscsi": info.iscsi, "http": info.http,
+            "ready": true, "socket": config.socket, "nbd": nbd, "iscsi": info.iscsi, "http": info.http,
         })
         .to_string()
     } else {
         let mut line = format!("forebay is ready: control {}", config.socket.display());
-        for address in &info.nbd {
+        for address in &nbd {
             line += &format!(", nbd {address}");
         }
         for address in &info.iscsi {

@@ -124,7 +124,7 @@ impl Prepared {
         let mut plane = Plane::with_bound(limits, config.client_memory, sockets.data()?);
         plane.set_gate(gate.clone());
         plane.keep_until_resumed(Arc::new(resumed_units));
-        let nbd::Listening { addresses: nbd, certificates, clients } =
+        let nbd::Listening { listeners, certificates, clients } =
             nbd::listen(&mut plane, &pool, &config.nbd)?;
         let known_hosts = iscsi::KnownHosts::load(&pool).await;
         let iscsi = iscsi::listen(
@@ -152,7 +152,7 @@ impl Prepared {
             (sockets.control()?, sockets.http()?)
         };
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
-        let info = server_info(config, &nbd, &iscsi, http_address);
+        let info = server_info(config, listeners, &iscsi, http_address);
         Ok(Prepared {
             plane,
             cores: config.cores,
@@ -267,14 +267,15 @@ impl Services {
 
 fn server_info(
     config: &ServeConfig,
-    nbd: &[ListenAddr],
+    nbd: Vec<nbd::ServedListener>,
     iscsi: &[ListenAddr],
     http: Option<SocketAddr>,
 ) -> ServerInfo {
     ServerInfo {
+        host: forebay_host::name::host_name(),
         data: config.data.clone(),
         pool: config.location.to_string(),
-        nbd: nbd.iter().map(ToString::to_string).collect(),
+        nbd,
         iscsi: iscsi.iter().map(ToString::to_string).collect(),
         http: http.map(|addr| addr.to_string()),
         imports: config.imports,

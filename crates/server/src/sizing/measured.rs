@@ -79,6 +79,7 @@ mod tests {
         let disks = [disk(1), disk(1), disk(0)];
         let mut server = ServerView {
             version: String::new(),
+            host: String::new(),
             data: String::new(),
             pool: String::new(),
             pid: 1,

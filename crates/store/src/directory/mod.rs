@@ -105,8 +105,8 @@ impl DirectoryStore {
     /// Opens the store in `path` for writing, and creates it if the directory is missing or empty.
     ///
     /// Returns [`StoreError::Busy`] if another process has it open, [`StoreError::NotAStore`] if the
-    /// directory contains other files, [`StoreError::ReadOnly`] if it cannot be written to. Blocks; must not
-    /// be called on a data-plane thread.
+    /// directory contains other files, [`StoreError::ReadOnly`] on a read-only file system,
+    /// [`StoreError::Io`] without the permission to write. Blocks; must not be called on a data-plane thread.
     pub fn open(path: &Path, options: &DirectoryOptions) -> Result<Arc<DirectoryStore>> {
         DirectoryStore::start(path, open::open(path, options.direct)?, options, true)
     }

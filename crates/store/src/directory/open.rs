@@ -56,11 +56,11 @@ impl Drop for Lock {
 /// Opens for writing; creates the directory if it is missing, and the store if the directory is empty.
 pub(super) fn open(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     let what = || format!("opening the store {}", dir.display());
-    create_durably(dir).map_err(|e| denied(what, &e))?;
+    create_durably(dir).map_err(|e| opening_error(what, &e))?;
     let known = is_store(dir)?;
     let lock = Lock::exclusive(&dir.join(LOCK)).map_err(|e| e.into_store_error(what))?;
     let segments = dir.join(SEGMENTS);
-    let io = |e: io::Error| denied(what, &e);
+    let io = |e: io::Error| opening_error(what, &e);
     match fs::create_dir(&segments) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(io(e)),
         _ => {}
@@ -228,12 +228,21 @@ pub(super) fn read_copies(file: &File) -> io::Result<IoBuf> {
     Ok(buf)
 }
 
-/// Like [`store_error`], but returns [`StoreError::ReadOnly`] if permission to write is missing.
-fn denied(what: impl FnOnce() -> String, error: &io::Error) -> StoreError {
-    match error.raw_os_error() {
-        Some(libc::EACCES | libc::EPERM) => StoreError::ReadOnly,
-        _ => store_error(what, error),
-    }
+/// Like [`store_error`], with the remedy for the errors that a wrong directory causes.
+fn opening_error(what: impl FnOnce() -> String, error: &io::Error) -> StoreError {
+    let reason = match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => {
+            // SAFETY: the call has no conditions.
+            let user = unsafe { libc::geteuid() };
+            format!("permission denied: the server runs as user {user}, who has to be able to write there")
+        }
+        Some(libc::EEXIST | libc::ENOTDIR) => {
+            "this is a file, or below a file: choose a directory, which the server creates if it is missing"
+                .to_owned()
+        }
+        _ => return store_error(what, error),
+    };
+    StoreError::Io { what: what(), reason, errno: error.raw_os_error().unwrap_or(0) }
 }
 
 enum LockError {
@@ -251,7 +260,7 @@ impl LockError {
     fn into_store_error(self, what: impl FnOnce() -> String) -> StoreError {
         match self {
             LockError::Busy(holder) => StoreError::Busy(holder),
-            LockError::Io(e) => denied(what, &e),
+            LockError::Io(e) => opening_error(what, &e),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! system.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
 use crate::common::{Mount, block_on, id, options, pattern, superblock};
@@ -192,6 +192,25 @@ fn a_store_on_a_full_disk_opens() {
     let store = open(&data).unwrap();
     assert_eq!(open(&data).map(drop), Err(StoreError::Busy(String::new())), "the lock is held");
     assert_eq!(block_on(store.list()).unwrap(), []);
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    for path in [file.clone(), file.join("below")] {
+        let error = open(&path).map(drop).unwrap_err().to_string();
+        assert!(error.contains("choose a directory") && !error.contains("os error"), "{error}");
+    }
+    // Root may write everywhere.
+    let sealed = dir.path().join("sealed");
+    fs::create_dir(&sealed).unwrap();
+    fs::set_permissions(&sealed, fs::Permissions::from_mode(0o555)).unwrap();
+    if fs::write(sealed.join("probe"), "").is_err() {
+        let error = open(&sealed.join("data")).map(drop).unwrap_err().to_string();
+        assert!(error.contains("permission denied: the server runs as user"), "{error}");
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub use disk::Disk;
 pub use handshake::{Connection, Export, connect};
 pub use pipeline::Pipeline;
 pub use reply::{Chunk, Parser, Sink};
-pub use target::{Target, TargetError};
+pub use target::{Target, TargetError, Uri, UriError};
 
 /// Size of a request header.
 pub const REQUEST_LEN: usize = 28;

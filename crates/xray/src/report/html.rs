@@ -7,9 +7,15 @@ use super::rows::OTHERS_MAX_PERCENT;
 use super::table::{Cell, Table, right};
 use super::tables::{Of, figures};
 use crate::run::band;
-use crate::run::record::{LoadRecord, PhaseRecord, Point, RunRecord, TargetRecord};
+use crate::run::record::{LoadRecord, PhaseRecord, Point, RunRecord, TargetRecord, Verdict};
 
 const STYLE: &str = include_str!("style.css");
+/// Explains the word for checks that were not judged.
+const OPEN: &str = "A check is <b>open</b> if it could not be judged: the target did not run to its end, or the phase has too \
+                    few measurements. The reason is next to it.";
+/// Explains the shaded part of a chart.
+const BAND: &str = "<p class=\"soft\">95 % band: if requests arrive at random at the wanted rate, 95 of 100 intervals are inside. \
+                    More points outside mean that the target did not keep the rate.</p>\n";
 /// Number of colours.
 const STYLES: usize = 8;
 
@@ -76,6 +82,7 @@ fn summary(out: &mut String, run: &RunRecord) {
              during a phase: rates and latencies have little meaning.</p>"
         );
     }
+    let _ = writeln!(out, "<p class=\"result\"><b>Result.</b> {}</p>", escape(&result(run)));
     legend(out, run);
     out.push_str("<h2>Summary</h2>\n");
     let mut table = Table::new(["target", "version", "state", "checks passed", "failed", "open"]);
@@ -95,6 +102,26 @@ fn summary(out: &mut String, run: &RunRecord) {
     let title = "Results: requests per second, MiB/s, 95th percentile of the latency";
     of_targets(out, run, title, |table| results(table, run));
     of_targets(out, run, "Checks", |table| checks(table, run));
+    let _ = writeln!(out, "<p class=\"soft\">{OPEN}</p>");
+}
+
+/// The result of a run in one sentence for each target.
+fn result(run: &RunRecord) -> String {
+    let sentences: Vec<String> =
+        run.targets.iter().map(|target| result_of(&target.name, &target.verdicts)).collect();
+    if sentences.is_empty() { "No target was measured.".to_owned() } else { sentences.join(" ") }
+}
+
+fn result_of(name: &str, verdicts: &[Verdict]) -> String {
+    let count = |pass| verdicts.iter().filter(|v| v.pass == pass).count();
+    let (all, failed, open) = (verdicts.len(), count(Some(false)), count(None));
+    let unknown = if open > 0 { format!("; {open} could not be judged") } else { String::new() };
+    match verdicts.iter().find(|v| v.pass == Some(false)) {
+        _ if all == 0 => format!("{name} has no checks: compare the figures."),
+        None if open == 0 => format!("{name} passed all {all} checks."),
+        None => format!("{name} failed none of {all} checks{unknown}."),
+        Some(first) => format!("{name} failed {failed} of {all} checks{unknown}. The first: {}.", first.what),
+    }
 }
 
 /// A table with a column for each target.
@@ -228,7 +255,11 @@ fn over_time(out: &mut String, run: &RunRecord, name: &str) {
             None,
             true,
         );
-        for chart in [rates, latency, tail] {
+        out.push_str(&rates.svg().unwrap_or_default());
+        if rate.is_some() {
+            out.push_str(BAND);
+        }
+        for chart in [latency, tail] {
             out.push_str(&chart.svg().unwrap_or_default());
         }
     }
@@ -343,4 +374,23 @@ fn about(out: &mut String, run: &RunRecord) {
         "<details><summary>The scenario's file</summary>\n<pre>{}</pre>\n</details>\n</section>",
         escape(&run.text)
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_result_is_one_sentence() {
+        let verdict = |what: &str, pass| Verdict { what: what.into(), pass, reason: String::new() };
+        let (good, bad, open) =
+            (verdict("rate", Some(true)), verdict("latency", Some(false)), verdict("trend", None));
+        let of = |verdicts: &[&Verdict]| {
+            result_of("forebay", &verdicts.iter().map(|v| (*v).clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[&good, &good]), "forebay passed all 2 checks.");
+        assert_eq!(of(&[&good, &open]), "forebay failed none of 2 checks; 1 could not be judged.");
+        assert_eq!(of(&[&good, &bad]), "forebay failed 1 of 2 checks. The first: latency.");
+        assert_eq!(of(&[]), "forebay has no checks: compare the figures.");
+    }
 }

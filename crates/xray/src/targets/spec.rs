@@ -1,13 +1,12 @@
 //! Which target: a word of the command line, a URI, or a description in a file.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::Deserialize;
 
 use crate::device::Endpoint;
 use crate::iscsi::Address;
-use crate::nbd::Target;
+use crate::nbd::Uri;
 use crate::scenario::Size;
 
 /// How clients reach Forebay.
@@ -114,14 +113,9 @@ fn endpoint(uri: &str) -> Option<Endpoint> {
     if let Some(path) = uri.strip_prefix("file:").filter(|p| !p.is_empty()) {
         return Some(Endpoint::File(path.into()));
     }
-    if let Some(rest) = uri.strip_prefix("nbd+unix:///") {
-        let (export, socket) = rest.split_once("?socket=")?;
-        return Some(Endpoint::Nbd(Target::Unix(PathBuf::from(socket)), export.to_owned()));
-    }
-    if let Some(rest) = uri.strip_prefix("nbd://") {
-        let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
-        let address = if has_port(address) { address.to_owned() } else { format!("{address}:10809") };
-        return Some(Endpoint::Nbd(address.parse().ok()?, export.to_owned()));
+    if uri.starts_with("nbd") {
+        let Uri { target, export } = uri.parse().ok()?;
+        return Some(Endpoint::Nbd(target, export?));
     }
     let mut parts = uri.strip_prefix("iscsi://")?.split('/');
     let (portal, target, lun) = (parts.next()?, parts.next()?, parts.next()?);

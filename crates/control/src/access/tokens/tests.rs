@@ -42,6 +42,16 @@ fn a_token_is_kept_as_a_hash_and_survives_a_restart() {
 }
 
 #[test]
+fn the_names_of_clients_without_a_token_are_reserved() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = Tokens::load(dir.path());
+    for name in ["control socket", "loopback", "Control Socket"] {
+        assert!(matches!(tokens.create(new(name, Role::Reader)), Err(TokenError::Bad(_))), "{name}");
+    }
+    tokens.create(new("loopback-2", Role::Reader)).unwrap();
+}
+
+#[test]
 fn a_token_that_creates_disks_has_a_limit_for_them() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::load(dir.path());

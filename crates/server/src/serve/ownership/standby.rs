@@ -91,9 +91,8 @@ impl StandbyPortals {
 
 /// What this server announces.
 pub(in crate::serve) fn own_record(paths: &IscsiPaths, bound: Vec<SocketAddr>) -> Record {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let portals = paths.portals.clone().unwrap_or(bound);
-    Record { server: format!("{} {}", host.trim(), std::process::id()), portals }
+    Record { server: format!("{} {}", forebay_host::name::host_name(), std::process::id()), portals }
 }
 
 /// Follows the state of the pool.
