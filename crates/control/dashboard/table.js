@@ -6,7 +6,8 @@
 //
 // A column: `id`, `label`, `value` (of a row, to sort by; without it the column is not sortable), `text` (default:
 // the value), `node` (an element instead of a text; made again when the text changes), `live` (called with the row
-// and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens), `wide` (its text is wrapped),
+// and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens), `extra` (shown on
+// wide screens only), `wide` (its text is wrapped),
 // `grow` (takes the room that is left), `right` (aligned, for buttons), `first` (descending first).
 
 import { h, setText } from "./dom.js";
@@ -24,9 +25,17 @@ export function numberColumn(id, label, value, text, more) {
   return { id, label, value, text: (row) => text(value(row)), number: true, first: "descending", ...more };
 }
 
-/** The column of a row's buttons; they are made again when the text changes. */
-export function actionsColumn(text, node) {
-  return { id: "actions", label: "Actions", right: true, text, node };
+/** The column of a row's buttons; they are made again when the text changes. `name` is what the buttons act on: a
+ *  screen reader reads it after the text of the button, which is the same in every row. */
+export function actionsColumn(text, node, name) {
+  return { id: "actions", label: "Actions", right: true, text, node: (row) => named(node(row), name(row)) };
+}
+
+function named(element, name) {
+  if (!(element instanceof Element)) return element;
+  const buttons = element.matches("button") ? [element] : element.querySelectorAll("button");
+  for (const one of buttons) one.setAttribute("aria-label", `${one.textContent} ${name}`);
+  return element;
 }
 
 export class Table {
@@ -277,6 +286,7 @@ function cellClass(column) {
   const classes = [
     column.number && "number",
     column.minor && "minor",
+    column.extra && "extra",
     column.wide && "wide",
     column.grow && "grow",
     column.right && "right",

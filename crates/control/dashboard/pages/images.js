@@ -1,6 +1,7 @@
 // Golden images: imports, boot profiles, clones.
 
 import { call, get, getOr, url } from "../api.js";
+import { connectToDisk } from "../connect.js";
 import { act, ask, formDialog, showProblem } from "../dialog.js";
 import { badge, button, card, cardWith, facts, h, link, pageHead, pagePath, replace } from "../dom.js";
 import { bytes, count, size, time } from "../format.js";
@@ -105,6 +106,7 @@ export function imagesPage(context) {
         actionsColumn(
           (d) => d.name,
           (d) => button("Clone", () => cloneDisks(d.name).catch(showProblem), "small"),
+          (d) => d.name,
         ),
     ],
     key: (d) => d.name,
@@ -228,12 +230,11 @@ export function imagePage(context, name) {
         head,
         pageHead(
           name,
-          may.provision()
-            ? [
-                button("Create clones", () => cloneDisks(name).catch(showProblem), "primary"),
-                button("Delete", () => removeImage(context, name), "danger"),
-              ]
-            : [],
+          [
+            connectToDisk(name),
+            may.provision() && button("Create clones", () => cloneDisks(name).catch(showProblem), "primary"),
+            may.provision() && button("Delete", () => removeImage(context, name), "danger"),
+          ].filter(Boolean),
           h("p", { class: "sub" }, badge("image"), image.map_damaged ? badge("map damaged", "bad") : null),
         ),
       );
@@ -269,7 +270,7 @@ export function imagePage(context, name) {
               ["Clones", count(image.clones)],
               ["Deduplication domain", String(image.dedup_domain)],
               stats.space ? ["Occupied", bytes(stats.space.mapped_bytes)] : null,
-              stats.space ? ["Of this disk only", bytes(stats.space.exclusive_bytes)] : null,
+              stats.space ? ["Freed by deleting", bytes(stats.space.exclusive_bytes)] : null,
               ["Created", time(image.created_ms)],
               ["UUID", h("code", {}, image.uuid)],
             ]),

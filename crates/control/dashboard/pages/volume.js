@@ -2,6 +2,7 @@
 
 import { call, get, getOr, url } from "../api.js";
 import { TimeChart } from "../chart.js";
+import { connectToDisk } from "../connect.js";
 import { act, showProblem } from "../dialog.js";
 import {
   badge,
@@ -17,17 +18,17 @@ import {
   progress,
   replace,
 } from "../dom.js";
-import { bytes, count, duration, percent, perSecond, size, time } from "../format.js";
+import { bytes, count, counted, duration, percent, perSecond, size, time } from "../format.js";
 import { grown, guestRates } from "../live.js";
 import { may } from "../session.js";
 import { actionsColumn, numberColumn, plainTable, Table } from "../table.js";
 import {
   cloneDisks,
   createImageOf,
-  createSnapshot,
+  createSnapshots,
   disconnectClient,
   limitTexts,
-  limitVolume,
+  limitVolumes,
   persistVolume,
   removeSnapshot,
   removeVolumes,
@@ -58,7 +59,7 @@ function properties(disk, stats) {
       : null,
     isDesktop(disk) ? ["Reset", disk.reset === "disconnect" ? "when the last client disconnects" : "on request"] : null,
     stats.space ? ["Occupied", bytes(stats.space.mapped_bytes)] : null,
-    stats.space ? ["Of this disk only", bytes(stats.space.exclusive_bytes)] : null,
+    stats.space ? ["Freed by deleting", bytes(stats.space.exclusive_bytes)] : null,
     ["Tenant", disk.tenant ?? "–"],
     ["Deduplication domain", String(disk.dedup_domain)],
     ["Created", time(disk.created_ms)],
@@ -115,13 +116,14 @@ function clientsTable(name) {
   return new Table({
     caption: "Clients",
     columns: [
-      { id: "protocol", label: "Protocol", value: (c) => (c.protocol === "nbd" ? "NBD" : "iSCSI") },
-      { id: "client", label: "Client", value: (c) => c.client },
+      { id: "protocol", label: "Protocol", value: (c) => (c.protocol === "nbd" ? "NBD" : "iSCSI"), minor: true },
+      { id: "client", label: "Client", value: (c) => c.client, wide: true },
       { id: "initiator", label: "Initiator", value: (c) => c.initiator ?? "–", minor: true },
-      { id: "access", label: "Access", value: (c) => (c.read_only ? "read" : "read, write") },
+      { id: "access", label: "Access", value: (c) => (c.read_only ? "read" : "read, write"), minor: true },
       { id: "since", label: "Since", value: (c) => c.since_ms, text: (c) => time(c.since_ms), minor: true },
       actionsColumn(JSON.stringify, (c) =>
         mayEnd(c) ? button("Disconnect", () => disconnectClient(name, c), "small danger") : "",
+        (c) => c.initiator ?? c.client,
       ),
     ],
     key: (c) => `${c.protocol} ${c.id}`,
@@ -140,7 +142,7 @@ function snapshotsTable(volume) {
       { class: "row-actions" },
       may.provision() && button("Clone", () => cloneDisks(snapshot.name).catch(showProblem), "small"),
       may.provision() && button("Image", () => createImageOf(snapshot.name), "small"),
-      may.operate() && button("Roll back", () => rollBack(volume, nameOf(snapshot)), "small"),
+      may.operate() && button("Roll back", () => rollBack(volume, nameOf(snapshot)).catch(showProblem), "small"),
       may.operate() && button("Delete", () => removeSnapshot(volume, nameOf(snapshot)), "small danger"),
     );
   return new Table({
@@ -149,7 +151,7 @@ function snapshotsTable(volume) {
       { id: "name", label: "Name", value: nameOf },
       numberColumn("created", "Created", (s) => s.created_ms, time),
       numberColumn("clones", "Clones", (s) => s.clones, count, { minor: true }),
-      actionsColumn((s) => s.name, actions),
+      actionsColumn((s) => s.name, actions, nameOf),
     ],
     key: (s) => s.name,
     search: nameOf,
@@ -165,12 +167,12 @@ function limitsCard(disk, stats) {
     ? h(
         "p",
         { class: "note" },
-        `${count(stats.limited.requests)} requests waited for limits, ${duration(stats.limited.waited_us / 1000)} in total.`,
+        `${counted(stats.limited.requests, "request")} waited for limits, ${duration(stats.limited.waited_us / 1000)} in total.`,
       )
     : null;
   return cardWith(
     "Limits",
-    may.operate() && button("Change", () => limitVolume(disk.name).catch(showProblem), "small"),
+    may.operate() && button("Change", () => limitVolumes([disk.name]).catch(showProblem), "small"),
     texts.length ? facts(texts) : h("p", { class: "note" }, "No limits."),
     waited,
   );
@@ -180,14 +182,15 @@ function actionsOf(context, disk) {
   const { name } = disk;
   return [
     disk.memory_lost && may.operate() && button("Resume", () => resumeVolume(name), "danger"),
-    may.operate() && button("Snapshot", () => createSnapshot(name)),
+    connectToDisk(name),
+    may.operate() && button("Snapshot", () => createSnapshots([name])),
     may.provision() && button("Clone", () => cloneDisks(name).catch(showProblem)),
     may.provision() && button("Create an image", () => createImageOf(name)),
     may.provision() && button("Resize", () => resizeVolume(disk)),
     may.provision() && isDesktop(disk) && button("Make persistent", () => persistVolume(name)),
-    may.operate() && disk.origin && button("Reset", () => resetVolumes([name])),
+    may.operate() && disk.origin && button("Reset", () => resetVolumes([name]).catch(showProblem)),
     may.provision() &&
-      button("Delete", () => removeVolumes([name], (work) => context.leave("#/volumes", work)), "danger"),
+      button("Delete", () => removeVolumes([name], (work) => context.leave("#/volumes", work)).catch(showProblem), "danger"),
   ].filter(Boolean);
 }
 
@@ -229,7 +232,7 @@ export function volumePage(context, name) {
   const counters = h("div");
   const snapshotsOf = snapshotsTable(name);
   const clientsOf = clientsTable(name);
-  const create = may.operate() && button("Create a snapshot", () => createSnapshot(name), "small");
+  const create = may.operate() && button("Create a snapshot", () => createSnapshots([name]), "small");
   // The tables of snapshots and clients are kept, with their sorting, filter and page; the others are made again.
   const classesBox = h("div", { class: "stack" });
   const clientsBox = card("Clients", clientsOf.element);
