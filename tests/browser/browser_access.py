@@ -42,7 +42,8 @@ def a_reader_sees_no_actions_and_the_server_refuses_them(t):
         b.go(f"#/{page}")
         b.shows(shown)
         offered = [text for text in b.texts("main button:not(.sort)") if text is not None]
-        equal(offered, [], f"actions that a reader sees on {page}")
+        # It changes nothing.
+        equal([text for text in offered if text != "Connect"], [], f"actions that a reader sees on {page}")
         check(not b.css("main input[type=checkbox][aria-label^=Select]"), "a reader can select rows")
     for method, path, body in ACTIONS:
         status, answer = b.fetch(method, path, body)
@@ -67,7 +68,12 @@ def an_operator_sees_only_its_scope(t):
     b.click("Create a snapshot")
     b.submit({"Name": "before"})
     b.shows("before")
-    equal(b.texts(".page-head .actions button"), ["Snapshot"], "actions of an operator")
+    equal(b.texts(".page-head .actions button"), ["Connect", "Snapshot"], "actions of an operator")
+    # Targets and their initiators concern the whole server.
+    status, connect = b.fetch("GET", "/volumes/web-1/connect")
+    equal((status, {way["for"] for way in connect["ways"]}), (200, {"uri", "qemu", "libvirt", "nbd-client"}), "ways")
+    equal(connect["missing"], [], "what is said about iSCSI")
+    equal(b.fetch("GET", "/volumes/db/connect")[0], 404, "the ways to a disk of another scope")
     b.go("#/volumes/db")
     b.shows("There is no such volume.")
     b.go("#/events")

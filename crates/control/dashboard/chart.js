@@ -73,7 +73,7 @@ export class TimeChart {
       height: HEIGHT,
       legend: { show: false },
       cursor: { y: false, points: { size: 6 } },
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0],
       scales: {
         x: { range: (_, min, max) => [Math.min(min, max - MIN_SPAN_S), max] },
         y: { range: (_, __, max) => [0, Math.max(max, 1) * 1.08] },

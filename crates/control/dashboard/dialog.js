@@ -95,8 +95,19 @@ function read(field, control) {
  * it throws. `confirm` is a text that must be typed before. `key` is the same for repetitions of the same request.
  * `fields` may be empty; a field is hidden while its `when(values)` is false. For long work, the third argument of
  * `submit` has `report(done, total, label)`, which shows a bar, and `signal`, which is aborted when the dialog closes.
+ * `blocked` is the reason why the request cannot be sent now.
  */
-export function formDialog({ title, intro, fields: list = [], action, danger = false, confirm, submit, done }) {
+export function formDialog({
+  title,
+  intro,
+  fields: list = [],
+  action,
+  danger = false,
+  confirm,
+  submit,
+  done,
+  blocked = null,
+}) {
   const made = list.map((field) => ({ field, ...input(field) }));
   let typed = null;
   const error = h("p", { class: "error", role: "alert" });
@@ -121,9 +132,9 @@ export function formDialog({ title, intro, fields: list = [], action, danger = f
       // The browser demands no value for it then.
       control.disabled = element.hidden;
     }
-    if (typed) send.disabled = typed.control.value !== confirm;
+    send.disabled = blocked !== null || (typed !== null && typed.control.value !== confirm);
   };
-  if (confirm !== undefined) {
+  if (confirm !== undefined && blocked === null) {
     typed = input({ name: "confirm", label: "To confirm, type ", required: true });
     typed.element.querySelector("label").append(h("code", { class: "confirm-text" }, confirm));
   }
@@ -136,7 +147,7 @@ export function formDialog({ title, intro, fields: list = [], action, danger = f
     made.map(({ element }) => element),
     typed?.element,
     progress,
-    error,
+    blocked ? h("p", { class: "error" }, blocked) : error,
     h("div", { class: "dialog-buttons" }, cancel, send),
   );
   const dialog = h("dialog", { "aria-labelledby": titleId }, form);

@@ -4,6 +4,9 @@ const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 const NONE = "–";
 
+/** A number and its noun: "1 client", "2 clients". */
+export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+
 export const count = (n) => (Number.isFinite(n) ? grouped.format(n) : NONE);
 
 function significant(n) {

@@ -1,6 +1,6 @@
 // The frame of the dashboard: session, navigation, and the page that the address names.
 
-import { call, onSignedOut } from "./api.js";
+import { call, getOr, onSignedOut } from "./api.js";
 import { redrawCharts } from "./chart.js";
 import { showProblem } from "./dialog.js";
 import { h, icon, link, replace, setText } from "./dom.js";
@@ -129,6 +129,8 @@ class Context {
 }
 
 let shown = null;
+/** The name of the server's host, if the client may see it. */
+let host = "";
 let hasShown = false;
 
 function route() {
@@ -138,7 +140,7 @@ function route() {
   const isDetail = parts[0] === page.path && parts.length > 1 && page.detail;
   shown?.end();
   shown = new Context(isDetail ? parts[1] : page.label);
-  document.title = `${shown.title} – Forebay`;
+  document.title = [shown.title, host, "Forebay"].filter(Boolean).join(" – ");
   const main = document.getElementById("main");
   for (const item of document.querySelectorAll("nav a")) {
     if (item.dataset.path === page.path) item.setAttribute("aria-current", "page");
@@ -194,7 +196,8 @@ function toggleMenu() {
   document.getElementById("menu-button").setAttribute("aria-expanded", String(isOpen));
 }
 
-function frame() {
+/** The frame of all pages. `server` is null if the client may not see what concerns the whole server. */
+function frame(server) {
   const client = who();
   const items = PAGES.filter((page) => page.may()).map((page) =>
     h("li", {}, link(`#/${page.path}`, [icon(page.path), page.label], { "data-path": page.path })),
@@ -267,6 +270,7 @@ function frame() {
       { class: "top" },
       menu,
       h("span", { class: "brand" }, h("span", { class: "mark", "aria-hidden": "true" }), "Forebay"),
+      server ? h("span", { class: "server", title: server.pool }, server.host) : null,
       h("span", { class: "spring" }),
       person,
       theme,
@@ -294,7 +298,9 @@ async function begin() {
     return;
   }
   setClient(client);
-  frame();
+  const server = may.readServer() ? await getOr("/pool", null).catch(() => null) : null;
+  host = server?.host ?? "";
+  frame(server);
   addEventListener("hashchange", route);
   route();
   live.start();

@@ -6,9 +6,9 @@
 //
 // A column: `id`, `label`, `value` (of a row, to sort by; without it the column is not sortable), `text` (default:
 // the value), `node` (an element instead of a text; made again when the text changes), `live` (called with the row
-// and its cell at each update), `number` (aligned), `minor` (hidden on phones), `least` (hidden on laptops), `wide`
-// (its text is wrapped), `grow` (takes the room that is left), `right` (aligned, for buttons), `first` (descending
-// first).
+// and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens), `extra` (shown on
+// wide screens only), `wide` (its text is wrapped),
+// `grow` (takes the room that is left), `right` (aligned, for buttons), `first` (descending first).
 
 import { h, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -30,9 +30,17 @@ export function spaceColumn(id, label, value, text) {
   return { id, label, value: (row) => value(row) ?? -1, text, number: true, first: "descending", minor: true };
 }
 
-/** The column of a row's buttons; they are made again when the text changes. */
-export function actionsColumn(text, node) {
-  return { id: "actions", label: "Actions", right: true, text, node };
+/** The column of a row's buttons; they are made again when the text changes. `name` is what the buttons act on: a
+ *  screen reader reads it after the text of the button, which is the same in every row. */
+export function actionsColumn(text, node, name) {
+  return { id: "actions", label: "Actions", right: true, text, node: (row) => named(node(row), name(row)) };
+}
+
+function named(element, name) {
+  if (!(element instanceof Element)) return element;
+  const buttons = element.matches("button") ? [element] : element.querySelectorAll("button");
+  for (const one of buttons) one.setAttribute("aria-label", `${one.textContent} ${name}`);
+  return element;
 }
 
 export class Table {
@@ -283,7 +291,7 @@ function cellClass(column) {
   const classes = [
     column.number && "number",
     column.minor && "minor",
-    column.least && "least",
+    column.extra && "extra",
     column.wide && "wide",
     column.grow && "grow",
     column.right && "right",

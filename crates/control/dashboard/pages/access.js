@@ -1,7 +1,8 @@
 // Tokens of clients over TCP; only administrators see this page.
 
 import { call, get, ignoreSignOut, url } from "../api.js";
-import { ask, formDialog, showDialog, showProblem, toast } from "../dialog.js";
+import { copyText } from "../connect.js";
+import { ask, formDialog, showDialog, showProblem } from "../dialog.js";
 import { badge, button, h, pageHead } from "../dom.js";
 import { parseCount, time } from "../format.js";
 import { scopeText, who } from "../session.js";
@@ -14,6 +15,8 @@ const ROLES = [
   ["provisioner", "provisioner: also creates, clones and removes disks of its scope"],
   ["administrator", "administrator: everything"],
 ];
+
+const isLimited = (role) => role === "operator" || role === "provisioner";
 
 function scopeOf({ scope, disks, tenant }) {
   if (scope === "disks") return { disks: disks.split(/[\s,]+/).filter(Boolean) };
@@ -69,6 +72,14 @@ function createToken(refresh) {
         required: true,
         when: (v) => v.role !== "administrator" && v.scope === "tenant",
       },
+      {
+        name: "max_disks",
+        label: "Maximum number of disks",
+        parse: parseCount,
+        placeholder: "10,000",
+        when: (v) => isLimited(v.role),
+        help: "The token creates no disk while its scope has so many, snapshots and images included.",
+      },
       { name: "days", label: "Valid for days", value: "365", required: true, parse: parseCount },
     ],
     submit: async (values) => {
@@ -76,6 +87,7 @@ function createToken(refresh) {
         name: values.name,
         role: values.role,
         scope: scopeOf(values),
+        max_disks: isLimited(values.role) ? values.max_disks : undefined,
         expires_in_s: values.days * DAY_S,
       };
       const secret = isFirst ? await createFirst(body) : (await call("POST", "/tokens", { body })).secret;
@@ -110,15 +122,7 @@ function showSecret(name, secret, closed) {
     "aria-label": `Secret of ${name}`,
     onfocus: () => text.select(),
   });
-  const copy = button("Copy", async () => {
-    try {
-      await navigator.clipboard.writeText(secret);
-      toast("Copied", "good");
-    } catch {
-      text.select();
-      toast("Press Ctrl+C to copy");
-    }
-  });
+  const copy = button("Copy", () => copyText(secret, () => text.select()));
   const dialog = showDialog(
     `Token ${name}`,
     h(
@@ -196,6 +200,7 @@ export function accessPage(context) {
               }),
             "small danger",
           ),
+        (t) => t.name,
       ),
     ],
     key: (t) => t.name,

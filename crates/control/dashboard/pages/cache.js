@@ -45,6 +45,8 @@ function advice(cache) {
   const title = h("h3", {}, "Advice");
   if (!cache.advice?.length)
     return [title, h("p", { class: "note" }, "Not enough misses yet, or a cache under 60 MiB.")];
+  if (cache.advice.every((one) => one.saved_reads === 0))
+    return [title, h("p", { class: "note" }, "A larger cache would not help yet.")];
   const sentence = (one) => {
     const rate = one.saved_reads_per_s;
     const saves = rate === null ? "would save reads" : `would save ${perSecond(rate)} reads a second`;

@@ -47,7 +47,7 @@ export function eventsPage(context) {
   const table = new Table({
     caption: "Events",
     columns: [
-      { id: "time", label: "Time", value: (e) => e.id, text: (e) => time(e.time_ms), first: "descending" },
+      { id: "time", label: "Time", value: (e) => e.id, text: (e) => time(e.time_ms), first: "descending", wide: true },
       { id: "topic", label: "Topic", value: (e) => e.topic, node: (e) => badge(e.topic, `topic-${e.topic}`) },
       { id: "text", label: "What happened", text: eventText, wide: true, grow: true },
     ],

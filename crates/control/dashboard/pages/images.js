@@ -1,6 +1,7 @@
 // Golden images: imports, boot profiles, clones.
 
 import { call, get, getOr, newKey, uploadFile, url } from "../api.js";
+import { connectToDisk } from "../connect.js";
 import { act, ask, formDialog, showProblem } from "../dialog.js";
 import { badge, button, card, cardWith, facts, h, link, pageHead, pagePath, replace } from "../dom.js";
 import { bytes, count, freedText, size, time, usedText } from "../format.js";
@@ -125,6 +126,7 @@ export function imagesPage(context) {
         actionsColumn(
           (d) => d.name,
           (d) => button("Clone", () => cloneDisks(d.name).catch(showProblem), "small"),
+          (d) => d.name,
         ),
     ],
     key: (d) => d.name,
@@ -248,12 +250,11 @@ export function imagePage(context, name) {
         head,
         pageHead(
           name,
-          may.provision()
-            ? [
-                button("Create clones", () => cloneDisks(name).catch(showProblem), "primary"),
-                button("Delete", () => removeImage(context, name), "danger"),
-              ]
-            : [],
+          [
+            connectToDisk(name),
+            may.provision() && button("Create clones", () => cloneDisks(name).catch(showProblem), "primary"),
+            may.provision() && button("Delete", () => removeImage(context, name), "danger"),
+          ].filter(Boolean),
           h("p", { class: "sub" }, badge("image"), image.map_damaged ? badge("map damaged", "bad") : null),
         ),
       );

@@ -1,9 +1,10 @@
 // iSCSI targets: LUNs, initiators, sessions, reservations.
 
 import { call, get, getOr, url } from "../api.js";
+import { connectToTarget } from "../connect.js";
 import { ask, formDialog, showDialog, showProblem } from "../dialog.js";
 import { badge, button, cardWith, card, diskLink, facts, h, link, pageHead, pagePath, replace } from "../dom.js";
-import { bytes, count, parseCount, time } from "../format.js";
+import { bytes, count, counted, parseCount, time } from "../format.js";
 import { may } from "../session.js";
 import { actionsColumn, numberColumn, plainTable, Table } from "../table.js";
 
@@ -20,7 +21,10 @@ const chapFields = (what, prefix) => [
 const chapOf = (values, prefix) =>
   values[`${prefix}_user`] ? { user: values[`${prefix}_user`], secret: values[`${prefix}_secret`] } : undefined;
 
-function createTarget() {
+const UNSERVED = "No initiator can reach it: the server has no iSCSI listener. Start the server with --iscsi HOST:PORT.";
+
+async function createTarget() {
+  const isServed = (await get("/pool")).iscsi.length > 0;
   formDialog({
     title: "Create a target",
     action: "Create",
@@ -45,7 +49,7 @@ function createTarget() {
           mutual: chapOf(values, "mutual"),
         },
       }),
-    done: (target) => `Created ${target.name}`,
+    done: (target) => `Created ${target.name}${isServed ? "" : `. ${UNSERVED}`}`,
   });
 }
 
@@ -56,7 +60,7 @@ function removeTarget(context, target) {
     action: "Delete",
     danger: true,
     confirm: target.name,
-    intro: h("p", {}, isUsed ? `${count(target.sessions.length)} sessions are ended. ` : "", "The disks are kept."),
+    intro: h("p", {}, isUsed ? `It ends ${counted(target.sessions.length, "session")}. ` : "", "The disks are kept."),
     submit: () =>
       context.leave("#/iscsi", () =>
         call("DELETE", url`/targets/${target.name}` + (isUsed ? "?force=true" : "")),
@@ -234,9 +238,18 @@ export function iscsiPage(context) {
     search: (t) => `${t.name} ${t.luns.map((lun) => lun.disk).join(" ")}`,
     empty: "There are no targets yet.",
   });
-  context.refresh([], async () => table.update(await get("/targets")), 3000);
-  const actions = may.administer() ? [button("Create a target", createTarget, "primary")] : [];
-  return [pageHead("iSCSI", actions), h("section", { class: "card flush" }, table.element)];
+  const unserved = h("p", { class: "hint", hidden: true }, "The server has no iSCSI listener: no initiator can reach these targets. Start the server with --iscsi HOST:PORT.");
+  context.refresh(
+    [],
+    async () => {
+      const [targets, server] = await Promise.all([get("/targets"), get("/pool")]);
+      unserved.hidden = server.iscsi.length > 0 || targets.length === 0;
+      table.update(targets);
+    },
+    3000,
+  );
+  const actions = may.administer() ? [button("Create a target", () => createTarget().catch(showProblem), "primary")] : [];
+  return [pageHead("iSCSI", actions), unserved, h("section", { class: "card flush" }, table.element)];
 }
 
 /** The tables of a target; `current` returns the target, and `refresh` reads it again. */
@@ -271,7 +284,7 @@ function lunsTable(current, refresh) {
         value: (l) => `${l.read_only ? "read-only" : "read-write"}, ${l.write_back ? "write-back" : "write-through"}`,
         minor: true,
       },
-      actionsColumn(JSON.stringify, actions),
+      actionsColumn(JSON.stringify, actions, (l) => `LUN ${l.lun}`),
     ],
     key: (l) => String(l.lun),
     search: (l) => `${l.lun} ${l.disk ?? ""}`,
@@ -300,10 +313,10 @@ function initiatorsTable(current) {
   return new Table({
     caption: "Allowed initiators",
     columns: [
-      { id: "name", label: "Name", value: (i) => i.name },
+      { id: "name", label: "Name", value: (i) => i.name, wide: true },
       { id: "luns", label: "LUNs", text: (i) => (i.luns ? i.luns.join(", ") : "all") },
       { id: "chap", label: "CHAP user", value: (i) => i.chap_user ?? "–", minor: true },
-      may.administer() && actionsColumn(JSON.stringify, actions),
+      may.administer() && actionsColumn(JSON.stringify, actions, (i) => i.name),
     ],
     key: (i) => i.name,
     search: (i) => i.name,
@@ -316,12 +329,14 @@ function sessionsTable(current) {
   return new Table({
     caption: "Sessions",
     columns: [
-      { id: "initiator", label: "Initiator", value: (s) => s.initiator },
+      { id: "initiator", label: "Initiator", value: (s) => s.initiator, wide: true },
       { id: "address", label: "Address", value: (s) => s.address },
       numberColumn("since", "Since", (s) => s.since_ms, time, { minor: true }),
       may.administer() &&
-        actionsColumn(JSON.stringify, (s) =>
-          button("Disconnect", () => disconnectSession(current(), s), "small danger"),
+        actionsColumn(
+          JSON.stringify,
+          (s) => button("Disconnect", () => disconnectSession(current(), s), "small danger"),
+          (s) => s.initiator,
         ),
     ],
     key: (s) => String(s.id),
@@ -376,7 +391,10 @@ export function targetPage(context, name) {
         head,
         pageHead(
           name,
-          mayChange ? [button("Delete", () => removeTarget(context, target), "danger")] : [],
+          [
+            connectToTarget(name),
+            mayChange && button("Delete", () => removeTarget(context, target), "danger"),
+          ].filter(Boolean),
           h(
             "p",
             { class: "sub" },

@@ -5,7 +5,7 @@ import { ask } from "../dialog.js";
 import { badge, button, h, pageHead, progress } from "../dom.js";
 import { bytes, count, duration, percent, time } from "../format.js";
 import { may } from "../session.js";
-import { Table } from "../table.js";
+import { actionsColumn, Table } from "../table.js";
 
 const STATES = { running: "info", cancelling: "warn", done: "good", failed: "bad", cancelled: "plain" };
 
@@ -53,6 +53,8 @@ function cancelJob(job) {
   });
 }
 
+const isCancellable = (job) => job.cancellable && job.state === "running";
+
 export function jobsPage(context) {
   const table = new Table({
     caption: "Jobs",
@@ -63,6 +65,7 @@ export function jobsPage(context) {
         value: (j) => j.started_ms,
         text: (j) => time(j.started_ms),
         first: "descending",
+        minor: true,
       },
       { id: "kind", label: "Kind", value: (j) => j.kind },
       { id: "disk", label: "Disk", value: (j) => j.disk ?? "", wide: true },
@@ -91,17 +94,13 @@ export function jobsPage(context) {
         value: (j) => (j.ended_ms ?? Date.now()) - j.started_ms,
         text: (j) => duration((j.ended_ms ?? Date.now()) - j.started_ms),
       },
-      { id: "owner", label: "Started by", value: (j) => j.owner, minor: true },
-      may.administer() && {
-        id: "cancel",
-        label: "Actions",
-        right: true,
-        text: (j) => `${j.cancellable && j.state === "running"}`,
-        node: (j) =>
-          j.cancellable && j.state === "running"
-            ? button("Cancel", () => cancelJob(j), "small")
-            : document.createTextNode(""),
-      },
+      { id: "owner", label: "Started by", value: (j) => j.owner, extra: true },
+      may.administer() &&
+        actionsColumn(
+          (j) => `${isCancellable(j)}`,
+          (j) => (isCancellable(j) ? button("Cancel", () => cancelJob(j), "small") : ""),
+          (j) => `the ${j.kind} of ${j.disk ?? "the pool"}`,
+        ),
     ],
     key: (j) => String(j.id),
     search: (j) => `${j.kind} ${j.disk ?? ""} ${j.state} ${j.owner}`,

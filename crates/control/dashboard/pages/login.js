@@ -25,7 +25,7 @@ export function showLogin(app, done, reason) {
       await call("POST", "/session", { body: { token: token.value.trim() }, login: true });
       done();
     } catch (problem) {
-      setText(error, problemText(problem));
+      setText(error, problem.code === "bad_token" ? "This token is not valid." : problemText(problem));
       send.disabled = false;
       token.select();
       token.focus();

@@ -2,7 +2,7 @@
 
 import { TimeChart, sparkCell } from "../chart.js";
 import { badge, bar, card, cardWith, diskLink, facts, h, legend, link, pageHead, replace, setText } from "../dom.js";
-import { bytes, clock, count, micros, perSecond, percent, ratio, throughput } from "../format.js";
+import { bytes, clock, count, counted, micros, perSecond, percent, ratio, throughput } from "../format.js";
 import { activity, grown, guestRates, live, sampleActivity } from "../live.js";
 import { plainTable, Table } from "../table.js";
 import { eventText } from "./events.js";
@@ -131,7 +131,7 @@ function healthItems(stats) {
   return [
     room[stats.room] ?? ["Free space", stats.room, "warn"],
     ["Damaged blocks", damaged ? `${count(damaged)} read since the start` : "none", damaged ? "bad" : "good"],
-    ["Damaged block maps", lost ? `${count(lost)} disks` : "none", lost ? "bad" : "good"],
+    ["Damaged block maps", lost ? counted(lost, "disk") : "none", lost ? "bad" : "good"],
     [
       "Write buffers",
       `${bytes(stats.dirty_bytes)} not durable yet`,
@@ -143,6 +143,13 @@ function healthItems(stats) {
 }
 
 const KINDS = { good: "OK", warn: "Note", bad: "Problem" };
+
+/** What the store was spared since the start of the server, as a sentence. */
+function sinceTheStart(offload) {
+  if (offload === null || offload === undefined) return "No guest has read or written since the start.";
+  if (offload < 0.0005) return "Since the start, the disk did all of the guests' I/O.";
+  return `Since the start, the store was spared ${percent(offload)} of the guests' operations.`;
+}
 
 function busiestTable() {
   return new Table({
@@ -184,11 +191,12 @@ export function overviewPage(context) {
     if (!window) return;
     const rates = poolRates(window);
     const isIdle = rates.asked < 0.05;
-    setText(offload, isIdle ? "idle" : percent(Math.max(0, rates.offload)));
+    setText(offload, isIdle ? "Guests are idle" : percent(Math.max(0, rates.offload)));
+    offload.classList.toggle("words", isIdle);
     setText(
       story,
       isIdle
-        ? `No guest reads or writes at present; since the start, ${percent(Math.max(0, window.now.offload ?? NaN))} of their operations needed none of the store.`
+        ? sinceTheStart(window.now.offload)
         : `of the guests' operations need no separate operation of the store: ${perSecond(rates.asked)} of guests against ${perSecond(rates.storeOps)} of the store, per second.`,
     );
     replace(
@@ -218,7 +226,7 @@ export function overviewPage(context) {
       latency,
       plainTable(
         "Latency",
-        ["Path", ["Front end", "minor"], ["Requests/s", "number minor"], ["Median", "number"], ["99 %", "number"]],
+        [["Path", "wide"], ["Front end", "minor"], ["Requests/s", "number minor"], ["Median", "number"], ["99 %", "number"]],
         latencyRows(window),
         "No requests in the last seconds.",
       ),

@@ -101,7 +101,7 @@ export function poolsPage(context) {
               ],
               ["As of", time(stats.space.as_of_ms)],
             ]
-          : [["Last mark", "none since the start"]]),
+          : [["Live and reclaimable", "measured by the first reclaim"]]),
         ["Freed since the start", bytes(stats.freed_bytes)],
         ["Moved since the start", bytes(stats.moved_bytes)],
       ]),
@@ -130,6 +130,7 @@ export function poolsPage(context) {
   return [
     pageHead("Pools", actions),
     gc,
-    h("div", { class: "grid" }, owner, server, card("Space", space), card("Log and commits", log)),
+    h("div", { class: "grid" }, owner, server, card("Space", space)),
+    h("details", { class: "card" }, h("summary", {}, h("h2", {}, "Expert: log and commits")), log),
   ];
 }

@@ -89,6 +89,7 @@ export function tenantsPage(context) {
                 "small danger",
               ),
             ),
+          (t) => t.name,
         ),
     ],
     key: (t) => t.name,

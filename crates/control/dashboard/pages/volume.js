@@ -2,6 +2,7 @@
 
 import { call, get, getOr, url } from "../api.js";
 import { TimeChart } from "../chart.js";
+import { connectToDisk } from "../connect.js";
 import { act, showProblem } from "../dialog.js";
 import {
   badge,
@@ -17,17 +18,17 @@ import {
   progress,
   replace,
 } from "../dom.js";
-import { bytes, count, duration, freedText, percent, perSecond, size, time, usedText } from "../format.js";
+import { bytes, count, counted, duration, freedText, percent, perSecond, size, time, usedText } from "../format.js";
 import { grown, guestRates } from "../live.js";
 import { may } from "../session.js";
 import { actionsColumn, numberColumn, plainTable, spaceColumn, Table } from "../table.js";
 import {
   cloneDisks,
   createImageOf,
-  createSnapshot,
+  createSnapshots,
   disconnectClient,
   limitTexts,
-  limitVolume,
+  limitVolumes,
   persistVolume,
   removeSnapshot,
   removeVolumes,
@@ -116,13 +117,14 @@ function clientsTable(name) {
   return new Table({
     caption: "Clients",
     columns: [
-      { id: "protocol", label: "Protocol", value: (c) => (c.protocol === "nbd" ? "NBD" : "iSCSI") },
-      { id: "client", label: "Client", value: (c) => c.client },
+      { id: "protocol", label: "Protocol", value: (c) => (c.protocol === "nbd" ? "NBD" : "iSCSI"), minor: true },
+      { id: "client", label: "Client", value: (c) => c.client, wide: true },
       { id: "initiator", label: "Initiator", value: (c) => c.initiator ?? "–", minor: true },
-      { id: "access", label: "Access", value: (c) => (c.read_only ? "read" : "read, write") },
+      { id: "access", label: "Access", value: (c) => (c.read_only ? "read" : "read, write"), minor: true },
       { id: "since", label: "Since", value: (c) => c.since_ms, text: (c) => time(c.since_ms), minor: true },
       actionsColumn(JSON.stringify, (c) =>
         mayEnd(c) ? button("Disconnect", () => disconnectClient(name, c), "small danger") : "",
+        (c) => c.initiator ?? c.client,
       ),
     ],
     key: (c) => `${c.protocol} ${c.id}`,
@@ -141,7 +143,7 @@ function snapshotsTable(volume) {
       { class: "row-actions" },
       may.provision() && button("Clone", () => cloneDisks(snapshot.name).catch(showProblem), "small"),
       may.provision() && button("Image", () => createImageOf(snapshot.name), "small"),
-      may.operate() && button("Roll back", () => rollBack(volume, nameOf(snapshot)), "small"),
+      may.operate() && button("Roll back", () => rollBack(volume, nameOf(snapshot)).catch(showProblem), "small"),
       may.operate() && button("Delete", () => removeSnapshot(volume, nameOf(snapshot)), "small danger"),
     );
   return new Table({
@@ -151,7 +153,7 @@ function snapshotsTable(volume) {
       numberColumn("created", "Created", (s) => s.created_ms, time),
       spaceColumn("freed", "Freed by deleting", (s) => s.exclusive_bytes, freedText),
       numberColumn("clones", "Clones", (s) => s.clones, count, { minor: true }),
-      actionsColumn((s) => s.name, actions),
+      actionsColumn((s) => s.name, actions, nameOf),
     ],
     key: (s) => s.name,
     search: nameOf,
@@ -167,12 +169,12 @@ function limitsCard(disk, stats) {
     ? h(
         "p",
         { class: "note" },
-        `${count(stats.limited.requests)} requests waited for limits, ${duration(stats.limited.waited_us / 1000)} in total.`,
+        `${counted(stats.limited.requests, "request")} waited for limits, ${duration(stats.limited.waited_us / 1000)} in total.`,
       )
     : null;
   return cardWith(
     "Limits",
-    may.operate() && button("Change", () => limitVolume(disk.name).catch(showProblem), "small"),
+    may.operate() && button("Change", () => limitVolumes([disk.name]).catch(showProblem), "small"),
     texts.length ? facts(texts) : h("p", { class: "note" }, "No limits."),
     waited,
   );
@@ -182,14 +184,15 @@ function actionsOf(context, disk) {
   const { name } = disk;
   return [
     disk.memory_lost && may.operate() && button("Resume", () => resumeVolume(name), "danger"),
-    may.operate() && button("Snapshot", () => createSnapshot(name)),
+    connectToDisk(name),
+    may.operate() && button("Snapshot", () => createSnapshots([name])),
     may.provision() && button("Clone", () => cloneDisks(name).catch(showProblem)),
     may.provision() && button("Create an image", () => createImageOf(name)),
     may.provision() && button("Resize", () => resizeVolume(disk)),
     may.provision() && isDesktop(disk) && button("Make persistent", () => persistVolume(name)),
-    may.operate() && disk.origin && button("Reset", () => resetVolumes([name])),
+    may.operate() && disk.origin && button("Reset", () => resetVolumes([name]).catch(showProblem)),
     may.provision() &&
-      button("Delete", () => removeVolumes([name], (work) => context.leave("#/volumes", work)), "danger"),
+      button("Delete", () => removeVolumes([name], (work) => context.leave("#/volumes", work)).catch(showProblem), "danger"),
   ].filter(Boolean);
 }
 
@@ -231,7 +234,7 @@ export function volumePage(context, name) {
   const counters = h("div");
   const snapshotsOf = snapshotsTable(name);
   const clientsOf = clientsTable(name);
-  const create = may.operate() && button("Create a snapshot", () => createSnapshot(name), "small");
+  const create = may.operate() && button("Create a snapshot", () => createSnapshots([name]), "small");
   // The tables of snapshots and clients are kept, with their sorting, filter and page; the others are made again.
   const classesBox = h("div", { class: "stack" });
   const clientsBox = card("Clients", clientsOf.element);

@@ -12,6 +12,9 @@ const SYNC = [
   ["never", "never: no guarantee"],
 ];
 
+/** Maximum number of clients that a message names. */
+const NAMED = 3;
+
 const nameField = (label, value) => ({ name: "name", label, value, required: true });
 const sizeField = (value) => ({
   name: "size_bytes",
@@ -112,14 +115,20 @@ export async function cloneDisks(source) {
   });
 }
 
-export function createSnapshot(volume) {
+/** Snapshots of volumes, with the same name. */
+export function createSnapshots(volumes) {
+  const of = volumes.length === 1 ? volumes[0] : `${count(volumes.length)} volumes`;
   formDialog({
-    title: `Create a snapshot of ${volume}`,
+    title: `Create a snapshot of ${of}`,
     action: "Create",
     intro: h("p", {}, "It contains every write acknowledged before."),
     fields: [nameField("Name of the snapshot")],
-    submit: (body, key) => call("POST", url`/volumes/${volume}/snapshots`, { body, key }),
-    done: (disk) => `Created ${disk.name}`,
+    submit: (body, key) =>
+      each(volumes, "have no new snapshot", (name) =>
+        // A key is for one request.
+        call("POST", url`/volumes/${name}/snapshots`, { body, key: `${key}-${volumes.indexOf(name)}` }),
+      ),
+    done: (_, { name }) => (volumes.length === 1 ? `Created ${volumes[0]}@${name}` : `Created ${name} of ${of}`),
   });
 }
 
@@ -155,9 +164,20 @@ function confirmShrink(disk, wanted) {
   );
 }
 
-export function resetVolumes(names) {
+/** Why a volume cannot be changed now; null if it can. */
+async function usedBy(name) {
+  const clients = await getOr(url`/volumes/${name}/clients`, []);
+  if (clients.length === 0) return null;
+  const names = clients.slice(0, NAMED).map((client) => client.initiator ?? client.client);
+  const more = clients.length > NAMED ? ", …" : "";
+  const [are, it] = clients.length === 1 ? ["1 client is", "it"] : [`${count(clients.length)} clients are`, "them"];
+  return `${are} connected (${names.join(", ")}${more}); stop ${it} first.`;
+}
+
+export async function resetVolumes(names) {
   const one = names.length === 1;
   formDialog({
+    blocked: one ? await usedBy(names[0]) : null,
     title: one ? `Reset ${names[0]}?` : `Reset ${count(names.length)} clones?`,
     action: "Reset",
     danger: true,
@@ -172,8 +192,9 @@ export function resetVolumes(names) {
   });
 }
 
-export function rollBack(volume, snapshot) {
+export async function rollBack(volume, snapshot) {
   formDialog({
+    blocked: await usedBy(volume),
     title: `Roll ${volume} back to ${snapshot}?`,
     action: "Roll back",
     danger: true,
@@ -196,31 +217,33 @@ export function removeSnapshot(volume, snapshot) {
 }
 
 /** Deletes volumes one after the other; those that cannot be deleted stay. The page calls the deletion by `remove`. */
-export function removeVolumes(names, remove) {
+export async function removeVolumes(names, remove) {
   const one = names.length === 1;
   formDialog({
+    blocked: one ? await usedBy(names[0]) : null,
     title: one ? `Delete ${names[0]}?` : `Delete ${count(names.length)} volumes?`,
     action: "Delete",
     danger: true,
     confirm: one ? names[0] : `delete ${names.length} volumes`,
     intro: h("p", {}, one ? "Its data is lost." : "Their data is lost."),
-    submit: () => remove(() => deleteEach(names)),
+    submit: () => remove(() => each(names, "were not deleted", (name) => call("DELETE", url`/volumes/${name}`))),
     done: one ? `Deleted ${names[0]}` : `Deleted ${count(names.length)} volumes`,
   });
 }
 
-async function deleteEach(names) {
+/** Calls `work` for each name; a failure does not stop the others. `what` says what was not done. */
+async function each(names, what, work) {
   const failures = [];
   for (const name of names) {
     try {
-      await call("DELETE", url`/volumes/${name}`);
+      await work(name);
     } catch (problem) {
       failures.push(problem);
       if (problem.code === "offline" || problem.status === 401) throw problem;
     }
   }
   if (failures.length === 1) throw failures[0];
-  if (failures.length) throw new Error(`${failures.length} volumes were not deleted. The first: ${failures[0].message}`);
+  if (failures.length) throw new Error(`${failures.length} volumes ${what}. The first: ${failures[0].message}`);
 }
 
 export function persistVolume(name) {
@@ -309,13 +332,16 @@ export function limitFields(limits, present) {
   return limits.map(([id, label, parse]) => ({ name: id, label, parse, value: value(id, parse) }));
 }
 
-export async function limitVolume(name) {
-  const path = url`/volumes/${name}/limits`;
-  const [present, tenants] = await Promise.all([get(path), getOr("/tenants", [])]);
+/** The limits of volumes. The form shows those of the first volume. */
+export async function limitVolumes(names) {
+  const one = names.length === 1;
+  const [present, tenants] = await Promise.all([get(url`/volumes/${names[0]}/limits`), getOr("/tenants", [])]);
+  const of = one ? names[0] : `${count(names.length)} volumes`;
+  const shown = one ? "" : ` The limits of ${names[0]} are shown; they replace those of all ${of}.`;
   formDialog({
-    title: `Limits of ${name}`,
+    title: `Limits of ${of}`,
     action: "Apply",
-    intro: h("p", {}, "Empty: no limit. They are effective at once."),
+    intro: h("p", {}, `Empty: no limit. They are effective at once.${shown}`),
     fields: [
       may.administer() && {
         name: "tenant",
@@ -326,7 +352,12 @@ export async function limitVolume(name) {
       ...limitFields(LIMITS, present.limits),
     ].filter(Boolean),
     submit: ({ tenant, ...limits }) =>
-      call("PUT", path, { body: { tenant: may.administer() ? tenant || null : present.tenant, limits } }),
-    done: `Changed the limits of ${name}`,
+      each(names, "have their former limits", async (name) => {
+        const path = url`/volumes/${name}/limits`;
+        // Only an administrator may change the tenant.
+        const own = may.administer() ? tenant || null : (await get(path)).tenant;
+        await call("PUT", path, { body: { tenant: own, limits } });
+      }),
+    done: `Changed the limits of ${of}`,
   });
 }

@@ -8,7 +8,7 @@ import { count, freedText, perSecond, size, throughput, time, usedText } from ".
 import { activity, sampleActivity } from "../live.js";
 import { may } from "../session.js";
 import { numberColumn, spaceColumn, Table } from "../table.js";
-import { cloneDisks, createVolume, removeVolumes, resetVolumes } from "./volume_actions.js";
+import { cloneDisks, createSnapshots, createVolume, limitVolumes, removeVolumes, resetVolumes } from "./volume_actions.js";
 
 const SETS = [
   ["all", "All", () => true],
@@ -72,11 +72,11 @@ const COLUMNS = [
     text: (d) => throughput(bytesOf(d) ?? 0),
     number: true,
     first: "descending",
-    least: true,
+    extra: true,
   },
-  { id: "line", label: "2 minutes", live: (d, cell) => sparkCell(cell, activity.get(d.name)?.history), minor: true },
-  { id: "snapshots", label: "Snapshots", value: (d) => d.snapshots, number: true, first: "descending", minor: true },
-  numberColumn("created", "Created", (d) => d.created_ms, (ms) => time(ms).slice(0, 16), { least: true }),
+  { id: "line", label: "2 minutes", live: (d, cell) => sparkCell(cell, activity.get(d.name)?.history), extra: true },
+  { id: "snapshots", label: "Snapshots", value: (d) => d.snapshots, number: true, first: "descending", extra: true },
+  numberColumn("created", "Created", (d) => d.created_ms, (ms) => time(ms).slice(0, 16), { extra: true }),
 ];
 
 /** Buttons that act on the selected rows. */
@@ -108,8 +108,11 @@ export function volumesPage(context) {
   );
   const chosen = selectionBar(
     [
-      may.operate() && button("Reset", () => resetVolumes(table.selected), "small"),
-      may.provision() && button("Delete", () => removeVolumes(table.selected, removeSelected), "small danger"),
+      may.operate() && button("Snapshot", () => createSnapshots(table.selected), "small"),
+      may.operate() && button("Limits", () => limitVolumes(table.selected).catch(showProblem), "small"),
+      may.operate() && button("Reset", () => resetVolumes(table.selected).catch(showProblem), "small"),
+      may.provision() &&
+        button("Delete", () => removeVolumes(table.selected, removeSelected).catch(showProblem), "small danger"),
     ].filter(Boolean),
     () => table.clearSelection(),
   );

@@ -29,6 +29,7 @@ macro_rules! assets {
 assets! {
     "api.js" SCRIPT;
     "chart.js" SCRIPT;
+    "connect.js" SCRIPT;
     "components.css" STYLE;
     "dialog.js" SCRIPT;
     "dom.js" SCRIPT;

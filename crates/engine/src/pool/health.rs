@@ -46,8 +46,8 @@ impl Affected {
     }
 }
 
-/// Adds the troubles of the disks whose names follow `last`, at most [`STRETCH`]. Returns the name of the last
-/// examined disk, `None` after all of them.
+/// Adds the troubles of the disks whose names follow `last`, at most [`STRETCH`]. Returns the name of the
+/// last examined disk, `None` after all of them.
 fn examine(
     components: &Components,
     last: &str,

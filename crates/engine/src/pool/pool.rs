@@ -238,8 +238,8 @@ impl Pool {
         self.components.intake.driver().helper()
     }
 
-    /// Checks the free room of the store now, and returns it. Without this, an idle pool does not notice other
-    /// writers.
+    /// Checks the free room of the store now, and returns it. Without this, an idle pool does not notice
+    /// other writers.
     ///
     /// # Errors
     /// Those of the store.
