@@ -175,6 +175,10 @@ impl Applier {
                     None => Tree::new(blocks(record.size)),
                 };
                 let mut made = Disk::new(record.clone(), tree, self.reader.context().retained.clone());
+                if from.is_none() || record.origin == *from {
+                    // An empty disk, or one that has what its origin has.
+                    made.used.set(0);
+                }
                 if let Some(source) = source {
                     if record.role == Role::Snapshot
                         && let Some(kept) = source.occupied.newest()
