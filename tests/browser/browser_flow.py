@@ -81,7 +81,7 @@ def a_day_of_an_administrator(t):
     load = Load(server, "desk-001")
     t.defer(load.stop)
     b.click("Clients")
-    b.until(lambda: b.texts("tbody tr:first-child td.number")[1:2] == ["1"], "the client of the load is not shown")
+    b.until(lambda: b.texts("tbody tr:first-child td.number")[3:4] == ["1"], "the client of the load is not shown")
     rates = "return Number(document.querySelector('tbody tr').cells[9].textContent.replace(',', ''))"
     b.until(lambda: b.script(rates) > 10, "the rate of the load is not shown")
     b.go("#/overview")

@@ -292,8 +292,10 @@ def open_as_libvirt_does(block):
 
 
 def shape(line):
-    """A line without what differs from run to run: numbers, their units, and the width of columns."""
+    """A line without what differs from run to run: numbers, their units, whether a disk was measured yet, and
+    the width of columns."""
     line = re.sub(r"[\d.,]*\d( ?([KMGT]i?)?B\b| ?(%|ms|s|min|h)(?!\w))?", "#", line)
+    line = re.sub(r"# \(# ago\)|not measured yet", "#", line)
     return re.sub(r"\s+", " ", line).strip()
 
 

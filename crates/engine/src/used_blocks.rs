@@ -42,6 +42,11 @@ impl UsedBlocks {
         self.blocks.store(blocks.min(UNKNOWN - 1), Relaxed);
     }
 
+    /// Records that the disk was not counted yet.
+    pub fn forget(&self) {
+        self.blocks.store(UNKNOWN, Relaxed);
+    }
+
     /// Records the map that a checkpoint has stored. Returns whether the disk is to be counted again: its
     /// counted map is of an older checkpoint, whose nodes are about to be freed.
     pub fn checkpointed(&self, map: Tree) -> bool {

@@ -168,24 +168,7 @@ impl Applier {
     /// error: the change was not made although it is in the log, so the pool must stop.
     pub async fn apply_op(&self, op: &CatalogueOp) -> Result<()> {
         match op {
-            CatalogueOp::Create { disk: record, from } => {
-                let source = from.map(|from| self.referenced_disk(from)).transpose()?;
-                let tree = match &source {
-                    Some(source) => source.tree.read().clone(),
-                    None => Tree::new(blocks(record.size)),
-                };
-                let mut made = Disk::new(record.clone(), tree, self.reader.context().retained.clone());
-                if let Some(source) = source {
-                    if record.role == Role::Snapshot
-                        && let Some(kept) = source.occupied.newest()
-                    {
-                        made.occupied = kept;
-                    }
-                    made.inherit_map_damage(&source);
-                    made.classes.inherit(&source.classes);
-                }
-                self.catalogue.write().insert(Arc::new(made));
-            }
+            CatalogueOp::Create { disk, from } => self.create(disk, *from)?,
             CatalogueOp::Delete { disk: id } => {
                 let removed = self.catalogue.write().remove(*id);
                 if let Some(disk) = removed {
@@ -235,6 +218,31 @@ impl Applier {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Creates a disk, with the contents of another one if that is given.
+    fn create(&self, record: &DiskRecord, from: Option<DiskId>) -> Result<()> {
+        let source = from.map(|from| self.referenced_disk(from)).transpose()?;
+        let tree = match &source {
+            Some(source) => source.tree.read().clone(),
+            None => Tree::new(blocks(record.size)),
+        };
+        let mut made = Disk::new(record.clone(), tree, self.reader.context().retained.clone());
+        if from.is_none() || record.origin == from {
+            // An empty disk, or one that has what its origin has.
+            made.used.set(0);
+        }
+        if let Some(source) = source {
+            if record.role == Role::Snapshot
+                && let Some(kept) = source.occupied.newest()
+            {
+                made.occupied = kept;
+            }
+            made.inherit_map_damage(&source);
+            made.classes.inherit(&source.classes);
+        }
+        self.catalogue.write().insert(Arc::new(made));
         Ok(())
     }
 

@@ -110,10 +110,13 @@ impl UsedCounter {
         UsedCounter { reader, catalogue, queue: Mutex::default() }
     }
 
-    /// Requests that all disks be counted.
+    /// Requests that all disks be counted, which recovery may have changed.
     pub fn request_all(self: &Arc<UsedCounter>) {
-        let disks: Vec<DiskId> = self.catalogue.read().visible().map(|disk| disk.id()).collect();
-        disks.into_iter().for_each(|disk| self.request(disk));
+        let disks: Vec<Arc<Disk>> = self.catalogue.read().visible().cloned().collect();
+        for disk in disks {
+            disk.used.forget();
+            self.request(disk.id());
+        }
     }
 
     /// Requests that a disk be counted, whose map has changed.
