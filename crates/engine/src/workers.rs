@@ -14,7 +14,7 @@ pub trait Workers: Send + Sync + 'static {
     fn run(&self, count: usize, each: &(dyn Fn(usize) + Sync));
 }
 
-/// The calling thread.
+/// Runs all work on the calling thread.
 pub(crate) struct Inline;
 
 impl Workers for Inline {

@@ -6,7 +6,7 @@
 
 const WAYS: usize = 8;
 
-/// Tags of blocks that left, newest first in each set; 0 means no tag.
+/// Tags of blocks that were evicted, the newest first in each set; 0 means no tag.
 #[derive(Default)]
 pub(super) struct Ghost {
     sets: Box<[[u32; WAYS]]>,

@@ -30,9 +30,10 @@ use crate::{Error, Mutation, Result};
 pub(crate) struct Taken {
     pub head: Head,
     pub checkpoint: Contents,
-    /// The maps of its disks, in the same order.
+    /// The maps of the checkpoint's disks, in the order of the disks.
     pub trees: Vec<Tree>,
-    /// Their values of [`crate::disk::Disk::map_damage`] at that time, in the same order.
+    /// The values of [`crate::disk::Disk::map_damage`] when the checkpoint was taken, in the order of the
+    /// disks.
     pub map_damage: Vec<u64>,
 }
 
@@ -114,7 +115,8 @@ impl Committer {
     }
 
     async fn take(&self) -> Result<Taken> {
-        // Fails if a commit that latched the pool may have left a group in the log that the maps lack.
+        // Writing fails if a commit has latched the pool: it may have left a group in the log that the maps
+        // lack.
         let log = self.write_log().await?;
         let (mut disks, mut trees): (Vec<TakenDisk>, _) = (Vec::new(), Vec::new());
         let next_disk = {
@@ -156,8 +158,8 @@ impl Committer {
         Ok(())
     }
 
-    /// Stores the pages in which the tables of a checkpoint differ from those of the one in effect, and
-    /// `renew` more.
+    /// Stores the pages in which the tables of a checkpoint differ from the tables of the current checkpoint,
+    /// and up to `renew` unchanged pages.
     async fn store_tables(&self, contents: &Contents, renew: usize) -> Result<StoredTables> {
         let mut tables = self.tables.lock().clone();
         let pages = tables.replace(contents, renew).await;
@@ -195,7 +197,7 @@ impl Committer {
             for ((table, number, _), at) in encoded.iter().zip(self.write_pieces(&pieces).await?) {
                 tables[*table].set(*number, Some(at));
             }
-            // A store in memory never waits.
+            // Yields explicitly, since a store in memory never waits.
             yield_now().await;
         }
         Ok(())
@@ -226,7 +228,7 @@ impl Committer {
             sampling: *sampling,
         };
         let bytes = root.encode();
-        // Room for header and entry of each batch.
+        // Each batch needs room for its header and an entry.
         let piece = self.read_log().await.batch_limit() - 2 * BLOCK;
         let pieces: Vec<&[u8]> = bytes.chunks(piece).collect();
         if pieces.len() > MAX_BLOBS {

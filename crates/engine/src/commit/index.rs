@@ -44,7 +44,7 @@ impl Committer {
                     tracing::debug!("rebuilding the dedup index has stopped: {e}");
                     break;
                 }
-                // Freed or damaged: its blocks are stored again if they are written again.
+                // The segment is freed or damaged: if its blocks are written again, they are stored again.
                 Err(e) => tracing::warn!(%segment, "cannot read the fingerprints of a segment: {e}"),
                 Ok(()) => {}
             }

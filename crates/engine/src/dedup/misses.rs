@@ -13,13 +13,13 @@ pub(super) fn indexed(entry: &DirectoryEntry) -> bool {
 
 /// The fingerprints that were not found; see the module documentation.
 pub(crate) struct Misses {
-    /// With the position of each in the commit, sorted.
+    /// Fingerprints, each with its position in the commit, sorted.
     prints: Vec<(Fingerprint, usize)>,
     filter: Filter,
 }
 
 impl Misses {
-    /// Fingerprints, each with its position.
+    /// Makes the list from fingerprints, each with its position.
     pub fn new<'a>(prints: impl Iterator<Item = (usize, &'a Fingerprint)>) -> Misses {
         let mut prints: Vec<_> = prints.map(|(position, print)| (*print, position)).collect();
         prints.sort_unstable();

@@ -16,7 +16,7 @@ use crate::stats::Counter;
 use crate::write_caches::{WriteCaches, is_nearly_spent};
 use crate::{DesktopStats, Error, Result};
 
-/// One overflow takes at most one part in this many of the reserve.
+/// One overflow takes at most one part in this number of the reserve.
 const RESERVE_PART: u64 = 4;
 
 /// Lets desktops overflow, resets them, and converts them to persistent volumes.
@@ -29,7 +29,7 @@ pub(crate) struct Desktops {
     pub(super) caches: Arc<WriteCaches>,
     pub(super) editor: Arc<CatalogueEditor>,
     pub(super) profiles: Arc<BootProfiles>,
-    /// Overflows, and the bytes that they freed in RAM.
+    /// Number of overflows, and the bytes that they freed in RAM.
     overflowed: Counter,
 }
 
@@ -63,8 +63,7 @@ impl Desktops {
                 let begin = self.cx.host.now();
                 match self.overflow(&desktop).await {
                     Ok(_) if self.has_waiting_writers(&desktop) => {}
-                    // Pauses for the duration of the overflow: guests' reads have priority while there is
-                    // room.
+                    // Waits as long as the overflow took: guests' reads have priority while there is room.
                     Ok(_) => self.cx.host.sleep(self.cx.host.now().saturating_sub(begin)).await,
                     Err(Error::NoSpace) => self.cx.host.sleep(FULL_RETRY).await,
                     Err(Error::Closed) => break,
@@ -78,7 +77,7 @@ impl Desktops {
                 }
             }
             if self.cx.check_running().is_err() {
-                // Writers that wait for room fail with the error of the pool.
+                // Woken writers that wait for room fail with the error of the pool.
                 self.progress.wake_waiters();
                 return;
             }
@@ -105,7 +104,7 @@ impl Desktops {
         fullest.or_else(largest).cloned()
     }
 
-    /// Whether a writer waits for room, or soon will.
+    /// Whether a writer of the desktop waits for room, or will wait soon.
     fn has_waiting_writers(&self, desktop: &Disk) -> bool {
         desktop.wants_room() || self.caches.is_short(desktop)
     }

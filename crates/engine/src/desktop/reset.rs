@@ -22,11 +22,11 @@ use crate::disk::Disk;
 use crate::limits::{RESET_RETRY, RESET_RETRY_MAX};
 use crate::{Error, Mutation, Result};
 
-/// The desktops that an attempt to reset all due desktops could not reset.
+/// Why some due desktops remain after an attempt to reset all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Remaining {
     None,
-    /// Desktops that an operation or a disconnecting client uses.
+    /// An operation or a disconnecting client uses the remaining desktops.
     InUse,
 }
 
@@ -127,7 +127,8 @@ impl Desktops {
     }
 }
 
-/// Desktops whose reset is in a commit. Those that are not reset when this guard is dropped are due again.
+/// Desktops whose reset is in a commit. When this guard is dropped, the desktops that were not reset are due
+/// again.
 #[derive(Default)]
 struct RunningResets(Vec<Arc<Disk>>);
 

@@ -27,7 +27,8 @@ impl Appends {
         Appends(vec![Watched { append, overdue }])
     }
 
-    /// An append has begun. When `overdue` completes, the group need not wait for it any longer.
+    /// Adds an append that has begun. When `overdue` completes, the group need not wait for this append any
+    /// longer.
     pub fn add(&mut self, append: Completion<IoBuf>, overdue: BoxFuture<'static, ()>) {
         self.0.push(Watched { append, overdue });
     }
@@ -50,7 +51,7 @@ impl Appends {
     }
 }
 
-/// The graver one of two failures.
+/// The graver of two failures.
 fn graver(known: Option<StoreError>, other: StoreError) -> StoreError {
     match known {
         None | Some(StoreError::Full) => other,

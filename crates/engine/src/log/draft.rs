@@ -19,7 +19,7 @@ pub(crate) enum Item<'a> {
         form: Form,
         crc: u32,
         fingerprint: Fingerprint,
-        /// Its rank in the read cache.
+        /// Rank of the block in the read cache.
         rank: Rank,
     },
     /// A block of a disk that refers to a stored block.
@@ -80,7 +80,7 @@ impl Item<'_> {
         scratch.len()
     }
 
-    /// The reference to the item if its payload is at `addr`.
+    /// The reference to the item's payload if it is stored at `addr`.
     fn stored_at(&self, addr: Address) -> BlockRef {
         match *self {
             Item::Block { form, crc, .. } => BlockRef { addr, form, crc },
@@ -195,12 +195,13 @@ pub(super) fn fill(
 /// What laying out a batch uses.
 pub(super) struct Medium<'a> {
     pub workers: &'a dyn Workers,
-    /// Receives the blocks of disks, if given.
+    /// The read cache into which blocks of disks are inserted; `None` for no cache.
     pub cache: Option<&'a ReadCache>,
 }
 
 impl Piece<'_> {
-    /// Copies the items, and inserts the blocks of disks into the read cache. Returns the sum of all bytes.
+    /// Copies the items, and inserts the blocks of disks into the read cache. Returns the checksum of all
+    /// bytes.
     fn fill(self, cache: Option<&ReadCache>) -> Sum64 {
         let mut at = 0;
         for (item, addr) in self.items {

@@ -2,7 +2,7 @@
 
 use super::Log;
 
-/// Figures of the log, which can be read while a commit has it.
+/// Figures of the log, which can be read while a commit has the log locked.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LogFigures {
     /// Sequence number of the last durable batch.

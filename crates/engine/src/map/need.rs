@@ -8,7 +8,7 @@ use super::node::Node;
 /// A stored node that an operation needs and that is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NeedNode {
-    /// Its location.
+    /// Location of the node.
     pub at: BlockRef,
     pub(super) index: NodeIndex,
     pub(super) base: bool,
@@ -32,12 +32,12 @@ impl NeedNode {
         NeedNode::child(at, NodeIndex::from_bits(index))
     }
 
-    /// Its level: 0 for a leaf.
+    /// Level of the node: 0 for a leaf.
     pub(crate) fn level(&self) -> u8 {
         self.index.level()
     }
 
-    /// The last block below it.
+    /// The last block below the node.
     pub(crate) fn last_block(&self) -> u64 {
         self.index.span().1
     }

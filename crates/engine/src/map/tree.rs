@@ -13,7 +13,7 @@ pub(crate) struct Tree {
     pub(super) blocks: u64,
 }
 
-/// Levels that this number of blocks needs; at least one.
+/// Number of levels that this number of blocks needs; at least one.
 pub(super) fn height_for(blocks: u64) -> u8 {
     let bits = u64::BITS - blocks.saturating_sub(1).leading_zeros();
     bits.div_ceil(8).max(1) as u8
@@ -35,7 +35,7 @@ impl Tree {
         Ok(Tree { root: Child::from_value(root), height, blocks })
     }
 
-    /// The tree's fields of a disk record; `None` while its root is only in memory.
+    /// The tree's fields of a disk record; `None` while the root of the tree is only in memory.
     pub(crate) fn record(&self) -> Option<(MapValue, u8)> {
         self.root.to_value().map(|root| (root, self.height))
     }

@@ -1,11 +1,11 @@
-//! What is wrong with a pool, for administrators.
+//! Problems of a pool, for administrators.
 
 use forebay_format::Mark;
 
 use crate::Room;
 use crate::components::Components;
 
-/// What is wrong with a pool.
+/// The problems of a pool.
 #[derive(Debug, Clone, Default)]
 pub struct PoolHealth {
     /// Why the pool has stopped accepting changes: the store or a map has failed.
@@ -14,18 +14,18 @@ pub struct PoolHealth {
     pub room: Room,
     /// Places of the store that were found damaged or unreadable since the pool was opened.
     pub damaged_places: u64,
-    /// The disks of which acknowledged writes are lost.
+    /// The disks whose acknowledged writes are lost.
     pub lost: Affected,
     /// The disks with an unreadable node in their block map.
     pub damaged: Affected,
 }
 
-/// Disks with the same trouble.
+/// The disks that have the same problem.
 #[derive(Debug, Clone, Default)]
 pub struct Affected {
-    /// Number of the disks.
+    /// Number of these disks.
     pub count: usize,
-    /// Names of some of them.
+    /// Names of some of these disks.
     pub names: Vec<String>,
 }
 
@@ -42,7 +42,7 @@ impl Affected {
 }
 
 impl PoolHealth {
-    /// What is wrong with the pool of these components. Does not access the store.
+    /// Determines the problems of the pool with these components. Does not access the store.
     pub(super) fn of(components: &Components) -> PoolHealth {
         let (mut lost, mut damaged) = (Affected::default(), Affected::default());
         let catalogue = components.catalogue.read();

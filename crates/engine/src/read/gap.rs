@@ -9,9 +9,9 @@ use crate::buffer::copy_sectors;
 /// How a disk is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadMode {
-    /// Only if all of it is in RAM.
+    /// The read succeeds only if all of it is in RAM.
     CachedOnly,
-    /// Waiting for the store if necessary.
+    /// The read waits for the store if necessary.
     Wait,
     /// As `Wait`, for reads by the pool itself: they have no effect on the read cache, the counters and the
     /// recordings of boots.
@@ -21,11 +21,11 @@ pub(crate) enum ReadMode {
 /// Where the blocks of a read are from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// All were in RAM.
+    /// All blocks were in RAM.
     Ram,
-    /// Some were being read by other readers, for which it waited.
+    /// Some blocks were being read by other readers, for which this read waited.
     OtherReads,
-    /// Some were read from the store.
+    /// Some blocks were read from the store.
     Store,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Origin {
 pub(crate) struct Gathered {
     /// The blocks that are not in RAM.
     pub gaps: Vec<Gap>,
-    /// Some bytes are from the write buffers, so their commit has not ended.
+    /// Some bytes are from the write buffers, so the commit of these bytes has not ended.
     pub is_uncommitted: bool,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Gap {
     /// Logical block number.
     pub block: u64,
-    /// Offset of its bytes in the reader's buffer.
+    /// Offset of the block's bytes in the reader's buffer.
     pub at: usize,
     /// The requested bytes of the block.
     pub within: Range<usize>,

@@ -21,13 +21,13 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Delta {
     pub at: BlockRef,
-    /// References added, less references removed.
+    /// Number of references added, minus the number of references removed.
     pub by: i64,
-    /// For a reference to a node as a child: its index, see [`crate::map::NeedNode::index_bits`].
+    /// For a reference to a node as a child: index of the node, see [`crate::map::NeedNode::index_bits`].
     pub index: u32,
     /// The slot holds a block, not a node.
     pub is_block: bool,
-    /// An image that no earlier mark knew reaches it.
+    /// The slot is reached from an image that no earlier mark knew.
     pub of_image: bool,
 }
 
@@ -56,8 +56,8 @@ const IMAGE_FLAG: u64 = 2;
 const NEGATIVE_FLAG: u64 = 4;
 const FLAG_BITS: u32 = 3;
 
-/// Appends a change that follows the one with number `previous`; `whole` with everything that is needed to
-/// read a node.
+/// Appends a change that follows the change with number `previous`. With `whole`, everything is included that
+/// is needed to read a node.
 fn encode(delta: &Delta, previous: u64, whole: bool, out: &mut Vec<u8>) {
     put_varint(out, delta.key() - previous);
     let flags = [(delta.is_block, BLOCK_FLAG), (delta.of_image, IMAGE_FLAG), (delta.by < 0, NEGATIVE_FLAG)];
@@ -95,9 +95,9 @@ enum Run {
 /// Collected changes.
 #[derive(Debug)]
 pub(super) struct Deltas {
-    /// Nodes are to be read by these references.
+    /// The changes are encoded with the references by which nodes are to be read.
     whole: bool,
-    /// Changes in a run.
+    /// Number of changes in a run.
     run: usize,
     recent: Vec<Delta>,
     runs: Vec<Run>,
@@ -106,17 +106,17 @@ pub(super) struct Deltas {
 }
 
 impl Deltas {
-    /// Changes of nodes that will be read, in runs of `run` changes.
+    /// Collects changes of nodes that will be read, in runs of `run` changes.
     pub fn of_nodes(run: usize) -> Deltas {
         Deltas { whole: true, ..Deltas::of_slots(run) }
     }
 
-    /// Changes of slots.
+    /// Collects changes of slots, in runs of `run` changes.
     pub fn of_slots(run: usize) -> Deltas {
         Deltas { whole: false, run, recent: Vec::new(), runs: Vec::new(), bytes: 0 }
     }
 
-    /// Bytes of memory that writing to the store would release.
+    /// Bytes of memory that would become free if the runs were written to the store.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -187,7 +187,7 @@ struct Cursor {
     bytes: Arc<Vec<u8>>,
     at: usize,
     pieces: VecDeque<BlobRef>,
-    /// The next change, and, once it was taken, its number.
+    /// The next change. Once this change was taken, its number.
     head: Option<Delta>,
     previous: u64,
 }
@@ -212,7 +212,7 @@ impl Cursor {
     }
 }
 
-/// Several runs, read side by side.
+/// A merge of several runs, which are read side by side.
 pub(super) struct Merge<'a> {
     scratch: &'a Scratch,
     whole: bool,

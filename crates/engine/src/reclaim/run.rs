@@ -19,11 +19,12 @@ use crate::{Error, GcPhase, GcProgress, Mutation, Result};
 
 /// How often a deletion checks whether readers still hold locations in moved segments.
 const READERS_CHECK: Duration = Duration::from_millis(1);
-/// Most bytes of emptied objects that wait for a checkpoint, in segments.
+/// Maximum bytes of emptied objects that wait for a checkpoint, in segments.
 const MAX_EMPTIED: u64 = 8;
-/// Least room above the reserve with which emptied objects wait, in segments.
+/// Minimum room above the reserve with which emptied objects wait for a checkpoint, in segments.
 const ROOM_TO_WAIT: u64 = 2;
-/// The part of a segment that a checkpoint may need, while the store has less room than a segment.
+/// The part of a segment that a checkpoint may need, as one part in this number, while the store has less
+/// room than a segment.
 const CHECKPOINT_PART: u64 = 16;
 
 pub(super) type ReportProgress<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
@@ -42,7 +43,7 @@ struct Headroom {
 pub(super) struct Reclaim<'a> {
     cleaner: &'a Cleaner,
     report: ReportProgress<'a>,
-    /// The checkpoint that was marked.
+    /// The checkpoint whose maps were marked.
     taken: &'a Taken,
     pub progress: GcProgress,
     /// A caller requested the reclaim and waits for it.
@@ -72,8 +73,8 @@ impl<'a> Reclaim<'a> {
         }
     }
 
-    /// Drops dead segments and cleans the objects that are worth it. Returns true if all of them were
-    /// cleaned; false if it ended early, or only the sparsest had to be cleaned.
+    /// Drops dead segments and cleans the objects that are worth cleaning. Returns true if all of them were
+    /// cleaned; false if cleaning ended early, or only the sparsest objects had to be cleaned.
     pub async fn run(&mut self, marked: &MarkResult, objects: Objects) -> Result<bool> {
         self.drop_dead(marked, &objects).await?;
         let (mut yields, mut empty) = (YieldCounter::default(), Vec::new());
@@ -123,7 +124,7 @@ impl<'a> Reclaim<'a> {
         let (room, spare) =
             (self.headroom().await?, self.cleaner.space.reserve.segment_bytes / CHECKPOINT_PART);
         if room.is_short {
-            // Half of what the store still owns remains for deletions.
+            // Half of the room that the store still owns remains for deletions.
             return Ok(victim.packed.saturating_add(spare) <= room.free / 2);
         }
         Ok(self.cleaner.committer.read_log().await.may_move(victim.packed, room.free, spare))
@@ -153,7 +154,8 @@ impl<'a> Reclaim<'a> {
     }
 
     /// Removes segments without live slots from the table, so that no new reference to them can be made. The
-    /// log is locked for a few of them at a time. Counts the segments that are stored in each object.
+    /// log is locked for a few of these segments at a time. Counts the segments that are stored in each
+    /// object.
     async fn drop_dead(&mut self, marked: &MarkResult, objects: &Objects) -> Result<()> {
         let log = self.cleaner.committer.read_log().await;
         let (table, open) = (log.table().clone(), log.open_segments());
@@ -162,7 +164,8 @@ impl<'a> Reclaim<'a> {
         for record in table.iter() {
             yields.step().await;
             let object = objects.get(record.segment);
-            // A container's record is unused if its object does not exist: it was deleted before a crash.
+            // The record of a container is unused if its object does not exist: the object was deleted before
+            // a crash.
             let unused = match record.stream {
                 Stream::Moved => object.is_none(),
                 _ => !marked.live().contains_key(&record.segment) && !marked.is_uncertain(record),
@@ -201,8 +204,8 @@ impl<'a> Reclaim<'a> {
         self.residents.get(&object.0).is_none_or(|segments| *segments == 0)
     }
 
-    /// Moves all segments out of an object. Returns false if there is no room for that; segments moved before
-    /// stay moved.
+    /// Moves all segments out of an object. Returns false if there is no room for that; segments that were
+    /// moved before stay moved.
     async fn clean(&mut self, victim: &Object, marked: &MarkResult) -> Result<bool> {
         for segment in &victim.residents {
             let record = self.cleaner.committer.read_log().await.table().get(*segment).copied();

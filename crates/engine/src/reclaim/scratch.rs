@@ -14,7 +14,7 @@ use crate::log::Item;
 use crate::read::Reader;
 use crate::{Error, Result};
 
-/// Pieces that are written at a time.
+/// Number of pieces that are written at a time.
 const PIECES_AT_ONCE: usize = 16;
 
 /// The store as temporary memory.
@@ -79,7 +79,7 @@ impl Writer<'_> {
         &mut self.last
     }
 
-    /// Called after each item: no item is divided between two pieces.
+    /// Ends an item. Called after each item, since no item is divided between two pieces.
     pub async fn end_item(&mut self) -> Result<()> {
         if self.last.len() >= self.scratch.piece {
             self.full.push(std::mem::take(&mut self.last));

@@ -50,12 +50,12 @@ impl Table {
         Table { has_values: true, ..Table::default() }
     }
 
-    /// Bytes that it takes in memory.
+    /// Bytes that the table takes in memory.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether all records are in memory. The others are lost when the reclaim ends.
+    /// Whether all records are in memory. Records in temporary data are lost when the reclaim ends.
     pub fn is_in_memory(&self) -> bool {
         self.records.values().all(|record| matches!(record, Record::Memory(_)))
     }
@@ -157,7 +157,7 @@ impl Table {
 }
 
 /// Adds changes, in order of their slots, to the counts of a segment. Calls `changed` with each change and
-/// the count before and after it. Returns `None` if a count would be negative.
+/// the count before and after the change. Returns `None` if a count would be negative.
 pub(super) fn apply(
     counts: &[Counted],
     deltas: &[Delta],

@@ -115,7 +115,7 @@ impl EntryValidator<'_> {
                 if self.0.get(disk.id).is_some() {
                     return invalid(WHAT, "disk");
                 }
-                // It gets the map of the source disk, and therefore needs the same size.
+                // The disk gets the map of the source disk, and therefore needs the same size.
                 let source = from.and_then(|from| self.0.get(from));
                 if source.is_some_and(|source| blocks(source.size()) != blocks(disk.size)) {
                     return invalid(WHAT, "from");

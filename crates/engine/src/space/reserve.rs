@@ -2,9 +2,11 @@
 
 use super::policy::min_reclaim_bytes;
 
-/// A store is low on room if, in addition to the reserve, less than the total divided by this number is free.
+/// A store is low on room if the free room above the reserve is less than its total size divided by this
+/// number.
 const LOW_PART: u64 = 10;
-/// It is no longer low when, in addition, that much divided by this number is free.
+/// A store that is low on room is no longer low when it has further free room: the share of [`LOW_PART`],
+/// divided by this number.
 const SLACK_PART: u64 = 4;
 
 /// The sizes on which the reserve depends.
@@ -17,18 +19,19 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Room that is kept free for deletions, checkpoints, cleaning and the data that is already in the
+    /// Bytes that are kept free for deletions, checkpoints, cleaning and the data that is already in the
     /// buffers.
     pub fn bytes(&self, total: u64) -> u64 {
         (2 * self.segment_bytes + 2 * self.write_buffer).min(total / 4)
     }
 
-    /// A store of `total` bytes is low on room if less than this is free.
+    /// Threshold of free bytes below which a store of `total` bytes is low on room.
     pub fn low_threshold(&self, total: u64) -> u64 {
         self.bytes(total) + total / LOW_PART
     }
 
-    /// Hysteresis of that, so that a store at the threshold does not log a warning at every commit.
+    /// Hysteresis of the threshold, so that a store near the threshold does not log a warning at every
+    /// commit.
     pub fn low_slack(total: u64) -> u64 {
         total / (LOW_PART * SLACK_PART)
     }
