@@ -215,8 +215,9 @@ impl Disk {
 
     /// Replaces the record. Only changes to the catalogue do this, in a commit or in recovery.
     ///
-    /// Whether it is a desktop stays as it is: a desktop that is becoming a volume has left the desktops
-    /// before its record states that, and other changes of the record may be in the log in between.
+    /// Whether the disk is a desktop does not change: a desktop that is becoming a volume ceases to be a
+    /// desktop before its record states that, and the log may have other changes of the record between these
+    /// two.
     pub fn set_record(&self, record: DiskRecord) {
         self.size.store(record.size, Relaxed);
         *self.record.write() = Arc::new(record);

@@ -111,9 +111,10 @@ fn len(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// The blocks of a write with data, and those that it fills with zeroes as a whole. A block that is filled
-/// with zeroes in part is neither, so that a discard with unaligned ends needs no room; but in a clone it
-/// counts as data, since it is stored with what the clone inherits for the rest.
+/// The blocks of a write with data, and the blocks that it fills with zeroes as a whole. A block that the
+/// write fills with zeroes only in part belongs to neither, so that a discard with unaligned ends needs no
+/// room. In a clone such a block counts as data, since it is stored with the other part, which the clone
+/// inherits.
 fn ranges_of(offset: u64, bytes: &[u8], is_clone: bool) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
     let (mut data, mut zeroes): (Vec<Range<u64>>, Vec<Range<u64>>) = (Vec::new(), Vec::new());
     let mut at = 0;
@@ -189,7 +190,8 @@ impl Blocks {
         state.tenant.is_some() && !state.is_complete
     }
 
-    /// Whether a write as a whole is within the quota, so that one that is not fails before it waits.
+    /// Checks whether a write as a whole is within the quota, so that a write beyond the quota fails before
+    /// it waits.
     ///
     /// # Errors
     /// [`Error::OverQuota`].

@@ -58,9 +58,9 @@ impl Compressor {
     }
 }
 
-/// Whether a block appears to be encrypted or compressed already, judged by four samples of `N` bytes: the
-/// data of a block with a short plain header must be detected as well. Of 256 random bytes some 162 have
-/// different values, of 64 some 57; text and code have far fewer.
+/// Whether a block appears to be encrypted or compressed already, judged by four samples of `N` bytes, so
+/// that a block whose data follows a short plain header is detected as well. Of 256 random bytes some 162
+/// have different values, of 64 some 57; text and code have far fewer.
 fn looks_random<const N: usize>(block: &[u8; BLOCK]) -> bool {
     let least = if 4 * N >= 256 { 140 } else { 3 * N };
     let mut seen = [0_u64; 4];

@@ -1,7 +1,8 @@
 //! CPU work that is divided among threads.
 //!
-//! The engine starts no threads: its host provides [`Workers`]. A result depends neither on their number nor
-//! on the order in which they run; so a simulation, which has one thread, replays what a server does on many.
+//! The engine starts no threads: its host provides [`Workers`]. A result does not depend on the number of
+//! threads or on the order in which they run, so a simulation, which has one thread, replays what a server
+//! does on many threads.
 
 use crate::sync::Mutex;
 

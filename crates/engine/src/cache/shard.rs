@@ -37,9 +37,9 @@ const MAX_STEPS: usize = 128;
 /// Bytes of a shard that do not depend on its frames: the smallest index and ghosts, a chunk's record, the
 /// shares.
 const BASE_COST: u64 = 512 + size_of::<Shares>() as u64;
-/// Most memory that a frame costs in addition to its block: 16 bytes of metadata; at most 23 in the index
-/// (5 per bucket, of which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond
-/// the size that its content needs); 8 in the ghosts; 17 in reserve.
+/// Maximum bytes of a frame in addition to its block: 16 bytes of metadata; at most 23 in the index (5 per
+/// bucket, of which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond the size
+/// that its content needs); 8 in the ghosts; 17 in reserve.
 const FRAME_OVERHEAD: u64 = 64;
 
 /// Number of frames that [`Shard::copy_some`] examines.

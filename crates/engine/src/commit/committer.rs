@@ -273,10 +273,10 @@ impl Committer {
         self.progress.update(|p| p.stopped = true);
     }
 
-    /// Gives up a group for which the store has no room. Its data stays in the buffers, since it was
-    /// acknowledged. As long as a reclaim may help, its changes to the catalogue are retried with the next
-    /// group; otherwise they fail, and so do flushes. So a request that waits for reclaims gets one more
-    /// attempt after the last of them.
+    /// Abandons a group for which the store has no room. Its data stays in the buffers, since it was
+    /// acknowledged. As long as a reclaim may help, the group's changes to the catalogue are retried with the
+    /// next group; otherwise they fail, and so do flushes. A request that waits for reclaims thus gets one
+    /// more attempt after the last reclaim.
     pub fn give_up_group(&self, mut group: Group) {
         self.space.refused();
         self.unfreeze_group(&mut group);

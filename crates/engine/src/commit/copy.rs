@@ -28,11 +28,12 @@ struct Copying<'a> {
 
 impl Applier {
     /// Copies `count` references of `source`, from block `from` on, into the map of `disk`, from block
-    /// `first` on. Ranges that are damaged in the map of the source are then damaged in that of `disk`.
+    /// `first` on. Ranges that are damaged in the map of the source are then damaged in the map of `disk`
+    /// too.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]: nothing was changed. Any other: the copy is incomplete although it is in the
-    /// log.
+    /// [`Error::OutOfRange`]: nothing was changed. Any other error: the copy is incomplete although it is in
+    /// the log.
     pub async fn copy_range(
         &self,
         disk: &Disk,

@@ -33,9 +33,9 @@ thread_local! {
     static MAY_COMMIT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread may make the commits that its requests wait for, and so be blocked by an append to a
-/// store that was fast until now. That is of use while it serves only one client, which waits for each reply:
-/// then no other waits for the store. Without this call it may not.
+/// Sets whether this thread may make the commits for which its requests wait. An append to a store that was
+/// fast until now may then block the thread. It is useful while the thread serves only one client that waits
+/// for each reply, because then no other client waits for the store. By default a thread may not.
 pub fn commit_here(may: bool) {
     MAY_COMMIT.set(may);
 }

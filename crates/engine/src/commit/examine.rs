@@ -78,10 +78,10 @@ fn examine_one(given: &Given<'_>, cache: &ReadCache) -> Examined {
     Examined::Other { crc, fingerprint: None, now, rank: rank(given, cache) }
 }
 
-/// Blocks of large writes displace others from the read cache only if they overwrite a block that was read
-/// from it. What is written at length, by copies, backups and installations, is seldom read back soon, least
-/// of all by a guest that still has it in memory; and copying it into the cache would take a fifth of the CPU
-/// time of its commit. What guests do read stays cached when it is overwritten.
+/// The rank of a block in the read cache. A block of a large write displaces other blocks from the cache only
+/// if it overwrites a block that was read from the cache. Data of large writes (copies, backups,
+/// installations) is seldom read back soon, and the guest may still have it in memory. Copying it into the
+/// cache would take a fifth of the CPU time of its commit.
 fn rank(given: &Given<'_>, cache: &ReadCache) -> Rank {
     let replaces = || matches!(given.now, Some(MapValue::At(now)) if cache.is_used(now.addr));
     match given.rank {

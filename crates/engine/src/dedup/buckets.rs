@@ -1,12 +1,13 @@
 //! A hash table in bounded memory that grows with its contents.
 //!
-//! It consists of sets of `WAYS` entries. While more than three in ten entries are used, each insertion adds
-//! a set and splits an existing one into it (linear hashing: sets that have not been split yet hold twice as
-//! much as the others), up to the limit. At that size all sets are alike again. Memory therefore follows the
-//! number of entries, and no insertion takes long. In a full set an insertion displaces another entry.
+//! The table consists of sets of `WAYS` entries. While more than three in ten entries are used, each
+//! insertion adds a set and splits an existing set into it, up to the limit. (This is linear hashing: sets
+//! that have not been split yet hold twice as much as split sets.) At the limit all sets are alike again.
+//! Memory therefore follows the number of entries, and no insertion takes long. In a full set an insertion
+//! displaces another entry.
 //!
-//! The entries of a set are at its beginning, in any order. So a search ends at the first empty one: most
-//! sets are a third full, and reading one from memory is most of the cost of a search.
+//! The entries of a set are at its beginning, in any order. A search therefore ends at the first empty entry:
+//! most sets are a third full, and reading a set from memory is most of the cost of a search.
 
 /// Bytes of a cache line of the processor.
 const CACHE_LINE: usize = 64;

@@ -38,11 +38,11 @@ impl Fingerprinter {
         }
     }
 
-    /// Appends the fingerprint of each block; it is never the one that means "no block".
+    /// Appends the fingerprint of each block. No fingerprint has the value that stands for "no block".
     ///
     /// A block is four chunks, so its hash is a tree of seven nodes. The library computes the nodes of one
-    /// block at once, which fills a quarter of the widest vectors; this computes the same node of many blocks
-    /// at once.
+    /// block at once, which fills a quarter of the widest vectors. This function computes the same node of
+    /// many blocks at once.
     pub fn of_each(&self, blocks: &[&[u8; BLOCK]], out: &mut Vec<Fingerprint>) {
         for blocks in blocks.chunks(LANES) {
             let mut chunks = [[0; CHAINING]; 4 * LANES];

@@ -1,6 +1,7 @@
 //! The fingerprints of a commit that were not found, and the search for them in whole directories.
 //!
-//! Nearly all entries of a directory are different blocks; a filter rejects most of them.
+//! Nearly all entries of a directory belong to blocks that the commit does not contain; a filter rejects most
+//! of these entries.
 
 use forebay_format::{Address, BlockRef, DirectoryEntry, Fingerprint, SegmentId, SlotKind};
 

@@ -156,9 +156,9 @@ impl Dedup {
         self.credit = self.credit.saturating_add(hits as i64 * CREDIT_FOR_HIT).min(CREDIT_MAX);
     }
 
-    /// The segments in whose directories the blocks that were not found are likely: those to which most of
-    /// `blocks` lead first. `blocks` are fingerprints with the result of [`Dedup::find`], in the order of the
-    /// commit. A found block leads to its neighbours if the block before or after it was not found.
+    /// The segments whose directories probably list the blocks that were not found: the segments to which
+    /// most of `blocks` lead come first. `blocks` are fingerprints with the result of [`Dedup::find`], in the
+    /// order of the commit. A found block leads to its segment if the block before or after it was not found.
     pub fn leads<'a>(
         &self,
         blocks: impl Iterator<Item = (&'a Fingerprint, Option<BlockRef>)>,

@@ -1,7 +1,7 @@
-//! Short numbers for segments, so that an entry of the index needs few bits for one.
+//! Short numbers for segments, so that an entry of the index needs few bits for its segment.
 //!
-//! Numbers begin at 1. That of a freed segment is assigned again only after all entries with this number were
-//! removed.
+//! Numbers begin at 1. The number of a freed segment is assigned again only after all entries with this
+//! number were removed.
 
 use forebay_format::SegmentId;
 use hashbrown::HashMap;

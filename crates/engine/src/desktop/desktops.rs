@@ -84,11 +84,11 @@ impl Desktops {
         }
     }
 
-    /// The desktop that has used the largest share of its budget, among those whose budget is nearly spent or
-    /// whose writers wait: a large write may have to wait long before the budget is nearly spent. If no
-    /// desktop qualifies and the common budget is short, the desktop with the largest cache. Waiting writers
-    /// of other desktops check again when this one has overflowed. A desktop that is due for a reset does not
-    /// overflow.
+    /// Chooses the desktop that overflows next: the desktop that has used the largest share of its budget,
+    /// among those whose budget is nearly spent or whose writers wait (a large write may have to wait long
+    /// before the budget is nearly spent). If there is none and the common budget is short, the desktop with
+    /// the largest cache is chosen. When it has overflowed, waiting writers of other desktops check again. A
+    /// desktop that is due for a reset does not overflow.
     fn next_to_overflow(&self) -> Option<Arc<Disk>> {
         let mut all = self.caches.is_nearly_spent() | self.caches.take_required();
         let catalogue = self.editor.catalogue.read();
@@ -153,8 +153,8 @@ impl Desktops {
         Ok(bytes)
     }
 
-    /// Most bytes of one overflow. Acknowledged writes of volumes, deletions and resets depend on the
-    /// reserve, so the last overflow may take only a small part of it.
+    /// Maximum bytes of one overflow. Acknowledged writes of volumes, deletions and resets depend on the
+    /// reserve, so the last overflow may take only a small part of the reserve.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if only the reserve is left.

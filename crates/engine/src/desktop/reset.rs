@@ -90,9 +90,9 @@ impl Desktops {
         desktop.record().origin.is_some_and(|image| self.editor.have_same_map(desktop.id(), image))
     }
 
-    /// Called when a pool is opened: `valid` are the desktops whose contents the retained memory states are
-    /// valid. All others are reset to their images. If there is no room for it they stay marked, and no
-    /// client can attach them before the task has reset them.
+    /// Called when a pool is opened. `valid` are the desktops whose contents are valid according to the
+    /// retained memory. All other desktops are reset to their images. If there is no room for their reset
+    /// they stay marked, and no client can attach them before the task has reset them.
     pub(crate) async fn restore(
         self: &Arc<Desktops>,
         valid: Vec<(Arc<Disk>, Flag)>,

@@ -462,8 +462,8 @@ impl DiskHandle {
     }
 
     /// Zeroes whole blocks of a request that ends at `end`. Their former contents become garbage when the
-    /// change is committed. Returns the end of the blocks, which are fewer if the last one was cut off by the
-    /// end of the disk, and the disk has grown since: then the rest of that block may have been written.
+    /// change is committed. Returns the end of the zeroed blocks. The last block is left out if the end of
+    /// the disk cut it off and the disk has grown since: its remaining part may have been written.
     fn discard_blocks(
         &self,
         mut whole: Range<u64>,

@@ -251,9 +251,9 @@ impl Limiter {
         self.own.limits()
     }
 
-    /// The weight of the disk. A disk of a tenant has a part of the tenant's weight: in the proportion of its
-    /// weight to the largest weight of the tenant's disks, which counts as the default at least. So an
-    /// operator divides the weight of the tenant, and takes nothing from other tenants.
+    /// The weight of the disk. A disk of a tenant has a part of the tenant's weight. The part is the disk's
+    /// weight divided by the largest weight of the tenant's disks, or by the default weight if that is
+    /// larger. An operator can thus divide the weight of a tenant, but takes nothing from other tenants.
     pub fn weight(&self) -> u64 {
         let own = weight(self.limits());
         match self.tenant() {

@@ -1,10 +1,10 @@
 //! The barrier of a mark: the stored blocks that commits have referred to since the mark began. The cleaner
-//! drops none of them, because the mark may have found them dead; see [`crate::reclaim`].
+//! does not drop these blocks, because the mark may have found them dead; see [`crate::reclaim`].
 //!
-//! **Memory.** Slots are kept in a bitmap for each segment, which takes 2 bytes for each. If there are more
-//! than [`BARRIER_SLOTS`] in all, the segments that are referred to next are kept as a whole: all of their
-//! slots count as referred to. So the cleaner keeps more than it needs to until the next mark, but never
-//! less.
+//! **Memory.** Slots are kept in a bitmap for each segment, which takes 2 bytes for each slot. If there are
+//! more than [`BARRIER_SLOTS`] slots in all, a segment that is referred to afterwards is kept as a whole: all
+//! of its slots count as referred to. The cleaner then keeps more than it needs to until the next mark, but
+//! never less.
 
 use forebay_format::{Address, SegmentId};
 use hashbrown::HashMap;

@@ -308,8 +308,8 @@ impl Log {
     /// Writes items as one group, durably. Returns the reference of each payload item, in order.
     ///
     /// # Errors
-    /// `Full`, if an append found no room, and `Overdue`, for a group of the cleaner that was given up: the
-    /// group was abandoned. After another error the log must not be used again.
+    /// `Full`, if an append found no room, and `Overdue`, for a group of the cleaner whose append was
+    /// overdue: the group was abandoned. After another error the log must not be used again.
     pub async fn write_group(
         &mut self,
         stream: Stream,
@@ -346,10 +346,11 @@ impl Log {
         self.store.clone()
     }
 
-    /// Begins a group. It is written by [`Log::append`], once or several times, and [`Log::end_group`]; until
-    /// that, or until one of them fails, no other group may begin. Its blocks are inserted into `cache`,
-    /// since recently written blocks are likely to be read soon. They are cached before they are durable, but
-    /// no reader can see them then: no map has their addresses yet, and if the group fails, no map ever will.
+    /// Begins a group. [`Log::append`] writes the group, called once or several times, and [`Log::end_group`]
+    /// ends it. Until then, or until one of these calls fails, no other group may begin. The blocks of the
+    /// group are inserted into `cache`, since recently written blocks are likely to be read soon. They are
+    /// cached before they are durable, but no reader can see them then: no map has their addresses yet, and
+    /// if the group fails, no map ever will.
     pub async fn begin_group<'a>(
         &mut self,
         stream: Stream,
@@ -460,13 +461,13 @@ impl Log {
         group.under_way.settle(reuse).await
     }
 
-    /// Abandons a group for which there was no room. Deletes its segments: when the group is tried again and
-    /// again, a reclaim between two attempts must not count them as a gain.
+    /// Abandons a group for which there was no room. Deletes its segments: if the group is tried repeatedly,
+    /// a reclaim between two attempts must not count these segments as a gain.
     ///
     /// # Errors
-    /// That of a deletion, if the group was appended to its end and only a footer found no room: recovery
-    /// would find it complete, so it must not be reported as abandoned. Likewise if an earlier attempt may
-    /// still become complete.
+    /// The error of a deletion, if the group was appended to its end and only a footer found no room:
+    /// recovery would find the group complete, so it must not be reported as abandoned. Likewise if an
+    /// earlier attempt may still become complete.
     async fn give_up(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
         if self.left_behind > 0 {
             return Err(for_good(StoreError::Full, "writing a group again"));

@@ -102,12 +102,12 @@ enum Found {
     Nothing,
 }
 
-/// Reads the batches of a segment, up to the first gap. If `stream` is unknown, returns no batches if the
-/// header does not belong to this pool.
+/// Reads the batches of a segment, up to the first gap. If `stream` is `None` and the header does not belong
+/// to this pool, returns no batches.
 ///
 /// # Errors
-/// Those of the store; a [`FormatError`](forebay_format::FormatError) if a structure has an unsupported
-/// version. Damage ends the scan instead.
+/// Errors of the store; a [`FormatError`](forebay_format::FormatError) if a structure has an unsupported
+/// version. Damage does not cause an error, but ends the scan.
 pub(crate) async fn scan_segment(
     store: &dyn Store,
     pool: PoolId,

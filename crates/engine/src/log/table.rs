@@ -1,9 +1,9 @@
 //! The segment table: a record for each segment.
 //!
 //! The records are in *pages* by ranges of segment numbers. A copy of the table shares its pages, and a
-//! change to a shared page copies that page first; so a copy of the table of a large pool takes less than a
-//! millisecond, and loops over all records use a copy, without the log's lock. The pages are also those of
-//! the checkpoint, which stores a page again if it differs from the one that it stored last.
+//! change to a shared page copies that page first. A copy of the table of a large pool therefore takes less
+//! than a millisecond, and loops over all records use a copy, without the log's lock. A checkpoint has the
+//! same pages: it stores those pages that differ from what the last checkpoint stored.
 //!
 //! Sums over all records are kept up to date with each change.
 

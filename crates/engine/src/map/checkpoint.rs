@@ -1,10 +1,10 @@
 //! Operations on maps for checkpoints, and the tree walks for mark and check.
 //!
 //! A checkpoint copies the trees, collects the nodes that are not stored, and appends them in groups: each
-//! group refers only to nodes of earlier groups, which have their addresses by then. The trees may change
+//! group refers only to nodes of earlier groups, which already have addresses. The trees may change
 //! concurrently: a node that the copies hold is shared, so it stays unchanged. When the checkpoint is
-//! durable, the trees settle. A node keeps its address in between, but it is not read from there: only
-//! settling turns pointers into addresses.
+//! durable, the trees settle: pointers to nodes become addresses. A node has its address before that, but it
+//! is not read from the address until the tree has settled.
 
 use std::collections::HashSet;
 

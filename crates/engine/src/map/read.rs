@@ -115,9 +115,9 @@ impl Tree {
         (done, None)
     }
 
-    /// Kind of `block`, and the number of blocks (at least 1, up to `max`) from there on of the same kind. If
-    /// a node after `block` is missing, or after [`TURN_STEPS`] steps through the map, the run ends early;
-    /// adjacent runs may therefore be of one kind. Blocks beyond the end are holes.
+    /// Kind of `block`, and the number of blocks of the same kind from `block` on: at least 1, at most `max`.
+    /// If a later node is missing, or after [`TURN_STEPS`] steps through the map, the run ends early; two
+    /// adjacent runs may therefore be of the same kind. Blocks beyond the end are holes.
     pub(crate) fn run(&self, cache: &NodeCache, block: u64, max: u64) -> Result<(RunKind, u64), NeedNode> {
         let end = block.saturating_add(max).min(self.blocks);
         if block >= end {

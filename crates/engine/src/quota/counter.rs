@@ -179,9 +179,9 @@ impl Counter {
         Ok(end)
     }
 
-    /// Determines which blocks, from `block` on up to the end of its leaf, only a snapshot keeps: those that
-    /// the next snapshot does not have, or the volume, whose buffers are given then. Or skips a subtree.
-    /// Returns the block after them.
+    /// Determines which blocks only a snapshot keeps, from `block` on up to the end of its leaf: the blocks
+    /// that are not in the next snapshot, or in the volume after the newest snapshot; for the volume, its
+    /// buffers are given. It may skip a subtree. Returns the first block that remains.
     fn kept_step(
         &self,
         snapshot: &Disk,

@@ -195,7 +195,7 @@ impl Cleaner {
 
     /// Ends the open container if the survivors do not fit and it is at least three quarters full. A
     /// container with more room stays open and becomes longer than other segments: otherwise many half-empty
-    /// ones would result.
+    /// containers would result.
     async fn begin_container(&self, survivors: &[Survivor]) -> Result<()> {
         let bytes: usize = survivors.iter().map(|s| s.stored_len).sum();
         let wanted = (bytes + RelocationMap::encoded_len(survivors.len())) as u64;

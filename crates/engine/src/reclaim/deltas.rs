@@ -1,10 +1,11 @@
 //! Changes of counts, collected in any order and returned in order of address, with one sum for each address.
 //!
-//! They are sorted in small runs, which are kept encoded. When the runs of all collections exceed their share
-//! of the budget they are merged into one, which is written to the store ([`super::scratch`]). A merge reads
-//! all runs side by side. So memory is bounded by the budget, whatever the size of the pool.
+//! The changes are sorted in small runs, which are kept encoded. When the runs of all collections exceed
+//! their share of the budget, they are merged into one run, which is written to the store
+//! ([`super::scratch`]). A merge reads all runs side by side. The budget therefore limits the memory even for
+//! a large pool.
 //!
-//! Nothing here takes longer than sorting one run, a few milliseconds: other tasks run in between.
+//! The longest step is sorting one run, a few milliseconds; other tasks run between two steps.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -230,9 +230,9 @@ impl<'a> Reclaim<'a> {
         Ok(true)
     }
 
-    /// The cleaner's share of the time for the next segment. It increases as guests use up the free room that
-    /// the cleaner maintains, up to all of the time when only the reserve is left. So it settles where as
-    /// much is freed as is written.
+    /// The cleaner's share of the time for the next segment. The share increases as guests use up the free
+    /// room that the cleaner maintains, up to all of the time when only the reserve is left. It settles where
+    /// the cleaner frees as much as guests write.
     async fn pace(&self) -> Result<Pace> {
         self.cleaner.committer.check_space().await?;
         let base = if self.requested { CLEAN_DUTY_ASKED } else { CLEAN_DUTY };

@@ -87,11 +87,11 @@ impl Table {
         }
     }
 
-    /// Writes records to the store until those in memory take at most `most` bytes: those of the lowest
-    /// segments first, since the counts are changed in order.
+    /// Writes records to the store until the records in memory take at most `most` bytes. The records of the
+    /// lowest segments are written first, since the counts are changed in order.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]: nothing has changed. Others end the mark.
+    /// [`Error::NoSpace`]: nothing has changed. Other errors end the mark.
     pub async fn spill(&mut self, most: usize, scratch: &Scratch) -> Result<()> {
         let mut chosen = Vec::new();
         let mut left = self.bytes;

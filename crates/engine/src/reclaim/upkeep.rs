@@ -1,7 +1,7 @@
 //! The upkeep task: makes checkpoints, and starts automatic reclaims.
 //!
 //! A reclaim begins if a crash has left objects behind, if an image is to be packed, or if garbage is likely:
-//! a disk was deleted, much was appended or discarded since the last mark, or room is short. The next one
+//! a disk was deleted, much was appended or discarded since the last mark, or room is short. The next reclaim
 //! does not begin immediately: the cost of a mark is spread over at least four times its duration, unless
 //! room is short. [`crate::space`] decides.
 

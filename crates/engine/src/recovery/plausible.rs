@@ -2,8 +2,8 @@
 //! valid contents.
 //!
 //! The format crate validates each structure in isolation. This module checks the conditions that depend on
-//! the catalogue: whether a disk exists, and whether it has the blocks that an entry names. Whatever wrote
-//! the pool, a structure that fails here is reported like one that does not decode.
+//! the catalogue: whether a disk exists, and whether it has the blocks that an entry names. A structure that
+//! fails here is reported like a structure that cannot be decoded.
 
 use forebay_format::{CatalogueOp, DiskId, DiskRecord, Entry, FormatError, Mark, Role, Superblock};
 use forebay_store::ObjectStat;

@@ -53,9 +53,9 @@ pub(super) async fn load_superblock(
     Ok(superblock)
 }
 
-/// The length at which segments end: the configured one, if the store has room for many of them, and if
-/// objects can be twice as long. The cleaner fills an object up to three quarters of a segment, and adds the
-/// live slots of another one.
+/// The length at which segments end: the configured length, if the store has room for many such segments, and
+/// if objects can be twice as long. (The cleaner fills an object up to three quarters of a segment, and then
+/// adds the live slots of another segment.)
 fn segment_bytes(configured: u32, share: u64, max_object: u64) -> u32 {
     let fitting = u32::try_from(max_object / 2).unwrap_or(u32::MAX);
     if configured > fitting {
@@ -70,9 +70,9 @@ async fn is_empty(store: &Metered) -> Result<bool> {
     Ok(store.list_lengths_of(Box::new(|_| false)).await?.is_empty())
 }
 
-/// Raises the epoch above that of all batches found. It is above them unless the newest superblock copy was
-/// damaged: then the epoch derived from the older copy may have been used before, and one epoch would
-/// identify two lives of the pool.
+/// Raises the epoch above the epochs of all batches that were found. It is usually above them. If the newest
+/// superblock copy was damaged, the epoch derived from the older copy may have been used before, and the same
+/// epoch would then be used by two openings of the pool.
 pub(super) async fn raise_epoch_above(
     newest: u64,
     store: &Metered,

@@ -1,9 +1,10 @@
 //! The reclaims so far: whether one is under way, what they gained, and how fast they freed room.
 //!
-//! **Gain** is what was freed less what checkpoints and the cleaner wrote. Several reclaims that gain too
-//! little are judged together: each may free no more than what the one before it wrote, so that every second
-//! one alone would seem to gain, and writers would wait for ever. **Patience** is the number of such reclaims
-//! for which writers still wait; it is restored by a sufficient gain, and raised to one by new garbage.
+//! **Gain** is what a reclaim freed, minus what checkpoints and the cleaner wrote. Several reclaims that gain
+//! too little are judged together: each may free no more than what the previous one wrote, so that every
+//! second reclaim alone would seem to gain, and writers would wait for ever. **Patience** is the number of
+//! such reclaims for which writers still wait; a sufficient gain restores it, and new garbage raises it to
+//! one.
 
 use std::time::Duration;
 

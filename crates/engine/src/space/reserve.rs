@@ -36,15 +36,15 @@ impl Reserve {
         total / (LOW_PART * SLACK_PART)
     }
 
-    /// The part of the reserve that the store is to own, so that it is there whatever the store reports as
-    /// free. The rest is at least a segment: a store that reports the true free space is full by the numbers
-    /// before a segment finds no room.
+    /// The part of the reserve that the store is to own, so that it is available regardless of what the store
+    /// reports as free. The other part is at least a segment: a store that reports the true free space is
+    /// full by the numbers before a segment finds no room.
     pub fn owned(&self, total: u64) -> u64 {
         self.bytes(total) / 2
     }
 
-    /// Bytes that the write buffers may hold in a store of this size, at most: when the store refuses room,
-    /// they are written into two thirds of the room that it owns. The rest is for deletions and their
+    /// Maximum bytes of the write buffers in a store of this size. When the store refuses room, the buffers
+    /// are written into two thirds of the room that it owns. The last third is for deletions and their
     /// checkpoints.
     pub fn bufferable(&self, total: u64) -> u64 {
         self.write_buffer.min((self.owned(total) / 3 * 2).max(min_reclaim_bytes(self.segment_bytes)))

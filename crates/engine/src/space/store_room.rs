@@ -16,8 +16,8 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The capacity is observed again when a part of the free room may have been used (one part in this number).
-/// Since others may write to the store, also each time that this many bytes were written, or a part of the
-/// reserve, ...
+/// Since other programs may write to the store, it is also observed after this many written bytes, or after a
+/// part of the reserve was written, ...
 const OBSERVED_PART: u64 = 64;
 const OBSERVED_MOST: u64 = 32 << 20;
 const OBSERVED_RESERVE_PART: u64 = 4;

@@ -45,7 +45,7 @@ pub(super) struct ClusterStat {
     pub(super) num_objects: u64,
 }
 
-/// Declares the structure of function pointers: each name is that of the library, without `rados_`.
+/// Declares the structure of function pointers. Each name is the name in the library, without `rados_`.
 macro_rules! functions {
     ($(fn $name:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)*) => {
         /// The functions in use, with the signatures of `rados/librados.h`.
@@ -133,7 +133,8 @@ functions! {
 }
 
 impl Api {
-    /// The library's functions. It is loaded once, and stays loaded: its threads may outlive a connection.
+    /// The library's functions. The library is loaded once, and stays loaded: its threads may outlive a
+    /// connection.
     pub(super) fn get() -> Result<&'static Api, StoreError> {
         static LOADED: OnceLock<Api> = OnceLock::new();
         static LOADING: Mutex<()> = Mutex::new(());

@@ -43,9 +43,9 @@ use self::runtime::{End, Runtime};
 use super::{Answer, Cluster, Contents, Errno, Operation, RadosAddress, RadosOptions, Step, WhenFull};
 use crate::{BoxFuture, Capacity, IoBuf, StoreError};
 
-/// The name that stands for all namespaces. No pool has it.
+/// The name that stands for all namespaces. No pool has this name.
 const ALL_NAMESPACES: &str = "*";
-/// How long dropping a cluster waits for operations in flight.
+/// Maximum time for which dropping a cluster waits for operations in flight.
 const CLOSE_WAIT: Duration = Duration::from_secs(3);
 
 /// A namespace of a pool in a Ceph cluster.
@@ -101,7 +101,7 @@ impl Drop for LibradosCluster {
             tracing::warn!("the connection to Ceph stays open: a thread cannot be started: {e}");
             return;
         }
-        // A task drops it: the thread waits for the end of this task.
+        // If a task of the runtime drops the cluster, the closing thread waits for the end of this task.
         if self.runtime.is_this_thread() {
             return;
         }
@@ -186,7 +186,7 @@ pub(super) fn namespaces_with(
     Ok(found.into_iter().filter(|(_, name)| name == object).map(|(namespace, _)| namespace).collect())
 }
 
-/// The namespaces and names of all objects. Blocks.
+/// Lists the namespaces and names of all objects. Blocks.
 fn list(connection: &Connection) -> Answer<Vec<(String, String)>> {
     let api = connection.api;
     let check = |result: i32| if result < 0 { Err(Errno(result.saturating_neg())) } else { Ok(()) };

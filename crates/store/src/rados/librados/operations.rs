@@ -16,9 +16,9 @@ use crate::IoBuf;
 use crate::rados::header::HEADER;
 use crate::rados::{Answer, Contents, Errno, Operation, Step, WhenFull};
 
-/// Bounds of what is in flight. Those of the library are higher, so that submitting never blocks.
+/// Limits of operations in flight. The limits of the library are higher, so that submitting never blocks.
 const LIMITS: Limits = Limits { operations: 1_000, bytes: 96 << 20 };
-/// What an operation costs in addition to its data.
+/// Bytes that an operation counts in addition to its data.
 const OVERHEAD: usize = 512;
 
 /// A connection that operations in flight and helper threads use.
@@ -27,7 +27,7 @@ pub(super) struct Connection {
     pub(super) cluster: Raw,
     pub(super) io: Raw,
     pub(super) queue: Queue,
-    /// Its owner was dropped: nothing new is begun.
+    /// The connection's owner was dropped: no new operation is begun.
     pub(super) closing: AtomicBool,
 }
 
@@ -76,8 +76,8 @@ impl Connection {
         Connection { api, cluster, io, queue: Queue::new(LIMITS), closing: AtomicBool::new(false) }
     }
 
-    /// Adds an operation on an object to the queue. Those on the header are submitted at once: a heartbeat
-    /// must not wait for data.
+    /// Adds an operation on an object to the queue. An operation on the header is submitted at once: a
+    /// heartbeat must not wait for data.
     fn begin(self: &Arc<Self>, object: &CStr, cost: usize, submit: Submit, finish: Finish) {
         let in_flight = InFlight { connection: self.clone(), cost, finish };
         let job = Box::new(move || start(in_flight, submit));
@@ -87,7 +87,7 @@ impl Connection {
         }
     }
 
-    /// Closes the connection. Nothing may be in flight, and no call may follow.
+    /// Closes the connection. No operation may be in flight, and no call may follow.
     pub(super) fn shut_down(&self) {
         // SAFETY: no operation or call uses the handles, and none will.
         unsafe {
@@ -115,7 +115,7 @@ impl Connection {
     /// See [`super::super::Cluster::read`].
     pub fn read(self: &Arc<Self>, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
         if len == 0 {
-            // To an OSD, a read of 0 bytes is one of the whole object.
+            // For an OSD, a read of 0 bytes is a read of the whole object.
             let exists = self.len_of(object);
             return Operation::of(async { exists.await.map(|_| IoBuf::with_capacity(0)) });
         }
@@ -161,7 +161,7 @@ impl Connection {
         Operation::awaited(answered)
     }
 
-    /// Reads a page of keys, after those that `known` has, and then the next one. The first page includes
+    /// Reads a page of keys, after the keys that `known` has, and then the next page. The first page includes
     /// the attributes and `first` bytes.
     fn page(
         self: &Arc<Self>,
@@ -189,8 +189,8 @@ impl Connection {
         self.begin(&header, OVERHEAD + first.unwrap_or(0) + (64 << 10), op.submit(object), finish);
     }
 
-    /// Begins an operation whose result is converted by `convert` when it has ended, also if the answer is
-    /// not awaited.
+    /// Begins an operation. When it has ended, `convert` converts its result, even if the caller does not
+    /// wait for the answer.
     fn answered<T: Send + 'static>(
         self: &Arc<Self>,
         object: &CStr,

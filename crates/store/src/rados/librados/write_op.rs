@@ -7,7 +7,7 @@ use super::api::{self, Api, Raw};
 use super::operations::{Submit, c_string};
 use crate::rados::{Answer, Errno, Step};
 
-/// The bytes of a step.
+/// Number of bytes that a step counts.
 pub(super) fn cost_of(step: &Step) -> usize {
     match step {
         Step::Write(_, bytes) => bytes.len(),
@@ -36,7 +36,7 @@ impl Drop for WriteOp {
 }
 
 impl WriteOp {
-    /// The library copies all that it needs of the steps.
+    /// Makes the operation of these steps. The library copies all that it needs of the steps.
     pub(super) fn new(api: &'static Api, steps: Vec<Step>) -> Answer<WriteOp> {
         // SAFETY: no preconditions.
         let op = WriteOp { api, raw: unsafe { (api.create_write_op)() } };
@@ -104,7 +104,8 @@ impl WriteOp {
     }
 }
 
-/// Pointers and lengths of keys, valid as long as these. A key with a zero byte could not be listed.
+/// Pointers to keys and their lengths, valid as long as the keys. A key with a zero byte is refused, since it
+/// could not be listed.
 fn pointers(keys: &[String]) -> Answer<(Vec<*const c_char>, Vec<usize>)> {
     if keys.iter().any(|k| k.contains('\0')) {
         return Err(Errno(libc::EINVAL));
