@@ -1,11 +1,11 @@
-//! Shares of a bounded table that clients fill: when the table is full, the client with the largest share
-//! gives way. So a client that fills the table displaces only its own entries.
+//! Shares of a bounded table that clients fill. When the table is full, entries of the client with the
+//! largest share give way, so a client that fills the table displaces only its own entries.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// How much of a table each owner has.
+/// How many entries of a table each owner has.
 #[derive(Debug)]
 pub struct Shares<K>(HashMap<K, usize>);
 

@@ -1,13 +1,13 @@
 //! The format of scripts. All fields that the flags of a record do not override are filled in with valid
 //! values, so that most scripts get far.
 
-/// Bytes before the records of an iSCSI script: kind of session (0: the rest is sent unchanged), declared
-/// data segment length, options, size of the pieces.
+/// Bytes before the records of an iSCSI script: kind of session (0: all further bytes are sent unchanged),
+/// declared data segment length, options, size of the pieces.
 pub const ISCSI_SESSION: usize = 4;
 /// Bytes of an iSCSI record before its data: flags, a basic header segment, length of the data.
 pub const ISCSI_HEADER: usize = 1 + 48 + 2;
-/// Bytes before the records of an NBD script: kind of session (0: the rest is sent unchanged), options, size
-/// of the pieces.
+/// Bytes before the records of an NBD script: kind of session (0: all further bytes are sent unchanged),
+/// options, size of the pieces.
 pub const NBD_SESSION: usize = 3;
 /// Bytes of an NBD record: flags, command flags, type, offset, length.
 pub const NBD_RECORD: usize = 1 + 2 + 2 + 8 + 4;

@@ -20,7 +20,7 @@ pub(super) fn send_targets(
     out: &mut Vec<u8>,
 ) {
     let (snapshot, portals) = (context.targets.snapshot(), portals(context, local));
-    // Portals of servers that serve the targets in the state standby.
+    // The portals of other servers, which serve the targets in the state standby.
     let others = context.groups.others();
     let named: Option<IqnName> = wanted.parse().ok();
     let is_wanted = |target: &Target| match (wanted, current) {

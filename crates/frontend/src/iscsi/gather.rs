@@ -10,13 +10,13 @@ use forebay_wire::iscsi::{DataOut, NO_TAG};
 
 use crate::plane::Charge;
 
-/// Data that is being received.
+/// The data of a command that is being received.
 pub(super) struct Gather {
     data: Vec<u8>,
     charge: Option<Charge>,
     /// Bytes that the command uses.
     wanted: usize,
-    /// Memory for all of it was reserved.
+    /// Memory for all of the data was reserved.
     begun: bool,
     /// Bytes that were received, including any beyond `wanted`.
     received: usize,
@@ -70,7 +70,7 @@ impl Gather {
         wanted.min(immediate.max(unsolicited.unwrap_or(0)))
     }
 
-    /// Adds a charge for its memory.
+    /// Adds a charge for the memory of the data.
     pub fn charge(&mut self, more: Charge) {
         match &mut self.charge {
             Some(charge) => charge.join(more),
@@ -109,7 +109,7 @@ impl Gather {
         self.data.reserve_exact(self.wanted - self.data.len());
     }
 
-    /// Whether that memory was reserved.
+    /// Whether memory for all of the data was reserved.
     pub fn has_begun(&self) -> bool {
         self.begun
     }

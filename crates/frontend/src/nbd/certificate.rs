@@ -25,7 +25,7 @@ pub(super) struct CertificateNames {
 }
 
 impl CertificateNames {
-    /// Reads the names of a certificate; none if it cannot be parsed.
+    /// Reads the names in a certificate. A certificate that cannot be parsed has no names.
     pub fn of(certificate: &CertificateDer<'_>) -> CertificateNames {
         let Ok(certificate) = EndEntityCert::try_from(certificate) else {
             return CertificateNames::default();

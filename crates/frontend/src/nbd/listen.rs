@@ -29,7 +29,7 @@ pub enum BindError {
     Clear {
         /// The address in the configuration.
         listen: ListenAddr,
-        /// The socket address that it resolves to.
+        /// The socket address to which the configured address resolves.
         addr: SocketAddr,
     },
 }
@@ -37,7 +37,7 @@ pub enum BindError {
 /// The started server.
 #[derive(Debug)]
 pub struct Listening {
-    /// The addresses, with the actual ports.
+    /// The bound addresses, with the actual ports.
     pub addresses: Vec<ListenAddr>,
     /// The certificates, which can be reloaded.
     pub certificates: Certificates,

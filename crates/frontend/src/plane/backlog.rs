@@ -25,7 +25,7 @@ const PANICKED: &str = "the server panicked while serving it; this is a bug of t
 pub(crate) const FENCED: &str = "another server has opened the pool";
 /// Memory of a task in addition to its request, in bytes.
 pub(crate) const TASK_OVERHEAD: usize = 768;
-/// Most requests in tasks.
+/// Maximum number of requests of a connection in tasks.
 const MAX_REQUESTS: usize = 256;
 /// Bytes of unsent replies from which on a long read waits before it adds more.
 pub(crate) const MAX_UNSENT: usize = 2 << 20;
@@ -83,7 +83,8 @@ impl Backlog {
     pub fn is_full(&self) -> bool {
         let requests = self.requests.get();
         if self.account.has_reserve() {
-            // Other connections wait for the reserve, so this one continues even if the memory is full.
+            // Other connections wait for the reserve that this connection holds, so it continues even if the
+            // memory is full.
             return requests >= 2 * MAX_REQUESTS || self.account.is_spent();
         }
         requests >= MAX_REQUESTS || self.account.is_spent() || (requests > 0 && self.account.is_full())
@@ -106,7 +107,7 @@ impl Backlog {
         self.unsent.get()
     }
 
-    /// Accepts a request that holds `bytes` of memory, all of which are allocated already.
+    /// Accepts a request that holds `bytes` of memory, all of them allocated already.
     pub fn enter(self: &Rc<Self>, bytes: usize) -> Ticket {
         self.enter_charged(self.account.force(bytes, Kind::Work))
     }
@@ -144,7 +145,8 @@ impl Backlog {
             self.replies.borrow_mut().push_back((reply, charge));
         }
     }
-    /// Queues a reply with the charge of its memory, which may have been larger before.
+    /// Queues a reply with the charge for its memory. The memory may have been larger before, so the charge
+    /// shrinks.
     pub fn push_shrunk(&self, reply: Vec<u8>, mut charge: Charge) {
         charge.shrink(reply.capacity());
         self.push_charged(reply, Some(charge));
@@ -190,14 +192,14 @@ impl Backlog {
     }
 
     /// Sets whether requests continue although their client does not receive its replies, which then stay in
-    /// memory. For the short time before a connection is handed over.
+    /// memory. Used for the short time before a connection is handed over.
     pub fn set_draining(&self, draining: bool) {
         if self.draining.replace(draining) != draining && draining {
             self.sent.notify_waiters();
         }
     }
 
-    /// A copy of the queued replies, without the first `head` bytes, which were sent.
+    /// A copy of the queued replies, without the first `head` bytes, which were already sent.
     pub fn unsent_bytes(&self, head: usize) -> Vec<u8> {
         let replies = self.replies.borrow();
         let all: Vec<u8> = replies.iter().flat_map(|(reply, _)| reply).copied().collect();
@@ -221,7 +223,7 @@ impl Backlog {
         self.abandon();
         self.wake();
     }
-    /// The reason for which the connection has to end, if any.
+    /// The reason why the connection has to end; `None` if it need not end.
     pub fn failure(&self) -> Option<&'static str> {
         self.failure.get()
     }
@@ -245,7 +247,7 @@ pub(crate) fn spawn_request<F: Future<Output = ()> + 'static>(backlog: &Rc<Backl
     });
 }
 
-/// A request in progress; finished when dropped.
+/// A request in progress. The request is finished when this guard is dropped.
 pub(crate) struct Ticket {
     backlog: Rc<Backlog>,
     _charge: Charge,

@@ -44,7 +44,7 @@ pub type Result<T> = std::result::Result<T, TargetError>;
 /// Targets by name.
 pub type TargetMap = BTreeMap<IqnName, Arc<Target>>;
 
-/// The contents of the document.
+/// The contents of the document of targets.
 #[derive(Debug, Clone)]
 struct Table {
     targets: TargetMap,
@@ -147,7 +147,7 @@ impl Targets {
         self.served.sessions(target)
     }
 
-    /// All sessions, as [`Targets::sessions`] lists those of a target.
+    /// The sessions of all targets, each as [`Targets::sessions`] lists them.
     pub fn sessions_by_target(&self) -> BTreeMap<IqnName, Vec<SessionInfo>> {
         self.served.sessions_by_target()
     }

@@ -11,19 +11,20 @@ use crate::registry::{Registered, Registry};
 /// A session of an initiator at a target.
 #[derive(Debug, Clone)]
 pub struct SessionInfo {
-    /// Number of the socket of its connection; 0 if unknown.
+    /// Number of the socket of the session's connection; 0 if unknown.
     pub id: u64,
-    /// The target.
+    /// Name of the target.
     pub target: IqnName,
-    /// The initiator.
+    /// Name of the initiator.
     pub initiator: IqnName,
     /// The peer address of the first connection.
     pub address: SocketAddr,
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
-    /// Ends it.
+    /// Handle to end the session.
     pub end: EndRequest,
-    /// The last change of the table that it has applied; closed when it has ended.
+    /// Number of the last change of the table that the session has applied; closed when the session has
+    /// ended.
     pub applied: watch::Receiver<u64>,
 }
 
@@ -32,7 +33,7 @@ pub struct SessionInfo {
 pub struct EndRequest(Arc<Notify>);
 
 impl EndRequest {
-    /// Sends the request; it is kept until it is received.
+    /// Sends the request. It is kept until the session receives it.
     pub fn send(&self) {
         self.0.notify_one();
     }

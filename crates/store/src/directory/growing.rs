@@ -53,9 +53,9 @@ struct Growing {
     appending: bool,
     /// An append or sync failed: bytes after the last successful sync can never be relied on.
     failed: bool,
-    /// The number of the last append that a sync has to follow; 0 for none. Below it, the number of the last
-    /// append that a sync has followed.
+    /// Number of the last append that a sync has to follow; 0 for none.
     unsynced: u64,
+    /// Number of the last append that a sync has followed; 0 for none.
     synced: u64,
     /// Number of small synced appends in succession.
     small: u32,
