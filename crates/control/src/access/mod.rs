@@ -34,7 +34,7 @@ pub use tokens::{FILE_NAME, TokenError, Tokens};
 pub enum Denied {
     /// No token has this secret: it never existed, or was revoked.
     Unknown,
-    /// The token has expired.
+    /// The token of the credentials has expired.
     Expired,
 }
 
@@ -45,11 +45,11 @@ pub struct Access {
     pub tokens: Tokens,
     /// Sessions of web pages.
     pub sessions: Sessions,
-    /// Failed attempts by address.
+    /// Failed attempts to authenticate, by address.
     pub failures: Failures,
     /// The audit log.
     pub audit: Audit,
-    /// Tokens are demanded on loopback addresses too, even if none exists.
+    /// Tokens are required on loopback addresses too, even if no token exists.
     demand_tokens: bool,
 }
 

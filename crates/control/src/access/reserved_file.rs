@@ -63,7 +63,7 @@ fn open_spare(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(path)?;
-    // It may have been made with another mode.
+    // The file may have been created with another mode.
     file.set_permissions(PermissionsExt::from_mode(0o600))?;
     Ok(file)
 }

@@ -52,7 +52,7 @@ fn session_of(headers: &HeaderMap, tls: bool) -> Option<&str> {
     sessions.next().filter(|_| sessions.next().is_none())
 }
 
-/// Determines the principal of a request, runs the rest, and writes the audit log.
+/// Determines the principal of a request, executes the request, and writes the audit log.
 pub(crate) async fn authenticate(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().copied().unwrap_or_default().0;
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -208,7 +208,7 @@ impl Caller {
         Ok(self.client().run(operation).await?)
     }
 
-    /// Refuses a disk outside of the scope like one that does not exist.
+    /// Refuses a disk outside of the scope with the same error as a disk that does not exist.
     pub fn check(&self, disk: &str) -> Result<()> {
         Ok(self.client().check(disk)?)
     }

@@ -34,7 +34,7 @@ const CONNECT: Duration = Duration::from_secs(30);
 /// Why a request has no response.
 #[derive(Debug)]
 pub(super) enum RequestError {
-    /// A repetition would fail likewise.
+    /// Another attempt would fail in the same way.
     Permanent(String),
     /// The server cannot be reached.
     Unreachable(String),
@@ -53,7 +53,7 @@ pub(super) struct Requester {
     pub reach: Reach,
     /// Time from the request to the response.
     pub first_byte: Duration,
-    /// Reads the certificate authorities.
+    /// Source of the certificate authorities.
     pub tls: TlsSource,
 }
 
@@ -64,10 +64,10 @@ pub(super) type TlsSource = fn() -> Result<Arc<ClientConfig>, String>;
 pub(super) struct Answer {
     pub status: StatusCode,
     pub headers: HeaderMap,
-    /// The URL after redirects.
+    /// The URL that was reached after redirects.
     pub url: Url,
     body: Incoming,
-    /// Drives the connection; ended with the answer.
+    /// The task that drives the connection; aborted when the answer is dropped.
     _driver: AbortOnDrop,
 }
 

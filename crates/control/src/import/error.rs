@@ -16,7 +16,7 @@ pub type Result<T> = std::result::Result<T, ImportError>;
 pub enum Remedy {
     /// Convert the file with `qemu-img`, in which its format has this name.
     Convert {
-        /// The name of the format.
+        /// Name of the format for `qemu-img`.
         from: &'static str,
     },
     /// Repair the file with `qemu-img`.
@@ -47,15 +47,15 @@ pub enum ImportError {
     /// The file cannot be opened.
     #[error("cannot open {path}: {error}")]
     Open {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The operating system's error.
+        /// The error that the operating system reported.
         error: io::Error,
     },
     /// The server finds no file at the path.
     #[error("cannot open {path}: there is no such file as the server sees the file system{view}")]
     Missing {
-        /// The path.
+        /// Path of the file.
         path: String,
         /// How the server's view differs from the view of clients, if a difference is known.
         view: &'static str,
@@ -63,7 +63,7 @@ pub enum ImportError {
     /// The path is neither a regular file nor a block device.
     #[error("{path} is {what}; use a regular file or a block device")]
     NotAFile {
-        /// The path.
+        /// Path that was given.
         path: String,
         /// The type of the file, with its article.
         what: &'static str,
@@ -74,17 +74,17 @@ pub enum ImportError {
     /// Reading failed.
     #[error("cannot read {path} at byte {offset}: {error}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The offset.
+        /// Offset of the read in bytes.
         offset: u64,
-        /// The operating system's error.
+        /// The error that the operating system reported.
         error: io::Error,
     },
     /// The file is shorter than its structures require.
     #[error("{path} is truncated: it has {len} bytes, and at least {needed} are needed; copy it again")]
     Truncated {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The length of the file.
         len: u64,
@@ -94,7 +94,7 @@ pub enum ImportError {
     /// The file violates its format.
     #[error("{path} is damaged: {what}; copy it again from its source")]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The damage.
         what: &'static str,
@@ -102,13 +102,13 @@ pub enum ImportError {
     /// The file uses a feature or a format that is not supported.
     #[error("{path} {what}; {}", .remedy.text(.file))]
     Unsupported {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The feature or format, as the predicate of a sentence.
         what: &'static str,
-        /// The remedy.
+        /// What the user can do.
         remedy: Remedy,
-        /// The file as a word of a shell.
+        /// Path of the file as a word of a shell.
         file: String,
     },
     /// The disk has sectors that are not served.
@@ -118,7 +118,7 @@ pub enum ImportError {
          the sector size themselves, import it with --format {format}"
     )]
     LargeSectors {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The format of the file.
         format: Format,
@@ -126,7 +126,7 @@ pub enum ImportError {
     /// The file is an archive.
     #[error("{path} is {what}; unpack it first (if it is a raw disk, import it with --format raw)")]
     Archive {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The type of the archive, with its article.
         what: &'static str,
@@ -140,9 +140,9 @@ pub enum ImportError {
     /// The download failed.
     #[error("cannot fetch {url}: {reason}")]
     Fetch {
-        /// The URL.
+        /// The URL of the file.
         url: String,
-        /// The cause.
+        /// Why the download failed.
         reason: String,
     },
     /// The download would take room that the pool or other programs need.
@@ -153,9 +153,9 @@ pub enum ImportError {
     NoRoom {
         /// The URL.
         url: String,
-        /// The directory.
+        /// Directory to which the file is downloaded.
         path: String,
-        /// Free room of its file system.
+        /// Free room of the directory's file system.
         free: Size,
         /// Room that downloads leave free.
         keep: Size,
@@ -163,9 +163,9 @@ pub enum ImportError {
     /// The downloaded data cannot be stored.
     #[error("cannot store the download in {path}: {error}")]
     Spool {
-        /// The directory.
+        /// Directory to which the file is downloaded.
         path: String,
-        /// The operating system's error.
+        /// The error that the operating system reported.
         error: io::Error,
     },
     /// The client disconnected, or the server is stopping.
@@ -174,7 +174,7 @@ pub enum ImportError {
     /// The pool returned an error.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
-    /// A defect of the server.
+    /// The server has a defect.
     #[error("the import failed: {0}; see the server's log")]
     Internal(&'static str),
 }

@@ -24,7 +24,7 @@ const EXPANSION_SLACK: u64 = 1 << 30;
 /// An open image file.
 pub(super) struct ImageFile {
     file: File,
-    /// Empty for a download, which has no name on this machine.
+    /// Path of the file; empty for a download, which has no name on this machine.
     path: PathBuf,
     display_name: String,
     /// The name that the server of a URL gives to the file, and its media type.
@@ -50,12 +50,12 @@ pub(super) struct FileIdentity {
 pub(super) struct Download {
     /// The last segment of the URL's path.
     pub file_name: String,
-    /// The media type, in lower case and without parameters.
+    /// Media type of the file, in lower case and without parameters.
     pub content_type: Option<String>,
 }
 
 impl ImageFile {
-    /// Opens a file or a block device. Other files (a pipe, a directory) are refused without blocking.
+    /// Opens a file or a block device. Anything else (a pipe, a directory) is refused without blocking.
     pub fn open(path: &Path) -> Result<ImageFile> {
         if !path.is_absolute() {
             return Err(ImportError::RelativePath(path.display().to_string()));
@@ -107,7 +107,7 @@ impl ImageFile {
         Ok(ImageFile { download: Some(download), ..file })
     }
 
-    /// Wraps any file.
+    /// Wraps an open file.
     pub fn from_file(mut file: File, path: PathBuf, display_name: String) -> Result<ImageFile> {
         // The metadata of a block device has no length, so seek to its end.
         let len = file
@@ -136,12 +136,12 @@ impl ImageFile {
         Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
     }
 
-    /// Length in bytes.
+    /// Length of the file in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Path or URL for messages.
+    /// Path or URL of the file, for messages.
     pub fn display_name(&self) -> &str {
         &self.display_name
     }
@@ -236,7 +236,8 @@ impl ImageFile {
             Ok(data) if data > offset => Ok(Run { len: data.min(self.len) - offset, data: false }),
             Ok(_) => match self.seek(offset, libc::SEEK_HOLE) {
                 Ok(hole) if hole > offset => Ok(Run { len: hole.min(self.len) - offset, data: true }),
-                // The file changed concurrently, or the file system is inconsistent: read the rest as data.
+                // The file changed concurrently, or the file system is inconsistent, so everything from here
+                // on is read as data.
                 _ => Ok(rest),
             },
             Err(e) if e.raw_os_error() == Some(libc::ENXIO) => Ok(Run { len: rest.len, data: false }),

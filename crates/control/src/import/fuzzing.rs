@@ -16,11 +16,11 @@ use super::{Image, Result, detect};
 
 /// Maximum number of runs that are visited: a fuzzer's time is limited, and a disk can have 64 TiB.
 const RUNS: usize = 4096;
-/// Bytes per read.
+/// Bytes of one read.
 const READ: u64 = 64 << 10;
 /// Maximum length of a file.
 const MAX_FILE: u64 = 16 << 20;
-/// Unit of packed files.
+/// Unit of packed files in bytes.
 const SECTOR: usize = 512;
 /// Flag of the first byte of an input: checksums are corrected, which a fuzzer cannot guess.
 const CORRECTED: u8 = 0x80;
@@ -31,7 +31,7 @@ const FORMATS: [Format; 6] =
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
+/// All fuzzing targets.
 pub const TARGETS: &[Target] = &[("image_file", image_file), ("import_url", import_url)];
 
 /// Reads the disk in a packed file, see [`pack_image`].

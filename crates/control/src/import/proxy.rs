@@ -6,12 +6,12 @@ use std::net::IpAddr;
 
 use super::url::{Scheme, Url, masked};
 
-/// The variables of the environment.
+/// The proxies that the environment variables name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Proxies {
     http: Option<String>,
     https: Option<String>,
-    /// Hosts, domains, addresses and networks that are reached directly.
+    /// Hosts, domains, addresses and networks that are reached without a proxy.
     direct: Vec<String>,
 }
 

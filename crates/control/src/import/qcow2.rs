@@ -99,8 +99,7 @@ impl Qcow2 {
         let version = be32(&header, 4);
         match version {
             2 => header.resize(HEADER_V3, 0),
-            // A version 3 header has at least 104 bytes and is followed by at least eight bytes of
-            // extensions.
+            // A version 3 header has at least 104 bytes, and at least eight bytes of extensions follow it.
             3 => header = file.read_vec(0, HEADER_V3 as u64)?,
             1 => return file.unsupported("is a qcow file of version 1", Remedy::Convert { from: "qcow" }),
             _ => return file.unsupported("is a qcow2 file of a version after 3", NEWER),
@@ -209,7 +208,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Returns the mapping at `offset`, merged with subsequent ones that continue it.
+    /// Returns the mapping at `offset`, merged with subsequent mappings that continue it.
     fn map(&mut self, offset: u64) -> Result<Mapping> {
         if let Some(m) = self.mapping
             && (m.start..m.end).contains(&offset)

@@ -15,13 +15,14 @@ use forebay_text::Size;
 
 use super::{ImportError, Result};
 
-/// Bytes that are decompressed at once. They become at most about 1,000 times as many.
+/// Number of bytes that are decompressed at once. Their decompressed form has at most about 1,000 times as
+/// many bytes.
 const DECODED: usize = 4096;
 
 /// A part of the capacity that is kept free, as a function of the file system's total bytes.
 pub(super) type KeepFree = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
-/// The file.
+/// The file in which a download is stored.
 pub(super) struct Spool {
     file: File,
     directory: PathBuf,
@@ -37,13 +38,13 @@ enum Decoder {
     Deflate(ZlibDecoder<Vec<u8>>),
 }
 
-/// Why data cannot be stored.
+/// Why downloaded data cannot be stored.
 pub(super) enum SpoolError {
     /// The data is not in the content coding that the server stated.
     Coding(io::Error),
-    /// The file system.
+    /// The file system returned an error.
     Storage(io::Error),
-    /// Free bytes, and those that are kept free.
+    /// The file system has too little room: its free bytes, and the bytes that are kept free.
     NoRoom { free: Size, keep: Size },
 }
 
@@ -55,7 +56,7 @@ impl Spool {
         Ok(Spool { file, directory: directory.to_owned(), keep_free, decoder: Decoder::Identity, len: 0 })
     }
 
-    /// The directory of the file.
+    /// The directory of the spool file.
     pub fn directory(&self) -> String {
         self.directory.display().to_string()
     }

@@ -39,12 +39,12 @@ pub(super) fn is_vhd(file: &ImageFile) -> Result<bool> {
 pub(super) struct Vhd {
     file: ImageFile,
     size: u64,
-    /// `None` for a fixed disk.
+    /// Table of blocks; `None` for a fixed disk.
     blocks: Option<Blocks>,
 }
 
 struct Blocks {
-    /// Size of a block without its bitmap.
+    /// Size of a block without its bitmap, in bytes.
     size: u64,
     bitmap_len: u64,
     table: Vec<u32>,

@@ -20,7 +20,7 @@ pub(super) fn of_server(path: &Path) -> &'static str {
 /// file system that is mounted, the fifth is where.
 fn in_table(mounts: &str, path: &Path) -> &'static str {
     let lines = mounts.lines().map(|line| line.split(' ').skip(3).take(2).collect::<Vec<_>>());
-    // Later mounts hide earlier ones at the same place.
+    // Later mounts hide earlier mounts at the same place.
     let over = lines.filter(|fields| fields.len() == 2 && path.starts_with(fields[1]));
     let nearest = over.max_by_key(|fields| Path::new(fields[1]).as_os_str().as_bytes().len());
     match nearest.as_deref() {

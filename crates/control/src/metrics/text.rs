@@ -8,7 +8,7 @@ use std::fmt::Write;
 /// A metric.
 pub(super) struct Metric {
     pub name: &'static str,
-    /// `counter`, `gauge` or `histogram`.
+    /// Type of the metric: `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
     pub help: &'static str,
 }

@@ -32,7 +32,7 @@ pub struct DiskStretches {
     role: Role,
     /// All names of the list begin with this prefix.
     prefix: String,
-    /// The name after which the next stretch begins.
+    /// The name after which the next stretch of the list begins.
     after: String,
 }
 

@@ -91,10 +91,10 @@ struct Inner {
     jobs: Jobs,
     events: Events,
     replacements: replacements::Replacements,
-    /// Held while a token with a limited number of disks creates some.
+    /// Locked while a token with a limited number of disks creates disks.
     creations: Arc<tokio::sync::Mutex<()>>,
     upgrades: upgrade::Upgrades,
-    /// Open while the server is certain to own the pool.
+    /// Gate that is open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
     observed: RwLock<Observed>,
     noticed: health::Noticed,
@@ -133,7 +133,7 @@ impl Control {
 
     /// Queries are answered only while this gate is open.
     pub fn set_gate(&self, gate: Gate) {
-        // It is set once, before the API is served.
+        // The gate is set once, before the API is served.
         let _ = self.inner.gate.set(gate);
     }
 
@@ -203,7 +203,7 @@ impl Control {
         EventDisk { name: name.to_owned(), tenant: self.tenant_of(name) }
     }
 
-    /// The tenant of a disk; that of its volume for a snapshot.
+    /// The tenant of a disk; for a snapshot, the tenant of its volume.
     pub fn tenant_of(&self, disk: &str) -> Option<String> {
         let volume = disk.split_once('@').map_or(disk, |(volume, _)| volume);
         self.pool().limits(volume).ok()?.tenant
@@ -248,7 +248,7 @@ impl Control {
         let _ = self.inner.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 
-    /// Refuses new jobs, cancels long ones, and waits at most `timeout` for running jobs.
+    /// Refuses new jobs, cancels long jobs, and waits for running jobs; `timeout` is the maximum wait.
     pub async fn stop(&self, timeout: Duration) {
         self.inner.stopping.send_replace(true);
         let all = Arc::clone(&self.inner.running).acquire_many_owned(MAX_RUNNING);

@@ -14,7 +14,7 @@ use super::{Arc, Control, ControlError, Duration, MAX_RUNNING, Result};
 pub enum ServerRequest {
     /// Another process takes the place of this one.
     Upgrade(Upgrade, oneshot::Sender<Result<Upgraded>>),
-    /// Another server takes the pool.
+    /// Another server takes the pool over.
     HandOver(Handover, oneshot::Sender<Result<NewOwner>>),
 }
 
@@ -23,7 +23,7 @@ pub enum ServerRequest {
 pub(super) struct Upgrades {
     requests: std::sync::OnceLock<mpsc::Sender<ServerRequest>>,
     running: AtomicBool,
-    /// Another process is taking over.
+    /// The request was begun: another process is taking over.
     begun: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl Upgrades {
 impl Control {
     /// Passes requests for upgrades and handovers to `requests`.
     pub fn accept_upgrades(&self, requests: mpsc::Sender<ServerRequest>) {
-        // It is set once, before the API is served.
+        // The value is set once, before the API is served.
         let _ = self.inner.upgrades.requests.set(requests);
     }
 

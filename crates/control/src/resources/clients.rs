@@ -15,7 +15,7 @@ use crate::operations::{Change, Changes, Control, ControlError, Disks, Done, Ope
 /// Time limit for the end of a client: longer than the front ends need to cut it.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(5);
-/// Longest number of a client in an error, in characters.
+/// Maximum length of a client's number in an error, in characters.
 pub(super) const MAX_ID: usize = 20;
 
 pub(super) fn routes() -> Vec<Route> {

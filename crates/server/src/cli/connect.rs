@@ -31,7 +31,7 @@ struct Disk<'a> {
     is_read_only: bool,
 }
 
-/// One way to use the disk.
+/// One way in which a client can use the disk.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Way {
     #[serde(rename = "for")]
@@ -167,7 +167,7 @@ fn xml(value: &str) -> String {
     escape.into_iter().fold(value.to_owned(), |text, (c, escaped)| text.replace(c, escaped))
 }
 
-/// One word of a POSIX shell. A word that could be taken for an option is quoted too, to be noticed.
+/// A word of a POSIX shell. A word that could be taken for an option is quoted too, so that it is noticed.
 fn shell(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._~/:=,@%+".contains(c);
     match !word.is_empty() && !word.starts_with('-') && word.chars().all(is_plain) {

@@ -88,7 +88,7 @@ pub enum CliError {
         patterns: String,
         /// Number of disks that only they select.
         count: usize,
-        /// What these are.
+        /// Noun for the objects that the patterns select.
         noun: &'static str,
     },
     /// The server answers, and reports a problem.
@@ -107,7 +107,7 @@ pub enum CliError {
         failed: usize,
         /// Number of all disks, and of patterns without a match.
         total: usize,
-        /// What these are.
+        /// Noun for the objects that are to be removed.
         noun: &'static str,
     },
     /// Both secrets were to be read from standard input.
@@ -128,7 +128,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// Stable code for programs; that of the API for an error of the server.
+    /// A stable code for programs. For an error of the server, it is the code of the API.
     fn code(&self) -> &str {
         match self {
             CliError::Client(ClientError::Refused { code, .. }) => code,

@@ -22,7 +22,7 @@ pub(super) struct Step<'a> {
     /// Template of the bar (`indicatif` syntax).
     pub template: &'static str,
     pub done: u64,
-    /// The total, if known.
+    /// The total number of steps; `None` if it is not known.
     pub total: Option<u64>,
     /// The current activity.
     pub message: &'a str,
@@ -61,7 +61,7 @@ impl Progress {
         }
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar.
     pub fn clear(&self) {
         if let Progress::Bar { bar, .. } = self {
             bar.finish_and_clear();

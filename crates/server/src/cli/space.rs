@@ -1,4 +1,4 @@
-//! `forebay space`: the room of the store in one table. The figures are those of `GET /stats`.
+//! `forebay space`: the room of the store in one table. The figures are from `GET /stats`.
 
 use forebay_api::client::Client;
 use forebay_api::{RoomView, StatsView};
@@ -14,10 +14,10 @@ struct Space {
     room: RoomView,
     store_total_bytes: u64,
     store_free_bytes: u64,
-    /// `null` from a server that does not report it.
+    /// Bytes of the reserve; `null` if the server does not report them.
     store_reserve_bytes: Option<u64>,
     stored_bytes: u64,
-    /// As of the last mark; `null` before the first one.
+    /// Live bytes as of the last mark; `null` before the first mark.
     live_bytes: Option<u64>,
     reclaimable_bytes: Option<u64>,
     as_of_ms: Option<u64>,

@@ -3,7 +3,7 @@
 /// Characters of a name for each of which one may be changed between a name and the name that was probably
 /// meant.
 const CHARS_PER_CHANGE: usize = 3;
-/// Maximum number of changes.
+/// Maximum number of changed characters between an unknown key and a suggested key.
 const MAX_CHANGES: usize = 2;
 
 /// The message of the parser about an unknown key, in our words; other messages stay as they are.

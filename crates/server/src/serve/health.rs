@@ -13,7 +13,8 @@ pub(super) async fn watch(control: Control) {
     let mut known: Option<(Room, u64)> = None;
     loop {
         tokio::time::sleep(INTERVAL).await;
-        // An idle pool does not look at its store: other writers may have filled the file system.
+        // An idle pool does not query its store, so it would not notice that other writers have filled the
+        // file system.
         if let Err(error) = control.pool().check_room().await {
             tracing::debug!(%error, "cannot read the room of the store");
         }

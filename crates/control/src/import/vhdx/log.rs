@@ -12,11 +12,11 @@ use super::super::Result;
 use super::super::file::ImageFile;
 use super::super::file::bytes::{array, le32, le64};
 
-/// Size of sectors and pages.
+/// Bytes of a sector and of a page.
 const SECTOR: u64 = 4096;
 /// Length of the header of an entry.
 const ENTRY_HEADER: usize = 64;
-/// Length of a descriptor.
+/// Bytes of a descriptor.
 const DESCRIPTOR: usize = 32;
 /// Maximum length of a log; Hyper-V creates logs of 1 MiB.
 const MAX_LOG: u64 = 64 << 20;
@@ -30,9 +30,9 @@ const EFFORT: u64 = 16;
 /// The pages that the log replaces.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// Ranges that do not overlap, by their start: the end, and the contents.
+    /// Ranges that do not overlap, by their start: the end of each, and its contents.
     ranges: BTreeMap<u64, (u64, Content)>,
-    /// Length of the file when its last change was logged. The file may end before.
+    /// Length of the file when its last change was logged. The file may be shorter.
     file_len: u64,
 }
 
@@ -56,22 +56,22 @@ struct Log<'a> {
     id: [u8; 16],
     /// The remaining effort in bytes, see [`EFFORT`].
     effort: u64,
-    /// Entries by their offset in the log; `None` if there is no valid one.
+    /// Entries by their offset in the log; `None` if there is no valid entry at the offset.
     entries: HashMap<u64, Option<Entry>>,
 }
 
-/// A valid entry.
+/// A valid entry of the log.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// Offset in the log.
+    /// Offset of the entry in the log.
     at: u64,
     len: u64,
     sequence: u64,
     /// Offset of the entry with which the replay begins.
     tail: u64,
-    /// The file had at least this length when the entry was written.
+    /// Minimum length of the file when the entry was written.
     flushed_len: u64,
-    /// The file had this length.
+    /// Length of the file when the entry was written.
     file_len: u64,
 }
 
@@ -346,7 +346,7 @@ mod tests {
         sectors.push((0, 0));
         let (active, effort) = search(&sectors).unwrap();
         assert_eq!(active, [0; 0]);
-        // One checksum for each sector, and a few look-ups.
+        // The effort is one checksum for each sector, and a few look-ups.
         assert!(effort < 1.1, "{effort} lengths of the log");
     }
 

@@ -91,7 +91,8 @@ impl Replayed {
         Ok(bytes)
     }
 
-    /// Reads contents of the disk; see [`ImageFile::charge`], also for those beyond the end of the file.
+    /// Reads contents of the disk, and charges them (see [`ImageFile::charge`]) even if they are beyond the
+    /// end of the file.
     fn read_contents(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let len = out.len() as u64;
         let present = self.file.len().saturating_sub(offset).min(len);

@@ -52,7 +52,7 @@ pub(in crate::serve) trait Ownership: Send + Sync {
         Box::pin(pending())
     }
 
-    /// Announces that clients are served.
+    /// Announces that this server serves clients.
     fn announce_serving(&self) {}
 
     /// Announces to a process that the pool is about to be released to it, so that it takes it without delay;

@@ -199,8 +199,8 @@ fn errno() -> Option<i32> {
     std::io::Error::last_os_error().raw_os_error()
 }
 
-/// Whether systemd started this process, or one that an upgrade has replaced by it (systemd.exec(5),
-/// `$SYSTEMD_EXEC_PID`). Only systemd can then give a standby the sockets that it holds.
+/// Whether systemd started this process, or a process that upgrades have replaced by this one
+/// (systemd.exec(5), `$SYSTEMD_EXEC_PID`). Only then can systemd give a standby the sockets that it holds.
 pub(in crate::serve) fn is_main_process_of_unit() -> bool {
     let started = std::env::var("SYSTEMD_EXEC_PID").ok().and_then(|pid| pid.parse::<libc::pid_t>().ok());
     let own = std::process::id().cast_signed();

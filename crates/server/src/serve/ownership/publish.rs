@@ -28,7 +28,7 @@ pub(in crate::serve) struct Publisher {
     groups: Arc<PortGroups>,
     paths: IscsiPaths,
     portals: Vec<SocketAddr>,
-    /// What this server announces, in the state standby of another owner.
+    /// What this server announces for the time when it is in the state standby.
     record: String,
     /// The number of the last edition, and the edition that was published.
     edition: u64,

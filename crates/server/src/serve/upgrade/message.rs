@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Message {
     /// The successor is to prepare itself. One descriptor for each listener follows.
     Start { listeners: Vec<ListenerState> },
-    /// The successor is prepared.
+    /// The successor is prepared to take over.
     Ready {
         release: String,
         formats: (u32, u32),
@@ -21,12 +21,12 @@ pub(super) enum Message {
     },
     /// The successor cannot take over.
     Refused { reason: String },
-    /// The pool is closed. The bytes of the connections follow one after the other, and one descriptor for
-    /// each.
+    /// The pool is closed. The bytes of the connections follow one after another, and one descriptor for each
+    /// connection.
     State {
         connections: Vec<ConnectionState>,
         units: Vec<UnitState>,
-        /// One more descriptor follows: a copy of the read cache.
+        /// One more descriptor follows: that of a copy of the read cache.
         #[serde(default)]
         has_cache: bool,
     },
@@ -42,11 +42,11 @@ pub(super) enum Message {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::serve) struct ListenerState {
     pub service: Service,
-    /// Listeners with the same number belong to one address of the configuration.
+    /// Number of the group. Listeners with the same number belong to one address of the configuration.
     pub group: usize,
-    /// The address in the configuration.
+    /// Address of the listener in the configuration.
     pub address: String,
-    /// Device and inode of its file, if the server removes that when it stops.
+    /// Device and inode of the socket file, if the server removes the file when it stops.
     pub file: Option<(u64, u64)>,
 }
 
@@ -54,7 +54,7 @@ pub(in crate::serve) struct ListenerState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::serve) enum Service {
-    /// NBD or iSCSI.
+    /// The listener is for NBD or iSCSI.
     Data,
     Http,
     Control,
@@ -63,7 +63,7 @@ pub(in crate::serve) enum Service {
 /// A parked connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ConnectionState {
-    /// The bound address of its listener.
+    /// Bound address of the listener that accepted the connection.
     listener: String,
     protocol: serde_json::Value,
     input: usize,

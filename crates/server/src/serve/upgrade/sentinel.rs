@@ -15,11 +15,11 @@ use crate::serve::ownership::candidate::Candidate;
 enum Answer {
     Awaited,
     Received,
-    /// The process was ended.
+    /// The process was ended by another process.
     Missing,
 }
 
-/// See the module.
+/// A sentinel of a process; see the module documentation.
 pub(in crate::serve) struct Sentinel(Arc<Mutex<Answer>>);
 
 impl Sentinel {
