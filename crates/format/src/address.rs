@@ -23,7 +23,7 @@ pub struct Slot(pub u32);
 impl Slot {
     /// Bytes of one slot unit.
     pub const UNIT: usize = 64;
-    /// One past the highest slot: segments are at most 1 GiB.
+    /// Exclusive upper limit of slots: segments are at most 1 GiB.
     pub const LIMIT: u32 = 1 << 24;
     /// Byte offset in the segment. Never overflows, for any number.
     pub const fn offset(self) -> u64 {
@@ -39,9 +39,9 @@ impl Slot {
 /// The logical address of a stored block: never reused, never changed when data moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Address {
-    /// The segment in which it was first written.
+    /// The segment in which the block or node was first written.
     pub segment: SegmentId,
-    /// Its position in the segment.
+    /// Position of the block or node in the segment.
     pub slot: Slot,
 }
 
@@ -61,9 +61,9 @@ impl Address {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
-    /// Uncompressed.
+    /// The block is stored uncompressed.
     Raw = 0,
-    /// One LZ4 block.
+    /// The block is stored as one LZ4 block.
     Lz4 = 1,
     /// A member of a group that is compressed together with zstd.
     ZstdGroup = 2,
@@ -76,7 +76,7 @@ pub enum Codec {
 pub struct Form(pub u8);
 
 impl Form {
-    /// A whole block, uncompressed.
+    /// Form of a whole block that is stored uncompressed.
     pub const RAW_BLOCK: Form = Form(63);
 
     /// Uncompressed, in `len` bytes, rounded up to the slot unit; 1 to 4096.
@@ -143,11 +143,11 @@ layout!(block_ref, "block reference", 12, {
 /// A stored block: its address, its form, and the checksum of its plain contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockRef {
-    /// Its location.
+    /// Address of the stored block.
     pub addr: Address,
-    /// Its storage form.
+    /// Form in which the block is stored.
     pub form: Form,
-    /// CRC-32C of its plain content.
+    /// CRC-32C of the block's plain content.
     pub crc: u32,
 }
 
@@ -159,7 +159,7 @@ pub enum MapValue {
     Hole,
     /// Written as zeroes and reported as allocated: reads as zeroes, occupies no slot.
     Zero,
-    /// Stored.
+    /// The block is stored here.
     At(BlockRef),
 }
 

@@ -21,12 +21,12 @@ pub struct Sum64 {
 }
 
 impl Sum64 {
-    /// The sum of `bytes`.
+    /// The checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Sum64 {
         Sum64 { sum: check64(bytes), len: bytes.len() as u64 }
     }
 
-    /// The sum of these bytes followed by those of `next`.
+    /// The checksum of the bytes of this piece followed by the bytes of `next`.
     #[must_use]
     pub fn join(self, next: Sum64) -> Sum64 {
         if self.is_empty() {
@@ -76,7 +76,7 @@ static POWERS: [u64; 64] = {
     powers
 };
 
-/// The factors whose product is that of `len` further bytes.
+/// The factors whose product is the factor for `len` further bytes.
 fn powers(len: u64) -> impl Iterator<Item = u64> {
     (0..).zip(POWERS).filter_map(move |(bit, power)| (len >> bit & 1 == 1).then_some(power))
 }

@@ -3,7 +3,7 @@
 use crate::layout::*;
 use crate::{FormatError, MAX_BLOCKS, MAX_LEVEL, MapValue, Result, SECTOR};
 
-/// Longest name of a disk, in bytes.
+/// Maximum length of the name of a disk, in bytes.
 pub const MAX_NAME: usize = 255;
 
 /// Number of a disk; starts at 1 and is never reused.
@@ -52,13 +52,13 @@ pub enum Mark {
     /// All answered writes are durable.
     #[default]
     None,
-    /// Clients of the host that serves the disk may hold such answers.
+    /// Clients of the host that serves the disk may hold answers to writes that are not durable.
     Local,
-    /// Clients of any host may.
+    /// Clients of any host may hold answers to writes that are not durable.
     Remote,
-    /// Such writes are lost.
+    /// Answered writes that were not durable are lost.
     Lost {
-        /// Clients of other hosts may have had them answered.
+        /// Clients of other hosts may have received answers to the lost writes.
         remote: bool,
         /// When the loss was detected, in milliseconds since the boot of the host.
         since_ms: u64,
@@ -108,14 +108,14 @@ layout!(disk, "disk record", 96, {
     LOST_MS @ 80, 8, "of a mark of 3 or 4: when the loss was detected, milliseconds since boot; else 0";
 });
 
-/// A disk.
+/// The record of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskRecord {
-    /// Its number.
+    /// Number of the disk.
     pub id: DiskId,
-    /// Its role.
+    /// Role of the disk.
     pub role: Role,
-    /// When its writes are durable.
+    /// When writes to the disk are durable.
     pub sync: SyncMode,
     /// Its name: at most [`MAX_NAME`] bytes of UTF-8. A snapshot's name does not include the volume's.
     pub name: String,
@@ -123,11 +123,11 @@ pub struct DiskRecord {
     pub size: u64,
     /// Creation time in Unix milliseconds.
     pub created_ms: u64,
-    /// Of a snapshot: its volume. Of a note: the disk that it describes, if any.
+    /// For a snapshot: its volume. For a note: the disk that it describes; `None` if it describes the pool.
     pub parent: Option<DiskId>,
-    /// Of a clone: the snapshot or image that it was created from.
+    /// For a clone: the snapshot or image from which it was created.
     pub origin: Option<DiskId>,
-    /// Of a desktop: bytes of its RAM write cache.
+    /// For a desktop: bytes of its RAM write cache.
     pub write_cache: u64,
     /// Identity reported to guests and initiators.
     pub uuid: [u8; 16],
@@ -137,9 +137,9 @@ pub struct DiskRecord {
     pub root: MapValue,
     /// Deduplication domain: blocks are shared only among disks with the same number.
     pub dedup_domain: u32,
-    /// Of a desktop: it is reset when its guest disconnects.
+    /// For a desktop: it is reset when its guest disconnects.
     pub reset_at_disconnect: bool,
-    /// A node of its block map could not be read.
+    /// A node of the disk's block map could not be read.
     pub map_damaged: bool,
     /// Whether clients may hold answers to writes that are not durable.
     pub mark: Mark,
@@ -305,7 +305,7 @@ pub enum CatalogueOp {
         /// The disk.
         disk: DiskId,
     },
-    /// Replaces contents and size of the disk by those of `from`: rollback and reset.
+    /// Replaces contents and size of the disk by the contents and size of `from`, as a rollback and a reset do.
     Copy {
         /// The disk to change.
         disk: DiskId,
@@ -348,7 +348,7 @@ pub enum CatalogueOp {
 }
 
 impl CatalogueOp {
-    /// A field with a value that writers never produce, if any, except for those of a disk record.
+    /// A field with a value that writers never produce; `None` if there is none. Fields of a disk record are not checked.
     fn bad_field(&self) -> Option<&'static str> {
         match self {
             CatalogueOp::Create { disk, from } if *from == Some(disk.id) => Some("from"),

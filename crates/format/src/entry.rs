@@ -77,11 +77,11 @@ pub enum Entry {
         block: u64,
         /// Slot of the contents.
         slot: Slot,
-        /// Its storage form.
+        /// Form in which the contents are stored.
         form: Form,
         /// CRC-32C of the plain contents.
         crc: u32,
-        /// Fingerprint, or zeroes.
+        /// Fingerprint of the block; zeroes if it has none.
         fingerprint: Fingerprint,
     },
     /// A block of a disk, whose contents are stored already.
@@ -106,9 +106,9 @@ pub enum Entry {
     },
     /// A node of a block map, in this batch's payload.
     Node {
-        /// Its slot.
+        /// Slot of the map node.
         slot: Slot,
-        /// Stored length.
+        /// Form of the map node, which states its stored length.
         form: Form,
         /// CRC-32C of the stored bytes.
         crc: u32,
@@ -116,9 +116,9 @@ pub enum Entry {
     /// Bytes in this batch's payload that other structures refer to: a piece of a checkpoint, or moved
     /// blocks.
     Blob {
-        /// Its first slot.
+        /// First slot of the bytes.
         slot: Slot,
-        /// Bytes.
+        /// Number of the bytes.
         len: u32,
     },
     /// A change to the catalogue.
@@ -307,7 +307,7 @@ fn bad(field: &'static str) -> FormatError {
     FormatError::Value { what: WHAT, field }
 }
 
-/// The entries of a batch, in order; ends after the first one that cannot be decoded.
+/// The entries of a batch, in order; ends after the first entry that cannot be decoded.
 #[derive(Debug, Clone)]
 pub struct EntryIter<'a> {
     bytes: &'a [u8],

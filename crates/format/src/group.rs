@@ -23,7 +23,7 @@ pub struct GroupHeader {
 impl GroupHeader {
     /// Bytes before the frame.
     pub const SIZE: usize = group::SIZE;
-    /// Most blocks of a group: a form has six bits for the number of a member.
+    /// Maximum number of blocks of a group: a form has six bits for the number of a member.
     pub const MAX_MEMBERS: usize = 64;
 
     /// Encodes it into the front of `out`.

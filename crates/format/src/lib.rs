@@ -81,7 +81,7 @@ pub enum FormatError {
     /// The magic number differs: the bytes are not this structure.
     #[error("not a {0} (wrong magic number)")]
     Magic(&'static str),
-    /// Written by a newer release.
+    /// The structure was written by a newer release.
     #[error(
         "format version {found} is newer than version {VERSION}, the newest that this release supports: upgrade forebay"
     )]
@@ -110,17 +110,17 @@ pub enum FormatError {
     /// A field has a value that writers never produce.
     #[error("{what}: invalid value in {field}")]
     Value {
-        /// The structure.
+        /// Name of the structure.
         what: &'static str,
-        /// The field in it.
+        /// Name of the field in the structure.
         field: &'static str,
     },
     /// The structure is intact, but belongs to another pool or another position.
     #[error("{what}: {field} belongs to another pool, segment or offset")]
     Foreign {
-        /// The structure.
+        /// Name of the structure.
         what: &'static str,
-        /// The field in it.
+        /// Name of the field in the structure.
         field: &'static str,
     },
 }

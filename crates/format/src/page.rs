@@ -27,9 +27,9 @@ layout!(table_record, "table page record", 8, {
 /// A table of the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table {
-    /// Its number.
+    /// Number of the table.
     pub id: u8,
-    /// Keys whose records are on one page.
+    /// Number of keys whose records are on one page.
     pub span: u32,
 }
 
@@ -56,9 +56,9 @@ impl Table {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageLevel {
-    /// Holds records.
+    /// The page holds records.
     Records = 0,
-    /// Lists pages.
+    /// The page lists pages.
     Directory = 1,
 }
 

@@ -9,7 +9,7 @@ use crate::checksum::crc32c;
 use crate::layout::*;
 use crate::{BLOCK, FormatError, Result};
 
-/// Format version of retained memory that this release writes, and the only one that it reads.
+/// Format version of retained memory that this release writes. It reads no other version.
 pub const RETAINED_VERSION: u32 = 1;
 
 pub(crate) const MAGIC: &[u8; 8] = b"FBRETAIN";
@@ -133,7 +133,7 @@ pub struct RetainedCover {
     pub number: u64,
     /// Sequence number of the batch.
     pub seq: u64,
-    /// The order.
+    /// Order number: records with a lower order are in the log up to `seq`.
     pub order: u64,
     /// Sequence number of a batch that history reaches: records that the log has up to it were removed.
     pub floor: u64,
@@ -224,11 +224,11 @@ impl RetainedChunk {
 pub enum RetainedKind {
     /// The page of the same number.
     Page {
-        /// The block that it holds.
+        /// The block that the page holds.
         block: u64,
-        /// Its valid sectors.
+        /// Valid sectors of the page.
         mask: u8,
-        /// CRC-32C of its bytes.
+        /// CRC-32C of the bytes of the page.
         crc: u32,
         /// Freezes of the disk's buffer before it.
         generation: u64,
@@ -237,16 +237,16 @@ pub enum RetainedKind {
     Range {
         /// The first block.
         start: u64,
-        /// The block after the last one.
+        /// The block after the last block of the range.
         end: u64,
-        /// Whether its blocks stay allocated.
+        /// Whether the blocks of the range stay allocated.
         allocated: bool,
         /// Freezes of the disk's buffer before it.
         generation: u64,
     },
     /// A flag of the disk.
     Flag {
-        /// Its kind.
+        /// Kind of the flag.
         kind: u8,
     },
 }
@@ -258,7 +258,7 @@ pub struct RetainedRecord {
     pub disk: u32,
     /// Number in the order of publication.
     pub order: u64,
-    /// What it describes.
+    /// What the record describes.
     pub kind: RetainedKind,
 }
 

@@ -47,15 +47,15 @@ layout!(segment_header, "segment header", BLOCK, {
 /// The first block of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
-    /// The pool it belongs to.
+    /// Id of the pool to which the segment belongs.
     pub pool: PoolId,
-    /// Its number.
+    /// Number of the segment.
     pub segment: SegmentId,
-    /// Its stream.
+    /// Stream of the segment.
     pub stream: Stream,
-    /// Epoch of its writer.
+    /// Epoch of the server that began the segment.
     pub epoch: u64,
-    /// Sequence number of its first batch.
+    /// Sequence number of the segment's first batch.
     pub first_seq: u64,
 }
 
@@ -137,15 +137,15 @@ layout!(directory_entry, "directory entry", 32, {
 /// A slot in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryEntry {
-    /// Its position.
+    /// Position of the slot.
     pub slot: Slot,
-    /// Its storage form.
+    /// Form in which the contents of the slot are stored.
     pub form: Form,
-    /// The kind of its contents.
+    /// Kind of the slot's contents.
     pub kind: SlotKind,
-    /// CRC-32C of its plain contents.
+    /// CRC-32C of the slot's plain contents.
     pub crc: u32,
-    /// Its fingerprint, or zeroes.
+    /// Fingerprint of the contents; zeroes if there is none.
     pub fingerprint: Fingerprint,
 }
 

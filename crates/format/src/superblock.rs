@@ -8,7 +8,7 @@ use crate::layout::*;
 use crate::{BLOCK, Features, FormatError, MAX_SEGMENT, Result, SegmentId, VERSION, check_version};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FOREBAY\0";
-/// Most pieces of the root of a checkpoint.
+/// Maximum number of pieces of the root of a checkpoint.
 pub const MAX_BLOBS: usize = 128;
 
 /// Identity of a pool: 16 random bytes.
@@ -36,13 +36,13 @@ layout!(blob_ref, "blob reference", 24, {
 /// A piece or a page of a checkpoint: `len` bytes at `offset` of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlobRef {
-    /// The segment.
+    /// The segment that contains the piece.
     pub segment: SegmentId,
-    /// Byte offset in it.
+    /// Byte offset of the piece in the segment.
     pub offset: u32,
-    /// Bytes.
+    /// Length of the piece in bytes.
     pub len: u32,
-    /// CRC-64/NVME of the bytes.
+    /// CRC-64/NVME of the piece.
     pub check: u64,
 }
 
@@ -84,15 +84,15 @@ pub struct Superblock {
     pub segment_bytes: u32,
     /// Sequence number of the last batch that the checkpoint covers.
     pub seq: u64,
-    /// That batch's checksum.
+    /// Checksum of the last batch that the checkpoint covers.
     pub chain: u64,
-    /// Id of the retained memory that belongs to the pool; 0 if none does.
+    /// Id of the retained memory that belongs to the pool; 0 if the pool has none.
     pub memory: u64,
-    /// CRC-64/NVME of the host's boot id when local clients were last served; 0 if none were.
+    /// CRC-64/NVME of the host's boot id when local clients were last served; 0 if no local client was served.
     pub boot: u64,
     /// The checkpoint's pieces; empty in a pool without a checkpoint.
     pub blobs: Vec<BlobRef>,
-    /// The features of the pool. All are kept, including those that this release does not know.
+    /// The features of the pool. All are kept, including features that this release does not know.
     pub features: Features,
 }
 

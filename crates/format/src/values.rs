@@ -20,7 +20,7 @@ const ZERO: u8 = 0xc1;
 const IN_SEGMENT: u8 = 0xc2;
 const ANYWHERE: u8 = 0xc3;
 
-/// Longest encoding of a value, in bytes.
+/// Maximum length of the encoding of a value, in bytes.
 pub(crate) const MAX_BYTES: usize = 13;
 
 /// The address directly after `last`.

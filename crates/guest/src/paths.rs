@@ -8,9 +8,9 @@
 /// Patterns of temporary files, for Windows (case-insensitive) and for Linux (case-sensitive).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Temporary {
-    /// For NTFS.
+    /// Patterns of paths on NTFS.
     pub windows: Vec<String>,
-    /// For ext and XFS.
+    /// Patterns of paths on ext and XFS.
     pub linux: Vec<String>,
 }
 

@@ -16,7 +16,7 @@ use crate::{ext, ntfs, partition, xfs};
 pub struct Options {
     /// Paths of temporary files.
     pub temporary: Temporary,
-    /// The budget.
+    /// The budget of the scan.
     pub limits: Limits,
 }
 
@@ -43,11 +43,11 @@ pub struct Scan {
     pub map: ClassMap,
     /// The byte ranges of the partitions, or of the whole disk, with their contents.
     pub volumes: Vec<(Range<u64>, Content)>,
-    /// Whether the limits were sufficient. If not, blocks that were not reached are `Other`.
+    /// Whether the limits were sufficient. If they were not, blocks that the scan did not reach are `Other`.
     pub complete: bool,
-    /// Failed reads; blocks that depend on them are `Other`.
+    /// Number of failed reads; blocks that depend on these reads are `Other`.
     pub failed_reads: u64,
-    /// Bytes read.
+    /// Number of bytes that were read.
     pub read_bytes: u64,
 }
 

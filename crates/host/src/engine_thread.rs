@@ -1,5 +1,5 @@
-//! The host services of the engine: a clock, randomness, and a separate thread for its background tasks, so
-//! that neither the requests of guests nor the control plane can delay these.
+//! The host services of the engine: a clock, randomness, and a separate thread for its background tasks.
+//! Neither the requests of guests nor the control plane can delay these tasks.
 
 use std::future::{Future, poll_fn};
 use std::path::Path;

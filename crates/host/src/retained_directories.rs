@@ -28,7 +28,7 @@ const ATTEMPTS: usize = 10;
 /// The directories with files of this user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Directories {
-    /// New files are made in it: no other user can make files there.
+    /// Directory in which new files are made: no other user can make files in it.
     pub own: PathBuf,
     /// The configured directory, if other users can make files in it.
     shared: Option<PathBuf>,
@@ -51,7 +51,7 @@ impl Directories {
         Ok(Directories { own, shared: Some(configured.to_owned()) })
     }
 
-    /// All of them; the one for new files is the first.
+    /// All directories; the first is the directory for new files.
     pub fn all(&self) -> impl Iterator<Item = &Path> {
         std::iter::once(&*self.own).chain(self.shared.as_deref())
     }

@@ -78,7 +78,7 @@ impl PoolDirectory {
         self.at.name(pool)
     }
 
-    /// Whether memory that was created then, by an earlier release, can be that of this directory.
+    /// Whether memory that an earlier release created at this time can belong to this directory.
     fn may_have_used(&self, memory_created: SystemTime) -> bool {
         self.created.is_none_or(|created| created <= memory_created)
     }
@@ -115,7 +115,7 @@ impl Location {
     }
 }
 
-/// The name without a directory.
+/// The file name without the part for a directory.
 pub fn short_name(pool: PoolId) -> String {
     format!("{FILE_PREFIX}{pool}")
 }
@@ -146,7 +146,7 @@ impl Selected {
 struct Search<'a> {
     directories: &'a Directories,
     pool: PoolId,
-    /// Of the memory; 0 if the superblock names none.
+    /// Id of the memory; 0 if the superblock names none.
     id: u64,
 }
 
@@ -247,7 +247,7 @@ impl Search<'_> {
             leave(&memory, &own)?;
         }
         match stale {
-            // Its contents are of no use to any pool, and would stay.
+            // The contents of the file are of no use to any pool, and would never be removed.
             Some(path) if !own.exists() => Ok(renamed(path)),
             _ => Ok(Selected::as_is(own)),
         }
@@ -287,7 +287,7 @@ pub(super) struct MemoryFiles {
 }
 
 impl MemoryFiles {
-    /// Files in `directory`.
+    /// The files of retained memory in `directory`.
     pub fn in_directory(directory: &Path) -> MemoryFiles {
         MemoryFiles { directory: Some(directory.to_owned()), ..MemoryFiles::default() }
     }
@@ -444,7 +444,7 @@ mod tests {
             let original = dir.path().join(HERE.at.name(POOL));
             memory(&original, 5);
             let own = dir.path().join(other.at.name(POOL));
-            // It may be that of a directory that was moved.
+            // The file may belong to a directory that was moved.
             let copy = MemoryFiles::in_directory(dir.path());
             copy.set_pool_directory(Some(other));
             let refused = copy.open(POOL, 5, LIMIT).err().unwrap().to_string();
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(select(dir.path(), POOL, 5, &HERE).unwrap(), Selected::as_is(short));
         assert_eq!(select(dir.path(), POOL, 4, &HERE).unwrap(), Selected::as_is(own.clone()));
         assert_eq!(select(dir.path(), POOL, 6, &HERE).unwrap(), Selected::as_is(own.clone()));
-        // A file that cannot be opened is an error, not a reason to use another one.
+        // A file that cannot be opened is an error, not a reason to use another file.
         std::fs::remove_file(&own).unwrap();
         std::fs::create_dir(&own).unwrap();
         assert_eq!(select(dir.path(), POOL, 6, &HERE).unwrap(), Selected::as_is(own));
@@ -598,7 +598,7 @@ mod tests {
             assert!(own.join(&names[0]).exists());
             opened.remove();
         }
-        // The one that the superblock names is preferred, wherever it is.
+        // The file that the superblock names is preferred, in any directory.
         for (ours, theirs) in [(5, 4), (4, 5)] {
             memory(&own.join(&names[0]), ours);
             memory(&dir.path().join(&names[0]), theirs);

@@ -3,7 +3,7 @@
 /// A set of numbers below a fixed limit, a bit for each.
 pub(crate) struct Bits {
     words: Box<[u64]>,
-    /// All words before this one are zero.
+    /// Index of a word; all words before it are zero.
     first: usize,
     len: u32,
 }

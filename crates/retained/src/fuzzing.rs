@@ -19,7 +19,7 @@ use crate::{BlockRecord, CHUNK, Contents, HeapMemory, Identity, PAGE, Retained};
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
+/// All fuzzing targets.
 pub const TARGETS: &[Target] = &[("retained_memory", retained_memory)];
 
 /// Chunks of the memory of an input.
@@ -27,7 +27,7 @@ const CHUNKS: u32 = 4;
 const LIMIT: u64 = 64 << 20;
 /// Length of the header of a piece: chunk, offset and length.
 const PIECE_HEAD: usize = 6;
-/// Zeroes that end a piece.
+/// Number of zeroes that end a piece.
 const GAP: usize = 16;
 
 /// Opens a memory in the format of [`pack`], with the checksums as given and corrected.

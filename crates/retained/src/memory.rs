@@ -32,14 +32,14 @@ pub unsafe trait Memory: Send + Sync {
     fn release(&self, chunk: u32);
     /// Takes the memory for one owner; false if it has one already.
     fn claim(&self) -> bool;
-    /// Ends the ownership.
+    /// Ends the ownership of the memory.
     fn unclaim(&self);
 }
 
 /// Memory on the heap: for tests, and for servers that retain nothing.
 pub struct HeapMemory {
     chunks: Box<[AtomicPtr<u8>]>,
-    /// Held while chunks are added, released or copied.
+    /// Locked while chunks are added, released or copied.
     changes: Mutex<()>,
     claimed: AtomicBool,
 }

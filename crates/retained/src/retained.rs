@@ -27,12 +27,12 @@ pub struct Retained {
     /// The next order number.
     order: AtomicU64,
     space: Mutex<Space>,
-    /// Held while chunks are added, so that `space` need not be.
+    /// Locked while chunks are added, so that `space` need not be locked.
     growth: Mutex<Growth>,
     /// The last statement about the log.
     cover: Mutex<RetainedCover>,
     is_frozen: AtomicBool,
-    /// Another process may own the memory.
+    /// The memory was left: another process may own it.
     is_left: AtomicBool,
     unretained: AtomicU64,
     unretained_total: AtomicU64,
@@ -49,7 +49,7 @@ unsafe impl Send for Retained {}
 // SAFETY: as above.
 unsafe impl Sync for Retained {}
 
-/// Room for pages and ranges. The rest is given back when it is dropped.
+/// Reserved room for pages and ranges. Unused room is given back when the reservation is dropped.
 pub struct Reservation {
     retained: Arc<Retained>,
     pages: u32,
@@ -146,7 +146,7 @@ impl Page {
         self.crc
     }
 
-    /// Its order number.
+    /// Order number of the record.
     pub fn order(&self) -> u64 {
         self.order
     }
@@ -194,7 +194,7 @@ impl Range {
         self.record
     }
 
-    /// Its order number.
+    /// Order number of the record.
     pub fn order(&self) -> u64 {
         self.order
     }

@@ -17,11 +17,11 @@ use crate::{CHUNK, PAGE};
 pub(crate) const EMERGENCY: u64 = 16;
 /// Free chunks of each kind that are kept for later use, unless more are wanted.
 const KEPT_CHUNKS: u64 = 4;
-/// One of this many used slots is kept free for later use, if that is more.
+/// One free slot is kept for each of this many used slots, if that is more.
 const KEPT_PART: u64 = 8;
 
 const PAGES_IN_CHUNK: u32 = (CHUNK / PAGE) as u32;
-/// Pages at the front of a chunk, for the records of the others.
+/// Number of pages at the front of a chunk that hold the records of the chunk's other pages.
 const RECORD_PAGES: u32 = PAGES_IN_CHUNK * RETAINED_RECORD_BYTES as u32 / PAGE as u32;
 /// Chunks that the chunk table has room for.
 pub(crate) const MAX_CHUNKS: u32 = ((CHUNK - RETAINED_TABLE) / 8) as u32;
@@ -54,7 +54,7 @@ struct Used {
 
 enum State {
     Absent,
-    /// Its memory is being added or released.
+    /// The memory of the chunk is being added or released.
     Changing,
     Used(Used),
 }
@@ -81,11 +81,11 @@ pub(crate) struct Space {
     chunks: Box<[State]>,
     pages: Slots,
     records: Slots,
-    /// Chunks that are not absent.
+    /// Number of chunks that are not absent.
     present: u32,
     /// The largest number of bytes of chunks that may be present.
     limit_bytes: u64,
-    /// Free chunks with pages that are kept.
+    /// Number of free chunks with pages that are kept.
     kept_pages: u64,
 }
 

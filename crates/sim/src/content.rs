@@ -18,8 +18,8 @@ use crate::rng::mix;
 /// Number of a write; 0 stands for zeroes.
 pub type WriteId = u32;
 
-/// Bytes of a block with one write as their origin: start and end, the write, and the distance in bytes by
-/// which they were copied upwards since then, to another position of that disk or of another one.
+/// Bytes of a block whose origin is one write: start, end, the write, and the distance in bytes by which they
+/// were copied upwards since, to another position of the same disk or of another disk.
 type Run = (u16, u16, WriteId, i64);
 
 /// The content of one block: disjoint runs of bytes by ascending start; bytes outside all runs are zero.
@@ -99,8 +99,8 @@ impl Content {
         self.with_runs(range, (write != 0).then_some(run))
     }
 
-    /// This content with the bytes from `at` replaced by the bytes `range` of another block, whose position
-    /// is `shift` bytes before the new one.
+    /// This content with the bytes from `at` on replaced by the bytes `range` of another block, whose
+    /// position is `shift` bytes before the new position.
     pub fn with_copy(&self, at: usize, from: &Content, range: Range<usize>, shift: i64) -> Content {
         let clip = |&(s, e, w, moved): &Run| {
             let (s, e) = ((s as usize).max(range.start), (e as usize).min(range.end));

@@ -59,17 +59,17 @@ struct Slot {
     handles: Vec<Arc<DiskHandle>>,
 }
 
-/// See the module.
+/// What the clients of a run share; see the module documentation.
 pub struct Ctx {
     /// The pool.
     pub pool: Arc<Pool>,
-    /// The world.
+    /// The simulated world.
     pub host: Arc<SimHost>,
-    /// The reference.
+    /// The reference model.
     pub model: Rc<RefCell<Model>>,
     /// The shape of the run.
     pub plan: Plan,
-    /// Operations left in this life.
+    /// Number of operations left in this life.
     pub left: Cell<u64>,
     /// An operation found the pool latched.
     pub latched: Cell<bool>,
@@ -101,7 +101,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// The disk.
+    /// Name of the disk.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -120,7 +120,7 @@ impl Drop for Taken {
     }
 }
 
-/// Blocks locked against other writers; unlocked on drop.
+/// Blocks that are locked against other writers. Dropping this guard unlocks them.
 pub struct Locked {
     ctx: Rc<Ctx>,
     name: String,
@@ -215,7 +215,7 @@ impl Ctx {
         model.names.keys().filter(public).filter(is).filter(|n| self.is_free(n)).cloned().collect()
     }
 
-    /// One of those names.
+    /// A random one of the names that `want` accepts.
     pub fn pick(&self, rng: &mut Rng, want: impl Fn(&crate::model::DiskState) -> bool) -> Option<String> {
         let names = self.names(want);
         (!names.is_empty()).then(|| rng.pick(&names).clone())

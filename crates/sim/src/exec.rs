@@ -43,10 +43,10 @@ struct State {
     now: Duration,
     next_timer: u64,
     timers: BTreeMap<(Duration, u64), Waker>,
-    /// Ascending: the order in which one poll woke several tasks must have no effect, because tokio's watch
-    /// channel wakes its waiters in a random order.
+    /// Ready tasks in ascending order. The order in which one poll woke several tasks must have no effect,
+    /// because tokio's watch channel wakes its waiters in a random order.
     ready: Vec<usize>,
-    /// With the process of each.
+    /// Tasks that were spawned, each with its process.
     spawned: Vec<(u64, &'static str, BoxFuture<'static, ()>)>,
 }
 
@@ -160,7 +160,7 @@ impl Wake for TaskWaker {
 struct Task {
     process: u64,
     name: &'static str,
-    /// It was started by the engine, not by a client.
+    /// The engine started the task, not a client.
     is_engine: bool,
     future: LocalFuture,
     waker: Arc<TaskWaker>,
@@ -183,7 +183,7 @@ struct Kill {
 }
 
 struct KillState {
-    /// Stores until then.
+    /// Number of stores to retained memory until the kill.
     stores: u64,
     /// The memory as the killed process left it.
     found: Option<HeapMemory>,
@@ -203,19 +203,19 @@ impl Kill {
     }
 }
 
-/// See the module.
+/// The deterministic executor; see the module documentation.
 pub struct Executor {
     world: Arc<World>,
     tasks: Vec<Option<Task>>,
     rng: Rng,
-    /// One in this many steps fires a timer although tasks are ready; 0: never.
+    /// One in this many steps fires a timer although tasks are ready; 0 stands for none.
     pub hasty_clock: u64,
     hash: u64,
     steps: u64,
     /// The kill that is due.
     kill: Option<Rc<Kill>>,
     machine: Arc<Machine>,
-    /// Processes whose tasks do not run for now.
+    /// Processes whose tasks do not run at present.
     paused: BTreeSet<u64>,
 }
 
@@ -278,7 +278,7 @@ impl Executor {
         self.spawn_in(0, name, future);
     }
 
-    /// As [`Executor::spawn`], in a process.
+    /// As [`Executor::spawn`], but in a process.
     pub fn spawn_in(&mut self, process: u64, name: &'static str, future: impl Future<Output = ()> + 'static) {
         self.add(process, name, false, Box::pin(future));
     }
@@ -308,7 +308,7 @@ impl Executor {
         true
     }
 
-    /// One of the tasks that are ready, apart from those of paused processes.
+    /// Takes one of the ready tasks, except tasks of paused processes.
     fn take_ready(&mut self) -> Option<usize> {
         let ready = &mut self.world.state.lock().ready;
         if self.paused.is_empty() {

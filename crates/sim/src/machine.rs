@@ -55,10 +55,10 @@ impl Machine {
 /// The effect on the machine's memory of the end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum MemoryFate {
-    /// It is as the process left it.
+    /// The retained memory is as the process left it.
     #[default]
     Kept,
-    /// It was removed.
+    /// The retained memory was removed.
     Wiped,
     /// The machine was restarted.
     Restarted,

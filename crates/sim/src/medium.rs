@@ -10,8 +10,8 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// An empty medium whose random choices follow from `seed`; each operation takes up to `delay` polls more
-    /// than one. Every other medium makes appends durable that request it, without a sync.
+    /// Makes an empty medium whose random choices follow from `seed`; each operation takes up to `delay`
+    /// further polls. On every second medium, an append that requests it is durable without a sync.
     pub fn new(seed: u64, delay: u32) -> Medium {
         let opening = FaultyStore::new(seed);
         opening.set_delay(delay);

@@ -19,30 +19,30 @@ use crate::machine::MemoryFate;
 /// An era of a name: the name and the number of the era.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EraId {
-    /// The name.
+    /// Name of the disk.
     pub name: String,
-    /// Index of the version.
+    /// Number of the era: the index of its version.
     pub era: usize,
 }
 
 /// A disk during one era.
 #[derive(Debug, Clone)]
 pub struct DiskState {
-    /// Its role.
+    /// Role of the disk.
     pub role: Role,
-    /// Bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Its durability.
+    /// When writes to the disk are durable.
     pub sync: SyncMode,
     /// The disk from which it was cloned.
     pub origin: Option<String>,
-    /// Its writes are discarded when the pool is opened again.
+    /// Writes to the disk are discarded when the pool is opened again.
     pub desktop: bool,
-    /// It is reset when its user disconnects.
+    /// The disk is reset when its user disconnects.
     pub resets: bool,
     /// The blocks that were ever written or are not zero; all others are zero.
     pub blocks: BTreeMap<u64, Cell<Content>>,
-    /// Its contents are those of that era at some moment of this era's operation, and not known yet.
+    /// The contents are those of that era at some moment of this era's operation, and are not known yet.
     pub taken_from: Option<EraId>,
     /// A flush promised that all changes acknowledged before this moment are durable.
     pub flushed: Stamp,
@@ -83,9 +83,9 @@ impl DiskState {
 /// The content that a change puts into a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// These bytes.
+    /// The write has these bytes.
     Write(WriteId),
-    /// Zeroes.
+    /// The write has zeroes.
     Zero,
     /// Zeroes in whole blocks (a block cut by the end of the disk is whole); partial blocks are unchanged.
     Discard,
@@ -190,7 +190,7 @@ impl Model {
         OpId(self.ops.len() - 1)
     }
 
-    /// When `op` began.
+    /// The moment at which `op` began.
     pub fn begun(&self, op: OpId) -> Stamp {
         self.ops[op.0].begin
     }
@@ -227,7 +227,7 @@ impl Model {
         self.floor = self.floor.max(changed);
     }
 
-    /// All changes acknowledged before `moment` are durable.
+    /// Records that all changes acknowledged before `moment` are durable.
     pub fn all_flushed(&mut self, moment: Stamp) {
         self.floor = self.floor.max(moment);
     }

@@ -11,7 +11,7 @@ use crate::rng::Rng;
 pub struct Plan {
     /// Number of concurrent clients.
     pub clients: u64,
-    /// Operations in one life of the pool, of all clients together.
+    /// Number of operations in one life of the pool, of all clients together.
     pub ops: u64,
     /// Number of lives of the pool: between two of them it crashes or is closed.
     pub lives: u64,
@@ -25,7 +25,7 @@ pub struct Plan {
     pub huge: bool,
     /// Whether some disks have maps of many leaves, in two or three levels, with writes all over.
     pub wide: bool,
-    /// Consecutive requests of a guest that writes.
+    /// Number of consecutive requests of a guest that writes.
     pub scatter: u64,
     /// Whether some clones of images are desktops.
     pub desktops: bool,

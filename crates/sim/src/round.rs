@@ -66,7 +66,7 @@ pub struct Round {
 /// See [`Round::faults`].
 pub type Inject = fn(&FaultyStore, &mut Rng);
 
-/// Outages in a life.
+/// Number of outages in a life.
 const OUTAGES: u32 = 6;
 /// Longer than any pause after which the engine repeats changes for which there was no room.
 const RETRIES: Duration = Duration::from_secs(5);
@@ -289,7 +289,7 @@ impl Round {
         self.medium.faults().set_quota(None);
     }
 
-    /// Compares the contents of the pool with the permitted ones.
+    /// Compares the contents of the pool with the permitted contents.
     pub fn judge(&mut self, pool: &Arc<Pool>) {
         let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
         let damaged = self.damaged;
@@ -342,7 +342,7 @@ impl Round {
         self.live_on(pool);
     }
 
-    /// The rest of a life whose pool is open and has passed the verdict.
+    /// The remaining part of a life whose pool is open and has passed the verdict.
     pub(crate) fn live_on(&mut self, pool: Arc<Pool>) {
         let end = match self.rng.below(100) {
             n if n < self.plan.crashes => End::Crash,
@@ -468,7 +468,7 @@ pub(crate) fn start_clients(
     let running = Rc::new(Cell::new(ctx.plan.clients));
     if let Some(most) = ctx.plan.reclaim_every {
         let (ctx, mut rng, running) = (ctx.clone(), rng.fork(), running.clone());
-        // It counts as running, and ends when it is the only one.
+        // The task counts as running, and ends when it is the only one that runs.
         running.set(running.get() + 1);
         exec.spawn_in(process, "cleaner", async move {
             while running.get() > 1 && !ctx.latched.get() {

@@ -9,7 +9,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use super::{CLASS_BITS, ClassMap, MAX_BLOCKS, class};
 
 const MAGIC: &[u8; 4] = b"FBCM";
-/// The version that this release writes, and the only one that it can read.
+/// The version of the encoding that this release writes. It can read no other version.
 const VERSION: u8 = 1;
 /// Length of the header: magic number, version, three zero bytes, blocks, runs.
 const HEADER: usize = 24;

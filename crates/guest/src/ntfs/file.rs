@@ -115,7 +115,7 @@ impl File {
             let Value::Clusters { first_vcn, pairs, .. } = attribute.value else { continue };
             let class = match class {
                 _ if attribute.kind != DATA => Class::Metadata,
-                // Named data streams of a program or page file are neither code nor page file.
+                // Named data streams of a program or page file are not code or page file.
                 Class::Code | Class::Page if !attribute.name.is_empty() => continue,
                 Class::Other => continue,
                 class => class,

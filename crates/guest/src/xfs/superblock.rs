@@ -5,7 +5,7 @@ use super::{Result, Volume, ensure};
 use crate::bytes::{be16, be32, be64};
 use crate::disk::Fault;
 
-/// Maximum number of groups, that of a volume of a petabyte.
+/// Maximum number of groups: the number of a volume of a petabyte.
 const MAX_GROUPS: u64 = 1 << 20;
 /// Maximum inode size of the format.
 const MAX_INODE: u64 = 2048;
@@ -29,7 +29,7 @@ pub(super) struct Superblock {
     pub log_start: u64,
     pub log_blocks: u64,
     pub root: u64,
-    /// Realtime bitmap and summary; user, group and project quota.
+    /// Inodes of the realtime bitmap and summary, and of the user, group and project quota.
     pub reserved_inodes: [u64; 5],
     /// Version 5: self-describing metadata, which has longer headers.
     pub is_v5: bool,

@@ -29,7 +29,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Its bytes.
+    /// Bytes of the piece.
     pub fn bytes<'a>(&self, image: &'a Image) -> &'a [u8] {
         match self.home {
             Home::Superblock(copy) => {
@@ -39,7 +39,7 @@ impl Piece {
         }
     }
 
-    /// Its bytes, mutable.
+    /// Bytes of the piece, mutable.
     pub fn bytes_mut<'a>(&self, image: &'a mut Image) -> &'a mut [u8] {
         match self.home {
             Home::Superblock(copy) => {
@@ -58,11 +58,11 @@ impl Piece {
 /// The ranges covered by checksums, and the ranges that contain references.
 #[derive(Default)]
 pub struct Atlas {
-    /// Fields by structure and name, except checksums and magic numbers.
+    /// Fields by structure and name, without checksums and magic numbers.
     pub fields: BTreeMap<(&'static str, &'static str), Vec<Piece>>,
     /// Stored nodes, and blocks that are stored raw: their CRC-32C is in the structure that refers to them.
     pub referred: Vec<Piece>,
-    /// The structures that refer to them: nodes, checkpoints, entries, directories, relocation maps.
+    /// The structures that refer to `referred`: nodes, checkpoints, entries, directories, relocation maps.
     pub referring: Vec<Piece>,
     /// Segment headers and footers.
     pub headers: Vec<Piece>,

@@ -21,7 +21,7 @@ pub struct Numbers {
 /// The difference between the expected and the actual transfer length (11.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Residual {
-    /// None.
+    /// The transfer has the expected length.
     #[default]
     None,
     /// This number of bytes fewer than expected.
@@ -54,15 +54,15 @@ impl Residual {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
-    /// Its data has a wrong digest.
+    /// The data of the PDU has a wrong digest.
     DataDigest = 0x02,
-    /// It requires a feature that was not negotiated.
+    /// The PDU requires a feature that was not negotiated.
     Snack = 0x03,
-    /// It violates the protocol.
+    /// The PDU violates the protocol.
     Protocol = 0x04,
-    /// It is not supported.
+    /// The PDU is not supported.
     NotSupported = 0x05,
-    /// Too many immediate commands.
+    /// There are too many immediate commands.
     TooManyImmediate = 0x06,
     /// A field has an invalid value.
     InvalidField = 0x09,
@@ -82,7 +82,7 @@ pub enum LoginStatus {
     AuthenticationFailed = 0x0201,
     /// The target does not exist, or the initiator has no access to it.
     NotFound = 0x0203,
-    /// No common version.
+    /// Initiator and target have no version in common.
     UnsupportedVersion = 0x0205,
     /// The session does not accept another connection.
     TooManyConnections = 0x0206,
@@ -226,7 +226,7 @@ pub struct Login {
 }
 
 impl Login {
-    /// Its header.
+    /// Header of the login response.
     pub fn header(&self, tag: u32, numbers: &Numbers, len: usize) -> [u8; BHS] {
         let (current, next) = self.stages;
         let mut flags = current << 2;

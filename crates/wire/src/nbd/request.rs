@@ -13,7 +13,7 @@ use super::{ErrorCode, ProtocolError, take};
 pub struct Rules {
     /// Size of the disk in bytes.
     pub size: u64,
-    /// Writes are refused.
+    /// Writes to the disk are refused.
     pub read_only: bool,
     /// Structured replies were negotiated.
     pub structured: bool,
@@ -26,18 +26,18 @@ pub struct Rules {
 pub enum Command {
     /// Read `len` bytes, at most [`MAX_PAYLOAD`].
     Read {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
         /// The reply must be a single chunk.
         dont_fragment: bool,
     },
     /// Write the payload.
     Write {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered.
         fua: bool,
     },
     /// Finish the requests received before, and close.
@@ -46,38 +46,38 @@ pub enum Command {
     Flush,
     /// Discard a range.
     Trim {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered.
         fua: bool,
     },
     /// Load a range into the cache.
     Cache {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
     },
     /// Zero a range.
     WriteZeroes {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered.
         fua: bool,
-        /// Leave the range allocated.
+        /// The range stays allocated.
         no_hole: bool,
     },
     /// Describe the allocation of a range, which is not empty.
     BlockStatus {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
-        /// Reply with one descriptor only.
+        /// The reply must have only one descriptor.
         one: bool,
     },
 }
@@ -96,7 +96,7 @@ pub struct Request<'a> {
 /// A request that is answered with an error; the connection continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// An unknown type.
+    /// The type of the request is unknown.
     #[error("unknown command {0}")]
     UnknownCommand(u16),
     /// A flag that is unknown, or not valid for the command.
@@ -143,7 +143,7 @@ pub enum Step<'a> {
     /// No complete message. The used bytes are consumed; the next message needs at least `want` bytes
     /// (counted from the first unused one).
     NeedMore {
-        /// Least number of bytes of the message, as far as known.
+        /// Minimum length of the message in bytes, as far as it is known.
         want: usize,
     },
     /// A request.
@@ -152,7 +152,7 @@ pub enum Step<'a> {
     Refused {
         /// The client's identifier of the request.
         cookie: u64,
-        /// The reason.
+        /// Why the request is refused.
         refusal: Refusal,
     },
 }

@@ -6,9 +6,9 @@ use super::*;
 /// A range of a parameter list, in bytes; within the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRange {
-    /// Start.
+    /// Offset of the range in bytes.
     pub offset: u64,
-    /// Length.
+    /// Length of the range in bytes.
     pub len: u64,
 }
 
@@ -119,7 +119,7 @@ pub enum AccessState {
 pub struct PortGroup {
     /// Target port group identifier.
     pub group: u16,
-    /// The state of its ports.
+    /// Access state of the ports of the group.
     pub state: AccessState,
     /// Relative target port identifier.
     pub relative_port: u16,

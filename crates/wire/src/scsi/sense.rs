@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SenseKey {
-    /// No failure.
+    /// There was no failure.
     NoSense = 0x0,
     /// The unit cannot be used at present.
     NotReady = 0x2,
@@ -96,14 +96,14 @@ pub struct Field {
     pub in_cdb: bool,
     /// First byte of the field.
     pub byte: u16,
-    /// Its highest bit, if it does not consist of whole bytes.
+    /// Highest bit of the field, if the field does not consist of whole bytes.
     pub bit: Option<u8>,
 }
 
 /// Sense data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
-    /// The kind of failure.
+    /// Kind of the failure.
     pub key: SenseKey,
     /// The failure.
     pub code: Code,
@@ -153,7 +153,7 @@ impl Sense {
         Sense::illegal(codes::PARAMETER_LIST_LENGTH_ERROR)
     }
 
-    /// Adds INFORMATION.
+    /// Adds the field INFORMATION.
     pub const fn at(self, information: u64) -> Sense {
         Sense { information: Some(information), ..self }
     }
