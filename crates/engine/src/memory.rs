@@ -1,4 +1,4 @@
-//! What the engine keeps in retained memory besides blocks and zeroed ranges.
+//! What the engine keeps in retained memory in addition to blocks and zeroed ranges.
 
 use forebay_format::BLOCK;
 use forebay_retained::{Cover, HeapMemory};

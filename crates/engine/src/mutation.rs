@@ -80,7 +80,7 @@ pub enum Mutation {
     KeepEpoch,
     /// The cover of an abandoned group is not removed.
     KeepCover,
-    /// The group after a failed group takes its number: the cover of the failed group is not removed, and
+    /// The group after a failed group gets its number: the cover of the failed group is not removed, and
     /// writers of the log do not check whether the pool has latched.
     TakeNumber,
     /// Opening a pool treats the contents of every desktop in retained memory as valid.

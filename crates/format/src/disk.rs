@@ -305,7 +305,7 @@ pub enum CatalogueOp {
         /// The disk.
         disk: DiskId,
     },
-    /// Replaces contents and size of the disk by the contents and size of `from`, as a rollback and a reset do.
+    /// Replaces contents and size of the disk by those of the disk `from`, as a rollback and a reset do.
     Copy {
         /// The disk to change.
         disk: DiskId,
@@ -348,7 +348,8 @@ pub enum CatalogueOp {
 }
 
 impl CatalogueOp {
-    /// A field with a value that writers never produce; `None` if there is none. Fields of a disk record are not checked.
+    /// A field with a value that writers never produce; `None` if all fields are valid. Fields of a disk
+    /// record are not checked.
     fn bad_field(&self) -> Option<&'static str> {
         match self {
             CatalogueOp::Create { disk, from } if *from == Some(disk.id) => Some("from"),

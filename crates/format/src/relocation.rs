@@ -44,7 +44,7 @@ pub struct Relocation {
     pub kind: SlotKind,
     /// CRC-32C of the slot's plain contents.
     pub crc: u32,
-    /// Fingerprint of the contents; zeroes if there is none.
+    /// Fingerprint of the contents; zeroes if they have none.
     pub fingerprint: Fingerprint,
     /// Slot of the bytes in the container; for a member of a group, the first slot of the group.
     pub place: Slot,

@@ -296,7 +296,7 @@ impl RetainedRecord {
         b
     }
 
-    /// Decodes a record; `None` if there is none.
+    /// Decodes a record; `None` if the bytes are free.
     pub fn decode(b: &[u8; RETAINED_RECORD_BYTES]) -> Result<Option<RetainedRecord>> {
         use retained_record as l;
         const WHAT: &str = "record";

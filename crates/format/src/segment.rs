@@ -145,7 +145,7 @@ pub struct DirectoryEntry {
     pub kind: SlotKind,
     /// CRC-32C of the slot's plain contents.
     pub crc: u32,
-    /// Fingerprint of the contents; zeroes if there is none.
+    /// Fingerprint of the contents; zeroes if they have none.
     pub fingerprint: Fingerprint,
 }
 

@@ -88,7 +88,7 @@ pub struct Superblock {
     pub chain: u64,
     /// Id of the retained memory that belongs to the pool; 0 if the pool has none.
     pub memory: u64,
-    /// CRC-64/NVME of the host's boot id when local clients were last served; 0 if no local client was served.
+    /// CRC-64/NVME of the host's boot id when local clients were last served; 0 if they never were.
     pub boot: u64,
     /// The checkpoint's pieces; empty in a pool without a checkpoint.
     pub blobs: Vec<BlobRef>,

@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 /// Maximum number of timers that are kept; seldom more than one is in use.
 const MOST_KEPT: usize = 4;
 
-/// Maximum number of concurrent sleeps, since each takes a descriptor. Further sleeps use the runtime's timer.
+/// Maximum number of concurrent sleeps, since each takes a descriptor. Others use the runtime's timer.
 const MOST_SLEEPS: usize = 16;
 
 /// Kernel timers that are not in use, on the runtime in which they were created.

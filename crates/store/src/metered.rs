@@ -158,7 +158,7 @@ impl Store for Metered {
         self.watch(self.inner.append(id, offset, data, expected), timed)
     }
 
-    /// If the append includes the time of the sync, the sync that follows takes no time: their sum is the
+    /// If the append includes the time of the sync, the sync that follows adds no time: their sum is the
     /// time of both.
     fn append_synced(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         self.meters.write.add(data.len());

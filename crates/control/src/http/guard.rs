@@ -106,7 +106,7 @@ fn only(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
     headers.get_all(name).iter().count() == 1 && all(headers, name, test)
 }
 
-/// Whether each header of this name passes the test; true if there is none.
+/// Whether each header of this name passes the test; true without such a header.
 fn all(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
     headers.get_all(name).iter().all(|value| value.to_str().is_ok_and(&test))
 }

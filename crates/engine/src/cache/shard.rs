@@ -100,8 +100,8 @@ pub(super) struct Shard<const BYTES: usize> {
     small: Queue,
     main: Queue,
     ghost: Ghost,
-    /// Evicted blocks of disks below their share. They need a separate list, since other disks evict so many
-    /// blocks that these would soon be forgotten.
+    /// Evicted blocks of disks below their share. They need a separate list, since other disks evict many
+    /// blocks, so that these would soon be forgotten.
     ghost_below: Ghost,
     shares: Shares,
     pub hits: u64,
@@ -198,7 +198,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         if self.free.len() == 0 { self.frames.wanted(self.limit) } else { None }
     }
 
-    /// Adds a chunk, unless the shard no longer wants it: the lock was not held while the chunk was
+    /// Adds a chunk, unless the shard no longer needs it: the lock was not held while the chunk was
     /// allocated.
     pub fn add(&mut self, chunk: Chunk<BYTES>) {
         if self.wanted() == Some(chunk.len()) {

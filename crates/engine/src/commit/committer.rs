@@ -531,7 +531,7 @@ impl Committer {
 
     /// Drops the frozen buffers of a group, which frees their memory, and completes the waiting requests.
     fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
-        // Groups with changes to the catalogue are not measured: their duration tells little about the store.
+        // Groups with changes to the catalogue are not measured: their duration does not measure the store.
         if let Some(began) = group.began.filter(|_| group.ops.is_empty()) {
             let bytes = GroupBytes { buffered: group.buffered(), logged: group.logged };
             let now = self.cx.host.now();

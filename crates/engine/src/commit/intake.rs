@@ -297,14 +297,14 @@ impl Intake {
             progress.mark_unchanged();
             self.cx.check_running()?;
             // The commit that frees memory needs no room in the buffers, so this request keeps its room
-            // meanwhile.
+            // until then.
             let room = self.reserve(disk, len);
             self.report_memory(room.is_some());
             if let Some(room) = room {
                 return Ok(Admitted { space, room, tokens: Tokens::none() });
             }
             self.make_room(disk);
-            // Other processes may use the memory too, so no notification tells when it is available again.
+            // Other processes may use the memory too, so no notification announces that it is available.
             tokio::select! {
                 biased;
                 changed = progress.changed() => changed.map_err(|_| Error::Closed)?,

@@ -72,7 +72,7 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         std::hint::black_box(empty);
     }
 
-    /// Inserts an entry. It replaces the entry that `is_same` accepts, if there is one. Returns an entry that
+    /// Inserts an entry. It replaces the entry that `is_same` accepts, if it exists. Returns an entry that
     /// was displaced from a full set; `random` chooses it.
     pub fn insert(
         &mut self,

@@ -86,9 +86,9 @@ impl Desktops {
 
     /// Chooses the desktop that overflows next: the desktop that has used the largest share of its budget,
     /// among those whose budget is nearly spent or whose writers wait (a large write may have to wait long
-    /// before the budget is nearly spent). If there is none and the common budget is short, the desktop with
-    /// the largest cache is chosen. When it has overflowed, waiting writers of other desktops check again. A
-    /// desktop that is due for a reset does not overflow.
+    /// before the budget is nearly spent). If no desktop qualifies and the common budget is short, the
+    /// desktop with the largest cache is chosen. When it has overflowed, waiting writers of other desktops
+    /// check again. A desktop that is due for a reset does not overflow.
     fn next_to_overflow(&self) -> Option<Arc<Disk>> {
         let mut all = self.caches.is_nearly_spent() | self.caches.take_required();
         let catalogue = self.editor.catalogue.read();

@@ -23,7 +23,7 @@ impl Desktops {
         }
         let persisting = Persisting::begin(self, &desktop, name)?;
         // Most of the cache overflows before the conversion, so that the last group is small even if guests
-        // write meanwhile.
+        // write at the same time.
         let mut remaining = desktop.cached();
         while remaining > OVERFLOW_BYTES as u64 {
             match self.overflow(&desktop).await? {

@@ -171,7 +171,7 @@ impl Tree {
         }
     }
 
-    /// The leaf of `block`; if there is none, the common value of all blocks from `block` on, and the last of
+    /// The leaf of `block`; without a leaf, the common value of all blocks from `block` on, and the last of
     /// these blocks.
     fn leaf(&self, cache: &NodeCache, block: u64) -> Result<Result<Node, (MapValue, u64)>, NeedNode> {
         match self.reach(block) {

@@ -182,7 +182,7 @@ fn merged_for_room(leaf: &Node, cache: &NodeCache, i: u8) -> Result<Option<Node>
     Ok(leaf.load_base(cache)?.map(|base| leaf.merged(&base)))
 }
 
-/// A better replacement for a changed leaf, if there is one: a hole, or the leaf merged with its base.
+/// A better replacement for a changed leaf, if it has one: a hole, or the leaf merged with its base.
 fn tidied(leaf: &Node, cache: &NodeCache) -> Option<Child> {
     let merged = match leaf.base() {
         Base::None => None,

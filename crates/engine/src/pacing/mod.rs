@@ -88,7 +88,7 @@ impl Pacing {
         cost.record(bytes.buffered, took);
         self.flushes.record_cost(cost.recent(), now);
         let flushing = self.flushes.flushing();
-        // If reduction left little of a group, its time tells more about reduction than about the store.
+        // If reduction left little of a group, its time shows more about reduction than about the store.
         if flushing != Flushing::None && bytes.logged >= bytes.buffered / 4 {
             let calm = cost.record_calm(bytes.logged, took);
             drop(cost);

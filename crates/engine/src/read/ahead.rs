@@ -1,7 +1,7 @@
 //! Reading ahead of the sequential readers of a disk ([`crate::streams`]): the blocks that a stream requests
 //! next are read into the cache before it does.
 //!
-//! **Stale data.** Reading ahead inserts blocks into the read cache and into nothing else, and the cache
+//! **Stale data.** Reading ahead inserts blocks only into the read cache, and the cache
 //! holds blocks by address, whose content never changes ([`crate::cache`]). It looks addresses up in the map
 //! and passes none of them on: a client's read finds its own addresses, after it has looked into the write
 //! buffers ([`super::reader`]). So a block that is written, discarded or rolled back in between has another

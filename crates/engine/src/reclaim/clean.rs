@@ -236,7 +236,7 @@ impl Cleaner {
         }
         let groups: Vec<_> = run.chunks(GROUP_BLOCKS).zip(plain.chunks(GROUP_BLOCKS * BLOCK)).collect();
         let workers = self.cx.host.workers();
-        // Few groups are packed at a time, since commits wait meanwhile, but enough to make waking the other
+        // Few groups are packed at a time, since commits wait for them, but enough to make waking the other
         // threads worthwhile.
         for some in groups.chunks(PACK_GROUPS * workers.threads()) {
             let pack = |(group, blocks)| pack_group(group, blocks, self.cx.config.compress);
@@ -339,7 +339,7 @@ impl Cleaner {
     }
 }
 
-/// Packs up to [`GROUP_BLOCKS`] blocks: as a group if that takes no more room than their current form,
+/// Packs up to [`GROUP_BLOCKS`] blocks: as a group if that needs no more room than their current form,
 /// otherwise each separately. Without `pack`, only blocks that are compressed already are compressed again.
 fn pack_group(group: &[Survivor], blocks: &[u8], pack: bool) -> Vec<Piece> {
     let mut bytes = Vec::new();

@@ -264,7 +264,7 @@ impl Mark<'_> {
             let mapped = found.counts.mapped(id, self.scratch).await?;
             disks.push((found.counts.exclusive.get(&id).map_or(0, |e| e.mark), id, root, mapped));
         }
-        // The disks with the oldest figure come first.
+        // The disks with the oldest figure are first.
         disks.sort_unstable_by_key(|(mark, id, ..)| (*mark, *id));
         for (_, id, root, _) in &disks {
             if !self.add_up_exclusive(&mut found.counts, *id, *root).await? {

@@ -267,7 +267,7 @@ async fn scan_log(
 
 fn load_catalogue(checkpoint: &Contents, cx: &Context) -> Result<Catalogue> {
     let mut catalogue = Catalogue::new(checkpoint.next_disk);
-    // Volumes come before their snapshots, whose export names depend on them.
+    // Volumes precede their snapshots, whose export names depend on them.
     let (snapshots, others): (Vec<_>, Vec<_>) = checkpoint.disks.iter().partition(|d| d.parent.is_some());
     for disk in others.into_iter().chain(snapshots) {
         check_record(disk)?;

@@ -212,8 +212,7 @@ impl SpaceGovernor {
 
 /// Room in the store.
 impl SpaceGovernor {
-    /// Whether so much was written since the last observation of the capacity that it should be observed
-    /// again.
+    /// Whether enough was written since the last observation of the capacity for it to be observed again.
     pub fn wants_capacity(&self, now: Duration) -> bool {
         self.store.wants_observation(self.garbage.appended(), now)
     }

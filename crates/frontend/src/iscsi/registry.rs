@@ -108,7 +108,7 @@ pub(super) struct Registered {
     key: Key,
     /// Target session identifying handle.
     pub tsih: u16,
-    /// Set to the reason when this session has to end because a new session takes its place.
+    /// Set to the reason when this session has to end because a new session replaces it.
     pub end: watch::Receiver<Option<&'static str>>,
     _gone: watch::Sender<()>,
 }

@@ -49,7 +49,7 @@ enum Owner {
     Alive(Vec<SocketAddr>),
 }
 
-/// What a server that waits for a pool knows about the pool.
+/// What is known about the pool to a server that waits for it.
 pub struct Standby {
     mode: WhileStandby,
     targets: Arc<ServedTargets>,

@@ -30,7 +30,7 @@ const LONGEST: Duration = Duration::from_micros(40);
 const LEAST_TURN: Duration = Duration::from_micros(4);
 /// Duration from which on a look counts as interrupted: another thread waited for the core.
 const LONG_LOOK: Duration = Duration::from_micros(4);
-/// Number of successive single requests of one client after which this client is taken for the only one, and
+/// Number of successive single requests of one client after which this client counts as the only one, and
 /// for a client that waits for each reply.
 const ALONE: u32 = 64;
 /// Number of successful looks that make up for a failed look: fewer are not worth it.

@@ -68,7 +68,7 @@ impl UnitAttention {
     }
 }
 
-/// Pending attentions of a nexus. Each is listed at most once, and attentions of resets come first.
+/// Pending attentions of a nexus. Each is listed at most once, and attentions of resets are first.
 #[derive(Debug, Default)]
 pub(super) struct Attentions(Vec<UnitAttention>);
 

@@ -137,7 +137,7 @@ impl Nexus {
         }
     }
 
-    /// Whether the initiator knows that the LUN belongs to this disk.
+    /// Whether the initiator is aware that the LUN belongs to this disk.
     pub fn is_identified(&self) -> bool {
         !self.member.is_unidentified()
     }

@@ -25,7 +25,7 @@ pub const MAX_BLOCKS: u64 = 1 << 51;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassMap {
     blocks: u64,
-    /// Runs of blocks. The first run starts at 0; there is none only if `blocks` is 0.
+    /// Runs of blocks. The first run starts at 0; the list is empty only if `blocks` is 0.
     runs: Vec<u64>,
 }
 

@@ -308,7 +308,7 @@ impl ClientCommands {
         self.print(&disks, |disks| output::disk_table(disks, kind))
     }
 
-    /// The snapshots of all volumes. If a volume is removed meanwhile, it counts as having none.
+    /// The snapshots of all volumes. If a volume is removed until then, it counts as having none.
     async fn all_snapshots(&self) -> Result<Vec<DiskView>, CliError> {
         let volumes: Vec<DiskView> = self.client.get(&["volumes"]).await?;
         let mut all = Vec::new();

@@ -69,7 +69,7 @@ fn end_of_data(file: &File) -> io::Result<u64> {
     Ok(end as u64)
 }
 
-/// The offset of the next data or hole after `from`; `None` if there is none.
+/// The offset of the next data or hole after `from`; `None` if none follows.
 fn seek(file: &File, from: libc::off_t, whence: libc::c_int) -> io::Result<Option<libc::off_t>> {
     // SAFETY: the descriptor is open; the call accesses no memory.
     let at = unsafe { libc::lseek(file.as_raw_fd(), from, whence) };

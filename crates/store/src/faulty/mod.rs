@@ -127,7 +127,7 @@ impl FaultyStore {
         self.machine.lock().capacity = bytes;
     }
 
-    /// Sets a limit on the space in use that the capacity does not show, as a quota is; initially there is
+    /// Sets a limit on the space in use that the capacity does not show, as a quota is; initially it has
     /// none. The store owns room only if it has a quota.
     pub fn set_quota(&self, bytes: Option<u64>) {
         self.machine.lock().set_quota(bytes);

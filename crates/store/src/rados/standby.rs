@@ -176,7 +176,7 @@ impl StandbyWatch {
     }
 }
 
-/// Searches for a living standby; `None` if there is none of this name. Removes the keys of dead servers.
+/// Searches for a living standby; `None` if none has this name. Removes the keys of dead servers.
 pub(super) async fn find_heir(cluster: &dyn Cluster, to: Option<&str>) -> Answer<Option<Owner>> {
     let mut watch = Watch::new(Header::read(cluster).await?);
     let mut survey = Survey::new(&watch.seen);

@@ -113,7 +113,7 @@ pub enum OptionEvent {
     NeedMore,
     /// The client's flags, which it sends first.
     ClientFlags {
-        /// The client wants no padding after the reply to `OPT_EXPORT_NAME`.
+        /// The client expects no padding after the reply to `OPT_EXPORT_NAME`.
         no_zeroes: bool,
     },
     /// An option.

@@ -104,7 +104,8 @@ impl Request {
         }
     }
 
-    /// Class of the command for reservation conflicts. PERSISTENT RESERVE OUT checks conflicts when it is executed.
+    /// Class of the command for reservation conflicts. PERSISTENT RESERVE OUT checks conflicts when it is
+    /// executed.
     pub fn access(&self) -> Access {
         use Request::*;
         match self {

@@ -206,7 +206,8 @@ pub enum Request {
     PreFetch {
         /// Offset of the range in bytes.
         offset: u64,
-        /// Length of the range in bytes. A length of 0 in the CDB, which stands for all blocks up to the end, is resolved.
+        /// Length of the range in bytes. A length of 0 in the CDB, which stands for all blocks up to the end,
+        /// is resolved.
         len: u64,
     },
     /// SYNCHRONIZE CACHE. The range is ignored: the command applies to the whole cache.

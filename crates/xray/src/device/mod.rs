@@ -2,7 +2,7 @@
 //!
 //! A load queues requests, sends them, waits until the descriptor is readable, and receives answers. All
 //! loads of this crate do so through [`Device`]. Only [`Endpoint::open`] blocks, and [`Device::receive`] if
-//! the caller asks for it.
+//! the caller requests it.
 
 mod drive;
 mod file;

@@ -22,7 +22,7 @@ const OPTIONS: [(&CStr, &CStr); 7] = [
     // After this time an operation would fail although it may still take effect, so it must wait without
     // limit.
     (c"rados_osd_op_timeout", c"0"),
-    // The library checks every second. It asks for a newer map if an OSD has not answered a request for 2 s,
+    // The library checks every second. It requests a newer map if an OSD has not answered a request for 2 s,
     // so a failed OSD delays requests for half as long as with the defaults.
     (c"objecter_timeout", c"2"),
     (c"objecter_tick_interval", c"1"),
