@@ -20,7 +20,7 @@ const MAX_DIRECTORIES: usize = 30_000;
 
 /// The files of one directory.
 pub struct Package {
-    /// Name in an image.
+    /// Name of the directory in an image.
     name: String,
     files: Vec<PathBuf>,
     bytes: u64,
@@ -99,9 +99,9 @@ pub struct Recipe<'a> {
     pub packages: Vec<&'a Package>,
     /// Seed of the order in which files are written.
     pub order: u64,
-    /// One in this many files is modified; 0: none.
+    /// One in this many files is modified; 0 stands for none.
     pub patch_one_of: u64,
-    /// Free space.
+    /// Bytes of free space in the image.
     pub free: u64,
 }
 

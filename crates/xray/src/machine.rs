@@ -64,11 +64,11 @@ impl Machine {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuTimes {
     total: u64,
-    /// Used by any process, or taken by the hypervisor for other machines.
+    /// Ticks used by any process, or taken by the hypervisor for other machines.
     used: u64,
-    /// Taken by the hypervisor for other machines, or for its emulation of this one.
+    /// Ticks taken by the hypervisor for other machines, or for its emulation of this machine.
     stolen: u64,
-    /// Used by this process and by children that it has waited for.
+    /// Ticks used by this process and by children that it has waited for.
     own: u64,
 }
 

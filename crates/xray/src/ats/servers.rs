@@ -11,7 +11,7 @@ use crate::targets::servers::{Disk, Forebay, ForebayConfig, Tgtd, Unit, WorkDir,
 pub const READS: u8 = 1;
 /// With a write cache: a write is answered when it is in RAM.
 pub const WRITES: u8 = 2;
-/// Without a write cache.
+/// Number of the unit without a write cache.
 pub const DURABLE: u8 = 3;
 /// The volume that hosts share, only on Forebay; configured as `DURABLE`.
 pub const SHARED: u8 = 4;

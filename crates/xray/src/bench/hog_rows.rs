@@ -74,7 +74,7 @@ enum Victim {
 }
 
 impl Hog {
-    /// The unit of its rate.
+    /// Unit of the victim's rate.
     fn unit(self) -> Unit {
         match self {
             Hog::Writer | Hog::Scanner => Unit::MibPerSecond,

@@ -35,9 +35,9 @@ pub struct Options<P> {
     pub forebay: Option<PathBuf>,
     /// Directory for data, on the disk to be measured.
     pub parent: PathBuf,
-    /// Shorter, with less data.
+    /// The loads are shorter, on less data.
     pub quick: bool,
-    /// Only these parts; all parts if empty.
+    /// The parts that are measured; all parts if empty.
     pub only: Vec<P>,
 }
 
@@ -217,7 +217,7 @@ fn own_rows(
 /// Rows that were omitted, with the reason.
 #[derive(Debug, Serialize)]
 pub struct Omitted {
-    /// A line each.
+    /// Notes, one line each.
     pub notes: Vec<String>,
 }
 

@@ -28,13 +28,13 @@ pub const RECEIVE_BYTES: usize = 1 << 20;
 /// A request that has been answered.
 #[derive(Debug, Clone, Copy)]
 pub struct Done {
-    /// Its slot, which is free again.
+    /// Slot of the request, which is free again.
     pub slot: usize,
-    /// Whether it was a flush.
+    /// Whether the request was a flush.
     pub flush: bool,
     /// Nanoseconds from when the request was due until its answer was received.
     pub nanos: u64,
-    /// The error in the numbers of the protocol, if it failed.
+    /// The error as a number of the protocol; `None` if the request succeeded.
     pub error: Option<u32>,
     /// The request was not executed, and can be sent again. `error` has the target's answer.
     pub again: Option<Again>,
@@ -51,11 +51,11 @@ pub enum Again {
 
 /// An open disk.
 pub trait Device: AsRawFd + Send {
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     fn size(&self) -> u64;
     /// Whether another read or write can be queued.
     fn has_room(&self) -> bool;
-    /// Requests queued and not answered.
+    /// Number of requests that are queued and not answered.
     fn under_way(&self) -> usize;
     /// Queues a read; there must be room. With `keep`, [`Device::data`] has its data when it is answered.
     fn queue_read(&mut self, offset: u64, len: u32, keep: bool, due: Instant) -> usize;
@@ -116,17 +116,17 @@ pub enum Endpoint {
 /// What a load needs of a disk.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs {
-    /// Reads and writes in flight.
+    /// Maximum number of reads and writes in flight.
     pub depth: usize,
-    /// Writes.
+    /// The disk must accept writes.
     pub writes: bool,
-    /// Flushes.
+    /// The disk must accept flushes.
     pub flushes: bool,
-    /// Writes that are durable when they are answered.
+    /// The disk must accept writes that are durable when they are answered.
     pub durable: bool,
     /// Simple replies of an NBD server, as the Linux kernel's client requests them.
     pub simple_replies: bool,
-    /// Longest wait for the server, while connecting and in [`Device::receive`].
+    /// Maximum wait for the server, while connecting and in [`Device::receive`].
     pub patience: Duration,
 }
 

@@ -8,11 +8,11 @@ pub const SECTOR: u64 = 512;
 /// Direction and length of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// No data.
+    /// The command transfers no data.
     None,
-    /// This many bytes to the initiator.
+    /// The target sends this many bytes.
     In(u32),
-    /// This many bytes to the target.
+    /// The initiator sends this many bytes.
     Out(u32),
 }
 

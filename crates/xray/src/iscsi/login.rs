@@ -10,10 +10,10 @@ use super::pdu::{self, BHS, FINAL, Numbers, Reply, opcode, padding};
 const SECURITY: u8 = 0;
 const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
-/// Most responses of a target to one stage of the login.
+/// Maximum number of responses of a target to one stage of the login.
 const MAX_ANSWERS: usize = 16;
 
-/// Longest data segment that this initiator accepts.
+/// Maximum data segment that this initiator accepts, in bytes.
 const MAX_RECV: usize = 256 << 10;
 
 /// The negotiated parameters.
@@ -23,11 +23,11 @@ pub struct Agreed {
     pub initial_r2t: bool,
     /// Whether a command PDU may contain data.
     pub immediate_data: bool,
-    /// Longest data segment that the target accepts.
+    /// Maximum data segment that the target accepts, in bytes.
     pub max_send: usize,
-    /// Most data for one R2T.
+    /// Maximum bytes of data for one R2T.
     pub max_burst: usize,
-    /// Most unsolicited data of a command, immediate data included.
+    /// Maximum bytes of unsolicited data of a command, immediate data included.
     pub first_burst: usize,
 }
 

@@ -49,9 +49,9 @@ pub struct Report {
     pub iops: f64,
     /// MiB per second.
     pub mib_s: f64,
-    /// Of reads and writes.
+    /// Latency of reads and writes.
     pub latency: Latency,
-    /// Of flushes.
+    /// Latency of flushes.
     pub flush_latency: Latency,
     /// Offset of the first wrong content.
     pub first_mismatch: Option<u64>,

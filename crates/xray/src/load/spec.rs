@@ -30,9 +30,9 @@ pub enum Fill {
     Repeated(Arc<Vec<u8>>),
     /// Random units of which a share is zero; a share of the units is equal to one of 1,024.
     Shaped {
-        /// Share of zeroes in each unit.
+        /// Share of zeroes in each unit, in percent.
         zero_percent: u8,
-        /// Share of the units that are duplicates.
+        /// Share of the units that are duplicates, in percent.
         duplicate_percent: u8,
     },
 }
@@ -40,7 +40,7 @@ pub enum Fill {
 /// Condition for the end of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stop {
-    /// After this time.
+    /// The load ends after this time.
     After(Duration),
     /// After this number of requests on each connection.
     Requests(u64),
@@ -88,7 +88,7 @@ impl Rate {
 /// A load on one disk.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// The disk.
+    /// The disk that is loaded.
     pub endpoint: Endpoint,
     /// Order of the offsets.
     pub access: Access,
@@ -98,7 +98,7 @@ pub struct Spec {
     pub block_bytes: u32,
     /// Requests in progress on each connection.
     pub depth: u16,
-    /// Connections; the range is divided between them.
+    /// Number of connections; the range is divided between them.
     pub connections: u16,
     /// Condition for the end.
     pub stop: Stop,
@@ -193,7 +193,7 @@ pub enum LoadError {
     TooSmall {
         /// Bytes to access.
         range: u64,
-        /// Connections.
+        /// Number of connections.
         connections: u16,
         /// Bytes of each request.
         block: u32,

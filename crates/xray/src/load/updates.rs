@@ -21,9 +21,9 @@ pub enum Lock {
 /// The results of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Updates {
-    /// Updates made.
+    /// Number of updates that were made.
     pub done: u64,
-    /// Attempts that found the lock held.
+    /// Number of attempts that found the lock held.
     pub conflicts: u64,
     /// Duration of the run.
     pub seconds: f64,

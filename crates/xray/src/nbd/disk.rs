@@ -10,7 +10,7 @@ const STALL: Duration = Duration::from_secs(60);
 const SIMPLE_MAGIC: u32 = 0x6744_6698;
 const COOKIE: u64 = 0x666f_7265_6261_7921;
 
-/// See the module.
+/// A disk for preparations; see the module documentation.
 pub struct Disk(Connection);
 
 impl Disk {

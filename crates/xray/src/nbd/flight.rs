@@ -12,7 +12,7 @@ use super::{Chunk, Command, NbdError, REQUEST_LEN, Sink, request};
 use crate::device::Done;
 use crate::socket;
 
-/// One request, or room for one.
+/// A slot: a request, or room for a request.
 struct Slot {
     command: Option<Command>,
     uses: u64,

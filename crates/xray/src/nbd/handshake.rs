@@ -16,15 +16,15 @@ const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 const REP_ERROR_BIT: u32 = 1 << 31;
 const INFO_EXPORT: u16 = 0;
-/// Longest accepted option reply.
+/// Maximum length of an option reply that is accepted.
 const OPTION_REPLY_MAX: u32 = 64 << 10;
 
 /// Properties of the export, as reported by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
-    /// Size in bytes.
+    /// Size of the export in bytes.
     pub size: u64,
-    /// Transmission flags.
+    /// Transmission flags of the export.
     pub flags: u16,
 }
 

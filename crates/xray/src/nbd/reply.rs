@@ -34,7 +34,7 @@ pub enum Chunk<'a> {
         cookie: u64,
         /// Position on the disk.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
     /// The request failed; `Done` follows.

@@ -24,7 +24,7 @@ pub enum Unit {
     Kib,
     /// MiB.
     Mib,
-    /// A factor.
+    /// The figure is a factor.
     Times,
     /// Percent.
     Percent,
@@ -92,9 +92,9 @@ pub enum Bound {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It holds.
+    /// The promise holds.
     Pass,
-    /// It does not hold.
+    /// The promise does not hold.
     NotReached,
     /// There is no promise, or one side was not measured.
     None,
@@ -103,9 +103,9 @@ pub enum Verdict {
 /// A value of a peer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PeerValue {
-    /// The peer.
+    /// Name of the peer.
     pub name: &'static str,
-    /// Median.
+    /// Median of the peer's figures.
     pub value: f64,
 }
 
@@ -114,9 +114,9 @@ pub struct PeerValue {
 pub struct Row {
     /// The measured property.
     pub what: String,
-    /// Its unit.
+    /// Unit of the figures.
     pub unit: Unit,
-    /// The promise.
+    /// The promised bound.
     pub bound: Bound,
     /// The median of Forebay's figures.
     pub ours: Option<f64>,

@@ -45,7 +45,7 @@ pub(crate) fn right(text: String) -> Cell {
     Cell::new(text).class("n")
 }
 
-/// See the module.
+/// A table; see the module documentation.
 pub(crate) struct Table {
     heads: Vec<String>,
     rows: Vec<Vec<Cell>>,

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::load::{Content, Fill};
 
-/// See the module.
+/// The state of a disk; see the module documentation.
 pub(super) struct DiskState {
-    /// Its name, for messages.
+    /// Name of the disk, for messages.
     pub name: String,
     /// Bytes of a block.
     pub grain: u64,

@@ -51,7 +51,7 @@ pub struct Options {
     pub dir: PathBuf,
     /// What targets need to start; data of servers is below the parent directory.
     pub around: Surroundings,
-    /// No progress.
+    /// No progress is printed.
     pub quiet: bool,
 }
 
@@ -112,7 +112,7 @@ pub enum RunError {
     Prepare {
         /// The disk.
         disk: String,
-        /// The cause.
+        /// Why the disk cannot be filled.
         error: String,
     },
     /// A file of the run.
@@ -124,7 +124,7 @@ pub enum RunError {
     /// The directory contains no run.
     #[error("{} contains no run", .0.display())]
     NoRun(PathBuf),
-    /// By the user.
+    /// The user interrupted the run.
     #[error("interrupted")]
     Interrupted,
 }

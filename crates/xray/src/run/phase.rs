@@ -31,7 +31,7 @@ use crate::vdi::shape::scaled;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const NAP: Duration = Duration::from_millis(10);
-/// Most blocks of a stream that are read back.
+/// Maximum number of blocks of a stream that are read back.
 const READ_BACK: usize = 1024;
 /// Windows of a warm-up that are compared for the steady state.
 const WINDOWS: u32 = 6;
@@ -60,7 +60,7 @@ struct Plan<'a> {
     planned: Planned<'a>,
 }
 
-/// What failed, and where.
+/// A failure of a thread: what failed, and where.
 struct Failure {
     load: usize,
     disk: String,

@@ -11,7 +11,7 @@ use crate::scenario::Span;
 const LINE_EVERY: Duration = Duration::from_secs(5);
 const TEMPLATE: &str = "{bar:24} {msg}";
 
-/// See the module.
+/// The progress of a run; see the module documentation.
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,

@@ -12,7 +12,7 @@ use crate::targets::servers::{cpu_of, memory_of};
 
 /// What was sampled.
 pub(super) struct Sampled {
-    /// Times are since the start of the phase.
+    /// Samples; their times are since the start of the phase.
     pub samples: Vec<Sample>,
     pub server_cpu_s: f64,
     pub client_cpu_s: f64,

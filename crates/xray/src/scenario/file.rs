@@ -21,9 +21,9 @@ pub struct Scenario {
     pub name: Spanned<String>,
     /// The title of the report.
     pub title: String,
-    /// What it shows, in a few sentences.
+    /// What the scenario shows, in a few sentences.
     pub about: String,
-    /// The source of its figures.
+    /// The source of the scenario's figures.
     #[serde(default)]
     pub source: Option<String>,
     /// The disks.
@@ -52,16 +52,16 @@ pub struct Disk {
     /// Number of disks.
     #[serde(default = "one")]
     pub count: u32,
-    /// Size of each; that of the origin for clones.
+    /// Size of each disk; for clones, the size of the origin.
     #[serde(default)]
     pub size: Option<Size>,
-    /// Each is a linked clone of the first disk of this kind.
+    /// Each disk is a linked clone of the first disk of this kind.
     #[serde(default)]
     pub clone_of: Option<Spanned<String>>,
-    /// Written from end to end before the first phase; reads are verified from then on.
+    /// The disks are written from end to end before the first phase; reads are verified from then on.
     #[serde(default)]
     pub prefill: bool,
-    /// Filled with the image of a desktop, which scripts need.
+    /// The disks are filled with the image of a desktop, which scripts need.
     #[serde(default)]
     pub desktop_image: bool,
 }
@@ -104,7 +104,7 @@ pub struct Load {
     /// Each write is durable when it is answered (FUA).
     #[serde(default)]
     pub durable: bool,
-    /// Ends after one pass over the range.
+    /// The load ends after one pass over the range.
     #[serde(default)]
     pub once: bool,
     /// Share of zeroes in each block, which compress.
@@ -138,13 +138,13 @@ pub struct Phase {
     /// Measured time; without it, the phase ends with its loads.
     #[serde(default)]
     pub duration: Option<Span>,
-    /// Time before the measured time, at most.
+    /// Maximum time before the measured time.
     #[serde(default)]
     pub warm_up: Option<Span>,
     /// The warm-up ends early when the rates of two windows differ by at most this.
     #[serde(default)]
     pub steady_percent: Option<f64>,
-    /// Runs once for each of these depths, which replace those of the loads.
+    /// The phase runs once for each of these depths, which replace the depths of the loads.
     #[serde(default)]
     pub depths: Vec<u32>,
 }
@@ -197,10 +197,10 @@ pub struct Event {
     /// The kind of disks.
     #[serde(default)]
     pub disk: Option<Spanned<String>>,
-    /// Number of clones.
+    /// Number of clones that the event creates.
     #[serde(default = "one")]
     pub clones: u32,
-    /// How often it happens.
+    /// How often the event happens.
     #[serde(default = "one")]
     pub times: u32,
     /// Interval between the times.
@@ -222,15 +222,15 @@ pub enum Judge {
     Band,
     /// A percentile of the latency is below a bound.
     Latency,
-    /// Rate and latency at the end are those of the start.
+    /// Rate and latency at the end must be those of the start.
     NoTrend,
-    /// No request failed.
+    /// No request must fail.
     Errors,
     /// What was read is what was written.
     Verified,
     /// No request waited longer for the server during an event.
     Back,
-    /// The rate is that of an earlier phase.
+    /// The rate must be that of an earlier phase.
     SameRate,
     /// The events of a phase succeeded, each in time.
     Events,
@@ -253,13 +253,13 @@ pub struct Check {
     /// The percentile.
     #[serde(default)]
     pub percentile: Option<f64>,
-    /// Its bound.
+    /// Bound of the percentile.
     #[serde(default)]
     pub below: Option<Span>,
-    /// Most time of an event, or of a wait.
+    /// Maximum time of an event, or of a wait.
     #[serde(default)]
     pub within: Option<Span>,
-    /// Most difference.
+    /// Maximum difference in percent.
     #[serde(default)]
     pub within_percent: Option<f64>,
     /// The earlier phase.

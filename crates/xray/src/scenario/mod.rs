@@ -85,7 +85,7 @@ impl Load {
 }
 
 impl Action {
-    /// Its name in a file, and in reports.
+    /// Name of the event in a file, and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Action::Snapshot => "snapshot",

@@ -14,11 +14,11 @@ use super::quantity::{Size, Span};
 /// Factors above 0 and at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Scale {
-    /// Of sizes.
+    /// Factor for sizes.
     pub size: f64,
-    /// Of rates.
+    /// Factor for rates.
     pub rate: f64,
-    /// Of times.
+    /// Factor for times.
     pub time: f64,
 }
 
@@ -34,7 +34,7 @@ pub struct Scaled {
 }
 
 const MIN_DISK: u64 = 16 << 20;
-/// Least image of desktops: the phases read pieces of it.
+/// Minimum size of the image of desktops: the phases read pieces of it.
 const MIN_IMAGE: u64 = 128 << 20;
 const MIB: u64 = 1 << 20;
 const MIN_PHASE: Duration = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::servers::{program, run};
 use super::{Surroundings, TargetError};
 
-/// See the module.
+/// A Ceph cluster for tests; see the module documentation.
 pub(super) struct Cluster {
     script: PathBuf,
     dir: PathBuf,
@@ -17,7 +17,7 @@ pub(super) struct Cluster {
 const PORTS: u16 = 200;
 
 impl Cluster {
-    /// Starts one.
+    /// Starts a cluster.
     pub fn start(around: &Surroundings) -> Result<Cluster, TargetError> {
         for (name, package) in [("ceph-mon", "ceph-mon"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")] {
             if program(name).is_none() {
@@ -52,7 +52,7 @@ impl Cluster {
         self.dir.join("ceph.conf")
     }
 
-    /// Its directory.
+    /// Directory of the cluster.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -17,7 +17,7 @@ const NO_CLUSTER: TargetError = TargetError::Unsupported("an event of a Ceph clu
 
 /// See the module. Fields drop in order: servers end before their pool.
 pub(super) struct ForebaySystem {
-    /// One, or a pair.
+    /// The nodes: one, or a pair.
     nodes: Vec<Node>,
     /// The node that serves.
     serving: usize,

@@ -31,9 +31,9 @@ use servers::{Process, StoreOps};
 pub struct Place {
     /// The disk or device.
     pub endpoint: Endpoint,
-    /// Other servers that may have it, if the first one does not serve it.
+    /// Other servers that may serve the disk, if the first server does not.
     pub others: Vec<Endpoint>,
-    /// Its first byte there.
+    /// Offset of the disk's first byte on the endpoint.
     pub base: u64,
 }
 
@@ -92,17 +92,17 @@ pub struct Wanted {
     pub kind: String,
     /// Number of disks.
     pub count: u32,
-    /// Size of each.
+    /// Size of each disk in bytes.
     pub size: u64,
 }
 
 /// A running target.
 pub trait System: Send {
-    /// Program and version.
+    /// Program and version of the target.
     fn version(&self) -> &str;
     /// Whether an action is possible; `Action::Clone` is also needed for disks that are clones.
     fn supports(&self, action: Action) -> bool;
-    /// Its server processes that run.
+    /// The target's server processes that run.
     fn servers(&mut self) -> Vec<&mut Process> {
         Vec::new()
     }
@@ -146,7 +146,7 @@ pub trait System: Send {
     fn special(&mut self, _act: &Act) -> Result<(), TargetError> {
         Err(TargetError::Unsupported("this event"))
     }
-    /// Its counters, if it has any.
+    /// The target's counters of its store; `None` if it has none.
     fn store(&self) -> Option<StoreOps> {
         None
     }
@@ -166,7 +166,7 @@ pub struct Surroundings {
 }
 
 impl TargetSpec {
-    /// Starts it.
+    /// Starts the target.
     pub fn start(&self, around: &Surroundings) -> Result<Box<dyn System>, TargetError> {
         Ok(match &self.kind {
             Kind::Forebay(kind) => Box::new(forebay::ForebaySystem::start(around, kind)?),
@@ -185,23 +185,23 @@ pub enum TargetError {
     /// A server could not be started or controlled.
     #[error(transparent)]
     Server(#[from] Error),
-    /// Its disk cannot be used.
+    /// A disk of the target cannot be used.
     #[error("cannot use {endpoint}: {source}")]
     Device {
         /// The disk.
         endpoint: String,
-        /// The cause.
+        /// Why the disk cannot be used.
         source: DeviceError,
     },
-    /// It would be overwritten.
+    /// Data on the disk would be overwritten.
     #[error("{0} may contain data: give --overwrite to lose it")]
     HasData(String),
-    /// It is too small.
+    /// The disk is too small.
     #[error("{endpoint} has {have} bytes, the scenario needs {need}: use a smaller --scale-size")]
     TooSmall {
         /// The disk.
         endpoint: String,
-        /// Its size.
+        /// Size of the disk in bytes.
         have: u64,
         /// Size of all disks of the scenario.
         need: u64,

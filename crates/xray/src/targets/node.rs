@@ -24,7 +24,7 @@ const ASK: Duration = Duration::from_millis(100);
 
 /// See the module. Fields drop in order: the server ends before its files.
 pub(super) struct Node {
-    /// `None` while it is killed.
+    /// The server; `None` while it is killed.
     pub server: Option<Forebay>,
     pub dir: WorkDir,
     config: ForebayConfig,
@@ -86,7 +86,7 @@ impl Node {
         name.ok_or(TargetError::Unsupported("a standby"))
     }
 
-    /// Its server.
+    /// The node's server.
     pub fn running(&mut self) -> Result<&mut Forebay, TargetError> {
         self.server.as_mut().ok_or(TargetError::Unsupported("this event while the server is killed"))
     }

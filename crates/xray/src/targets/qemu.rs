@@ -27,7 +27,7 @@ pub(super) struct QemuSystem {
 }
 
 impl QemuSystem {
-    /// On qcow2 files.
+    /// Makes a target whose disks are qcow2 files.
     pub fn qcow2(around: &Surroundings) -> Result<QemuSystem, TargetError> {
         let version = version("qemu-nbd", "qemu-utils")?;
         Ok(QemuSystem {
@@ -38,7 +38,7 @@ impl QemuSystem {
         })
     }
 
-    /// On images of RBD.
+    /// Makes a target whose disks are images of RBD.
     pub fn librbd(around: &Surroundings) -> Result<QemuSystem, TargetError> {
         let version = format!("librbd by {}", version("qemu-nbd", "qemu-utils")?);
         let cluster = Some(Cluster::start(around)?);

@@ -23,7 +23,7 @@ impl Running {
 
 /// See the module. Fields drop in order: the server, then the data.
 pub(super) struct RawSystem {
-    /// `None` before the disks exist, and while it is killed.
+    /// The server; `None` before the disks exist, and while it is killed.
     server: Option<Running>,
     dir: WorkDir,
     version: String,

@@ -26,15 +26,15 @@ pub enum Transport {
 /// How Forebay runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForebayKind {
-    /// How clients reach it.
+    /// How clients reach Forebay.
     pub transport: Transport,
-    /// Its pool is in a Ceph cluster for tests.
+    /// The pool is in a Ceph cluster for tests.
     pub rados: bool,
     /// Number of servers of the pool: 1, or 2 of which one stands by.
     pub nodes: u32,
-    /// Its read cache.
+    /// Size of the read cache.
     pub cache: Size,
-    /// Additional text of its configuration.
+    /// Additional text of the configuration.
     pub settings: String,
 }
 
@@ -58,9 +58,9 @@ pub enum Kind {
 /// A target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetSpec {
-    /// Its name in reports.
+    /// Name of the target in reports.
     pub name: String,
-    /// What it is.
+    /// Kind of the target.
     pub kind: Kind,
 }
 
@@ -76,9 +76,9 @@ pub enum SpecError {
     /// A wrong file.
     #[error("{file}: {what}")]
     File {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The mistake.
+        /// What is wrong in the file.
         what: String,
     },
 }

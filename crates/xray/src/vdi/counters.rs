@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::Result;
 use crate::targets::servers::{Forebay, counters};
 
-/// Longest wait for an idle store.
+/// Maximum wait until the store is idle.
 const RESTLESS: Duration = Duration::from_secs(180);
 
 counters! {

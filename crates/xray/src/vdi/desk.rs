@@ -34,11 +34,11 @@ struct Request {
 /// A read or write that succeeded.
 #[derive(Debug, Clone, Copy)]
 pub struct Answered {
-    /// Whether it was a write.
+    /// Whether the request was a write.
     pub write: bool,
-    /// Its length.
+    /// Length of the request in bytes.
     pub bytes: u32,
-    /// Nanoseconds from its arrival.
+    /// Nanoseconds from the arrival of the request to its answer.
     pub nanos: u64,
 }
 
@@ -58,7 +58,7 @@ impl Family<'_> {
     }
 }
 
-/// See the module.
+/// A desktop with its guest; see the module documentation.
 pub struct Desk<'a> {
     device: Box<dyn Device>,
     family: Family<'a>,

@@ -25,7 +25,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Its name in tables.
+    /// Name of the phase in tables.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Boot => "boot",

@@ -32,7 +32,7 @@ pub enum Cache {
 }
 
 impl Cache {
-    /// Its name in tables.
+    /// Name of the state in tables.
     pub fn name(self) -> &'static str {
         match self {
             Cache::Cold => "cold",

@@ -36,7 +36,7 @@ pub struct Days {
     pub phases: Vec<PhaseResult>,
     /// Blocks that were read back at the end of each day.
     pub audited_blocks: u64,
-    /// The wrong ones among them.
+    /// Number of these blocks with wrong content.
     pub audited_wrong: u64,
 }
 

@@ -38,7 +38,7 @@ const COPY_BLOCKS: u32 = 16;
 /// One operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Op {
-    /// When it arrives, relative to the start of the phase.
+    /// When the operation arrives, relative to the start of the phase.
     pub due: Duration,
     /// The blocks.
     pub piece: Piece,

@@ -28,7 +28,7 @@ const HOT: usize = 36;
 /// Consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// The first.
+    /// The first block.
     pub block: u32,
     /// Number of blocks.
     pub blocks: u32,

@@ -12,7 +12,7 @@ use crate::error::{During, Error, Result};
 /// The configuration of a Forebay server.
 #[derive(Debug, Clone)]
 pub struct ForebayConfig {
-    /// Distinguishes its files from those of other servers.
+    /// Name that distinguishes the server's files from the files of other servers.
     pub name: &'static str,
     /// Read cache in bytes.
     pub cache: u64,
@@ -30,7 +30,7 @@ impl ForebayConfig {
         ForebayConfig { name, cache, settings: String::new(), options: Vec::new(), wrapper: Vec::new() }
     }
 
-    /// The same with additional settings.
+    /// The server with additional settings.
     pub fn with(self, settings: impl Into<String>) -> ForebayConfig {
         ForebayConfig { settings: settings.into(), ..self }
     }
@@ -49,7 +49,7 @@ impl Stats {
 
 /// A running Forebay server.
 pub struct Forebay {
-    /// Its NBD server.
+    /// The NBD server.
     pub server: Server,
     binary: PathBuf,
     control: PathBuf,
@@ -158,12 +158,12 @@ impl Forebay {
         self.cli(&["gc"]).map(drop)
     }
 
-    /// Its control socket.
+    /// Path of the server's control socket.
     pub fn control(&self) -> &Path {
         &self.control
     }
 
-    /// Its memory.
+    /// Memory of the server.
     pub fn memory(&self) -> Result<Memory> {
         self.server.process.memory()
     }

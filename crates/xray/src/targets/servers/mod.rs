@@ -55,12 +55,12 @@ impl Server {
         Ok(Server { process, socket })
     }
 
-    /// Its address.
+    /// Address of the server.
     pub fn target(&self) -> Target {
         Target::Unix(self.socket.clone())
     }
 
-    /// An export of it.
+    /// An export of the server.
     pub fn disk(&self, export: &str) -> Disk<'_> {
         Disk { process: &self.process, endpoint: Endpoint::Nbd(self.target(), export.to_owned()) }
     }

@@ -25,9 +25,9 @@ pub struct Process {
 /// Memory of a process in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
-    /// Resident now.
+    /// Resident memory now, in bytes.
     pub resident: u64,
-    /// Peak of the resident memory.
+    /// Peak of the resident memory, in bytes.
     pub peak: u64,
 }
 
@@ -78,12 +78,12 @@ impl Process {
         Error::Server { server: self.name, what, log: text[start..].trim().replace('\n', " | ") }
     }
 
-    /// CPU time of all its threads, including ended ones.
+    /// CPU time of all threads of the process, including ended threads.
     pub fn cpu(&self) -> Result<Duration> {
         cpu_of(self.id())
     }
 
-    /// Its memory.
+    /// Memory of the process.
     pub fn memory(&self) -> Result<Memory> {
         memory_of(self.id())
     }
@@ -93,7 +93,7 @@ impl Process {
         self.name
     }
 
-    /// Its number.
+    /// Number of the process.
     pub fn id(&self) -> u32 {
         self.successor.unwrap_or_else(|| self.child.id())
     }
@@ -117,7 +117,7 @@ impl Process {
         }
     }
 
-    /// Whether it has ended.
+    /// Whether the process has ended.
     pub fn has_ended(&mut self) -> Result<bool> {
         match self.successor {
             None => Ok(self.child.try_wait().during(|| format!("cannot watch {}", self.name))?.is_some()),
@@ -141,12 +141,12 @@ impl Process {
         Ok(())
     }
 
-    /// Stops it with SIGSTOP.
+    /// Pauses the process with SIGSTOP.
     pub fn pause(&self) -> Result<()> {
         self.signal(libc::SIGSTOP, "pause")
     }
 
-    /// Continues it.
+    /// Lets the process continue after a pause.
     pub fn resume(&self) -> Result<()> {
         self.signal(libc::SIGCONT, "continue")
     }
