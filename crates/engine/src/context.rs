@@ -23,12 +23,12 @@ pub(crate) struct Context {
     failure: OnceLock<String>,
     /// Another server has opened the pool, so this pool has latched. It is set also after a failure.
     is_fenced: AtomicBool,
-    /// Signalled when `failure` or `is_fenced` is set.
+    /// Notified when `failure` or `is_fenced` is set.
     has_latched: Notify,
 }
 
 impl Context {
-    /// The context of a running pool.
+    /// Returns the context of a pool that runs.
     pub fn new(host: Arc<dyn Host>, config: PoolConfig, retained: Arc<Retained>) -> Arc<Context> {
         let (closing, is_fenced, has_latched) =
             (AtomicBool::new(false), AtomicBool::new(false), Notify::new());

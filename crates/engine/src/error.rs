@@ -101,7 +101,7 @@ pub enum Error {
     HasClones {
         /// Name of the image or snapshot.
         name: String,
-        /// Number of clones.
+        /// Number of clones that the disk has.
         clones: usize,
         /// Name of one of the clones.
         example: String,
@@ -111,7 +111,7 @@ pub enum Error {
     HasSnapshots {
         /// Name of the volume.
         name: String,
-        /// Number of snapshots.
+        /// Number of snapshots that the disk has.
         snapshots: usize,
     },
     /// The operation needs another kind of disk.

@@ -19,7 +19,7 @@ pub trait Host: Send + Sync + 'static {
     fn now(&self) -> Duration;
     /// Wall-clock time in Unix milliseconds, for display.
     fn unix_ms(&self) -> u64;
-    /// Completes after `duration`.
+    /// Returns a future that completes after `duration`.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
     /// Runs a task of the engine to its end. `name` is for diagnosis.
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>);

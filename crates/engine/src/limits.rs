@@ -105,7 +105,7 @@ pub const AHEAD_BESIDE_OTHERS: u64 = 1 << 20;
 pub const TURN_BYTES: u64 = 256 << 10;
 /// As [`TURN_BYTES`], in steps through a block map: a subtree counts as one step, a leaf as [`LEAF_STEPS`].
 pub const TURN_STEPS: u64 = 1024;
-/// Number of [`TURN_STEPS`] that a leaf counts.
+/// Number of [`TURN_STEPS`] that a leaf counts as.
 pub const LEAF_STEPS: u64 = 8;
 /// Number of blocks that are looked up in the map and the buffers at a time. It limits how long a lock is
 /// held.

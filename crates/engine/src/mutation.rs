@@ -8,7 +8,7 @@ use forebay_format::Entry;
 #[cfg(feature = "mutation")]
 pub type Broken = Mutation;
 
-/// No rule is broken.
+/// The type of `PoolConfig::mutation` without the feature `mutation`: no rule is broken.
 #[cfg(not(feature = "mutation"))]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Broken(());
@@ -28,7 +28,7 @@ impl Broken {
     }
 }
 
-/// A rule to break.
+/// A rule of the engine that a test breaks.
 #[cfg_attr(feature = "mutation", derive(Debug, Clone, Copy, Default, PartialEq, Eq))]
 pub enum Mutation {
     /// No rule is broken.

@@ -106,7 +106,7 @@ pub(crate) struct Blocks {
     state: Mutex<State>,
 }
 
-/// Number of blocks of some ranges.
+/// Returns the number of blocks in some ranges.
 fn len(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }

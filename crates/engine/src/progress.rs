@@ -18,7 +18,7 @@ pub(crate) struct Progress {
     pub ended: u64,
     /// Number of commits that failed because the store had no room and no reclaim was expected to free any.
     pub refusals: u64,
-    /// The pool has latched or closed.
+    /// Whether the pool has latched or closed.
     pub stopped: bool,
 }
 

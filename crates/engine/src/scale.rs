@@ -22,7 +22,7 @@ use crate::{Pool, PoolConfig, SyncMode};
 const SEGMENT: u64 = 64 << 20;
 /// Segments that have no live slot.
 const DEAD: u32 = 10_000;
-/// The tables of 100 TB.
+/// Number of segments in a pool of 100 TB.
 const SEGMENTS: u32 = 1_600_000;
 const DISKS: u32 = 20_000;
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-/// Operations and bytes of one kind.
+/// A counter of operations and bytes of one kind.
 #[derive(Debug, Default)]
 pub struct Counter {
     ops: AtomicU64,
@@ -21,18 +21,18 @@ impl Counter {
         self.bytes.fetch_add(bytes, Relaxed);
         self.ops.fetch_add(1, Relaxed)
     }
-    /// The current count.
+    /// Returns the current count.
     pub fn get(&self) -> Count {
         Count { ops: self.ops.load(Relaxed), bytes: self.bytes.load(Relaxed) }
     }
 }
 
-/// Operations and bytes.
+/// A count of operations and of their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Count {
-    /// Operations.
+    /// Number of operations.
     pub ops: u64,
-    /// Bytes.
+    /// Bytes of these operations.
     pub bytes: u64,
 }
 
@@ -59,37 +59,37 @@ impl GuestCounters {
 /// Guest operations on one disk or on all disks.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct GuestStats {
-    /// Reads.
+    /// Reads by clients.
     pub read: Count,
     /// Writes, FUA included, and copies.
     pub write: Count,
-    /// Discards and write-zeroes.
+    /// Discards and write-zeroes by clients.
     pub discard: Count,
-    /// Flushes.
+    /// Flushes by clients.
     pub flush: u64,
 }
 
-/// Store operations.
+/// Operations on the store.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct StoreStats {
-    /// Reads.
+    /// Reads from the store.
     pub read: Count,
     /// Appends and superblock writes.
     pub write: Count,
-    /// Syncs.
+    /// Syncs of the store.
     pub sync: u64,
-    /// Deleted objects.
+    /// Objects deleted from the store.
     pub delete: u64,
 }
 
-/// Hits, misses and size of a cache.
+/// Figures of a cache: hits, misses and size.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct CacheStats {
-    /// Look-ups that hit.
+    /// Look-ups in the cache that found their key.
     pub hits: u64,
-    /// Look-ups that missed.
+    /// Look-ups in the cache that did not find their key.
     pub misses: u64,
-    /// Bytes in memory, overhead included.
+    /// Bytes of the cache in memory, overhead included.
     pub bytes: u64,
     /// The budget of the cache in bytes.
     pub budget: u64,
@@ -124,17 +124,17 @@ pub struct ClassReads {
 /// Data reduction since the pool was opened, and the state of the dedup index.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct ReductionStats {
-    /// Blocks that were all zero.
+    /// Number of blocks that were all zero.
     pub zero_blocks: u64,
     /// Blocks whose content equalled the disk's current content.
     pub unchanged_blocks: u64,
-    /// Blocks that were stored already.
+    /// Number of blocks that were stored already.
     pub duplicate_blocks: u64,
-    /// Blocks that were stored.
+    /// Number of blocks that were stored.
     pub new_blocks: u64,
     /// Bytes that the stored blocks took, after compression.
     pub new_bytes: u64,
-    /// Fingerprints in the index.
+    /// Number of fingerprints in the index.
     pub index_entries: u64,
     /// Bytes of the index, its cache of directories included.
     pub index_bytes: u64,
@@ -181,7 +181,7 @@ pub struct DesktopStats {
     pub count: u64,
     /// Bytes in the write caches of all desktops.
     pub cached_bytes: u64,
-    /// Limit on `cached_bytes`.
+    /// Limit of `cached_bytes`.
     pub budget: u64,
     /// Number of overflows, and the bytes of RAM that they freed.
     pub overflow: Count,
@@ -192,11 +192,11 @@ pub struct DesktopStats {
 pub struct SpaceStats {
     /// Time of the mark, in Unix milliseconds.
     pub as_of_ms: u64,
-    /// Sizes of all disks.
+    /// Sum of the sizes of all disks, in bytes.
     pub logical_bytes: u64,
     /// Blocks mapped by disks, counted once per disk, times 4096.
     pub mapped_bytes: u64,
-    /// Distinct blocks mapped by disks, times 4096.
+    /// Number of distinct blocks that disks map, times 4096.
     pub unique_bytes: u64,
     /// Bytes on the store of live blocks and map nodes.
     pub live_bytes: u64,
@@ -226,9 +226,9 @@ pub enum Room {
 pub struct PoolStats {
     /// Guest operations of all disks, deleted ones included.
     pub guest: GuestStats,
-    /// Store operations.
+    /// Operations on the store.
     pub store: StoreStats,
-    /// The read cache.
+    /// Figures of the read cache.
     pub read_cache: CacheStats,
     /// Blocks that were evicted from the read cache.
     pub read_cache_evictions: u64,
@@ -236,7 +236,7 @@ pub struct PoolStats {
     pub read_cache_advice: Vec<CacheAdvice>,
     /// Reads by the class of their first block.
     pub class_reads: Vec<ClassReads>,
-    /// The map cache.
+    /// Figures of the map cache.
     pub map_cache: CacheStats,
     /// Bytes in write buffers that are not yet durable.
     pub dirty_bytes: u64,
@@ -250,7 +250,7 @@ pub struct PoolStats {
     pub store_reserve_bytes: u64,
     /// Number of volumes, snapshots and images.
     pub disks: u64,
-    /// Number of segments.
+    /// Number of segments in the store.
     pub segments: u64,
     /// Sequence number of the last durable batch.
     pub seq: u64,
@@ -262,15 +262,15 @@ pub struct PoolStats {
     pub checkpoints: u64,
     /// Number of blocks whose checksum did not match.
     pub damaged_blocks: u64,
-    /// Batches replayed when the pool was opened.
+    /// Number of batches that were replayed when the pool was opened.
     pub recovered_batches: u64,
-    /// Milliseconds that recovery took.
+    /// Duration of the recovery in milliseconds.
     pub recovery_ms: u64,
     /// Level of free room.
     pub room: Room,
-    /// Data reduction.
+    /// Figures of data reduction.
     pub reduction: ReductionStats,
-    /// Desktops.
+    /// Figures of desktops.
     pub desktops: DesktopStats,
     /// Space usage; `None` before the first mark.
     pub space: Option<SpaceStats>,
@@ -329,15 +329,15 @@ pub struct DiskSpace {
 /// Progress of a reclaim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct GcProgress {
-    /// The current phase.
+    /// The current phase of reclaiming.
     pub phase: GcPhase,
     /// Completed steps of this phase: map nodes read by the mark, or segments cleaned.
     pub done: u64,
     /// Total steps of this phase; 0 for the mark, which does not know them.
     pub total: u64,
-    /// Bytes freed so far.
+    /// Bytes that the reclaim has freed so far.
     pub freed_bytes: u64,
-    /// Bytes moved so far.
+    /// Bytes that the reclaim has moved so far.
     pub moved_bytes: u64,
 }
 

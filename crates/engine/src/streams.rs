@@ -46,7 +46,7 @@ struct Stream {
     most: u64,
     /// The stream has had more than one request.
     is_sequential: bool,
-    /// The server reads ahead of the stream.
+    /// Whether the server reads ahead of the stream.
     is_active: bool,
     /// Number of the last read of the disk that belonged to the stream.
     last_read: u64,
@@ -116,7 +116,7 @@ pub(crate) struct Seen {
     pub together: Option<u64>,
     /// The blocks of the read were read ahead.
     pub is_expected: bool,
-    /// Blocks to read ahead now.
+    /// Range of blocks that should be read ahead now.
     pub plan: Option<Range<u64>>,
 }
 

@@ -8,7 +8,7 @@ use crate::sync::Mutex;
 
 /// Threads on which the engine's CPU work runs.
 pub trait Workers: Send + Sync + 'static {
-    /// Number of threads, at least one.
+    /// Number of threads that work, at least one.
     fn threads(&self) -> usize;
     /// Calls `each` with every number below `count`, on any of the threads and in any order. Returns when all
     /// calls have returned.

@@ -21,7 +21,7 @@ impl std::fmt::Display for SegmentId {
 pub struct Slot(pub u32);
 
 impl Slot {
-    /// Bytes of one slot unit.
+    /// Bytes of the unit in which slots are numbered.
     pub const UNIT: usize = 64;
     /// Exclusive upper limit of slots: segments are at most 1 GiB.
     pub const LIMIT: u32 = 1 << 24;
@@ -51,7 +51,7 @@ impl Address {
         ((self.segment.0 as u64) << 24) | self.slot.0 as u64
     }
 
-    /// The address with this number.
+    /// Returns the address with this number.
     pub const fn from_u64(number: u64) -> Address {
         Address { segment: SegmentId((number >> 24) as u32), slot: Slot(number as u32 & 0xff_ffff) }
     }
@@ -101,7 +101,7 @@ impl Form {
             _ => None,
         }
     }
-    /// Member `number` of a group, below 64.
+    /// Returns the form of member `number` of a group, below 64.
     pub const fn member(number: u8) -> Form {
         assert!(number < 64);
         Form(number | (Codec::ZstdGroup as u8) << 6)
@@ -110,7 +110,7 @@ impl Form {
     pub const fn member_number(self) -> u8 {
         self.0 & 63
     }
-    /// The codec; `None` for the reserved value.
+    /// Returns the codec; `None` for the reserved value.
     pub const fn codec(self) -> Option<Codec> {
         match self.0 >> 6 {
             0 => Some(Codec::Raw),
@@ -154,12 +154,12 @@ pub struct BlockRef {
 /// The value of one block in a block map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum MapValue {
-    /// Never written, or discarded: reads as zeroes.
+    /// The block was never written, or was discarded: it reads as zeroes.
     #[default]
     Hole,
     /// Written as zeroes and reported as allocated: reads as zeroes, occupies no slot.
     Zero,
-    /// The block is stored here.
+    /// The block is stored at this reference.
     At(BlockRef),
 }
 
@@ -167,7 +167,7 @@ impl MapValue {
     /// Encoded size in bytes.
     pub const SIZE: usize = block_ref::SIZE;
 
-    /// Encodes into 12 bytes.
+    /// Encodes the block reference into 12 bytes.
     pub fn encode(self) -> [u8; 12] {
         let mut b = [0; 12];
         let w = self.to_words();

@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) const MAGIC: &[u8; 8] = b"FBBATCH\0";
 const WHAT: &str = "batch";
-/// Flag: the last batch of its group.
+/// The flag of the last batch of a group.
 pub const GROUP_END: u32 = 1;
 
 layout!(batch_header, "batch header", 96, {

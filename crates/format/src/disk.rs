@@ -14,7 +14,7 @@ pub struct DiskId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
-    /// A writable disk.
+    /// The disk is writable.
     Volume = 1,
     /// An immutable point in time of a volume, its parent.
     Snapshot = 2,
@@ -33,7 +33,7 @@ impl Role {
     }
 }
 
-/// When a write is durable.
+/// When a write to the disk is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum SyncMode {
@@ -42,14 +42,14 @@ pub enum SyncMode {
     Flush = 1,
     /// Every acknowledged write is durable.
     Always = 2,
-    /// No guarantee; flushes are answered immediately.
+    /// Writes have no guarantee; flushes are answered immediately.
     Never = 3,
 }
 
 /// Whether clients may hold answers to writes that are not durable yet, and whether such writes are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Mark {
-    /// All answered writes are durable.
+    /// All writes that were answered are durable.
     #[default]
     None,
     /// Clients of the host that serves the disk may hold answers to writes that are not durable.
@@ -119,7 +119,7 @@ pub struct DiskRecord {
     pub sync: SyncMode,
     /// Its name: at most [`MAX_NAME`] bytes of UTF-8. A snapshot's name does not include the volume's.
     pub name: String,
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
     /// Creation time in Unix milliseconds.
     pub created_ms: u64,
@@ -297,26 +297,26 @@ pub enum CatalogueOp {
     Create {
         /// The disk; its root and height are not used.
         disk: DiskRecord,
-        /// The disk whose contents it starts with.
+        /// The disk with whose contents the new disk starts.
         from: Option<DiskId>,
     },
-    /// Deletes a disk.
+    /// The entry deletes a disk.
     Delete {
-        /// The disk.
+        /// The disk that is deleted.
         disk: DiskId,
     },
     /// Replaces contents and size of the disk by those of the disk `from`, as a rollback and a reset do.
     Copy {
-        /// The disk to change.
+        /// The disk that is changed.
         disk: DiskId,
-        /// The disk to copy from.
+        /// The disk whose contents are copied.
         from: DiskId,
     },
     /// Resizes a disk; blocks beyond a smaller size are discarded.
     Resize {
         /// The disk.
         disk: DiskId,
-        /// The new size in bytes.
+        /// The new size of the disk in bytes.
         size: u64,
     },
     /// Replaces everything except size, contents and mark.
@@ -327,7 +327,7 @@ pub enum CatalogueOp {
     /// Copies a range of `from`, with its contents at this position of the log, to a range of a disk. If both
     /// disks are the same, the ranges must not overlap.
     CopyRange {
-        /// The disk to change.
+        /// The disk that is changed.
         disk: DiskId,
         /// First logical block of the destination.
         block: u64,
@@ -335,14 +335,14 @@ pub enum CatalogueOp {
         from: DiskId,
         /// First logical block of the source.
         source_block: u64,
-        /// Number of blocks.
+        /// Number of blocks in the range.
         count: u64,
     },
     /// Replaces the mark of a disk. Has no effect on a disk that was deleted.
     Mark {
         /// The disk.
         disk: DiskId,
-        /// The new mark.
+        /// The new mark of the disk.
         mark: Mark,
     },
 }

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-/// The feature words.
+/// The words of feature bits in a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
     /// Features that a release may ignore.
@@ -50,7 +50,7 @@ impl Features {
         check(FeatureKind::ReadOnly, self.read_only & !KNOWN.read_only)
     }
 
-    /// The features of either.
+    /// Returns the features that either set contains.
     pub(crate) fn union(self, other: Features) -> Features {
         Features {
             compatible: self.compatible | other.compatible,

@@ -46,7 +46,7 @@ impl Table {
         key / self.span
     }
 
-    /// The directory page that lists a page.
+    /// Returns the number of the directory page that lists a page.
     pub const fn directory_of(page: u32) -> u32 {
         page / Table::DIRECTORY_SPAN
     }
@@ -76,7 +76,7 @@ impl PageLevel {
 pub struct PageEncoder {
     bytes: Vec<u8>,
     count: u32,
-    /// The keys that may still follow.
+    /// The keys that can still follow.
     keys: std::ops::Range<u64>,
 }
 

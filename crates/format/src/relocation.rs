@@ -36,9 +36,9 @@ layout!(relocation, "relocation map entry", 40, {
 /// A slot of a moved segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocation {
-    /// Slot in the segment.
+    /// Slot in the moved segment.
     pub slot: Slot,
-    /// Form in references to the slot.
+    /// Form that references to the slot state.
     pub form: Form,
     /// Kind of the slot's contents.
     pub kind: SlotKind,
@@ -57,7 +57,7 @@ pub struct Relocation {
 /// The new locations of the slots of one segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelocationMap {
-    /// The segment.
+    /// The segment that was moved.
     pub segment: SegmentId,
     /// The segment whose object contains the moved slots.
     pub container: SegmentId,
@@ -105,7 +105,7 @@ impl RelocationMap {
         }
     }
 
-    /// Encodes the map.
+    /// Encodes the relocation map.
     pub fn encode(&self) -> Vec<u8> {
         use {relocation as r, relocation_map as l};
         assert_eq!(self.bad_field(), None, "the encoded map would be rejected when decoded");

@@ -177,7 +177,7 @@ impl RetainedCover {
 pub enum RetainedChunk {
     /// Pages, and a record for each at the front.
     Pages = 1,
-    /// Records without pages.
+    /// The chunk holds records, and no pages.
     Records = 2,
 }
 
@@ -219,32 +219,32 @@ impl RetainedChunk {
     }
 }
 
-/// What a record describes.
+/// What a record of retained memory describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetainedKind {
-    /// The page of the same number.
+    /// The record describes the page of the same number.
     Page {
         /// The block that the page holds.
         block: u64,
-        /// Valid sectors of the page.
+        /// Sectors of the page that are valid.
         mask: u8,
         /// CRC-32C of the bytes of the page.
         crc: u32,
-        /// Freezes of the disk's buffer before it.
+        /// Number of freezes of the disk's buffer before the write.
         generation: u64,
     },
-    /// A zeroed range.
+    /// The record is a zeroed range.
     Range {
-        /// The first block.
+        /// The first block of the range.
         start: u64,
         /// The block after the last block of the range.
         end: u64,
         /// Whether the blocks of the range stay allocated.
         allocated: bool,
-        /// Freezes of the disk's buffer before it.
+        /// Number of freezes of the disk's buffer before the zeroing.
         generation: u64,
     },
-    /// A flag of the disk.
+    /// The record is a flag of the disk.
     Flag {
         /// Kind of the flag.
         kind: u8,
@@ -254,9 +254,9 @@ pub enum RetainedKind {
 /// A record of retained memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetainedRecord {
-    /// The disk.
+    /// Number of the disk.
     pub disk: u32,
-    /// Number in the order of publication.
+    /// Number of the record in the order of publication.
     pub order: u64,
     /// What the record describes.
     pub kind: RetainedKind,

@@ -28,7 +28,7 @@ const MAX_SAMPLING: u8 = 64;
 /// The location of a directory page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryRef {
-    /// Number of the page's table.
+    /// Number of the table to which the page belongs.
     pub table: u8,
     /// Number of the directory page.
     pub number: u32,

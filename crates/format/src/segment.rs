@@ -60,7 +60,7 @@ pub struct SegmentHeader {
 }
 
 impl SegmentHeader {
-    /// Encodes into one block.
+    /// Encodes the header into one block.
     pub fn encode(&self) -> Vec<u8> {
         use segment_header as l;
         let mut b = vec![0; l::SIZE];
@@ -114,7 +114,7 @@ impl SegmentHeader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SlotKind {
-    /// A guest's block.
+    /// A block of a guest.
     Block = 1,
     /// A node of a block map.
     Node = 2,
@@ -170,9 +170,9 @@ layout!(segment_footer, "segment footer", BLOCK, {
 /// Footer of a sealed segment, at the offset of the next batch; its directory follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentFooter {
-    /// The pool.
+    /// The pool to which the segment belongs.
     pub pool: PoolId,
-    /// The segment.
+    /// The id of the segment.
     pub segment: SegmentId,
     /// Byte offset of the footer.
     pub offset: u32,

@@ -20,7 +20,7 @@ layout!(segment_record, "segment record", 40, {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SegmentState {
-    /// Batches may be appended by its writer.
+    /// The writer of the segment may append batches.
     Open = 1,
     /// The segment is complete, with footer and directory.
     Sealed = 2,
@@ -33,7 +33,7 @@ pub struct SegmentRecord {
     pub segment: SegmentId,
     /// Stream of the segment.
     pub stream: Stream,
-    /// Whether it is open for appends.
+    /// Whether the segment is open for appends.
     pub state: SegmentState,
     /// Whether it is known to be sealed with a durable footer.
     pub footer: bool,

@@ -67,18 +67,18 @@ layout!(superblock, "superblock", BLOCK, {
     CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
 });
 
-/// The superblock.
+/// The contents of a superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
     /// The identity of the pool.
     pub pool: PoolId,
     /// Number of this superblock.
     pub generation: u64,
-    /// Ownership epoch.
+    /// Epoch of the pool's ownership.
     pub epoch: u64,
     /// Key of the pool's fingerprints.
     pub fingerprint_key: [u8; 32],
-    /// Creation time in Unix milliseconds.
+    /// Time of the pool's creation, in Unix milliseconds.
     pub created_ms: u64,
     /// Size at which segments are sealed.
     pub segment_bytes: u32,
@@ -103,7 +103,7 @@ fn is_checksum_valid(b: &[u8]) -> bool {
 }
 
 impl BlobRef {
-    /// Encodes the reference.
+    /// Encodes the blob reference.
     pub fn encode(&self) -> [u8; blob_ref::SIZE] {
         let mut b = [0; blob_ref::SIZE];
         put_u32(&mut b, blob_ref::SEGMENT, self.segment.0);

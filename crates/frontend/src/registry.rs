@@ -30,7 +30,7 @@ impl<T> Default for Registry<T> {
     }
 }
 
-/// Another handle of the same registry.
+/// A clone is another handle of the same registry.
 impl<T> Clone for Registry<T> {
     fn clone(&self) -> Registry<T> {
         Registry(self.0.clone())
@@ -38,7 +38,7 @@ impl<T> Clone for Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// Begins an entry.
+    /// Adds an entry, which ends with the returned guard.
     pub fn begin(&self, entry: T) -> Registered<T> {
         let mut entries = self.0.lock();
         let id = entries.next;
@@ -47,7 +47,7 @@ impl<T> Registry<T> {
         Registered { registry: self.clone(), id }
     }
 
-    /// The number of entries.
+    /// The number of entries in the registry.
     pub fn count(&self) -> usize {
         self.0.lock().all.len()
     }

@@ -34,7 +34,7 @@ impl<K: Eq + Hash> Shares<K> {
         }
     }
 
-    /// The share of an owner.
+    /// Size of the share of an owner.
     pub fn of<Q: Eq + Hash + ?Sized>(&self, owner: &Q) -> usize
     where
         K: Borrow<Q>,
@@ -42,7 +42,7 @@ impl<K: Eq + Hash> Shares<K> {
         self.0.get(owner).copied().unwrap_or(0)
     }
 
-    /// The largest share.
+    /// Size of the largest share.
     pub fn largest(&self) -> usize {
         self.0.values().copied().max().unwrap_or(0)
     }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Length of an interval.
+/// Length of the interval in which lines of the log are counted.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of lines of one kind in an interval.
 const LINES: u32 = 10;
 
-/// Rate limit of one kind of line.
+/// A rate limit for one kind of log line.
 pub(crate) struct Throttle(Mutex<State>);
 
 struct State {

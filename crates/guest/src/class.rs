@@ -26,7 +26,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// Number of classes.
+    /// Number of block classes.
     pub const COUNT: usize = 6;
     /// All classes, in the order of their numbers.
     pub const ALL: [Class; Class::COUNT] =

@@ -167,13 +167,13 @@ pub(crate) struct Disk<'a> {
     unearned: u64,
     /// Number of zero bytes that may still be read.
     zeroes: u64,
-    /// Read counters of regions with non-zero data.
+    /// Counters of reads of regions with non-zero data.
     charges: Vec<u32>,
     /// Units of work since the last call of [`Blocks::pause`].
     since_pause: u64,
-    /// The initial budget.
+    /// The budget at the beginning of the scan.
     pub limits: Limits,
-    /// The claims so far.
+    /// The claims that were found so far.
     pub found: Builder,
     /// Number of failed reads within the disk.
     pub failed_reads: u64,
@@ -209,7 +209,7 @@ impl<'a> Disk<'a> {
         self.left
     }
 
-    /// Charges `units` of work.
+    /// Charges `units` of work to the budget.
     pub fn work(&mut self, units: u64) -> Result<()> {
         self.left.work = self.left.work.checked_sub(units).ok_or(Fault::BudgetExhausted)?;
         self.since_pause += units;

@@ -85,7 +85,7 @@ impl ExtentList {
     }
 }
 
-/// A directory entry.
+/// An entry of a directory.
 pub(crate) struct Entry<'b> {
     pub name: &'b [u8],
     pub inode: u64,

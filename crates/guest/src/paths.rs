@@ -59,7 +59,7 @@ impl Default for Temporary {
     }
 }
 
-/// Parsed patterns.
+/// The patterns of paths, parsed.
 #[derive(Debug)]
 pub(crate) struct Patterns {
     patterns: Vec<Vec<Vec<char>>>,

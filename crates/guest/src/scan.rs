@@ -24,11 +24,11 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Content {
-    /// NTFS.
+    /// An NTFS file system.
     Ntfs,
     /// ext2, ext3 or ext4.
     Ext,
-    /// XFS.
+    /// An XFS file system.
     Xfs,
     /// A Linux swap area.
     Swap,
@@ -83,7 +83,7 @@ fn scan_partitions(
 }
 
 fn scan_volume(volume: &mut Volume, windows: &Patterns, linux: &Patterns) -> Result<Content> {
-    // The size of the largest swap header.
+    // The largest header of a swap area has this size.
     let len = volume.len().min(64 << 10) as usize;
     let Some(head) = volume.read_vec(0, len).tolerate()? else { return Ok(Content::Unknown) };
     if let Some(swap) = magic::swap(&head, volume.len()) {

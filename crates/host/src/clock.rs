@@ -11,7 +11,7 @@ pub fn unix_ms() -> u64 {
 /// Milliseconds since the boot of the host, including time asleep: the clock on which the kernel records the
 /// start of processes.
 pub fn boot_ms() -> u64 {
-    /// Later than any process can have started.
+    /// A time that is later than the start of any process.
     const NEVER: u64 = 1 << 60;
     read(libc::CLOCK_BOOTTIME).map_or(NEVER, |time| time.as_secs() * 1000 + u64::from(time.subsec_millis()))
 }

@@ -28,7 +28,7 @@ pub struct EngineThread {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// [`Host`] of a server.
+/// The [`Host`] of an engine in a server.
 struct EngineHost {
     start: Instant,
     handle: Handle,

@@ -22,7 +22,7 @@ const PREFIX: &str = "forebay-";
 const OTHERS_WRITE: u32 = 0o022;
 /// All permissions of other users.
 const OTHERS: u32 = 0o077;
-/// How often another random number is tried.
+/// Number of random numbers that are tried for a name.
 const ATTEMPTS: usize = 10;
 
 /// The directories with files of this user.

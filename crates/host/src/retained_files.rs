@@ -60,7 +60,7 @@ pub struct Location {
     pub device: u64,
     /// Inode of the superblock file.
     pub inode: u64,
-    /// CRC-32C of the path.
+    /// CRC-32C of the pool's path.
     path: u32,
 }
 

@@ -28,7 +28,7 @@ struct Shared {
     state: Mutex<State>,
     /// Signalled when there is a task, or the threads have to end.
     begun: Condvar,
-    /// Signalled when no helper is busy.
+    /// Notified when no helper is busy.
     left: Condvar,
 }
 
@@ -141,7 +141,7 @@ impl Workers for WorkerThreads {
             }
         };
         let helpers = self.helpers.len().min(count.saturating_sub(1));
-        // A second caller helps itself.
+        // A second caller does its work without helpers.
         let alone = self.helped.try_lock().filter(|_| helpers > 0);
         let _helped = alone.as_ref().map(|_| self.shared.begin(helpers, &take));
         take();

@@ -24,19 +24,19 @@ pub enum Lost {
     /// An older release wrote the memory.
     #[error("the retained memory has format version {found}, which this release no longer reads")]
     OlderFormat {
-        /// The version in its header.
+        /// The version in the header of the memory.
         found: u32,
     },
     /// A newer release wrote the memory.
     #[error("the retained memory has format version {found}, which is newer than this release supports")]
     NewerFormat {
-        /// The version in its header.
+        /// The version in the header of the memory.
         found: u32,
     },
     /// A part of it is not as a kill of its writer could have left it.
     #[error("the retained memory is damaged: {0}")]
     Damaged(&'static str),
-    /// Another owner in this process has it.
+    /// Another owner in this process has the memory.
     #[error("the retained memory is in use")]
     InUse,
 }
@@ -46,7 +46,7 @@ pub enum Lost {
 pub struct Cover {
     /// Sequence number of the batch.
     pub seq: u64,
-    /// The order number.
+    /// Order number of the record.
     pub order: u64,
 }
 
@@ -63,7 +63,7 @@ pub struct BlockRecord {
     pub generation: u64,
 }
 
-/// A zeroed range.
+/// The record of a zeroed range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeRecord {
     /// Number of the disk.
@@ -78,14 +78,14 @@ pub struct RangeRecord {
     pub generation: u64,
 }
 
-/// The use of a memory.
+/// How much of a memory is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
     /// Bytes in use: of all chunks that are present.
     pub bytes: u64,
     /// Limit of `bytes`.
     pub limit: u64,
-    /// Number of published pages.
+    /// Number of pages that are published.
     pub pages: u64,
     /// Number of published ranges and flags.
     pub ranges: u64,

@@ -113,7 +113,7 @@ pub fn correct(content: &mut Content) {
         for slot in slots.clone() {
             let record = &mut records[slot as usize * RETAINED_RECORD_BYTES..][..RETAINED_RECORD_BYTES];
             let page = pages.get((slot - slots.start) as usize * PAGE..).and_then(|rest| rest.get(..PAGE));
-            // Some pages remain damaged.
+            // Some pages stay damaged.
             seal::seal_retained_record(record, page.filter(|page| page[0] < 0xf0));
         }
     }

@@ -83,7 +83,7 @@ impl Mapping {
         let added = self.allocate(chunk, 0).inspect(|()| step()).and_then(|()| self.populate(chunk));
         match added {
             Ok(()) => self.set_present(chunk, true),
-            // A part may have been added.
+            // A part of the chunk may have been added.
             Err(_) => drop(self.punch(chunk)),
         }
         added

@@ -102,7 +102,7 @@ impl HeapMemory {
     }
 }
 
-/// The ownership of a memory.
+/// The exclusive right to use a memory.
 pub(crate) struct Claim(Arc<dyn Memory>);
 
 impl Claim {

@@ -30,7 +30,7 @@ const PAGES_PER_THREAD: usize = 16_384;
 /// What a memory held when it was opened. Pages, ranges and flags are in ascending order.
 #[derive(Default)]
 pub struct Contents {
-    /// The last statement about the log.
+    /// The last statement about what the log contains.
     pub cover: Option<Cover>,
     /// Sequence number of a batch: records that the log has up to it were removed.
     pub floor: u64,

@@ -21,15 +21,15 @@ use crate::{BlockRecord, Cover, PAGE, RangeRecord, Stats};
 /// Pages, zeroed ranges and flags in a memory.
 pub struct Retained {
     memory: Claim,
-    /// Address of chunk 0.
+    /// Address at which chunk 0 is mapped.
     header: NonNull<u8>,
     id: u64,
-    /// The next order number.
+    /// The order number of the next record.
     order: AtomicU64,
     space: Mutex<Space>,
     /// Locked while chunks are added, so that `space` need not be locked.
     growth: Mutex<Growth>,
-    /// The last statement about the log.
+    /// The last statement about what the log contains.
     cover: Mutex<RetainedCover>,
     is_frozen: AtomicBool,
     /// The memory was left: another process may own it.
@@ -189,7 +189,7 @@ impl Range {
         Range { _slot: Slot::new(retained, Some(place)), record, order }
     }
 
-    /// The range.
+    /// Returns the record of the range.
     pub fn record(&self) -> RangeRecord {
         self.record
     }
@@ -244,7 +244,7 @@ impl Retained {
         cover: Option<RetainedCover>,
         space: Space,
     ) -> Arc<Retained> {
-        // Without a statement, the log has nothing.
+        // Without a statement, the log contains nothing.
         let cover = cover.unwrap_or(RetainedCover { number: 0, seq: u64::MAX, order: 0, floor: 0 });
         let header = memory.address(0);
         let retained = Retained {
@@ -394,7 +394,7 @@ impl Retained {
         self.is_frozen.load(Ordering::Acquire)
     }
 
-    /// The use of the memory.
+    /// How much of the memory is used.
     pub fn stats(&self) -> Stats {
         let space = self.space.lock();
         let (pages, ranges) = space.used();
@@ -415,7 +415,7 @@ impl Retained {
         self.shrink(RetainedChunk::Records);
     }
 
-    /// Whether nothing is published.
+    /// Whether no record is published.
     pub fn is_empty(&self) -> bool {
         self.space.lock().used() == (0, 0)
     }
@@ -501,7 +501,7 @@ fn take_one(
 }
 
 impl Place {
-    /// Address of the record.
+    /// Address at which the record is mapped.
     pub fn record(&self) -> NonNull<u8> {
         // SAFETY: the slot is within its chunk, which is present: records have less bytes than pages.
         unsafe { self.base.add(self.slot as usize * RETAINED_RECORD_BYTES) }

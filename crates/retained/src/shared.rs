@@ -56,9 +56,9 @@ pub struct Peeked {
 /// The properties of a file that are visible without opening its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Examined {
-    /// Bytes of memory that it occupies.
+    /// Bytes of memory that the file occupies.
     pub bytes: u64,
-    /// Whether a server has it open.
+    /// Whether a server has the file open.
     pub is_in_use: bool,
     /// The pool, and the id of the memory; `None` if it has no contents, or contents of another version.
     pub memory: Option<([u8; 16], u64)>,

@@ -41,11 +41,11 @@ pub(crate) fn slots(kind: RetainedChunk) -> std::ops::Range<u32> {
 pub(crate) struct Place {
     pub chunk: u32,
     pub slot: u32,
-    /// Address of the chunk.
+    /// Address at which the chunk is mapped.
     pub base: NonNull<u8>,
 }
 
-/// A chunk in use.
+/// A chunk that is in use.
 struct Used {
     kind: RetainedChunk,
     base: NonNull<u8>,
@@ -285,7 +285,7 @@ impl Space {
         self.limit_bytes
     }
 
-    /// Used pages and used records.
+    /// Number of used pages, and of used records.
     pub fn used(&self) -> (u64, u64) {
         (self.pages.used, self.records.used)
     }

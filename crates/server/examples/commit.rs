@@ -24,7 +24,7 @@ struct Args {
     /// Threads on which a commit prepares blocks, in addition to one [default: all cores].
     #[arg(long)]
     workers: Option<usize>,
-    /// Measurements of each.
+    /// Number of measurements of each load.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// MiB of a group.
@@ -38,7 +38,7 @@ struct Args {
     volume: usize,
 }
 
-/// What is written.
+/// The load that is measured.
 #[derive(Clone, Copy)]
 struct Load {
     /// Compressible content instead of noise.
@@ -47,7 +47,7 @@ struct Load {
     sequential: bool,
 }
 
-/// Content and offsets, from a seed.
+/// A source of content and offsets, from a seed.
 struct Source(u64);
 
 impl Source {

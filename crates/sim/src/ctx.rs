@@ -25,7 +25,7 @@ pub struct Tolerance {
     pub closed: bool,
     /// The store may be full.
     pub full: bool,
-    /// Reads may fail or find damage.
+    /// Whether reads may fail or find damage.
     pub unreadable: bool,
     /// The pool may have latched.
     pub latched: bool,
@@ -71,7 +71,7 @@ pub struct Ctx {
     pub plan: Plan,
     /// Number of operations left in this life.
     pub left: Cell<u64>,
-    /// An operation found the pool latched.
+    /// Whether an operation has found the pool latched.
     pub latched: Cell<bool>,
     /// The tolerated errors, apart from [`Ctx::is_superseded`].
     pub tolerance: Cell<Tolerance>,
@@ -81,7 +81,7 @@ pub struct Ctx {
     next_name: Cell<u64>,
 }
 
-/// A disk held busy; released on drop.
+/// A disk that is held busy until this guard is dropped.
 pub struct Busy {
     ctx: Rc<Ctx>,
     name: String,
@@ -93,7 +93,7 @@ impl Drop for Busy {
     }
 }
 
-/// A disk taken; released on drop.
+/// A disk that is taken until this guard is dropped.
 pub struct Taken {
     ctx: Rc<Ctx>,
     name: String,
@@ -148,7 +148,7 @@ impl Drop for Locked {
 }
 
 impl Ctx {
-    /// A new life of the pool.
+    /// Returns the context of a new life of the pool.
     pub fn new(pool: Arc<Pool>, host: Arc<SimHost>, model: Rc<RefCell<Model>>, plan: Plan) -> Ctx {
         let names = model.borrow();
         let slots = names.names.keys().map(|n| (n.clone(), Slot::default())).collect();

@@ -50,7 +50,7 @@ struct State {
     spawned: Vec<(u64, &'static str, BoxFuture<'static, ()>)>,
 }
 
-/// State shared by tasks and executor.
+/// The state that tasks and executor share.
 struct World {
     state: Mutex<State>,
     random: Mutex<Rng>,
@@ -169,7 +169,7 @@ struct Task {
 /// The result of a wait.
 #[derive(Debug)]
 pub enum Ran<T> {
-    /// The future completed with this result.
+    /// The future has completed with this result.
     Done(T),
     /// The given number of steps was used up.
     OutOfSteps,
@@ -190,7 +190,7 @@ struct KillState {
 }
 
 impl Kill {
-    /// Is to be called after each store.
+    /// Returns a hook that is called after each store.
     fn hook(self: Rc<Kill>) -> Box<dyn FnMut()> {
         Box::new(move || {
             let mut state = self.state.borrow_mut();
@@ -248,7 +248,7 @@ impl Executor {
         Arc::new(SimHost { world: self.world.clone(), process, machine })
     }
 
-    /// As [`Machine::end_process`], of the machine of [`Executor::host`].
+    /// Ends the process of the machine of [`Executor::host`]; see [`Machine::end_process`].
     pub fn end_process(&mut self, fate: MemoryFate) {
         self.machine.end_process(fate);
     }
@@ -278,7 +278,7 @@ impl Executor {
         self.spawn_in(0, name, future);
     }
 
-    /// As [`Executor::spawn`], but in a process.
+    /// Spawns a task in a process; see [`Executor::spawn`].
     pub fn spawn_in(&mut self, process: u64, name: &'static str, future: impl Future<Output = ()> + 'static) {
         self.add(process, name, false, Box::pin(future));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_retained::HeapMemory;
 use parking_lot::Mutex;
 
-/// A machine: its memory outlives a process.
+/// A machine, whose memory outlives a process.
 pub struct Machine {
     number: u8,
     memory: Mutex<MachineMemory>,
@@ -29,7 +29,7 @@ impl Machine {
         self.memory.lock().retained.clone()
     }
 
-    /// The next process finds this memory.
+    /// Lets the next process find this memory.
     pub(crate) fn set_retained(&self, found: HeapMemory) {
         self.memory.lock().retained = Arc::new(found);
     }

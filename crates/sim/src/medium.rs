@@ -29,7 +29,7 @@ impl Medium {
         self.opening.clone()
     }
 
-    /// The store, for the next pool.
+    /// Returns the store for the next pool.
     pub fn store(&self) -> Arc<dyn Store> {
         self.opening.clone()
     }

@@ -46,7 +46,7 @@ pub struct DiskState {
     pub taken_from: Option<EraId>,
     /// A flush promised that all changes acknowledged before this moment are durable.
     pub flushed: Stamp,
-    /// The latest begin of an acknowledged change.
+    /// The latest beginning of an acknowledged change of the disk.
     pub changed: Stamp,
 }
 
@@ -66,7 +66,7 @@ impl DiskState {
             changed: 0,
         }
     }
-    /// Whether it can be copied and resized.
+    /// Whether the disk can be copied and resized.
     pub fn is_source(&self) -> bool {
         self.taken_from.is_none() && !self.desktop
     }
@@ -190,7 +190,7 @@ impl Model {
         OpId(self.ops.len() - 1)
     }
 
-    /// The moment at which `op` began.
+    /// Returns the moment at which `op` began.
     pub fn begun(&self, op: OpId) -> Stamp {
         self.ops[op.0].begin
     }
@@ -253,12 +253,12 @@ impl Model {
         era.and_then(|v| v.value.as_mut()).expect("the workload uses disks that exist")
     }
 
-    /// The newest era of a name.
+    /// Returns the newest era of a name.
     pub fn era(&self, name: &str) -> EraId {
         EraId { name: name.to_owned(), era: self.names[name].versions.len() - 1 }
     }
 
-    /// `op` begins a new era of `name`.
+    /// Begins a new era of `name` with the operation `op`.
     pub fn new_era(&mut self, name: &str, op: OpId, disk: Option<DiskState>) {
         let cell = self.names.entry(name.to_owned()).or_insert_with(|| Cell::new(OpId(0), None));
         cell.push(op, disk);
@@ -465,7 +465,7 @@ impl Model {
         Ok(())
     }
 
-    /// The history of a block as text.
+    /// Returns the history of a block as text.
     pub(crate) fn explain(&self, era: &EraId, block: u64) -> String {
         let disk = self.names[&era.name].versions[era.era].value.as_ref();
         match disk.and_then(|d| d.blocks.get(&block)) {

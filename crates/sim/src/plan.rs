@@ -43,7 +43,7 @@ pub struct Plan {
     pub steps: u64,
     /// Maximum number of polls of a store operation after the first one.
     pub delay: u32,
-    /// Percentage of operations on the catalogue.
+    /// Percentage of operations that change the catalogue.
     pub admin: u64,
     /// Maximum delay between a requested reclaim and the next one; `None`: only administrators start
     /// reclaims.
@@ -111,7 +111,7 @@ impl Plan {
         self.pool.segment_bytes = *rng.pick(&[128 << 10, 1 << 20]);
     }
 
-    /// A random durability for a new volume.
+    /// Returns a random durability for a new volume.
     pub fn pick_sync(&self, rng: &mut Rng) -> SyncMode {
         [SyncMode::Flush, SyncMode::Always, SyncMode::Never][rng.weighted(&self.sync)]
     }

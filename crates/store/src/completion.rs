@@ -45,7 +45,7 @@ pub(crate) trait Observer: Send + Sync {
 
 /// An error type that has a value for an operation whose result will never be sent.
 pub trait Unsent {
-    /// The error for such an operation.
+    /// Returns the error for an operation that was not sent.
     fn unsent() -> Self;
 }
 

@@ -14,7 +14,7 @@ use crate::mean::Mean;
 use crate::superblock::COPY_BYTES;
 use crate::{Completion, IoBuf, ObjectStat, Selection, Store};
 
-/// Operations and bytes of one kind.
+/// A count of operations and bytes of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpCount {
     /// Number of operations.

@@ -20,7 +20,7 @@ const FREEING_PART: u64 = 16;
 pub(crate) struct OwnedRoom {
     /// The bytes that the store is to hold.
     pub goal: u64,
-    /// The bytes that the store holds.
+    /// The bytes that the store holds in reserve.
     pub held: u64,
 }
 

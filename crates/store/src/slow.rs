@@ -57,7 +57,7 @@ pub struct Slow {
 struct Spindle {
     /// The time on the clock at which the disk has served all of its queued operations.
     free: Duration,
-    /// Position of the disk at that time.
+    /// Position of the disk at the time `free`.
     at: (SegmentId, u64),
 }
 

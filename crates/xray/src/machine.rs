@@ -15,7 +15,7 @@ pub struct Machine {
     pub kernel: String,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Whether it is a virtual machine.
+    /// Whether the machine is virtual.
     pub virtualised: bool,
     /// Load average of the minute before the start.
     pub load_before: f64,

@@ -15,7 +15,7 @@ use forebay_frontend::plane::network;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Failures at once before the limit applies.
+/// Number of failures that are permitted before the limit applies.
 const BURST: u32 = 10;
 /// Time after which one more failure is permitted.
 const INTERVAL: Duration = Duration::from_secs(6);

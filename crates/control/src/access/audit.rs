@@ -39,7 +39,7 @@ pub struct AuditRecord<'a> {
     from: Option<IpAddr>,
     method: Cow<'a, str>,
     path: Cow<'a, str>,
-    /// HTTP status of the result.
+    /// HTTP status of the response.
     status: u16,
     /// Code of the error; `None` if the request succeeded.
     code: Option<&'a str>,
@@ -85,7 +85,7 @@ impl fmt::Display for AuditRecord<'_> {
             401 | 403 => "was refused",
             _ => "failed",
         };
-        // The result precedes what the client chose.
+        // The result is written before the text that the client chose.
         write!(f, ": {result} ({}", self.status)?;
         self.code.map_or(Ok(()), |code| write!(f, " {code}"))?;
         write!(f, "): {} {}", self.method, quoted(&self.path))

@@ -41,13 +41,13 @@ pub enum Denied {
 /// The access control of one server. Its parts lock separately and briefly.
 #[derive(Debug)]
 pub struct Access {
-    /// Tokens.
+    /// Tokens that requests can present.
     pub tokens: Tokens,
     /// Sessions of web pages.
     pub sessions: Sessions,
     /// Failed attempts to authenticate, by address.
     pub failures: Failures,
-    /// The audit log.
+    /// The audit log, in which changes and refusals are recorded.
     pub audit: Audit,
     /// Tokens are required on loopback addresses too, even if no token exists.
     demand_tokens: bool,

@@ -46,7 +46,7 @@ pub(super) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
         // There is no file yet, or the file system cannot exchange names.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENOSYS)) => {
             fs::rename(&spare, path)?;
-            // Without one, the next change makes one.
+            // Without a spare file, the next change makes one.
             let _ = fs::rename(&second, &spare);
         }
         exchanged => exchanged?,

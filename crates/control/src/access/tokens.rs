@@ -48,7 +48,7 @@ pub enum TokenError {
     /// A token with this name exists already.
     #[error("a token named '{0}' exists; revoke it first, or choose another name")]
     Exists(String),
-    /// No token has the name.
+    /// The pool has no token of this name.
     #[error("no token is named '{0}'; 'forebay token list' lists them")]
     NotFound(String),
     /// The maximum number of tokens is reached.
@@ -153,7 +153,7 @@ impl Found {
 struct State {
     /// The tokens, or the reason why the file cannot be read.
     tokens: Result<Vec<Token>, String>,
-    /// The file of tokens exists.
+    /// Whether the file of tokens exists.
     created: bool,
     /// Times of last use have changed since the file was written.
     used: bool,

@@ -84,7 +84,7 @@ fn audit(
     response: &Response,
 ) {
     let code = response.extensions().get::<Code>().copied();
-    // A login determines its principal.
+    // The login itself determines the principal of its request.
     let principal = principal.or_else(|| response.extensions().get());
     let result = (response.status().as_u16(), code.map(|code| code.0));
     let is_bad_credential = code.is_some_and(Code::is_bad_credential);
@@ -203,7 +203,7 @@ impl Caller {
         Client { control: &self.api.control, principal: &self.principal, right: self.right }
     }
 
-    /// Runs an operation, as [`Client::run`].
+    /// Runs an operation; see [`Client::run`].
     pub async fn run<O: Operation>(&self, operation: O) -> Result<O::Reply> {
         Ok(self.client().run(operation).await?)
     }

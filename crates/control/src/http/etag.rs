@@ -52,7 +52,7 @@ pub(super) async fn conditions(
             request.extensions_mut().insert(memory);
             next.run(request).await
         }
-        // Without a principal the route refuses it.
+        // Without a principal, the route refuses the request.
         Method::PUT if request.extensions().get::<Principal>().is_some() => {
             // The body is buffered first, so that a slow client does not make other clients wait.
             let request = match buffer(request).await {

@@ -99,7 +99,7 @@ fn flag(parts: &Parts, name: &str) -> Result<bool, ApiError> {
     }
 }
 
-/// The parameters of the path, percent-decoded.
+/// The parameters in the path of a request, percent-decoded.
 pub(crate) struct Param<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Param<T> {

@@ -32,7 +32,7 @@ use crate::access::Principal;
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// Maximum bytes of a key.
+/// Maximum bytes of an idempotency key.
 const MAX_KEY: usize = 128;
 const KEEP: Duration = Duration::from_secs(24 * 3600);
 const MAX_KEYS: usize = 1024;

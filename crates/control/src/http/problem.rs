@@ -56,7 +56,7 @@ pub(crate) enum Refusal {
     BadToken,
     /// The token has expired.
     TokenExpired,
-    /// Too many attempts with invalid tokens.
+    /// The address has made too many attempts with invalid tokens.
     TooManyAttempts,
     /// The principal does not have the right.
     Forbidden,

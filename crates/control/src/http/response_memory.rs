@@ -117,7 +117,7 @@ pub(super) fn refused() -> ApiError {
 /// The body of a response: the part that was read into memory, and the part that was not read yet.
 pub(super) struct Waiting {
     pieces: VecDeque<Bytes>,
-    /// Number of bytes in `pieces`.
+    /// Number of bytes in `pieces`, all together.
     pub len: usize,
     /// The reservation for the pieces; dropped with the last piece.
     reservation: Option<Reservation>,
@@ -134,7 +134,7 @@ impl Waiting {
         self.pieces.push_back(piece);
     }
 
-    /// What was read of the body.
+    /// The parts of the body that were read.
     pub fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         self.pieces.iter()
     }

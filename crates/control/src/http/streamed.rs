@@ -62,7 +62,7 @@ struct Streamed<F> {
 }
 
 impl<F> Streamed<F> {
-    /// Adds the next stretch of elements.
+    /// Adds the next stretch of elements to the response.
     fn advance<T: Serialize>(&mut self) -> Result<(), ControlError>
     where
         F: FnMut() -> Stretch<T>,

@@ -49,7 +49,7 @@ impl Streams {
 }
 
 impl Place {
-    /// Waits until another client takes the place.
+    /// Waits until another client takes the place of this stream.
     pub async fn displaced(&self) {
         self.follower.displaced.notified().await;
     }

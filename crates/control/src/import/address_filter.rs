@@ -14,7 +14,7 @@ use super::url::Url;
 /// Which addresses the import of a client may reach.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
-    /// No address is refused.
+    /// Whether no address is refused, not even a private one.
     pub allow_private: bool,
     /// The client uses the control socket: it is on this machine and can send requests to it anyway.
     pub on_host: bool,

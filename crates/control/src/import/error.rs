@@ -44,7 +44,7 @@ impl Remedy {
 /// Why an import fails. Each message is one line that also states the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// The file cannot be opened.
+    /// The image file cannot be opened.
     #[error("cannot open {path}: {error}")]
     Open {
         /// Path of the file.
@@ -68,10 +68,10 @@ pub enum ImportError {
         /// The type of the file, with its article.
         what: &'static str,
     },
-    /// The path is relative.
+    /// The path is relative, and the server needs an absolute path.
     #[error("'{0}' is not an absolute path")]
     RelativePath(String),
-    /// Reading failed.
+    /// Reading the image file failed.
     #[error("cannot read {path} at byte {offset}: {error}")]
     Read {
         /// Path of the file.
@@ -91,12 +91,12 @@ pub enum ImportError {
         /// The end of the range that was to be read.
         needed: u64,
     },
-    /// The file violates its format.
+    /// The image file violates its format.
     #[error("{path} is damaged: {what}; copy it again from its source")]
     Damaged {
         /// Path of the file.
         path: String,
-        /// The damage.
+        /// What is damaged in the image file.
         what: &'static str,
     },
     /// The file uses a feature or a format that is not supported.
@@ -137,7 +137,7 @@ pub enum ImportError {
     /// The scheme of the URL is not supported.
     #[error("'{0}' is not a supported URL; use http://HOST/PATH or https://HOST/PATH")]
     BadUrl(String),
-    /// The download failed.
+    /// The download of the image failed.
     #[error("cannot fetch {url}: {reason}")]
     Fetch {
         /// The URL of the file.
@@ -151,13 +151,13 @@ pub enum ImportError {
          room, or download the file to another file system and import it from there"
     )]
     NoRoom {
-        /// The URL.
+        /// The URL of the image.
         url: String,
         /// Directory to which the file is downloaded.
         path: String,
         /// Free room of the directory's file system.
         free: Size,
-        /// Room that downloads leave free.
+        /// Room that downloads leave free in the file system.
         keep: Size,
     },
     /// The downloaded data cannot be stored.
@@ -171,7 +171,7 @@ pub enum ImportError {
     /// The client disconnected, or the server is stopping.
     #[error("the import was interrupted and rolled back")]
     Cancelled,
-    /// The pool returned an error.
+    /// The pool returned an error during the import.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
     /// The server has a defect.

@@ -94,13 +94,13 @@ struct Download {
     stated: file::Download,
 }
 
-/// Why an attempt failed.
+/// Why an attempt to download failed.
 enum AttemptError {
     /// The server is there, and a retry may succeed.
     Transient(String),
     /// A retry may succeed if data was received before.
     Unreachable(String),
-    /// Another attempt would fail too.
+    /// Another attempt would fail as well.
     Permanent(ImportError),
 }
 

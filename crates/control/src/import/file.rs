@@ -21,7 +21,7 @@ const EXPANSION: u64 = 1032;
 /// zeroes exceeds [`EXPANSION`].
 const EXPANSION_SLACK: u64 = 1 << 30;
 
-/// An open image file.
+/// An image file that is open.
 pub(super) struct ImageFile {
     file: File,
     /// Path of the file; empty for a download, which has no name on this machine.
@@ -32,7 +32,7 @@ pub(super) struct ImageFile {
     len: u64,
     /// Bytes that were read as contents of the disk.
     contents: Cell<u64>,
-    /// Bytes into which compressed contents were decompressed.
+    /// Number of bytes that decompression has produced.
     decompressed: Cell<u64>,
     /// The file system does not support SEEK_DATA and SEEK_HOLE.
     no_holes: bool,
@@ -107,7 +107,7 @@ impl ImageFile {
         Ok(ImageFile { download: Some(download), ..file })
     }
 
-    /// Wraps an open file.
+    /// Wraps a file that is open.
     pub fn from_file(mut file: File, path: PathBuf, display_name: String) -> Result<ImageFile> {
         // The metadata of a block device has no length, so seek to its end.
         let len = file
@@ -286,27 +286,27 @@ fn quoted(word: &str) -> String {
 
 /// Little- and big-endian numbers in a byte slice. The functions panic if the slice is too short.
 pub(super) mod bytes {
-    /// The two bytes at `at`.
+    /// Returns the number in the two bytes at `at`, little-endian.
     pub fn le16(b: &[u8], at: usize) -> u16 {
         u16::from_le_bytes(array(b, at))
     }
-    /// The four bytes at `at`.
+    /// Returns the number in the four bytes at `at`, little-endian.
     pub fn le32(b: &[u8], at: usize) -> u32 {
         u32::from_le_bytes(array(b, at))
     }
-    /// The eight bytes at `at`.
+    /// Returns the number in the eight bytes at `at`, little-endian.
     pub fn le64(b: &[u8], at: usize) -> u64 {
         u64::from_le_bytes(array(b, at))
     }
-    /// The four bytes at `at`.
+    /// Returns the number in the four bytes at `at`, big-endian.
     pub fn be32(b: &[u8], at: usize) -> u32 {
         u32::from_be_bytes(array(b, at))
     }
-    /// The eight bytes at `at`.
+    /// Returns the number in the eight bytes at `at`, big-endian.
     pub fn be64(b: &[u8], at: usize) -> u64 {
         u64::from_be_bytes(array(b, at))
     }
-    /// The `N` bytes at `at`.
+    /// Returns the `N` bytes at `at`.
     pub fn array<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
         let mut out = [0; N];
         out.copy_from_slice(&b[at..at + N]);

@@ -27,7 +27,7 @@ impl Proxies {
         Proxies { http: Some(proxy.to_owned()), ..Proxies::default() }
     }
 
-    /// The same proxies, except for a host.
+    /// Returns these proxies, but none for the given host.
     #[cfg(test)]
     pub fn without(self, host: &str) -> Proxies {
         Proxies { direct: vec![host.to_owned()], ..self }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::{Image, ImportError, Result};
 
-/// Bytes of a window.
+/// Bytes of the disk in one window of the copy.
 const WINDOW: u64 = 1 << 20;
 /// Number of windows between reader and writer.
 const IN_FLIGHT: usize = 8;
@@ -20,19 +20,19 @@ const BLOCK: usize = 4096;
 
 /// A window of the disk, with its contents.
 struct Window {
-    /// Offset on the disk.
+    /// Offset of the window on the disk.
     offset: u64,
     bytes: Vec<u8>,
     /// The ranges of `bytes` that are not zero.
     runs: Vec<Range<usize>>,
 }
 
-/// Progress of a copy.
+/// What a copy has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Copied {
     /// Bytes of the disk that are done, including holes.
     pub done: u64,
-    /// Bytes that were written.
+    /// Bytes that were written to the disk.
     pub written: u64,
 }
 

@@ -66,7 +66,7 @@ impl Spool {
         self.len
     }
 
-    /// Whether what is written is decompressed.
+    /// Whether the received data is decompressed.
     pub fn is_coded(&self) -> bool {
         !matches!(self.decoder, Decoder::Identity)
     }
@@ -97,7 +97,7 @@ impl Spool {
         }
     }
 
-    /// Appends data that was received.
+    /// Appends data that was received from the server of the URL.
     pub fn write(&mut self, data: &[u8]) -> std::result::Result<(), SpoolError> {
         match self.decoder {
             Decoder::Identity => self.append(data),

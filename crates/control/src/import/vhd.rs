@@ -11,7 +11,7 @@ use super::file::ImageFile;
 use super::file::bytes::{be32, be64};
 use super::{Image, Result, Run};
 
-/// The first bytes of a footer.
+/// The first bytes of the footer of a VHD file.
 const MAGIC: &[u8] = b"conectix";
 /// Length of the footer and of a sector.
 const FOOTER_LEN: u64 = 512;

@@ -11,7 +11,7 @@ const PRIVATE: &str = "systemd-private-";
 /// Returns how the server's view of `path` differs from the view of other programs, as the continuation of a
 /// sentence; empty if no difference is known.
 pub(super) fn of_server(path: &Path) -> &'static str {
-    // Without the table, nothing is known.
+    // Without the table of mounts, nothing is known.
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     in_table(&String::from_utf8_lossy(&mounts), path)
 }

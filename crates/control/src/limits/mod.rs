@@ -71,15 +71,15 @@ pub enum LimitError {
         "the limits of this pool cannot be read: {0}; start the release that wrote them, or restore the pool"
     )]
     Unreadable(String),
-    /// The pool returned an error.
+    /// The pool returned an error when limits were changed.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
 }
 
-/// Result of a change.
+/// Result of a change of limits.
 pub type Result<T> = std::result::Result<T, LimitError>;
 
-/// The contents of the document.
+/// The contents of the document of limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Table {
     /// Limits of volumes, by UUID of the volume.
@@ -87,7 +87,7 @@ struct Table {
     tenants: BTreeMap<String, LimitSet>,
 }
 
-/// The limits of a disk.
+/// The limits of a disk in this document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Entry {
     tenant: Option<String>,

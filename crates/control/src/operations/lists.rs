@@ -18,9 +18,9 @@ const EXAMINED: usize = 64;
 /// A list of disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskList {
-    /// All images.
+    /// The list of all images.
     Images,
-    /// All volumes.
+    /// The list of all volumes.
     Volumes,
     /// The snapshots of this volume.
     Snapshots(String),

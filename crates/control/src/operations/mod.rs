@@ -57,7 +57,7 @@ const MAX_RUNNING: u32 = 64;
 /// Information about the server.
 #[derive(Debug, Clone)]
 pub struct ServerInfo {
-    /// The data directory.
+    /// The data directory of the server.
     pub data: PathBuf,
     /// Where the pool is: the data directory, or an address in Ceph.
     pub pool: String,

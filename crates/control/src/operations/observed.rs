@@ -46,7 +46,7 @@ pub struct Observed {
     pub plane: PlaneCounters,
     /// The ownership of the pool, if the pool is in Ceph.
     pub held: Option<Held>,
-    /// The NBD clients.
+    /// The connected NBD clients.
     pub nbd: Clients,
     /// Budget of the write buffers in bytes.
     pub write_buffer: u64,

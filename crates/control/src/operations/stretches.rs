@@ -4,7 +4,7 @@
 /// Number of disks, or other elements, of a stretch.
 pub const STRETCH: usize = 128;
 
-/// The elements for which `is_meant` is true.
+/// Returns the elements for which `is_meant` is true.
 pub async fn retain<T>(all: Vec<T>, is_meant: impl Fn(&T) -> bool) -> Vec<T> {
     let mut retained = Vec::new();
     for (i, one) in all.into_iter().enumerate() {

@@ -119,7 +119,7 @@ impl Operation for DisconnectClient {
     }
 }
 
-/// The iSCSI sessions that see a disk.
+/// The iSCSI sessions that can use a disk.
 fn initiators_of(control: &Control, disk: &str) -> Vec<DiskClientView> {
     let (mut found, mut sessions) = (Vec::new(), control.targets().sessions_by_target());
     for target in control.targets().snapshot().values() {

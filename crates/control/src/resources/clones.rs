@@ -89,7 +89,7 @@ async fn last_number(control: &Control, prefix: &str) -> LastNumber {
     while let Some(stretch) = names.next().await {
         let numbers = stretch.iter().filter_map(|name| LastNumber::of(name, prefix));
         last = numbers.fold(last, LastNumber::max);
-        // The names are in order.
+        // The names of disks are in order.
         if !stretch.last().is_some_and(|name| name.starts_with(&beginning)) {
             break;
         }

@@ -26,7 +26,7 @@ use crate::http::route::{Answer, QueryParameter, Route};
 use crate::http::streams::Place;
 use crate::operations::{Delivery, Event, Subscription, Topic};
 
-/// How long a stream lasts.
+/// Duration after which a stream of events ends.
 const LIFETIME: Duration = Duration::from_secs(900);
 /// Interval of comments that keep the connection open, and that reveal a dead connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -17,7 +17,7 @@ const READ_SAMPLE: u64 = 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Learned {
     pub(crate) map: ClassMap,
-    /// The contents of its partitions.
+    /// The contents of the disk's partitions.
     pub(crate) file_systems: Vec<Content>,
     /// Time of the scan, in Unix milliseconds.
     pub(crate) learned_ms: u64,
@@ -30,7 +30,7 @@ impl Learned {
     }
 }
 
-/// The classes of one disk.
+/// The block classes of one disk.
 #[derive(Default)]
 pub(crate) struct Classes {
     state: RwLock<State>,
@@ -202,14 +202,14 @@ pub struct ClassesInfo {
     pub learned_ms: Option<u64>,
     /// The contents of the disk's partitions.
     pub file_systems: Vec<Content>,
-    /// Each class; empty without a map.
+    /// Figures of each class; empty without a map.
     pub classes: Vec<ClassStats>,
 }
 
-/// A class of one disk.
+/// Figures of one block class of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassStats {
-    /// The class.
+    /// Class of the block.
     pub class: Class,
     /// Bytes of the disk in blocks of this class.
     pub bytes: u64,

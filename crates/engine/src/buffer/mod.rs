@@ -79,7 +79,7 @@ fn for_sectors(mask: u8, within: &Range<usize>, mut each: impl FnMut(Range<usize
 /// A block that was written, wholly or in part.
 pub(crate) struct Dirty {
     pub page: Page,
-    /// The written sectors.
+    /// The sectors of the block that were written, as a bit mask.
     pub mask: u8,
     /// Fingerprint of the page, if it was computed when the block was written.
     pub fingerprint: Option<Fingerprint>,
@@ -135,7 +135,7 @@ pub(crate) struct WriteBuffer {
     /// Disjoint ranges, by first block. Declared above the blocks, so that their records are dropped first.
     zeroes: BTreeMap<u64, Zeroes>,
     blocks: HashMap<u64, Dirty, BuildU64Hasher>,
-    /// Number of writes so far.
+    /// Number of writes to the buffer so far.
     clock: u32,
 }
 
@@ -394,7 +394,7 @@ impl WriteBuffer {
         self.zeroes.iter().map(|(&s, z)| (s..z.end, z.allocated))
     }
 
-    /// As [`Buffers::runs`].
+    /// See [`Buffers::runs`].
     fn runs(&self, range: &Range<u64>) -> Vec<(Range<u64>, Option<bool>)> {
         let mut written: Vec<u64>;
         if range.end.saturating_sub(range.start) < self.blocks.len() as u64 {
@@ -571,7 +571,8 @@ impl Buffers {
         self.active.cost() as i64 - before
     }
 
-    /// As [`WriteBuffer::overlay`], over both layers.
+    /// Copies the written bytes of a block into `out`, from the active and the frozen buffer; see
+    /// [`WriteBuffer::overlay`].
     pub fn overlay(&self, block: u64, within: &Range<usize>, out: &mut [u8]) -> u8 {
         let have = self.active.overlay(block, within, 0, out);
         match &self.frozen {

@@ -52,7 +52,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Minimum time for a rate. A rate over less time would be meaningless.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
 
-/// Exclusive upper limit of [`draw`].
+/// Exclusive upper limit of the numbers that [`draw`] returns.
 const DRAWS: u64 = 1 << 24;
 
 /// A number below [`DRAWS`] for each block, independent of the bits by which shards and indexes are

@@ -18,7 +18,7 @@ impl Ghost {
         Ghost { sets: vec![[0; WAYS]; frames.div_ceil(WAYS)].into() }
     }
 
-    /// Bytes on the heap.
+    /// Bytes of the ghost entries on the heap.
     pub fn heap_bytes(&self) -> usize {
         size_of_val(&*self.sets)
     }

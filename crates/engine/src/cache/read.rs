@@ -37,7 +37,7 @@ pub(crate) struct ReadCache {
     budget: AtomicU64,
     /// Some shard has no free frame: an insertion evicts a block.
     full: AtomicBool,
-    /// Locked while the budget changes.
+    /// Locked while the budget of the cache changes.
     resizing: Mutex<()>,
     pub(super) advisor: Advisor,
 }
@@ -93,7 +93,7 @@ impl ReadCache {
         self.place(key).lock().peek(key, offset_in_block, out)
     }
 
-    /// [`ReadCache::insert_as`] with [`Rank::Normal`].
+    /// Inserts a block with [`Rank::Normal`]; see [`ReadCache::insert_as`].
     #[cfg(test)]
     pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
         self.insert_as(addr, block, Rank::Normal, Owner::SHARED);
@@ -157,7 +157,7 @@ impl ReadCache {
         self.has_room()
     }
 
-    /// Whether an insertion evicts nothing.
+    /// Whether the cache has room for a block without an eviction.
     pub fn has_room(&self) -> bool {
         !self.full.load(Relaxed)
     }
@@ -198,7 +198,7 @@ impl ReadCache {
         }
     }
 
-    /// The budget in bytes.
+    /// The budget of the cache in bytes.
     pub fn budget(&self) -> u64 {
         self.budget.load(Relaxed)
     }

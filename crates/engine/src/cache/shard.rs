@@ -45,7 +45,7 @@ const FRAME_OVERHEAD: u64 = 64;
 /// Number of frames that [`Shard::copy_some`] examines.
 pub(super) const COPIED_AT_ONCE: u32 = 64;
 
-/// As [`PROMOTE_HITS`], for blocks of [`Rank::Low`].
+/// Like [`PROMOTE_HITS`], for blocks of [`Rank::Low`].
 const PROMOTE_HITS_LOW: u8 = 2;
 
 /// A block's priority in the cache.

@@ -62,7 +62,7 @@ pub(crate) struct Applier {
 }
 
 impl Applier {
-    /// An applier for the disks of `catalogue`.
+    /// Returns an applier for the disks of `catalogue`.
     pub fn new(
         reader: Arc<Reader>,
         catalogue: Arc<RwLock<Catalogue>>,
@@ -81,7 +81,7 @@ impl Applier {
         &self.reader.nodes
     }
 
-    /// A disk by its number.
+    /// Returns the disk with this number.
     pub fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
         self.catalogue.read().get(id).cloned()
     }

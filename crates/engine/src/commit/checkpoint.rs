@@ -26,7 +26,7 @@ use crate::tables::{Contents, PageId, PagedTable, StoredTables};
 use crate::yield_counter::YieldCounter;
 use crate::{Error, Mutation, Result};
 
-/// A checkpoint that was taken.
+/// The state of the pool for a checkpoint, as it was taken.
 pub(crate) struct Taken {
     pub head: Head,
     pub checkpoint: Contents,

@@ -79,7 +79,7 @@ pub(crate) struct Committer {
     pub(super) appended: Arc<AtomicU64>,
     /// Locked while a checkpoint is made: only one is made at a time.
     pub(super) checkpoint_lock: tokio::sync::Mutex<()>,
-    /// Value of `appended` at the last checkpoint.
+    /// The value that `appended` had at the last checkpoint.
     pub(super) checkpointed: AtomicU64,
     pub(super) commits: Counter,
     pub(super) checkpoints: Counter,
@@ -146,7 +146,7 @@ impl Committer {
         &self.cx
     }
 
-    /// A disk by its number.
+    /// Returns the disk with this number.
     pub fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
         self.applier.disk(id)
     }
@@ -569,7 +569,7 @@ fn change<'a>(
     }
 }
 
-/// The map changes of a group.
+/// Returns the changes of maps in a group.
 fn touched_by(group: &Group) -> Touched {
     group.frozen.iter().map(|(disk, frozen)| (disk.clone(), by_leaf(frozen.touched()))).collect()
 }

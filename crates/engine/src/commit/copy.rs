@@ -22,7 +22,7 @@ struct Copying<'a> {
     done: u64,
     /// The part of `done` whose references were copied one by one.
     copied: u64,
-    /// Nodes that the remaining copy needs.
+    /// Nodes that the rest of the copy needs.
     held: Vec<Held<'a>>,
 }
 

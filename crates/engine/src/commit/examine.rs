@@ -28,7 +28,7 @@ pub(super) struct Given<'a> {
     pub is_in_run: bool,
 }
 
-/// What a block was found to be.
+/// The result of examining a block.
 pub(super) enum Examined {
     /// The block is all zeroes; `known` if the map states that already.
     Zero { known: bool },

@@ -10,9 +10,9 @@ use crate::disk::Disk;
 
 /// A change of a group to one disk.
 pub(super) enum GroupChange<'a> {
-    /// A zeroed range.
+    /// A range of a disk was zeroed.
     Zeroes { disk: &'a Arc<Disk>, block: u64, count: u64, allocated: bool },
-    /// A written block.
+    /// A block was written.
     Block(Written<'a>),
     /// A block whose contents are lost, with the reference that marks it.
     Lost { disk: &'a Arc<Disk>, block: u64, target: BlockRef },
@@ -34,7 +34,7 @@ impl<'a> GroupChange<'a> {
     }
 }
 
-/// A written block.
+/// A block that was written.
 pub(super) struct Written<'a> {
     pub disk: &'a Arc<Disk>,
     pub block: u64,

@@ -59,14 +59,14 @@ pub(crate) enum Answer {
 pub(crate) struct Admitted<'a> {
     /// The request's share of the write buffers; `None` if the change is made at once.
     space: Option<Admission<'a>>,
-    /// The request's room in retained memory.
+    /// The room in retained memory that the request has reserved.
     pub room: Reservation,
     /// The request's share of the rate limits.
     pub tokens: Tokens<'a>,
 }
 
 impl Admitted<'_> {
-    /// As [`Admission::spend`].
+    /// See [`Admission::spend`].
     pub fn spend(&mut self, bytes: u64) {
         if let Some(space) = &mut self.space {
             space.spend(bytes);

@@ -63,7 +63,7 @@ enum Outcome {
     New(New),
 }
 
-/// A block to be stored.
+/// A new block, which is to be stored.
 struct New {
     form: Form,
     /// Compressed form of the block, in one of the buffers of [`Reduced`]; empty if the block is stored raw.
@@ -75,7 +75,7 @@ struct New {
 /// The decisions on the blocks of a slice.
 pub(super) struct Reduced<'a> {
     changes: Vec<GroupChange<'a>>,
-    /// Outcomes of the blocks, in order.
+    /// The outcome of each block, in the order of the blocks.
     outcomes: Vec<Outcome>,
     /// Ranks of the blocks in the read cache.
     ranks: Vec<Rank>,

@@ -81,7 +81,7 @@ impl<'a> Warm<'a> {
         self.read_bases_ahead(&touched, at_once).await;
     }
 
-    /// Reads the bases of partial writes.
+    /// Reads ahead the stored blocks on which partial writes are based.
     async fn read_bases_ahead(&mut self, touched: &Touched, at_once: usize) {
         let mut jobs: Vec<(&Arc<Disk>, Vec<Wanted>)> = Vec::new();
         for (disk, touches) in touched {

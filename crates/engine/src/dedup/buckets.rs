@@ -12,7 +12,7 @@
 /// Bytes of a cache line of the processor.
 const CACHE_LINE: usize = 64;
 
-/// An entry of a set.
+/// An entry in a set of the index.
 pub(super) trait Entry: Copy {
     const EMPTY: Self;
 
@@ -23,7 +23,7 @@ pub(super) trait Entry: Copy {
     fn hash(&self, set: usize, first: usize) -> usize;
 }
 
-/// The table; see the module documentation.
+/// A hash table of entries; see the module documentation.
 pub(super) struct Buckets<E, const WAYS: usize> {
     /// At least `base` sets, but fewer than twice as many: the sets from `base` on were split off from the
     /// first sets. Draining removes sets from the end, without changing to which set a hash belongs.
@@ -47,7 +47,7 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         self.first
     }
 
-    /// The set to which a hash belongs.
+    /// Returns the index of the set to which a hash belongs.
     fn index(&self, hash: usize) -> usize {
         let index = hash % (2 * self.base);
         if index < self.count { index } else { index - self.base }

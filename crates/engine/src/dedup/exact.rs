@@ -7,7 +7,7 @@ use super::bits::{place_bits, sample_bits};
 use super::buckets::{Buckets, Entry};
 
 const WAYS: usize = 16;
-/// Minimum number of sets.
+/// Minimum number of sets in the index.
 const LEAST_SETS: usize = 16;
 
 /// A fingerprint and the block's reference, in 28 bytes; all zero if the entry is empty.
@@ -49,7 +49,7 @@ fn fingerprint_of(print: &[u32; 4]) -> Fingerprint {
     fingerprint
 }
 
-/// The table; see the module documentation.
+/// The exact index; see the module documentation.
 pub(super) struct ExactTable(Buckets<Exact, WAYS>);
 
 impl ExactTable {

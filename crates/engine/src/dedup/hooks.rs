@@ -74,7 +74,7 @@ impl Entry for Hook {
     }
 }
 
-/// The table; see the module documentation.
+/// The sampled index; see the module documentation.
 pub(super) struct Hooks {
     table: Buckets<Hook, WAYS>,
     pub segments: Segments,

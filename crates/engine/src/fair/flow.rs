@@ -45,7 +45,7 @@ impl Flow {
         self.weight.store(weight.clamp(1, MAX_WEIGHT), Relaxed);
     }
 
-    /// Bytes that the flow uses.
+    /// Bytes that the flow uses at present.
     pub fn used(&self) -> u64 {
         self.used.load(SeqCst).max(0) as u64
     }

@@ -16,10 +16,10 @@ use crate::{Error, Result};
 /// disk at a time, which takes some hundred microseconds.
 const BUFFERED_BLOCKS: u64 = 1 << 14;
 
-/// A range of one allocation state.
+/// A range of the disk with one allocation state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Length in bytes.
+    /// Length of the extent in bytes.
     pub len: u64,
     /// The range is not allocated (`NBD_STATE_HOLE`).
     pub hole: bool,

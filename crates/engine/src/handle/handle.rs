@@ -33,7 +33,7 @@ use crate::{Client, Coalesce, Error, GuestStats, Mutation, PoolConfig, RemoteAns
 /// Result of a request that does not wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fast {
-    /// The request was completed.
+    /// The request was completed at once.
     Done,
     /// Nothing was done; the caller has to use the form of the request that waits.
     Wait,
@@ -42,7 +42,7 @@ pub enum Fast {
 /// Where the data of a read was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// All data was in RAM.
+    /// All data of the read was in RAM.
     Ram,
     /// Some of the data was in the store.
     Store,
@@ -132,7 +132,7 @@ impl DiskHandle {
         self.disk.size()
     }
 
-    /// Whether writes are refused.
+    /// Whether the handle refuses writes.
     pub fn read_only(&self) -> bool {
         matches!(self.disk.role(), Role::Snapshot | Role::Image)
     }
@@ -254,7 +254,7 @@ impl DiskHandle {
         Ok(Fast::Done)
     }
 
-    /// Reads into `out`.
+    /// Reads the disk from `offset` into `out`.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let request = offset..offset.saturating_add(out.len() as u64);
         self.read_part(request, offset, out).await.map(|_| ())
@@ -521,7 +521,7 @@ impl DiskHandle {
         self.flush_changes().await
     }
 
-    /// As [`DiskHandle::flush`], without counting a flush.
+    /// Flushes like [`DiskHandle::flush`], but does not count a flush.
     pub(crate) async fn flush_changes(&self) -> Result<()> {
         match self.disk.sync() {
             SyncMode::Never if !self.is_durable(true) => self.reader.context().check_fenced()?,
@@ -530,7 +530,7 @@ impl DiskHandle {
         self.disk.check_losses(&self.known_losses)
     }
 
-    /// Reads a range into the read cache.
+    /// Reads a range of the disk into the read cache.
     pub async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
         self.check_read(offset, len)?;
         let mut scratch = vec![0; len.min(READAHEAD_MAX) as usize];

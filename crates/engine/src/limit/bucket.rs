@@ -22,12 +22,12 @@ pub(super) struct Bucket {
     /// Capacity of the bucket in billionths of a token, like `level`.
     capacity: i128,
     level: i128,
-    /// Time for which `level` was computed.
+    /// Time at which the level was `level`.
     at: Duration,
 }
 
 impl Bucket {
-    /// A full bucket.
+    /// Returns a full bucket.
     pub fn new(rate: Rate, now: Duration) -> Bucket {
         let burst = rate.burst.unwrap_or(rate.per_second / DEFAULT_BURST).max(1);
         let capacity = i128::from(burst) * UNIT;
@@ -124,7 +124,7 @@ mod tests {
             for (cost, late) in costs {
                 let cost = cost.min(burst);
                 let delay = bucket.delay(cost, now);
-                // The clock is not exact.
+                // The timer of the host is not exact.
                 now += delay + Duration::from_nanos(if delay.is_zero() { 0 } else { late });
                 prop_assert_eq!(bucket.delay(cost, now), Duration::ZERO);
                 bucket.take(cost);

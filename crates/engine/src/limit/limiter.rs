@@ -29,7 +29,7 @@ const OPERATION_BYTES: u64 = 256 << 10;
 /// Maximum wait before the limits are checked again: a low rate waits long, on a clock that may jump.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// What a request does.
+/// What a request does to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -84,7 +84,7 @@ impl State {
     }
 }
 
-/// What a request costs.
+/// What a request costs, in operations and bytes.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     operations: u64,
@@ -342,7 +342,7 @@ impl Limiter {
             // The notification is created before the limits are checked.
             let changed = self.own.changed.notified();
             if !self.is_limited.load(Relaxed) {
-                // The request also leaves the tenant's queue.
+                // The request leaves the queue of the tenant as well.
                 return Tokens(None);
             }
             let tenant = self.tenant();

@@ -20,10 +20,10 @@ pub struct RateLimits {
     /// Limit on reads and writes together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<Rate>,
-    /// Limit on reads.
+    /// Limit on reads alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<Rate>,
-    /// Limit on writes.
+    /// Limit on writes alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<Rate>,
 }

@@ -9,7 +9,7 @@ use crate::stats::Counter;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 
-/// No quota.
+/// The limit of a tenant without a quota.
 const UNLIMITED: u64 = u64::MAX;
 /// A tenant is low on room when less than its quota divided by this number is left.
 const LOW_PART: u64 = 10;
@@ -17,7 +17,7 @@ const LOW_PART: u64 = 10;
 /// number. Small variations of the use then do not change the state each time.
 const SLACK_PART: u64 = 100;
 
-/// The use of a quota.
+/// What a tenant uses of its quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct TenantUsage {
     /// Bytes that volumes of the tenant occupy and their snapshots keep, as far as they were counted.
@@ -36,7 +36,7 @@ pub(crate) struct Usage {
     refused: Counter,
     /// Writes are refused, and a warning was logged.
     is_full: AtomicBool,
-    /// The tenant is low on room.
+    /// Whether the tenant is low on room.
     is_low: AtomicBool,
 }
 
@@ -63,12 +63,12 @@ impl Usage {
         self.quota.load(Relaxed) != UNLIMITED
     }
 
-    /// The quota in bytes, in whole blocks.
+    /// The quota in bytes, rounded to whole blocks.
     pub fn quota(&self) -> u64 {
         self.quota.load(Relaxed).saturating_mul(BLOCK as u64)
     }
 
-    /// Number of blocks in use.
+    /// Number of blocks that the tenant uses.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }

@@ -51,7 +51,7 @@ impl Appends {
     }
 }
 
-/// The graver of two failures.
+/// Returns the graver one of two failures.
 fn graver(known: Option<StoreError>, other: StoreError) -> StoreError {
     match known {
         None | Some(StoreError::Full) => other,

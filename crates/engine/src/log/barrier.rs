@@ -15,7 +15,7 @@ use crate::limits::BARRIER_SLOTS;
 /// The slots of a segment to which references were recorded.
 enum Referred {
     Slots(RoaringBitmap),
-    /// Any slot may have been referred to.
+    /// Any slot can have been referred to.
     Any,
 }
 

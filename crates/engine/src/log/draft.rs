@@ -192,7 +192,7 @@ pub(super) fn fill(
     (header.encode(head, &entries, payload), directory)
 }
 
-/// What laying out a batch uses.
+/// The environment in which a batch is laid out.
 pub(super) struct Medium<'a> {
     pub workers: &'a dyn Workers,
     /// The read cache into which blocks of disks are inserted; `None` for no cache.

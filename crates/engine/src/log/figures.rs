@@ -7,7 +7,7 @@ use super::Log;
 pub(crate) struct LogFigures {
     /// Sequence number of the last durable batch.
     pub seq: u64,
-    /// Number of segments.
+    /// Number of segments in the store.
     pub segments: u64,
     /// Bytes of all segments that were not moved.
     pub stored_bytes: u64,

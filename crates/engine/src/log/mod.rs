@@ -215,7 +215,7 @@ impl Log {
         }
     }
 
-    /// The newest batch.
+    /// Returns the newest batch of the log.
     pub fn head(&self) -> Head {
         self.head
     }
@@ -235,7 +235,7 @@ impl Log {
         &self.table
     }
 
-    /// Adds synthetic records.
+    /// Adds records of segments that do not exist, for measurements.
     #[cfg(test)]
     pub fn grow(&mut self, records: impl IntoIterator<Item = SegmentRecord>) {
         for record in records {

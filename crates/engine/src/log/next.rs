@@ -13,7 +13,7 @@ use crate::sync::Mutex;
 /// because its OSDs answer. The others remain empty, without reserved room, and a reclaim deletes them.
 const CANDIDATES: u32 = 4;
 
-/// The next segment.
+/// The segment that is created ahead, for later batches.
 pub(super) struct NextSegment {
     store: Arc<dyn Store>,
     number: u32,

@@ -23,7 +23,7 @@ use forebay_store::{Completion, IoBuf, Store};
 use crate::Result;
 use crate::limits::{MAX_SEGMENT_BYTES, SCAN_BYTES, UNREADABLE_BLOCKS};
 
-/// An intact batch.
+/// A batch that the scan found intact.
 pub(crate) struct Scanned {
     pub header: BatchHeader,
     /// Stream of the batch; `None` if the header of its segment is damaged.

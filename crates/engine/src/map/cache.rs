@@ -61,7 +61,7 @@ fn hash(key: u64) -> u64 {
 }
 
 impl NodeCache {
-    /// An empty cache of `budget` bytes.
+    /// Returns an empty cache with a budget of `budget` bytes.
     pub(crate) fn new(budget: u64) -> NodeCache {
         let budget = usize::try_from(budget).unwrap_or(usize::MAX).max(LEAST);
         let used = (budget / LEAST).min(SHARDS);
@@ -174,7 +174,7 @@ impl NodeCache {
         drop(shard);
     }
 
-    /// Hits, misses and bytes of the cache.
+    /// Returns the number of hits and misses, and the bytes of the cache.
     pub(crate) fn stats(&self) -> CacheStats {
         let mut stats = CacheStats { budget: (self.budget * self.used) as u64, ..CacheStats::default() };
         for shard in &self.shards {

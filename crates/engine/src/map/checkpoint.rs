@@ -21,9 +21,9 @@ use super::tree::Tree;
 /// A node that is in memory only.
 #[derive(Debug, Clone)]
 pub(crate) enum Dirty {
-    /// A leaf.
+    /// A leaf of the map.
     Leaf(Node),
-    /// An inner node.
+    /// An inner node of the map.
     Inner(Arc<Inner>),
 }
 
@@ -168,9 +168,9 @@ fn release_leaf(leaf: &Node, at: BlockRef, cache: &NodeCache) {
 /// A reference from a map.
 #[derive(Debug, Clone)]
 pub(crate) enum Ref {
-    /// A stored block of the disk.
+    /// A block of the disk that is stored.
     Block(BlockRef),
-    /// A stored node.
+    /// A node of a map that is stored.
     Node(NeedNode),
     /// The stored base of a leaf. Only those of its blocks are referenced that the leaf does not list: see
     /// [`Node::uncovered`]. Another tree may reference all of its blocks.

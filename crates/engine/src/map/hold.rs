@@ -13,7 +13,7 @@ use super::tree::Tree;
 /// Blocks of one leaf that are to be changed, or one block that is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Touch {
-    /// One of the blocks.
+    /// Number of one of the node's blocks.
     pub block: u64,
     /// Number of blocks of the leaf that change.
     pub count: usize,

@@ -49,7 +49,7 @@ impl NodeIndex {
         let fits = level < MAX_HEIGHT && index < 1 << (34u32.saturating_sub(8 * (u32::from(level) + 1)));
         fits.then(|| NodeIndex(u32::from(level) << 28 | index as u32))
     }
-    /// The node of `level` that covers `block`.
+    /// Returns the node of `level` that covers `block`.
     pub(super) fn of(level: u8, block: u64) -> NodeIndex {
         NodeIndex(u32::from(level) << 28 | (block >> (8 * (u32::from(level) + 1))) as u32)
     }
@@ -68,7 +68,7 @@ impl NodeIndex {
     pub(super) fn child(self, place: u8) -> NodeIndex {
         NodeIndex(u32::from(self.level() - 1) << 28 | (self.index() as u32) << 8 | u32::from(place))
     }
-    /// First and last block of the node.
+    /// Returns the first and the last block of the node.
     pub(super) fn span(self) -> (u64, u64) {
         let shift = 8 * (u32::from(self.level()) + 1);
         (self.index() << shift, ((self.index() + 1) << shift) - 1)

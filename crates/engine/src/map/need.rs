@@ -37,7 +37,7 @@ impl NeedNode {
         self.index.level()
     }
 
-    /// The last block below the node.
+    /// Returns the last block that the node covers.
     pub(crate) fn last_block(&self) -> u64 {
         self.index.span().1
     }

@@ -52,7 +52,7 @@ impl Stored {
 /// The entries that a sparse leaf does not list.
 #[derive(Debug, Clone)]
 pub(super) enum Base {
-    /// The other entries are holes.
+    /// The entries that the node does not list are holes.
     None,
     /// The other entries are those of this stored node.
     Stored(At),
@@ -198,7 +198,7 @@ impl Node {
     pub(super) fn has_base(&self) -> bool {
         !matches!(self.head().base, Base::None)
     }
-    /// Number of listed entries.
+    /// Number of entries that the node lists.
     pub(super) fn count(&self) -> usize {
         self.head().count.into()
     }
@@ -230,12 +230,12 @@ impl Node {
         Some(head.unpack(&slice[head.values(slice.len()) + i * head.width()..][..head.width()]))
     }
 
-    /// The listed entries, ascending.
+    /// Returns the entries that the node lists, in ascending order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u8, MapValue)> + '_ {
         self.listed(0)
     }
 
-    /// The listed entries from `first` on, ascending.
+    /// Returns the listed entries from `first` on, in ascending order.
     pub(super) fn listed(&self, first: u8) -> impl Iterator<Item = (u8, MapValue)> + '_ {
         let (head, slice) = (self.head(), &self.0.slice);
         let count = self.count();

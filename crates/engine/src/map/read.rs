@@ -41,7 +41,7 @@ enum Reach<'a> {
     Stored(BlockRef, u8),
 }
 
-/// A leaf's entry for a block.
+/// What a leaf states about a block.
 enum Said {
     Value(MapValue),
     AsIn(Base),
@@ -244,7 +244,7 @@ impl Node {
         })
     }
 
-    /// Reads the entries from `first` on.
+    /// Reads the entries of a node from `first` on.
     fn read(&self, cache: &NodeCache, first: u8, out: &mut [MapValue]) -> Result<(), NeedNode> {
         if self.has_base() && self.copy_listed(first, out) == out.len() {
             return Ok(());

@@ -20,14 +20,14 @@ pub(super) fn height_for(blocks: u64) -> u8 {
 }
 
 impl Tree {
-    /// A map of holes only.
+    /// Returns a map of holes only, for a disk of `blocks` blocks.
     pub(crate) fn new(blocks: u64) -> Tree {
         let height = height_for(blocks);
         assert!(height <= MAX_HEIGHT, "the caller checks the size");
         Tree { root: Child::Hole, height, blocks }
     }
 
-    /// The tree described by a disk record.
+    /// Returns the tree that a disk record describes.
     pub(crate) fn from_record(root: MapValue, height: u8, blocks: u64) -> Result<Tree, FormatError> {
         if height != height_for(blocks) || height > MAX_HEIGHT {
             return Err(FormatError::Value { what: "disk record", field: "height" });
@@ -40,7 +40,7 @@ impl Tree {
         self.root.to_value().map(|root| (root, self.height))
     }
 
-    /// Size in blocks.
+    /// Size of the disk in blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }

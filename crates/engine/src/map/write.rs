@@ -10,7 +10,7 @@ use super::node::{Base, Node};
 use super::tree::{Tree, height_for};
 
 impl Tree {
-    /// Sets one block.
+    /// Sets the value of one block.
     pub(crate) fn set(&mut self, cache: &NodeCache, block: u64, value: MapValue) -> Result<(), NeedNode> {
         assert!(block < self.blocks, "the caller checks the range");
         set(&mut self.root, cache, NodeIndex::root(self.height), block, value)

@@ -81,11 +81,11 @@ pub(crate) struct Marks {
     wake: Notify,
 }
 
-/// Requests for marks.
+/// The requests for marks that wait.
 #[derive(Default)]
 struct Requests {
     waiting: Vec<Request>,
-    /// The task has ended.
+    /// The task that serves the requests has ended.
     is_over: bool,
 }
 

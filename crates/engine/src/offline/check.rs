@@ -33,9 +33,9 @@ use crate::{Error, Host, PoolConfig, Result};
 /// A problem that the check found.
 #[derive(Debug, Clone, Serialize)]
 pub struct Problem {
-    /// Description of the problem.
+    /// Description of the problem that was found.
     pub what: String,
-    /// Location on the store.
+    /// Location of the problem on the store.
     pub place: String,
     /// The disks that need the damaged data, by export name.
     pub disks: Vec<String>,
@@ -46,15 +46,15 @@ pub struct Problem {
 pub struct CheckReport {
     /// Number of volumes, snapshots and images.
     pub disks: u64,
-    /// Number of segments.
+    /// Number of segments in the store.
     pub segments: u64,
-    /// Number of batches.
+    /// Number of batches in the log.
     pub batches: u64,
     /// Number of distinct nodes of block maps.
     pub nodes: u64,
     /// Number of distinct blocks that maps refer to.
     pub blocks: u64,
-    /// Bytes read.
+    /// Bytes read from the store.
     pub bytes_read: u64,
     /// Problems that the check found; empty for a sound pool.
     pub problems: Vec<Problem>,
@@ -151,7 +151,7 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     Ok(best)
 }
 
-/// What the check read of a segment.
+/// What the check has read of a segment.
 enum SegmentRead {
     /// There is nothing to report: the segment's object does not exist or is empty, or its relocation map can
     /// be read.
@@ -262,7 +262,7 @@ async fn check_maps(
     report.problems.extend(damaged.into_values());
 }
 
-/// Addresses of nodes and blocks.
+/// A set of addresses of nodes and blocks.
 type AddressSet = HashSet<u64, BuildU64Hasher>;
 
 impl Ref {

@@ -7,20 +7,20 @@ use serde::Serialize;
 use crate::log::{Scanned, describe, scan_segment};
 use crate::{Error, Result};
 
-/// A superblock copy.
+/// One copy of the superblock.
 #[derive(Debug, Clone, Serialize)]
 pub struct SuperblockView {
-    /// Index of the copy.
+    /// Index of the superblock copy.
     pub copy: usize,
     /// Why the copy cannot be read; `None` if it can. The other fields are empty if it cannot.
     pub error: Option<String>,
-    /// Pool id.
+    /// Id of the pool.
     pub pool: String,
     /// Generation of the superblock: incremented by each write.
     pub generation: u64,
-    /// Ownership epoch.
+    /// Epoch of the pool's ownership.
     pub epoch: u64,
-    /// Creation time in Unix milliseconds.
+    /// Time of the pool's creation, in Unix milliseconds.
     pub created_ms: u64,
     /// Size at which segments are sealed.
     pub segment_bytes: u32,
@@ -54,7 +54,7 @@ impl FeaturesView {
     }
 }
 
-/// A segment, according to its header.
+/// What the header of a segment states.
 #[derive(Debug, Clone, Serialize)]
 pub struct SegmentView {
     /// Segment number, as in the file name.
@@ -71,18 +71,18 @@ pub struct SegmentView {
     pub error: Option<String>,
 }
 
-/// A batch.
+/// A batch of the log.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct BatchView {
-    /// Byte offset in the segment.
+    /// Byte offset of the batch in the segment.
     pub offset: u64,
-    /// Sequence number.
+    /// Sequence number of the batch.
     pub seq: u64,
     /// Epoch of the server that wrote the batch.
     pub epoch: u64,
     /// Whether the batch ends its group.
     pub group_end: bool,
-    /// Bytes of payload.
+    /// Bytes of the batch's payload.
     pub payload_bytes: u64,
     /// Number of entries that store blocks.
     pub puts: u64,
@@ -96,7 +96,7 @@ pub struct BatchView {
     pub blobs: u64,
     /// Number of entries for segments whose slots were moved.
     pub relocations: u64,
-    /// Changes to the catalogue, described in words.
+    /// The changes to the catalogue, described in words.
     pub catalogue: Vec<String>,
 }
 

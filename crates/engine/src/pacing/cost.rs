@@ -78,7 +78,7 @@ fn least(one: Option<f64>, other: Option<f64>) -> Option<f64> {
 pub(super) enum Calm {
     /// Seconds of a calm commit; `None` if that is not known.
     Takes(Option<f64>),
-    /// Old measurements were dropped at this commit.
+    /// The old measurements were dropped at this commit.
     Restarts,
 }
 

@@ -63,7 +63,7 @@ pub(super) enum Flushing {
     Several,
 }
 
-/// The recent flushes.
+/// The flushes of the recent past.
 #[derive(Debug)]
 struct Flushes {
     /// The two disks that flushed last, and when they did.

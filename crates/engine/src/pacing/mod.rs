@@ -66,7 +66,7 @@ pub(crate) struct Pacing {
     reads: ReadBound,
 }
 
-/// Bytes of a group that was committed.
+/// Bytes of a committed group, in the write buffers and in the log.
 pub(crate) struct GroupBytes {
     /// Bytes of the group in the write buffers.
     pub buffered: u64,

@@ -21,14 +21,14 @@ use crate::sync::atomic::Ordering::Relaxed;
 const SLOWED: f64 = 2.0;
 /// ... but at least this long: the scheduling of threads delays faster commits as much as reads do.
 const LEAST_SLOWED: Duration = Duration::from_micros(500);
-/// Minimum of the bound.
+/// Minimum of the bound on reads in flight, in bytes.
 const LEAST_BYTES: u64 = 256 << 10;
 /// The bound applies for this long after a commit that ended while a disk flushed.
 const RECENT: Duration = Duration::from_secs(1);
 /// Number of a disk that does not exist.
 const NO_DISK: u64 = u64::MAX;
 
-/// Bounds reads; see the module documentation.
+/// The bound on reads in flight; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct ReadBound {
     bytes: AtomicU64,

@@ -44,7 +44,7 @@ const LONGEST_RETURN: Duration = Duration::from_millis(10);
 pub(crate) struct Schedule {
     /// Wakes the commit task because there may be work.
     pub wake: Notify,
-    /// A request waits for a commit.
+    /// Whether a request waits for a commit.
     urgent: AtomicBool,
     /// Number of requests that wait for a commit or waited for one.
     arrived: AtomicU64,
@@ -111,7 +111,7 @@ impl Schedule {
         self.helped.store(0, SeqCst);
     }
 
-    /// Announces that there is something to commit.
+    /// Announces that there is data to commit.
     pub fn announce_data(&self) {
         if self.gathering.load(Relaxed) == 0 {
             self.wake.notify_one();

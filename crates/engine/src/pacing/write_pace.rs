@@ -34,7 +34,7 @@ impl WritePace {
         self.rate.store(rate.unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Whether there is a limit.
+    /// Whether the rate of writes is limited.
     pub fn is_limited(&self) -> bool {
         self.rate.load(Relaxed) != u64::MAX
     }
@@ -119,7 +119,7 @@ mod tests {
             rate.sample(now, GIB + n * 30 * MIB, GIB + n * 10 * MIB);
         }
         assert!((19 * MIB..=20 * MIB).contains(&rate.per_second()), "{}", rate.per_second());
-        // A pause does not count.
+        // A pause of the writer does not count.
         now += Duration::from_secs(3600);
         rate.begin(now, 3 * GIB, 2 * GIB);
         assert!(rate.per_second() >= 19 * MIB);

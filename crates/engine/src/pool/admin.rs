@@ -16,7 +16,7 @@ use crate::limits::{CLONES_OF_STRETCH, FULL_RETRY};
 use crate::text::shorten;
 use crate::{Client, Error, Result};
 
-/// A page of a search for volumes.
+/// A page of the result of a search for volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumePage {
     /// Names of the volumes on this page that match.
@@ -30,7 +30,7 @@ pub struct VolumePage {
 /// A disk and its state.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskInfo {
-    /// Id.
+    /// Id of the disk.
     #[serde(skip)]
     pub id: DiskId,
     /// Export name; for a snapshot, `volume@snapshot`.
@@ -38,7 +38,7 @@ pub struct DiskInfo {
     /// Role of the disk: `volume`, `snapshot`, `image`.
     #[serde(skip)]
     pub role: Role,
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
     /// When writes to the disk are durable.
     #[serde(skip)]
@@ -72,7 +72,7 @@ pub struct DiskInfo {
     pub limits: DiskLimits,
 }
 
-/// One clone to be made.
+/// A clone that is to be made.
 #[derive(Debug, Clone, Default)]
 pub struct CloneRequest {
     /// Name of the new volume.
@@ -543,7 +543,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes an import.
+    /// Removes the disk of an import that will not be completed.
     pub async fn abandon_import(self: &Arc<Pool>, import: Arc<DiskHandle>) -> Result<()> {
         let _admin = self.components.editor.lock.lock().await;
         let disk = self.import(&import)?;

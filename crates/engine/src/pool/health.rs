@@ -23,7 +23,7 @@ pub struct PoolHealth {
 /// The disks that have the same problem.
 #[derive(Debug, Clone, Default)]
 pub struct Affected {
-    /// Number of these disks.
+    /// Number of disks that have the problem.
     pub count: usize,
     /// Names of some of these disks.
     pub names: Vec<String>,

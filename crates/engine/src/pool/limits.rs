@@ -34,7 +34,7 @@ pub(super) fn set_limits(pool: &Pool, name: &str, new: &DiskLimits) -> Result<()
     Ok(())
 }
 
-/// A tenant.
+/// A tenant, its limits and its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantInfo {
     /// Name of the tenant.

@@ -48,9 +48,9 @@ pub struct ProfileInfo {
     pub runs: u64,
     /// When the profile was recorded, in Unix milliseconds; `None` without a profile.
     pub recorded_ms: Option<u64>,
-    /// A boot is being recorded.
+    /// Whether a boot is being recorded.
     pub recording: bool,
-    /// The next boot will be recorded.
+    /// Whether the next boot will be recorded.
     pub waiting: bool,
     /// Bytes of the profile that are in the read cache.
     pub cached_bytes: u64,

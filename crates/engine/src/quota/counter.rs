@@ -35,9 +35,9 @@ const TURN: u64 = 32;
 #[derive(Default)]
 struct Queue {
     disks: VecDeque<Arc<Disk>>,
-    /// The ids of `disks`.
+    /// The ids of all disks in `disks`.
     ids: HashSet<DiskId>,
-    /// The task that counts is running.
+    /// Whether the task that counts is running.
     is_running: bool,
 }
 

@@ -48,7 +48,7 @@ const NODES_SHARE: u64 = 256 << 10;
 /// to keep the nodes.
 const NODE_LOADS: u32 = 16;
 
-/// Where the planning of a chunk stopped.
+/// Why the planning of a chunk stopped.
 enum Stop {
     /// The planning stopped at a block that cannot be read ahead now.
     Block(u64),
@@ -68,7 +68,7 @@ impl SequentialRead {
     pub fn together(&self, otherwise: u64) -> u64 {
         let len = (self.blocks.end - self.blocks.start) * BLOCK as u64;
         match self.seen.together {
-            // The following blocks are being read already.
+            // The blocks that follow are being read already.
             Some(_) if self.seen.is_expected => 0,
             Some(blocks) => (blocks * BLOCK as u64).max(READAHEAD_MIN).saturating_sub(len),
             None => otherwise.saturating_sub(len),

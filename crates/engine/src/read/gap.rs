@@ -21,11 +21,11 @@ pub(crate) enum ReadMode {
 /// Where the blocks of a read are from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// All blocks were in RAM.
+    /// All blocks of the read were in RAM.
     Ram,
     /// Some blocks were being read by other readers, for which this read waited.
     OtherReads,
-    /// Some blocks were read from the store.
+    /// Some blocks of the read came from the store.
     Store,
 }
 
@@ -38,17 +38,17 @@ pub(crate) struct Gathered {
     pub is_uncommitted: bool,
 }
 
-/// A complete read.
+/// Result of a read that is complete.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
     pub origin: Origin,
-    /// As [`Gathered::is_uncommitted`].
+    /// See [`Gathered::is_uncommitted`].
     pub is_uncommitted: bool,
 }
 
 /// A part of a read that has to be read from the store.
 pub(crate) struct Gap {
-    /// Logical block number.
+    /// Logical number of the block.
     pub block: u64,
     /// Offset of the block's bytes in the reader's buffer.
     pub at: usize,
@@ -56,7 +56,7 @@ pub(crate) struct Gap {
     pub within: Range<usize>,
     /// Mask of the sectors that were already filled from the write buffer.
     pub have: u8,
-    /// Reference of the stored block.
+    /// Where the block is stored.
     pub target: BlockRef,
 }
 

@@ -19,9 +19,9 @@ use crate::{Error, Result};
 
 /// Maximum number of blocks of one read: they are unpacked without yielding to other tasks.
 const READ_BLOCKS: usize = 1024;
-/// Number of concurrent reads.
+/// Number of concurrent reads of a prefetch.
 const READS: usize = 4;
-/// Maximum bytes of one read, as stored.
+/// Maximum bytes of one read of a prefetch, as stored.
 const READ_BYTES: u64 = 4 << 20;
 /// Maximum bytes between two blocks of one read: a hard disk reads over such a gap faster than it seeks.
 const GAP: u64 = 1 << 20;

@@ -245,7 +245,7 @@ impl Reader {
         self.read_as(disk, offset, out, ahead, ReadMode::Wait).await.map(|read| read.origin)
     }
 
-    /// As [`Reader::read`], but in the mode `mode`.
+    /// Reads like [`Reader::read`], but in the mode `mode`.
     pub async fn read_as(
         &self,
         disk: &Disk,

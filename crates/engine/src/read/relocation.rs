@@ -34,13 +34,13 @@ use crate::sync::{Mutex, RwLock};
 /// The bytes of an object that hold a stored block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Location {
-    /// The object that holds the bytes.
+    /// The object that contains the bytes of the slot.
     pub object: SegmentId,
     /// Byte offset of the stored block, or of its group.
     pub offset: u64,
     /// Length in bytes of the stored block, or of its group.
     pub len: usize,
-    /// Stored form of the block.
+    /// Form in which the block is stored.
     pub form: Form,
 }
 
@@ -203,7 +203,7 @@ impl Relocation {
         }
     }
 
-    /// A token of the current epoch.
+    /// Returns a token of the current epoch.
     pub fn enter(&self) -> Token {
         Token(self.epoch.read().clone())
     }

@@ -45,7 +45,7 @@ pub(super) struct Live {
     pub moved: Option<RelocationRef>,
 }
 
-/// A disk of the checkpoint.
+/// A disk that the checkpoint contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MarkedDisk {
     root: Option<NeedNode>,
@@ -54,7 +54,7 @@ struct MarkedDisk {
     mapped: Option<u64>,
 }
 
-/// The exclusive space of a disk.
+/// What is known of the exclusive space of a disk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Exclusive {
     /// Number of the mark after which the exclusive space was determined, or attempted.
@@ -215,7 +215,7 @@ impl Counts {
         Ok(mapped)
     }
 
-    /// The live slots of a segment.
+    /// Returns the live slots of a segment.
     pub async fn live_slots(&self, segment: SegmentId, scratch: &Scratch) -> Result<RoaringBitmap> {
         Ok(self.slots.get(segment, scratch).await?.iter().map(|c| c.slot).collect())
     }

@@ -86,19 +86,19 @@ fn decode(bytes: &mut Reading<'_>, previous: u64, whole: bool) -> Option<Delta> 
     })
 }
 
-/// Changes in order of address, encoded.
+/// Changes in the order of their addresses, encoded.
 #[derive(Debug, Clone)]
 enum Run {
     Memory(Arc<Vec<u8>>),
     Stored(Vec<BlobRef>),
 }
 
-/// Collected changes.
+/// The changes that were collected for a mark.
 #[derive(Debug)]
 pub(super) struct Deltas {
     /// The changes are encoded with the references by which nodes are to be read.
     whole: bool,
-    /// Number of changes in a run.
+    /// Number of changes in one run.
     run: usize,
     recent: Vec<Delta>,
     runs: Vec<Run>,
@@ -218,7 +218,7 @@ pub(super) struct Merge<'a> {
     scratch: &'a Scratch,
     whole: bool,
     runs: Vec<Cursor>,
-    /// The next address of each run.
+    /// The next address in each run.
     heap: BinaryHeap<Reverse<(u64, usize)>>,
     yields: YieldCounter,
     /// The first change of the next segment.

@@ -28,7 +28,7 @@ struct Maps {
     pool: Arc<Pool>,
     /// Number of blocks written so far, by which addresses are assigned.
     written: u64,
-    /// The leaves, and the levels above them.
+    /// The leaves of the map, and the levels above them.
     levels: Vec<Vec<MapValue>>,
 }
 

@@ -77,7 +77,7 @@ pub(super) struct MarkResult {
     scratch: Arc<Scratch>,
     /// The space used by each disk for which it is known.
     pub disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
-    /// Blocks mapped by all disks.
+    /// Number of blocks that the maps of all disks contain.
     pub mapped: u64,
     /// Sizes of all disks.
     pub logical_bytes: u64,
@@ -106,7 +106,7 @@ impl MarkResult {
         self.counts.live.get_mut(&segment)
     }
 
-    /// The live slots of a segment.
+    /// Returns the live slots of a segment.
     pub async fn slots(&self, segment: SegmentId) -> Result<RoaringBitmap> {
         self.counts.live_slots(segment, &self.scratch).await
     }
@@ -300,7 +300,7 @@ impl Mark<'_> {
         let (cost, bytes) = match ended {
             Ok(()) => (visited, Some(freed)),
             Err(Stop::TooMany) => (visited * 2, old.bytes),
-            // This is possible only with damage.
+            // Only damage makes this possible.
             Err(Stop::Doubtful) => (visited, old.bytes),
             Err(Stop::Failed(e)) => return Err(e),
         };

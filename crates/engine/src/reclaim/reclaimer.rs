@@ -32,7 +32,7 @@ struct Figures {
     disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
 }
 
-/// The result of a reclaim.
+/// What a reclaim has freed.
 pub(super) struct Freed {
     pub bytes: u64,
     /// Every object that was worth cleaning was cleaned.

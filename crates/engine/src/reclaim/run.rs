@@ -29,7 +29,7 @@ const CHECKPOINT_PART: u64 = 16;
 
 pub(super) type ReportProgress<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
 
-/// Room of the store, in bytes.
+/// The room that the store has, in bytes.
 struct Headroom {
     free: u64,
     /// The free room that the cleaner maintains.
@@ -39,7 +39,7 @@ struct Headroom {
     is_short: bool,
 }
 
-/// A reclaim under way, after its mark.
+/// A reclaim in progress, after its mark.
 pub(super) struct Reclaim<'a> {
     cleaner: &'a Cleaner,
     report: ReportProgress<'a>,

@@ -17,11 +17,11 @@ use crate::{Error, Result};
 /// Number of pieces that are written at a time.
 const PIECES_AT_ONCE: usize = 16;
 
-/// The store as temporary memory.
+/// Temporary memory in the store.
 pub(super) struct Scratch {
     reader: Arc<Reader>,
     committer: Arc<Committer>,
-    /// Bytes of a piece.
+    /// Maximum bytes of one piece.
     piece: usize,
 }
 
@@ -93,7 +93,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// The pieces, in order.
+    /// Returns the locations of the pieces, in order.
     pub async fn finish(mut self) -> Result<Vec<BlobRef>> {
         if !self.last.is_empty() {
             self.full.push(std::mem::take(&mut self.last));

@@ -124,7 +124,7 @@ impl Reclaimer {
     }
 }
 
-/// An object as the store lists it.
+/// Returns an object as the store lists it.
 fn listed(stat: &ObjectStat, taken: &Taken, with_pages: bool, marked: &MarkResult) -> Object {
     // An object that no table lists was left by a crash, unless it was created after the mark began: then it
     // has a higher number. But a segment of the last checkpoint may be in no table either, if recovery found

@@ -22,7 +22,7 @@ use crate::{Error, Result};
 /// Bytes that a record takes in addition to its encoded form: an entry of the tree, and the allocator's part.
 const OVERHEAD: usize = 64;
 
-/// The count of a slot.
+/// A slot, with its count and its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counted {
     pub slot: u32,
@@ -33,11 +33,11 @@ pub(super) struct Counted {
 #[derive(Debug)]
 enum Record {
     Memory(Box<[u8]>),
-    /// Part of a piece of temporary data.
+    /// The record is a part of a piece of temporary data.
     Stored(BlobRef, Range<usize>),
 }
 
-/// The counts of all segments.
+/// The counts of the slots of all segments.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     has_values: bool,

@@ -71,7 +71,7 @@ pub(crate) struct Object {
     pub age: u64,
     /// The segments with live slots that are stored in the object.
     pub residents: Vec<SegmentId>,
-    /// Bytes of these live slots.
+    /// Bytes of the live slots in the object.
     pub live: u64,
     /// Bytes that these live slots would take in a container.
     pub packed: u64,
@@ -96,7 +96,7 @@ impl Object {
     }
 }
 
-/// How much is to be cleaned.
+/// How much the cleaner has to clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effort {
     /// Only objects are cleaned that are cheap to clean.
@@ -141,7 +141,7 @@ pub(crate) async fn choose(objects: &Objects, effort: Effort) -> Victims<'_> {
         let object = &objects.0[at];
         match effort {
             Effort::Bytes(wanted) if sum >= wanted => break,
-            // Objects to be packed may follow.
+            // Objects that only have to be packed may follow.
             Effort::All
                 if !object.to_pack
                     && object.gain_percent() < GAIN_LEAST

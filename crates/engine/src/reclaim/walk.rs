@@ -25,10 +25,10 @@ use crate::map::{MAX_HEIGHT, NeedNode, Node, Ref};
 use crate::read::Reader;
 use crate::{Error, Mutation, Result};
 
-/// Levels of block maps.
+/// Number of levels of a block map.
 const LEVELS: usize = MAX_HEIGHT as usize;
 
-/// What a walk is for.
+/// For which purpose the maps are walked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// The walk counts everything. A node that cannot be read is recorded.
@@ -45,7 +45,7 @@ pub(super) enum Purpose {
 pub(super) enum Stop {
     /// The counts contradict the maps, or a node cannot be read.
     Doubtful,
-    /// A trial would read too many nodes.
+    /// The trial would have to read too many nodes.
     TooMany,
     Failed(Error),
 }
@@ -76,7 +76,7 @@ struct Visit {
     of_image: bool,
 }
 
-/// What a walk reads and writes.
+/// What a walk uses to read and to write.
 #[derive(Clone, Copy)]
 pub(super) struct Tools<'a> {
     pub reader: &'a Reader,
@@ -84,7 +84,7 @@ pub(super) struct Tools<'a> {
     pub scratch: &'a Scratch,
 }
 
-/// A walk under way.
+/// A walk over block maps that is in progress.
 pub(super) struct Walk<'a> {
     tools: Tools<'a>,
     counts: &'a mut Counts,
@@ -96,7 +96,7 @@ pub(super) struct Walk<'a> {
     new: [Vec<NeedNode>; LEVELS],
     pub unreadable: Vec<Unreadable>,
     unreadable_at: BTreeSet<Address>,
-    /// Number of nodes visited.
+    /// Number of nodes that the walk has visited.
     pub visited: u64,
     /// Bytes that a trial would free.
     pub freed: u64,

@@ -53,7 +53,7 @@ use crate::log::{Gap, Head, Neighbour, Scanned, SegmentScan};
 pub(crate) struct History {
     /// The batches of complete groups, in order.
     pub applied: Vec<Scanned>,
-    /// The last of these batches.
+    /// The last batch of the history.
     pub head: Head,
     /// The gaps of damaged batches of the map stream across which history continues.
     pub bridged: Vec<Gap>,
@@ -138,7 +138,7 @@ impl Gap {
     }
 }
 
-/// The batch after a bridged gap.
+/// The batch that follows a gap that was bridged.
 struct BatchAfterGap {
     chain: u64,
     epoch: u64,
@@ -310,7 +310,7 @@ mod tests {
             let damaged = history(scans(&segments, &[durable]), Head { seq: 0, chain: 0 }).lost.unwrap();
             assert_eq!(damaged.gaps.iter().map(|gap| gap.segment.0).collect::<Vec<_>>(), [2]);
         }
-        // Nothing after the abandoned group was durable.
+        // No batch after the abandoned group was durable.
         assert_eq!(found(&[None], &[durable]), (1, None));
     }
 

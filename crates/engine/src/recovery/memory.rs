@@ -120,7 +120,7 @@ pub(crate) enum MemoryLoss {
 }
 
 impl MemoryLoss {
-    /// Whether writes of this disk are lost.
+    /// Whether writes to this disk are lost.
     pub fn concerns(&self, disk: DiskId) -> bool {
         match self {
             MemoryLoss::Nothing => false,
@@ -141,7 +141,7 @@ impl MemoryLoss {
 /// What the memory states about the disks of a recovered pool.
 #[derive(Default)]
 pub(crate) struct TakenOver {
-    /// Disks with buffered writes, and their cost.
+    /// Disks whose buffers hold writes, and the cost of these buffers.
     pub dirty: Vec<(Arc<Disk>, u64)>,
     /// Desktops whose contents are valid.
     pub valid: Vec<(Arc<Disk>, Flag)>,

@@ -36,7 +36,7 @@ use crate::{Error, Host, PoolConfig, Result};
 /// The reaction to damage to the log that loses flushed writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnLoss {
-    /// The pool is not opened.
+    /// The pool is not opened if flushed writes would be lost.
     Refuse,
     /// The pool is opened in the state before the damage.
     Report,

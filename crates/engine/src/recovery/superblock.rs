@@ -8,7 +8,7 @@ use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SEGMENTS_AT_LEAST};
 use crate::log::{SWAP, for_good};
 use crate::{Error, Host, PoolConfig, Result};
 
-/// The purpose of opening a pool.
+/// For which purpose a pool is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// The pool is owned and may be modified.

@@ -18,7 +18,7 @@ pub(crate) struct Garbage {
     marked_at: AtomicU64,
     /// Log bytes of guests' data, since the pool was opened.
     written: AtomicU64,
-    /// `written` when the last mark began.
+    /// Value of `written` when the last mark began.
     written_at_mark: AtomicU64,
     /// Bytes on the store, as of the last mark or recovery.
     stored: AtomicU64,
@@ -32,7 +32,7 @@ pub(crate) struct Garbage {
     due: AtomicBool,
 }
 
-/// The indications of garbage before a mark.
+/// What indicated garbage before a mark.
 pub(crate) struct BeforeMark {
     due: bool,
     written: u64,
@@ -64,7 +64,7 @@ impl Garbage {
         self.discarded.load(Relaxed)
     }
 
-    /// Bytes that checkpoints and the cleaner wrote.
+    /// Bytes that checkpoints and the cleaner have written.
     pub fn own_bytes(&self) -> u64 {
         self.appended().saturating_sub(self.written.load(Relaxed))
     }

@@ -122,7 +122,7 @@ impl SpaceGovernor {
         Ok(queued)
     }
 
-    /// Whether requests wait for admission.
+    /// Whether requests wait for room in the write buffers.
     pub fn has_waiting(&self) -> bool {
         self.gate.has_waiting()
     }
@@ -254,7 +254,7 @@ impl SpaceGovernor {
         }
     }
 
-    /// The current inputs of all decisions.
+    /// Returns the values on which all decisions are based.
     pub fn situation(&self) -> Situation {
         let (last, patience) = self.reclaims.outcome();
         let total = self.store.total();
@@ -376,7 +376,7 @@ impl<'a> Admission<'a> {
         Admission { governor, flow: flow.clone(), left }
     }
 
-    /// An admission without a reservation.
+    /// Returns an admission without a reservation.
     pub fn unbounded(governor: &'a SpaceGovernor, flow: &Arc<Flow>) -> Admission<'a> {
         Admission::new(governor, flow, 0)
     }

@@ -23,7 +23,7 @@ pub(crate) const PATIENCE: u32 = 3;
 /// Interval at which the free room is queried while the store is short of room.
 pub(crate) const SPACE_CHECK: Duration = Duration::from_secs(1);
 
-/// Level of free room.
+/// How much free room the store has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Plenty,
@@ -94,7 +94,7 @@ impl Situation {
         (self.total / ROOM_SHARE).max(1)
     }
 
-    /// Remaining part of the margin, in percent.
+    /// The part of the margin that remains, in percent.
     fn margin_left(&self) -> u64 {
         self.free.saturating_sub(self.reserve).min(self.margin()) * 100 / self.margin()
     }

@@ -53,7 +53,7 @@ impl Default for Last {
     }
 }
 
-/// State at the beginning of a reclaim.
+/// The state when a reclaim began.
 pub(super) struct Began {
     at: Duration,
     freed: u64,

@@ -24,7 +24,7 @@ const OBSERVED_RESERVE_PART: u64 = 4;
 /// ... and is observed by the first commit after this time.
 const OBSERVED_EACH: Duration = Duration::from_millis(50);
 
-/// The free room; see the module documentation.
+/// The free room of the store; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct StoreRoom {
     reserve: Reserve,

@@ -16,9 +16,9 @@ pub(crate) struct Contents {
     pub next_disk: u32,
     /// Id of the next segment.
     pub next_segment: u32,
-    /// All disks.
+    /// Records of all disks.
     pub disks: Vec<DiskRecord>,
-    /// All segments.
+    /// Table of all segments.
     pub segments: SegmentTable,
     /// Segments in which fingerprints were found most recently.
     pub warm: Vec<SegmentId>,

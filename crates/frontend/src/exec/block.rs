@@ -23,15 +23,15 @@ const EXTENT_COST: usize = 64;
 
 /// A request on a disk. Offsets and lengths are in bytes, within the disk.
 pub(crate) enum Io {
-    /// Read `len` bytes.
+    /// Read `len` bytes of the disk from `offset`.
     Read { offset: u64, len: u32 },
-    /// Write `message[start..]`.
+    /// Write `message[start..]` to the disk.
     Write { offset: u64, message: Vec<u8>, start: usize, fua: bool },
     /// Wait until a write is durable, whose data is in the write buffers already ([`super::Now::InBuffers`]).
     EndWrite { fua: bool },
     /// Zero a range. The range becomes a hole; with `allocated`, it is reported as allocated.
     Zero { offset: u64, len: u64, allocated: bool, fua: bool },
-    /// Discard a range.
+    /// Discard a range of the disk.
     Discard { offset: u64, len: u64, fua: bool },
     /// Make all writes durable that were answered.
     Flush,
@@ -80,7 +80,7 @@ pub(crate) struct Piece {
     pub offset: u64,
     /// Length of the piece in bytes.
     pub len: u32,
-    /// All bytes of the piece are zero.
+    /// Whether all bytes of the piece are zero.
     pub is_zero: bool,
     /// The piece is the last one of its request.
     pub is_last: bool,
@@ -113,7 +113,7 @@ pub(crate) enum Answer {
     Data { message: Vec<u8>, charge: Charge, from: ReadFrom },
     /// All data was sent while the request was performed.
     Sent(ReadFrom),
-    /// The client is gone: nothing is sent.
+    /// The client is gone, and nothing is sent.
     Dropped,
     /// The reply is an encoded description of extents.
     Description(Vec<u8>),

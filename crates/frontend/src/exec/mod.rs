@@ -46,7 +46,7 @@ pub(crate) enum Now {
 
 /// A request that is served in a task.
 pub(crate) trait Job: 'static {
-    /// The result of the request.
+    /// The result of a request that was served.
     type Done;
 
     /// Performs the request. Returns `None` if the request was dropped, so that it gets no reply.

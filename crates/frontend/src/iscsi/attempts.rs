@@ -57,7 +57,7 @@ impl Failures {
         self.last = Some(Instant::now());
     }
 
-    /// When the next attempt may be checked.
+    /// Returns when the next attempt may be checked.
     fn next(&self) -> Option<Instant> {
         self.last.map(|last| last + (DELAY * self.count()).min(MAX_DELAY))
     }
@@ -80,11 +80,11 @@ struct Queue {
     /// Attempts that wait, in the order of their arrival: their numbers and addresses.
     waiting: Vec<(u64, IpAddr)>,
     last: u64,
-    /// An attempt is being checked.
+    /// Whether an attempt on the account is being checked.
     busy: bool,
 }
 
-/// What a waiting attempt has to do.
+/// What an attempt that waits has to do.
 enum Next {
     Begin,
     Wait(Option<Instant>),

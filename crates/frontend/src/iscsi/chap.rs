@@ -17,19 +17,19 @@ pub(super) const MAX_CHALLENGE: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
-    /// MD5 (RFC 1994).
+    /// CHAP with MD5 (RFC 1994).
     Md5 = 5,
-    /// SHA-1.
+    /// CHAP with SHA-1.
     Sha1 = 6,
-    /// SHA-256.
+    /// CHAP with SHA-256.
     Sha256 = 7,
-    /// SHA3-256.
+    /// CHAP with SHA3-256.
     #[serde(rename = "sha3-256")]
     Sha3_256 = 8,
 }
 
 impl Algorithm {
-    /// All functions.
+    /// All hash functions that CHAP can use.
     pub const ALL: [Algorithm; 4] = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha3_256];
 
     /// Name of the function in the configuration.

@@ -41,7 +41,7 @@ enum Start {
     Gather(Gather, Charge),
 }
 
-/// The commands of a session.
+/// The commands that a session executes.
 pub(super) struct Commands {
     worker: Rc<Worker>,
     /// The units of the session; `None` for a discovery session.

@@ -20,7 +20,7 @@ use crate::throttle::Throttle;
 /// The name of a connection in the log.
 const CONNECTION: &str = "an iSCSI connection";
 
-/// The iSCSI front end.
+/// The front end for iSCSI.
 pub struct Front(pub Arc<Context>);
 
 impl FrontEnd for Front {

@@ -23,11 +23,11 @@ pub(super) type StandbyStates = BTreeMap<u16, StandbyState>;
 /// The disks that an initiator has identified, by LUN: their UUIDs.
 pub(super) type KnownDisks = BTreeMap<u16, [u8; 16]>;
 
-/// The disks that targets map.
+/// The disks to which the targets map.
 pub enum Disks {
     /// The disks are those of the pool that this server has.
     Own {
-        /// The pool.
+        /// The pool whose disks are served.
         pool: Arc<Pool>,
         /// The open units of the pool.
         units: Arc<Units>,
@@ -76,7 +76,7 @@ pub(super) struct LoggedIn {
     pub continued: Option<Continued>,
 }
 
-/// A session that continues.
+/// A session that another process began.
 pub(super) struct Continued {
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,

@@ -37,7 +37,7 @@ impl PortGroups {
         self.own
     }
 
-    /// Sets the active group.
+    /// Sets which group is active.
     pub fn activate(&self, active: u16) {
         self.known.write().active = active;
     }

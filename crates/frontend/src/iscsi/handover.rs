@@ -63,7 +63,7 @@ struct DigestsFields {
 }
 
 impl HandedOver {
-    /// Decodes and checks the state.
+    /// Decodes and checks the state of a session.
     pub fn parse(state: serde_json::Value) -> Result<HandedOver, String> {
         let state: HandedOver = serde_json::from_value(state).map_err(|e| e.to_string())?;
         let p = &state.parameters;

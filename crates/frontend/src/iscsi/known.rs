@@ -43,7 +43,7 @@ impl Account {
     }
 }
 
-/// Known addresses, by account.
+/// The addresses from which accounts have logged in.
 #[derive(Debug, Default)]
 pub struct KnownHosts {
     hosts: Mutex<HashMap<Account, Vec<IpAddr>>>,
@@ -77,12 +77,12 @@ impl KnownHosts {
         Arc::new(KnownHosts { hosts: Mutex::new(document.into_hosts()), changed: Notify::new() })
     }
 
-    /// Whether a host succeeded from this address.
+    /// Whether the account has logged in from this address before.
     pub(super) fn contains(&self, account: &Account, address: IpAddr) -> bool {
         self.hosts.lock().get(account).is_some_and(|known| known.contains(&address))
     }
 
-    /// Records a success.
+    /// Records a successful login of an account from an address.
     pub(super) fn insert(&self, account: &Account, address: IpAddr) {
         let mut hosts = self.hosts.lock();
         let known = hosts.entry(account.clone()).or_default();

@@ -11,7 +11,7 @@ use super::errors::Refusal;
 use super::known::Account;
 use crate::targets::{Chap, IqnName, Target};
 
-/// The facts that the leading request settles.
+/// What the leading request of a login settles.
 pub(super) struct Leading {
     pub initiator: IqnName,
     pub isid: [u8; 6],

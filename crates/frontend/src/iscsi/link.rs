@@ -97,7 +97,7 @@ impl Link {
         CommandSlot(Some(self.clone()))
     }
 
-    /// The numbers of a PDU without status.
+    /// Returns the sequence numbers of a PDU without status.
     pub fn numbers(&self) -> Numbers {
         let (exp_cmd_sn, room) = self.window();
         Numbers {
@@ -107,7 +107,7 @@ impl Link {
         }
     }
 
-    /// The numbers of a PDU with status.
+    /// Returns the sequence numbers of a PDU with status.
     pub fn status_numbers(&self) -> Numbers {
         let numbers = self.numbers();
         self.stat_sn.set(numbers.stat_sn.wrapping_add(1));

@@ -214,7 +214,7 @@ impl LoginPhase<'_> {
         Ok(self.stream.write_all(&bytes).await?)
     }
 
-    /// Sends a refusal.
+    /// Refuses the login with `status`.
     async fn refuse(&mut self, header: Header, status: LoginStatus) -> End {
         self.refuse_with(header, status.into(), &[]).await
     }

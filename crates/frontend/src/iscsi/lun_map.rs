@@ -113,12 +113,12 @@ impl LunMap {
         })
     }
 
-    /// The target.
+    /// The target to which the LUNs belong.
     pub fn target(&self) -> &IqnName {
         &self.target
     }
 
-    /// The nexus of a LUN.
+    /// Returns the nexus with the unit of a LUN.
     pub fn unit(&self, lun: u16) -> Option<Arc<Nexus>> {
         self.units.lock().get(&lun).and_then(|(_, access)| access.nexus().cloned())
     }

@@ -9,7 +9,7 @@ use super::link::CommandSlot;
 use super::task::Task;
 use crate::scsi::{NexusOwner as _, UnitAttention};
 
-/// Responses (11.6.1).
+/// Responses to task management (RFC 7143, 11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
 const NO_TASK: u8 = 1;
 const NO_LUN: u8 = 2;

@@ -86,7 +86,7 @@ fn count<T: Eq + Hash>(all: impl Iterator<Item = T>) -> HashMap<T, usize> {
 /// Limits on sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Maximum number of sessions.
+    /// Maximum number of sessions in total.
     pub all: usize,
     /// Maximum number of sessions of one initiator at one target. The name of an initiator is no proof of its
     /// identity: with one number for all targets, sessions at an open target could exclude the initiator from
@@ -96,7 +96,7 @@ pub struct SessionLimits {
     pub per_address: usize,
 }
 
-/// All sessions.
+/// The registry of all sessions.
 pub(super) struct Registry {
     inner: Mutex<Inner>,
     limits: SessionLimits,

@@ -37,14 +37,14 @@ use crate::throttle::Throttle;
 const FORCED_ASIDE: usize = 256 << 10;
 const NO_MEMORY_ASIDE: &str = "no memory for what the initiator sends while the server hands over";
 
-/// Reasons of a logout (11.14.1).
+/// Reasons of a logout (RFC 7143, 11.14.1).
 const CLOSE_SESSION: u8 = 0;
 const CLOSE_CONNECTION: u8 = 1;
-/// Responses to a logout (11.15.1).
+/// Responses to a logout (RFC 7143, 11.15.1).
 const CLOSED: u8 = 0;
 const NO_RECOVERY: u8 = 2;
 
-/// A session.
+/// The state of an iSCSI session.
 struct Session {
     worker: Rc<Worker>,
     initiator: IqnName,

@@ -24,7 +24,7 @@ use crate::targets::ServedTargets;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhileStandby {
-    /// The portals are not bound.
+    /// The standby has not bound its portals.
     #[default]
     Closed,
     /// The portals redirect logins to the owner.
@@ -78,7 +78,7 @@ impl Standby {
         &self.targets
     }
 
-    /// What is known about a disk.
+    /// Returns what the owner published about a disk.
     pub(super) fn disk(&self, name: &str) -> Option<UnitFacts> {
         self.disks.read().get(name).copied()
     }

@@ -157,7 +157,7 @@ impl Tasks {
         self.by_tag.borrow().get(&tag).cloned()
     }
 
-    /// Number of tasks.
+    /// Number of tasks that are in progress.
     pub fn len(&self) -> usize {
         self.by_tag.borrow().len()
     }
@@ -299,7 +299,7 @@ impl Tasks {
     }
 }
 
-/// A running command.
+/// A command that is being executed.
 struct Run {
     running: Running,
     /// The data of the command; `None` when the command is performed.

@@ -17,7 +17,7 @@ use crate::targets::IqnName;
 /// A text request that is not valid at this point; it is rejected.
 pub(super) struct Invalid;
 
-/// The text requests of a session.
+/// The text requests that a session has sent.
 pub(super) struct TextRequests {
     context: Arc<Context>,
     link: Rc<Link>,
@@ -32,7 +32,7 @@ pub(super) struct TextRequests {
     charge: Option<Charge>,
 }
 
-/// An exchange of several requests.
+/// An exchange of text that takes several requests.
 enum Exchange {
     /// The request is incomplete; this is the text received so far.
     Request(Vec<u8>),
@@ -60,7 +60,7 @@ impl TextRequests {
         TextRequests { context, link, initiator, target, local, exchange: None, charge: None }
     }
 
-    /// Whether an exchange has begun.
+    /// Whether an exchange of text is in progress.
     pub fn is_busy(&self) -> bool {
         self.exchange.is_some()
     }

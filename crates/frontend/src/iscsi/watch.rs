@@ -25,7 +25,7 @@ const DISCONNECT_TIME: Duration = Duration::from_secs(5);
 pub(super) const NOT_ADMITTED: &str =
     "the target no longer admits the initiator, or requires another CHAP secret";
 
-/// Events that a session has to handle.
+/// The events that a session has to handle.
 pub(super) struct Inbox {
     backlog: Rc<Backlog>,
     last_received: Cell<Instant>,

@@ -90,7 +90,7 @@ pub struct Access {
     /// The offered exports that each matching certificate sees. If this is empty, every client sees all
     /// offered exports.
     pub clients: Vec<(SubjectPattern, Vec<NamePattern>)>,
-    /// Writes of the clients are refused.
+    /// Whether writes of the clients are refused.
     pub read_only: bool,
 }
 

@@ -93,7 +93,7 @@ pub(crate) struct Shared {
     changed: Notify,
     /// Bytes of requests that were taken from the input, whether they were executed, refused or dropped.
     served: AtomicU64,
-    /// The socket is a TCP connection.
+    /// Whether the socket is a TCP connection.
     is_tcp: AtomicBool,
     /// The last burst of input that was read from a TCP connection.
     burst: Mutex<Burst>,
@@ -135,19 +135,19 @@ struct State {
     disconnected: bool,
     /// The connection has to stop executing its input.
     superseded: bool,
-    /// The connection has stopped executing its input.
+    /// Whether the connection has stopped executing its input.
     stopped: bool,
-    /// `NBD_CMD_DISC` was received from the client.
+    /// Whether `NBD_CMD_DISC` was received from the client.
     leaving: bool,
     /// The requests of the connection have to be dropped.
     cancelled: bool,
     /// The connection has ended; some of its requests may still run.
     ended: bool,
-    /// Number of requests in tasks.
+    /// Number of the connection's requests in tasks.
     requests: usize,
 }
 
-/// The socket of a connection.
+/// Access to the socket of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer {
     pub fd: RawFd,
@@ -180,7 +180,7 @@ impl Shared {
     /// Waits until the state is as `wanted`.
     async fn until(&self, wanted: impl Fn(&State) -> bool) {
         loop {
-            // It receives notifications from its creation on.
+            // The future receives notifications from its creation on.
             let changed = self.changed.notified();
             if wanted(&self.state.lock()) {
                 return;
@@ -343,7 +343,7 @@ impl Attachments {
 /// What a connection has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The connection serves its client.
+    /// The connection continues to serve its client.
     Serve,
     /// The connection completes the requests in progress, and ends.
     Leave,
@@ -414,7 +414,7 @@ impl Attachment {
         self.0.served.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Counts bytes that were received.
+    /// Counts bytes that were received from the client.
     pub fn received(&self, bytes: usize) {
         if self.0.is_tcp.load(Relaxed) {
             self.0.burst.lock().add(bytes as u64, Instant::now());
@@ -426,7 +426,7 @@ impl Attachment {
         self.0.is_in_doubt.load(Relaxed)
     }
 
-    /// Begins a request in a task.
+    /// Begins a request that a task serves.
     pub fn begin(&self) -> Begun {
         self.0.state.lock().requests += 1;
         Begun(self.0.clone())

@@ -16,7 +16,7 @@ const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 /// The names in a certificate, unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CertificateNames {
-    /// Common names of the subject.
+    /// Common names of the certificate's subject.
     pub common: Vec<String>,
     /// Subject alternative names of type dNSName.
     pub dns: Vec<String>,

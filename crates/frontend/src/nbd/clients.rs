@@ -16,7 +16,7 @@ pub struct ClientInfo {
     pub read_only: bool,
     /// When the client opened the disk, in Unix milliseconds.
     pub since_ms: u64,
-    /// Handle to end the connection.
+    /// Handle with which an administrator ends the connection.
     pub(super) disconnect: Disconnect,
 }
 

@@ -17,7 +17,7 @@ pub struct Config {
 /// Addresses, and the access of clients that connect there.
 #[derive(Debug, Clone, Default)]
 pub struct ListenerConfig {
-    /// The addresses.
+    /// The addresses on which the server listens.
     pub listen: Vec<ListenAddr>,
     /// Whether clients use TLS. Always required if `access` distinguishes clients by their certificates.
     pub tls: TlsMode,

@@ -50,7 +50,7 @@ pub(super) const NO_EXPORT: &str = "no such export, or no access to it";
 
 /// A negative reply to an option.
 pub(super) struct Denied {
-    /// Reply type, `NBD_REP_ERR_*`.
+    /// Type of the reply, `NBD_REP_ERR_*`.
     pub reply: u32,
     pub text: String,
 }

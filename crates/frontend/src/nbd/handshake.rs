@@ -67,7 +67,7 @@ pub(super) struct Handshakes {
 }
 
 impl Handshakes {
-    /// Starts the thread.
+    /// Starts the thread that performs handshakes.
     pub fn start() -> io::Result<Handshakes> {
         Handshakes::with(MAX_HANDSHAKES, HANDSHAKE_TIMEOUT)
     }

@@ -15,10 +15,10 @@ use crate::plane::{ListenAddr, ListenError, Plane};
 /// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// An address cannot be used.
+    /// An address of the NBD server cannot be used.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The certificates cannot be used.
+    /// The certificates of the NBD server cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// Other machines could use the address without TLS.
@@ -34,7 +34,7 @@ pub enum BindError {
     },
 }
 
-/// The started server.
+/// The NBD server, started.
 #[derive(Debug)]
 pub struct Listening {
     /// The bound addresses, with the actual ports.

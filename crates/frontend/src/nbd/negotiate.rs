@@ -95,9 +95,9 @@ async fn negotiate_unbounded(
 enum Turn {
     Continue,
     StartTls,
-    /// The client ended the connection.
+    /// The client has ended the connection.
     End,
-    /// Transmission starts.
+    /// The negotiation has ended, and the transmission starts.
     Start {
         attached: Attached,
         name: String,
@@ -289,7 +289,7 @@ impl<'a> Negotiation<'a> {
         Ok(self)
     }
 
-    /// Counts options about exports.
+    /// Counts the options about exports that the client sends.
     fn count(&mut self, options: usize) -> Result<(), End> {
         self.options += options;
         if self.options > self.permitted { Err(End::TooManyOptions) } else { Ok(()) }

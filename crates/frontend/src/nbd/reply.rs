@@ -27,7 +27,7 @@ pub(super) struct NbdReply {
 }
 
 impl NbdReply {
-    /// Encodes an error.
+    /// Encodes the reply to a request that failed.
     pub fn error(cookie: u64, structured: bool, code: ErrorCode, text: &str) -> Vec<u8> {
         if !structured {
             return nbd::simple_reply(cookie, Some(code)).to_vec();

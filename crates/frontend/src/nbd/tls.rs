@@ -35,7 +35,7 @@ pub enum TlsError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Why the file cannot be used.
         error: rustls::pki_types::pem::Error,
     },
     /// Other users than the owner can read or change the key.
@@ -57,7 +57,7 @@ pub enum TlsError {
     Unusable {
         /// Path of the directory.
         dir: PathBuf,
-        /// The reason.
+        /// Why the files cannot be used together.
         error: rustls::Error,
     },
     /// The thread for handshakes cannot be started.
@@ -68,7 +68,7 @@ pub enum TlsError {
     Authority {
         /// Path of the directory.
         dir: PathBuf,
-        /// The reason.
+        /// Why the certificate authority cannot be used.
         error: rustls::server::VerifierBuilderError,
     },
 }
@@ -108,7 +108,7 @@ struct Shared {
 
 #[derive(Clone)]
 struct Acceptors {
-    /// Acceptor that verifies clients as configured.
+    /// Acceptor that verifies clients as the configuration states.
     default: TlsAcceptor,
     /// Acceptor for listeners that distinguish clients by their certificates.
     verifying: Option<TlsAcceptor>,

@@ -38,7 +38,7 @@ pub(super) struct Transmission {
     since_ms: u64,
     structured: bool,
     block_status: bool,
-    /// The listener refuses writes.
+    /// Whether the listener refuses writes.
     read_only: bool,
     decoder: RequestDecoder,
     executor: Executor,
@@ -304,7 +304,7 @@ impl Transmission {
         Ok(())
     }
 
-    /// Serves a request in a task.
+    /// Starts a task that serves a request.
     fn spawn(&self, io: Io, reply: NbdReply) {
         self.executor.spawn_block(self.disk.clone(), io, reply);
     }

@@ -20,7 +20,7 @@ use super::contain::contained;
 use super::memory::{Charge, Kind, MemoryAccount};
 use super::spares::Spares;
 
-/// The reasons for [`Backlog::fail`].
+/// The reasons with which [`Backlog::fail`] is called.
 const PANICKED: &str = "the server panicked while serving it; this is a bug of the server";
 pub(crate) const FENCED: &str = "another server has opened the pool";
 /// Memory of a task in addition to its request, in bytes.
@@ -37,9 +37,9 @@ pub(crate) struct Backlog {
     spares: Rc<Spares>,
     /// Replies with their charges.
     replies: RefCell<VecDeque<(Vec<u8>, Option<Charge>)>>,
-    /// Bytes in `replies`.
+    /// Number of bytes in `replies` that were not sent yet.
     unsent: Cell<usize>,
-    /// Signalled as replies are sent.
+    /// Notified when replies have been sent.
     sent: Notify,
     /// The client has disconnected, so replies are dropped.
     gone: Cell<bool>,
@@ -74,7 +74,7 @@ impl Backlog {
         &self.account
     }
 
-    /// Memory for messages with much data.
+    /// Returns the memory for messages with much data.
     pub fn spares(&self) -> &Spares {
         &self.spares
     }
@@ -102,7 +102,7 @@ impl Backlog {
         self.unsent.get() > 0
     }
 
-    /// Bytes of unsent replies.
+    /// Number of bytes of unsent replies.
     pub fn unsent(&self) -> usize {
         self.unsent.get()
     }
@@ -128,7 +128,7 @@ impl Backlog {
         let mut mine = self.waker.borrow_mut();
         mine.clone_from(waker);
     }
-    /// Wakes the session.
+    /// Wakes the session that waits for the backlog.
     pub fn wake(&self) {
         self.waker.borrow().wake_by_ref();
     }
@@ -161,7 +161,7 @@ impl Backlog {
             }
         }
     }
-    /// The queued replies.
+    /// The replies that are queued.
     pub fn replies(&self) -> std::cell::Ref<'_, VecDeque<(Vec<u8>, Option<Charge>)>> {
         self.replies.borrow()
     }

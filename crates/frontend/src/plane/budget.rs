@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Time that a connection may use in one round.
 const ROUND: Duration = Duration::from_micros(250);
-/// Maximum bytes moved in one poll.
+/// Maximum bytes that one poll of a connection moves.
 pub(crate) const TURN: usize = 512 << 10;
 /// Fixed cost of a request, expressed as bytes that could be moved in the same time: one to two microseconds.
 const REQUEST_COST: usize = 4 << 10;
@@ -51,7 +51,7 @@ pub(crate) fn next_round() {
     waiting.into_iter().for_each(Waker::wake);
 }
 
-/// A waker that starts a round.
+/// A waker that starts the next round.
 struct NextRound;
 
 impl Wake for NextRound {
@@ -79,7 +79,7 @@ fn wait_for_next_round(cx: &Context<'_>) {
 pub(crate) struct Budget {
     round: Cell<u64>,
     used: Cell<Duration>,
-    /// Bytes that were moved in this turn.
+    /// Bytes that were moved in this turn of the connection.
     moved: Cell<usize>,
 }
 

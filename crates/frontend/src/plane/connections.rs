@@ -112,7 +112,7 @@ pub(crate) enum Cut {
 pub(crate) struct Connections {
     limits: Mutex<ConnectionLimits>,
     inner: Mutex<Inner>,
-    /// Signalled when a client leaves.
+    /// Notified when a client leaves.
     left: Notify,
 }
 

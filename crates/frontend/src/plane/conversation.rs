@@ -40,7 +40,7 @@ const KEEP_HELD: usize = 8 << 10;
 /// Number of passes in which requests are refused when the server is closing and all other work is done.
 const LAST_PASSES: u8 = 4;
 
-/// Reasons for which serving stopped.
+/// Why the thread has stopped serving a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// The input has no further complete message.
@@ -58,7 +58,7 @@ pub(crate) enum Stop {
     Leave,
 }
 
-/// The protocol of one client.
+/// The protocol in which one client is served.
 pub(crate) trait Protocol: Unpin {
     /// Reasons for which a connection is cut.
     type Error: From<io::Error>;
@@ -143,7 +143,7 @@ pub(crate) struct Conversation<S, P> {
     held: Vec<u8>,
     /// The charge for `held` and for the missing part of an incomplete message.
     held_charge: Option<Charge>,
-    /// A wait for `held_charge`.
+    /// The wait until `held_charge` is charged.
     claim: Option<Claim>,
     /// Length of the message at the front of `held`, as far as it is known.
     want: usize,

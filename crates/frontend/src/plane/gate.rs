@@ -42,7 +42,7 @@ impl GateWait {
         self.0.is_some()
     }
 
-    /// Ready while the gate is open.
+    /// Returns `Ready` while the gate is open.
     pub fn poll(&mut self, gate: &Gate, cx: &mut Context<'_>) -> Poll<()> {
         while !gate.is_open() {
             let rest = self.0.get_or_insert_with(|| Box::pin(sleep(LOOK)));

@@ -176,7 +176,7 @@ pub struct ParkedStream {
     pub output: Vec<u8>,
 }
 
-/// A parked connection.
+/// A connection that was parked for the successor.
 pub struct Parked {
     /// The bound address on which the client was accepted.
     pub listener: ListenAddr,

@@ -41,9 +41,9 @@ const BUCKETS: usize = BOUNDS_NS.len() + 1;
 /// A protocol of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Front {
-    /// NBD.
+    /// Requests over NBD.
     Nbd,
-    /// iSCSI.
+    /// Requests over iSCSI.
     Iscsi,
 }
 
@@ -87,7 +87,7 @@ impl Served {
         }
     }
 
-    /// How a change was served.
+    /// Returns how a change of the disk was served.
     pub fn change(is_durable: bool) -> Served {
         if is_durable { Served::Durable } else { Served::Buffered }
     }
@@ -105,7 +105,7 @@ struct Histogram {
     sum_ns: AtomicU64,
 }
 
-/// The histograms of one thread.
+/// The latency histograms of one thread.
 #[derive(Default)]
 pub(crate) struct Latencies([Histogram; KINDS]);
 
@@ -141,7 +141,7 @@ impl Latencies {
 /// The clock of the requests of one thread.
 pub struct Times {
     latencies: Arc<Latencies>,
-    /// When the present pass began.
+    /// When the present pass of the loop began.
     pass: Cell<Instant>,
     /// Number of requests that were served without a wait in this pass.
     served: [Cell<u32>; KINDS],

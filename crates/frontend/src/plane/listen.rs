@@ -30,7 +30,7 @@ const SEND_BUFFER: usize = 512 << 10;
 /// An address to listen on: `unix:PATH` or `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddr {
-    /// A UNIX socket.
+    /// The path of a UNIX socket.
     Unix(PathBuf),
     /// A host name or address, and a port; port 0 selects a free one.
     Tcp(String),
@@ -105,7 +105,7 @@ pub enum ListenError {
     /// Another error of the system.
     #[error("cannot listen on {addr}: {error}")]
     Io {
-        /// The address.
+        /// The address that failed.
         addr: ListenAddr,
         /// The error that the system reported.
         error: io::Error,
@@ -115,9 +115,9 @@ pub enum ListenError {
 /// A bound listener.
 #[derive(Debug)]
 pub enum Listener {
-    /// A UNIX socket.
+    /// A listener on a UNIX socket.
     Unix {
-        /// The socket.
+        /// The socket that listens.
         listener: std::os::unix::net::UnixListener,
         /// Path of the socket file.
         path: PathBuf,
@@ -125,7 +125,7 @@ pub enum Listener {
         /// which this listener is a clone.
         file: Option<SocketFile>,
     },
-    /// A TCP socket.
+    /// A listener on TCP.
     Tcp(std::net::TcpListener),
 }
 
@@ -272,7 +272,7 @@ fn is_listening(socket: &socket2::Socket) -> io::Result<bool> {
 pub struct Bound(pub Vec<(ListenAddr, Vec<Listener>)>);
 
 impl Bound {
-    /// Clones of all listeners.
+    /// Returns clones of all listeners.
     pub fn try_clone(&self) -> io::Result<Bound> {
         let clone = |(address, listeners): &(ListenAddr, Vec<Listener>)| {
             let listeners = listeners.iter().map(Listener::try_clone).collect::<io::Result<Vec<_>>>()?;
@@ -408,7 +408,7 @@ impl RawSocket {
     }
 }
 
-/// A client's socket.
+/// The socket of a connected client.
 #[derive(Debug)]
 pub enum Socket {
     Unix(UnixStream),

@@ -64,7 +64,7 @@ const SHARE: usize = 32 << 20;
 /// The memory budget, and how long a client may hold memory without progress while other connections wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// The memory budget in bytes.
+    /// The budget for memory of clients, in bytes.
     pub budget: u64,
     /// Time without progress after which a client is cut.
     pub stall: Duration,
@@ -122,7 +122,7 @@ impl Memory {
         self.waiting.load(SeqCst) > 0
     }
 
-    /// The party of the connections to `what`.
+    /// Returns the party of the connections to `what`.
     fn party(&self, what: &str) -> Arc<Party> {
         self.parties.of(what)
     }
@@ -193,7 +193,7 @@ impl Memory {
         self.has_waiting_claims() && self.queue.lock().has(party, permits)
     }
 
-    /// Queues a claim.
+    /// Queues a claim that has to wait, and returns its number.
     fn enqueue(&self, claim: Waiting) -> u64 {
         let mut queue = self.queue.lock();
         let id = queue.add(claim);

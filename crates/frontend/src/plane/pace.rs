@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use super::spin::{ClientNumber, Spin};
 
-/// The shortest pause.
+/// The shortest pause of a thread.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(120);
 /// Number of sleeps without a pause before the next probe: initially, and at most.
@@ -36,7 +36,7 @@ const USELESS_SKIP: u32 = 4 * FIRST_SKIP;
 /// coalesce without a pause.
 const MAX_CLIENTS: usize = 4;
 
-/// The pace of one thread.
+/// The pauses of one thread.
 #[derive(Default)]
 pub(crate) struct Pace {
     state: Mutex<State>,
@@ -114,7 +114,7 @@ impl Pace {
         Pace { clients, may_commit, ..Pace::default() }
     }
 
-    /// Records that a client is served.
+    /// Records that the thread serves a client.
     pub fn entered(&self) {
         self.clients.fetch_add(1, Relaxed);
     }

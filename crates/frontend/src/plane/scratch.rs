@@ -3,7 +3,7 @@
 //! Both buffers are allocated and zeroed once, so that no request pays for initialising memory. With small
 //! requests, only their start is touched, which stays in the core's second-level cache.
 
-/// Maximum bytes received at once.
+/// Maximum bytes that are received at once.
 pub(crate) const INPUT: usize = 256 << 10;
 /// Maximum bytes of a read that is served directly into the output.
 pub(crate) const FAST_READ_MAX: usize = 256 << 10;
@@ -14,9 +14,9 @@ const OUTPUT: usize = FAST_READ_MAX + HEADROOM + (256 << 10);
 
 /// The buffers of a thread.
 pub(crate) struct Scratch {
-    /// Received bytes.
+    /// Room for received bytes.
     pub input: Box<[u8]>,
-    /// Bytes to send.
+    /// Room for bytes to send.
     pub output: Output,
 }
 
@@ -42,7 +42,7 @@ impl Output {
     fn new() -> Output {
         Output { bytes: vec![0; OUTPUT], len: 0, limit: usize::MAX }
     }
-    /// The gathered replies.
+    /// Returns the replies that were gathered.
     pub fn filled(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -65,7 +65,7 @@ impl Output {
     pub fn is_full(&self) -> bool {
         self.bytes.len() - self.len < FAST_READ_MAX + HEADROOM || self.len >= self.limit
     }
-    /// Appends a reply.
+    /// Appends a reply to the output.
     pub fn push(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len(), 0).0.copy_from_slice(bytes);
         self.keep(bytes.len());

@@ -358,11 +358,11 @@ impl Drop for Handle {
     }
 }
 
-/// A client for a data-plane thread.
+/// What a data-plane thread has to serve.
 enum Served {
     /// An accepted client, and the front end that serves it.
     Accepted(Arc<dyn FrontEnd>, Client),
-    /// A client of another process.
+    /// A client that another process has handed over.
     Resumed(Resume, Resumed),
     /// A question whether the thread makes progress.
     Probe(oneshot::Sender<()>),
@@ -403,7 +403,7 @@ fn run_thread(
                     }
                     worker.enter_phase(phase);
                 }
-                // Only `server` ends the loop.
+                // Only `server` can end the loop.
                 Some(client) = clients.recv() => match client {
                     Served::Accepted(front, client) => worker.begin(|worker| front.spawn(worker, client)),
                     Served::Resumed(resume, client) => worker.begin(|worker| resume(worker, client)),

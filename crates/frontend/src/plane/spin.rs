@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Maximum time without sleeping.
+/// Maximum time for which a thread looks before it sleeps.
 const LONGEST: Duration = Duration::from_micros(40);
 /// Minimum time from a reply to the next request of a client that waits for each reply: the client has to
 /// wake up.
@@ -118,7 +118,7 @@ impl Drop for Looking {
     }
 }
 
-/// The looks of one thread.
+/// How one thread looks for requests before it sleeps.
 #[derive(Default)]
 pub(super) struct Spin {
     control: Control,
@@ -130,7 +130,7 @@ pub(super) struct Spin {
     /// Number of successive sleeps before each of which this client, and no other client, was served a single
     /// request.
     turns: u32,
-    /// Replies were sent since the last sleep.
+    /// Whether replies were sent since the last sleep.
     has_served: bool,
 }
 

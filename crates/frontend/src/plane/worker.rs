@@ -28,7 +28,7 @@ pub(crate) struct Worker {
     spares: Rc<Spares>,
     pace: Arc<Pace>,
     times: Rc<Times>,
-    /// The phase of the server.
+    /// The phase in which the server is.
     server: watch::Receiver<Phase>,
     /// The phase that the connections of this thread follow.
     phase: Cell<Phase>,
@@ -91,12 +91,12 @@ impl Worker {
         LocalSet::new().block_on(&runtime, main)
     }
 
-    /// The gate that lets replies leave.
+    /// Returns the gate that lets replies leave.
     pub fn gate(&self) -> &Gate {
         &self.gate
     }
 
-    /// The memory of all clients.
+    /// The memory for all clients.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
@@ -106,7 +106,7 @@ impl Worker {
         self.scratch.borrow_mut()
     }
 
-    /// Memory for messages with much data.
+    /// Returns the memory for messages with much data.
     pub fn spares(&self) -> &Rc<Spares> {
         &self.spares
     }
@@ -132,7 +132,7 @@ impl Worker {
         self.phase.get() == Phase::Closing
     }
 
-    /// The phase that connections follow.
+    /// The phase that the connections follow.
     pub fn phase(&self) -> Phase {
         self.phase.get()
     }

@@ -22,7 +22,7 @@ pub struct ReservationState {
     pub persistent: Option<(ReservationType, Arc<Port>)>,
     /// Registered nexuses, with their keys.
     pub registrations: Vec<(Arc<Port>, u64)>,
-    /// The holder of RESERVE (SPC-2).
+    /// The port that holds RESERVE (SPC-2).
     pub reserve: Option<Arc<Port>>,
 }
 

@@ -3,12 +3,12 @@
 
 use forebay_wire::scsi::{Code, Sense, SenseKey, codes};
 
-/// An event to be reported.
+/// An event that is reported to a nexus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum UnitAttention {
     /// The nexus is new.
     PowerOn,
-    /// The unit was reset.
+    /// The logical unit was reset.
     Reset,
     /// The nexus was lost and established again.
     NexusLoss,
@@ -30,7 +30,7 @@ pub enum UnitAttention {
     LunsChanged,
     /// The store is nearly full.
     Threshold,
-    /// The unit has become ready.
+    /// The logical unit has become ready.
     Ready,
     /// The access state of the target port changed.
     AccessState,
@@ -62,7 +62,7 @@ impl UnitAttention {
         matches!(self, UnitAttention::PowerOn | UnitAttention::Reset | UnitAttention::NexusLoss)
     }
 
-    /// The event as sense data.
+    /// Returns the event as sense data.
     pub fn sense(self) -> Sense {
         Sense::new(SenseKey::UnitAttention, self.code())
     }
@@ -78,7 +78,7 @@ impl Attentions {
         &self.0
     }
 
-    /// Adds an attention.
+    /// Adds a unit attention to those that wait.
     pub fn note(&mut self, attention: UnitAttention) {
         if self.0.contains(&attention) {
             return;

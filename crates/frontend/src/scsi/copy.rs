@@ -20,7 +20,7 @@ use super::unit::{HAS_TOKENS, LogicalUnit};
 const POPULATE_TOKEN: u8 = 0x10;
 const WRITE_USING_TOKEN: u8 = 0x11;
 
-/// Why a copy failed.
+/// Why a copy by the server failed.
 enum Failure {
     Sense(Sense),
     Engine(Error),

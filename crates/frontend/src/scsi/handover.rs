@@ -30,7 +30,7 @@ pub struct UnitState {
     descriptor_sense: bool,
     write_protect: bool,
     generation: u32,
-    /// Registrations persist through power loss.
+    /// Whether registrations persist through a loss of power.
     keep: bool,
     registrations: Vec<(u64, Port)>,
     /// Type and holder of the reservation.

@@ -80,7 +80,7 @@ impl Member {
         self.alert.store(true, Release);
     }
 
-    /// The pending attentions.
+    /// The unit attentions that wait for the nexus.
     pub fn pending(&self) -> Vec<UnitAttention> {
         self.attentions.lock().all().to_vec()
     }

@@ -41,7 +41,7 @@ pub struct Nexus {
     /// A reference to the nexus itself, for the tokens that it makes.
     pub(super) own: Weak<Nexus>,
     pub(super) settings: Settings,
-    /// The mapping or the disk refuses changes.
+    /// Whether the mapping or the disk refuses changes.
     read_only: bool,
     /// The mapping was removed or replaced; commands that were admitted before may still run.
     withdrawn: AtomicBool,
@@ -51,7 +51,7 @@ pub struct Nexus {
 
 /// A command that passed all checks.
 pub struct Admitted {
-    /// The command.
+    /// The request that the command consists of.
     pub request: Request,
     /// Present for a command that changes the unit. It must be dropped when the command changes nothing any
     /// more, not earlier.
@@ -96,12 +96,12 @@ impl LogicalUnit {
 }
 
 impl Nexus {
-    /// The disk of the nexus.
+    /// The disk to which the nexus leads.
     pub fn disk(&self) -> &Arc<DiskHandle> {
         self.unit.disk()
     }
 
-    /// The unit of the nexus.
+    /// The unit to which the nexus leads.
     pub fn unit(&self) -> &Arc<LogicalUnit> {
         &self.unit
     }

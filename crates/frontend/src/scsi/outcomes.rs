@@ -10,7 +10,7 @@ const OUTCOMES_MAX: usize = 64;
 /// Results of third-party copies, by their list identifiers. They are dropped with the nexus.
 #[derive(Default)]
 pub(super) struct Outcomes {
-    /// Results of EXTENDED COPY.
+    /// Results of EXTENDED COPY commands.
     pub copies: OutcomeList<u8, CopyOutcome>,
     /// Results of POPULATE TOKEN and WRITE USING TOKEN.
     pub tokens: OutcomeList<u32, TokenOutcome>,

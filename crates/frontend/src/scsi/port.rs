@@ -35,9 +35,9 @@ impl Port {
 /// How a unit is mapped for an initiator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Logical unit number.
+    /// Number of the logical unit.
     pub lun: u16,
-    /// Changes of the unit are refused.
+    /// Whether changes of the unit are refused.
     pub read_only: bool,
     /// Writes to the unit may be acknowledged before they are durable.
     pub write_back: bool,

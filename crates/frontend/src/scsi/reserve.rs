@@ -17,7 +17,7 @@ use super::port::Port;
 /// with each login.
 pub(super) const REGISTRATIONS_MAX: usize = 1024;
 
-/// A registered nexus.
+/// A nexus with a persistent registration.
 #[derive(Debug, Clone)]
 pub(super) struct Registration {
     pub key: u64,
@@ -36,7 +36,7 @@ pub(super) struct Reservations {
     pub held: Option<(ReservationType, Arc<Port>)>,
 }
 
-/// Why a service action fails.
+/// Why a persistent reservation command fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The service action fails with RESERVATION CONFLICT.
@@ -48,7 +48,7 @@ pub(super) enum Refusal {
 /// The effects of a service action on other nexuses.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
-    /// Unit attentions to be noted.
+    /// Unit attentions that other nexuses get.
     pub attentions: Vec<(Arc<Port>, UnitAttention)>,
     /// Nexuses whose commands are aborted.
     pub aborted: Vec<Arc<Port>>,
@@ -148,7 +148,7 @@ impl Reservations {
         let at = self.registrations.iter().position(|r| r.port.is(port));
         let mut effects = Effects::default();
         match (at, parameters.action_key) {
-            // There is no registration to remove.
+            // There is no registration that could be removed.
             (None, 0) => return Ok(effects),
             (Some(at), 0) => {
                 let held = self.holds(port);

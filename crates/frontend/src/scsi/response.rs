@@ -5,7 +5,7 @@ use forebay_wire::scsi::{Sense, Status};
 /// The response to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
-    /// SCSI status.
+    /// SCSI status of the command.
     pub status: Status,
     /// Encoded sense data; empty unless the status is CHECK CONDITION.
     pub sense: Vec<u8>,
@@ -16,7 +16,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// Success without data.
+    /// Returns a response of success without data.
     pub fn good() -> Response {
         Response { status: Status::Good, sense: Vec::new(), data_in: Vec::new(), is_from_store: false }
     }

@@ -29,7 +29,7 @@ use super::response::Response;
 pub struct UnitFacts {
     /// UUID of the disk.
     pub uuid: [u8; 16],
-    /// Size in bytes.
+    /// Size of the unit in bytes.
     pub size: u64,
     /// Writes to the disk are durable when they are acknowledged.
     pub write_through: bool,
@@ -39,7 +39,7 @@ pub struct UnitFacts {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StandbyState {
-    /// Pending unit attentions.
+    /// The unit attentions that wait.
     pub attentions: Vec<UnitAttention>,
     /// The size in bytes that the initiator last saw.
     pub size: u64,

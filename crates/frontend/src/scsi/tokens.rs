@@ -41,7 +41,7 @@ pub(super) trait TokenSource: Send + Sync {
     fn begin_read(&self, offset: u64, len: u64) -> Result<(Arc<DiskHandle>, Underway), Sense>;
 }
 
-/// A token and its ranges.
+/// A token and the ranges that it represents.
 pub(super) struct Grant {
     pub token: Token,
     /// The nexus that made the token. The reference is weak, so that a token does not prolong the access.
@@ -100,7 +100,7 @@ impl Tokens {
         Ok(grant)
     }
 
-    /// Deletes a token.
+    /// Deletes the token of a grant.
     pub fn delete(&self, grant: &Grant) {
         grant.revoked.store(true, Release);
         self.0.lock().remove(&grant.token.identifier);

@@ -125,13 +125,13 @@ impl LogicalUnit {
         Some(waiting.clone())
     }
 
-    /// Removes a nexus.
+    /// Removes a nexus from the unit.
     pub(super) fn remove_member(&self, member: &Member) {
         self.members.lock().retain(|m| m.id != member.id);
         self.release(member.id);
     }
 
-    /// Reasons to check commands more closely.
+    /// Returns the reasons to check commands more closely.
     #[inline]
     pub(super) fn flags(&self) -> u32 {
         self.flags.load(Acquire)

@@ -22,7 +22,7 @@ pub enum TargetError {
     InUse {
         /// Name of the target.
         target: IqnName,
-        /// Number of sessions.
+        /// Number of sessions on the target.
         sessions: usize,
     },
     /// The target has no such logical unit.
@@ -79,7 +79,7 @@ pub enum TargetError {
     /// A user name or secret for CHAP is invalid.
     #[error("'{user}' cannot be used for CHAP: {why}")]
     Chap {
-        /// The user name.
+        /// Name of the user.
         user: String,
         /// The defect of the user name or secret.
         why: &'static str,
@@ -93,7 +93,7 @@ pub enum TargetError {
                  use the release that wrote it, or delete it with 'forebay target rm --all'"
     )]
     Unreadable(String),
-    /// The pool returned an error.
+    /// The pool returned an error when targets were changed.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
 }

@@ -38,7 +38,7 @@ pub use served::ServedTargets;
 pub use session::{EndRequest, SessionGuard, SessionInfo};
 pub use target::{Admission, Chap, Initiator, Lun, MAX_LUN, Target};
 
-/// Result of a change.
+/// Result of a change of targets.
 pub type Result<T> = std::result::Result<T, TargetError>;
 
 /// Targets by name.
@@ -106,12 +106,12 @@ impl Targets {
         &self.served
     }
 
-    /// All targets at present.
+    /// Returns all targets, as they are now.
     pub fn snapshot(&self) -> Arc<TargetMap> {
         self.served.snapshot()
     }
 
-    /// One target at present.
+    /// Returns one target, as it is now.
     pub fn get(&self, name: &IqnName) -> Option<Arc<Target>> {
         self.served.get(name)
     }

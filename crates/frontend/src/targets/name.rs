@@ -23,7 +23,7 @@ pub struct IqnName(String);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{name}' is not an iSCSI name: {why}")]
 pub struct BadIqn {
-    /// The text, shortened.
+    /// The invalid name, shortened.
     name: String,
     why: &'static str,
 }

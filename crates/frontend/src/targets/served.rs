@@ -37,12 +37,12 @@ impl ServedTargets {
         }
     }
 
-    /// All targets at present.
+    /// Returns all targets, as they are now.
     pub fn snapshot(&self) -> Arc<TargetMap> {
         self.targets.read().clone()
     }
 
-    /// One target at present.
+    /// Returns one target, as it is now.
     pub fn get(&self, name: &IqnName) -> Option<Arc<Target>> {
         self.targets.read().get(name).cloned()
     }

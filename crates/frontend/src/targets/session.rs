@@ -21,7 +21,7 @@ pub struct SessionInfo {
     pub address: SocketAddr,
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
-    /// Handle to end the session.
+    /// Handle with which an administrator ends the session.
     pub end: EndRequest,
     /// Number of the last change of the table that the session has applied; closed when the session has
     /// ended.
@@ -38,13 +38,13 @@ impl EndRequest {
         self.0.notify_one();
     }
 
-    /// Waits for the request.
+    /// Waits for the request to end the session.
     pub async fn received(&self) {
         self.0.notified().await;
     }
 }
 
-/// All sessions.
+/// All sessions on targets.
 pub(super) type Sessions = Registry<SessionInfo>;
 
 /// The registration of a session.

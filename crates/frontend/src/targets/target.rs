@@ -43,7 +43,7 @@ pub struct Target {
 pub struct Lun {
     /// Name of the disk: volume, image, or `VOLUME@SNAPSHOT`.
     pub disk: String,
-    /// Writes to the disk are refused.
+    /// Whether writes to the disk are refused.
     pub read_only: bool,
     /// A write is answered before it is durable; a write cache is reported to initiators, and they flush it.
     /// Without this option, every write is durable when it is answered, also on a volume with a weaker sync
@@ -67,9 +67,9 @@ pub struct Initiator {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chap {
-    /// `CHAP_N`: 1 to 255 bytes.
+    /// The name of the CHAP user (`CHAP_N`), of 1 to 255 bytes.
     pub user: String,
-    /// The shared secret.
+    /// The secret that both sides share.
     pub secret: Secret,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Group {
     block_uninit: bool,
 }
 
-/// All block groups.
+/// All block groups of an ext file system.
 #[derive(Debug)]
 pub(super) struct Groups {
     pub superblock: Superblock,

@@ -20,7 +20,7 @@ const MAX_GROUPS: u64 = 1 << 20;
 /// Maximum cluster size of bigalloc, the same as in mke2fs: 512 MiB.
 const MAX_LOG_CLUSTER: u32 = 19;
 
-/// The validated superblock.
+/// The superblock of an ext file system, validated.
 #[derive(Debug)]
 pub(super) struct Superblock {
     /// Size of a block in bytes.

@@ -11,7 +11,7 @@ use crate::class::{BLOCK, Claims, Class};
 const UNIT: u64 = 512;
 const IS_START: u64 = 8;
 
-/// Collects claims.
+/// Collects claims of file systems on blocks.
 #[derive(Debug)]
 pub(crate) struct Builder {
     size: u64,

@@ -15,7 +15,7 @@ use crate::paths::Patterns;
 const MAX_LIST: u64 = 256 << 10;
 const PAGE_FILES: [&str; 3] = ["pagefile.sys", "swapfile.sys", "hiberfil.sys"];
 
-/// A file.
+/// A file of NTFS.
 #[derive(Debug)]
 pub(super) struct File {
     number: u64,

@@ -6,7 +6,7 @@ use super::record::{DATA, Record};
 use super::stream::Stream;
 use super::{Fault, Result, Tolerate, Volume};
 
-/// Bytes of the table per read.
+/// Bytes of the master file table that one read returns.
 const CHUNK: usize = 256 << 10;
 
 /// The master file table.

@@ -2,7 +2,7 @@
 
 use crate::bytes::{le16, le32, le64};
 
-/// Attribute type codes.
+/// Type codes of NTFS attributes.
 pub(super) const ATTRIBUTE_LIST: u32 = 0x20;
 pub(super) const FILE_NAME: u32 = 0x30;
 pub(super) const DATA: u32 = 0x80;
@@ -109,7 +109,7 @@ pub(super) enum Value<'b> {
     Resident(&'b [u8]),
     /// The value is non-resident: it is in clusters.
     Clusters {
-        /// First VCN of this extent.
+        /// First VCN of this extent of the attribute.
         first_vcn: u64,
         /// Size of the stream in bytes; valid in the first extent only.
         size: u64,

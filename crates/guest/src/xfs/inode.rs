@@ -18,7 +18,7 @@ pub(super) enum Kind {
     Other,
 }
 
-/// The content of a fork.
+/// The content of a fork of an inode.
 #[derive(Debug)]
 enum Fork {
     /// The fork has no block map.

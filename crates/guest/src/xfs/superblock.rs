@@ -13,7 +13,7 @@ const FEATURE2_FTYPE: u32 = 0x200;
 const INCOMPAT_FTYPE: u32 = 1;
 const INCOMPAT_SPARSE_INODES: u32 = 2;
 
-/// The validated superblock.
+/// The superblock of an XFS file system, validated.
 #[derive(Debug)]
 pub(super) struct Superblock {
     /// Sizes in bytes of a block, a sector, an inode and a directory block.

@@ -84,7 +84,7 @@ pub enum CliError {
     /// Patterns match several disks, and nothing confirms their removal.
     #[error("{patterns} would remove {count} {noun}: repeat with --yes to remove them")]
     Unconfirmed {
-        /// The patterns, quoted.
+        /// The patterns of the command line, quoted.
         patterns: String,
         /// Number of disks that only they select.
         count: usize,

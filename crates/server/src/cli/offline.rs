@@ -49,7 +49,7 @@ pub enum OfflineError {
     LossNotAccepted {
         /// Where the pool is.
         pool: String,
-        /// The damage ID.
+        /// Id of the damage.
         id: u64,
     },
     /// The pools in a Ceph pool cannot be listed.

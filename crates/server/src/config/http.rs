@@ -10,7 +10,7 @@ use super::ConfigError;
 /// A TCP listen address of the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpAddr {
-    /// The socket address.
+    /// Address of the socket.
     pub addr: SocketAddr,
     /// The configured host: a name by which clients may address the API, or an IP address.
     pub host: String,

@@ -126,7 +126,7 @@ pub enum ConfigError {
         option: &'static str,
         /// The value of the option.
         value: String,
-        /// The valid values.
+        /// The values that are valid.
         why: &'static str,
     },
 }
@@ -285,7 +285,7 @@ pub struct BootSection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProfileMode {
-    /// Only on request.
+    /// Boot profiles are used only on request.
     Off,
     /// Recorded at the first boot, prefetched when a clone starts.
     Auto,

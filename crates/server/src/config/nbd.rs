@@ -43,7 +43,7 @@ pub struct NbdListenerSection {
     pub read_only: bool,
     /// TLS mode for these addresses; the default is `nbd.tls.mode`.
     pub tls: Option<TlsMode>,
-    /// As `nbd.allow_remote`, but for these addresses.
+    /// Like `nbd.allow_remote`, but for these addresses.
     #[serde(default)]
     pub allow_remote: bool,
     /// Exports that each client certificate sees. If this is empty, all clients see all exports of the

@@ -42,7 +42,7 @@ pub struct StoreSection {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowSection {
-    /// Number of disks.
+    /// Number of slow disks.
     pub spindles: u32,
     /// Mean seek time in milliseconds.
     pub seek_ms: u32,

@@ -80,7 +80,7 @@ impl Server<'_> {
         let begins = Mutex::new(Some(begins));
         let waits = move || {
             if let Some(begins) = begins.lock().take() {
-                // Without portals, nothing waits for it.
+                // Without portals, no task waits for this.
                 let _ = begins.send(());
             }
         };

@@ -74,7 +74,7 @@ impl Chain {
         self.machine
     }
 
-    /// A server has completed a claim.
+    /// Records that a server has completed a claim.
     pub fn claim(&mut self, term: u64, machine: usize) -> Claimed {
         if term < self.top {
             return Claimed { term, model: None, is_stale: false };

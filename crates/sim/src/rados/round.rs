@@ -58,7 +58,7 @@ pub struct Seen {
 enum When {
     /// The heir fails at this time.
     At(Duration),
-    /// When the pool is released to it.
+    /// The heir fails when the pool is released to it.
     Released,
     /// The heir fails when it has the term.
     Taken,
@@ -99,7 +99,7 @@ pub struct RadosRound {
     seats: Vec<Option<Seat>>,
     events: u64,
     may_be_full: bool,
-    /// It often is, and removals are late.
+    /// Whether the store often is full, and removals are late.
     is_scarce: bool,
     /// The weight of handovers among the events.
     handovers: u64,

@@ -53,11 +53,11 @@ pub(super) struct Server {
     pub settles: Option<u64>,
     /// The server has released the pool to an heir.
     pub has_handed_over: Cell<bool>,
-    /// The server has taken the pool back.
+    /// Whether the server has taken the pool back.
     pub has_taken_back: Cell<bool>,
-    /// Check the pool before it is opened.
+    /// Whether the pool is checked before it is opened.
     pub checks: bool,
-    /// The pool may be full at times.
+    /// Whether the pool may be full at times.
     pub may_be_full: bool,
     pub stage: Cell<Stage>,
     pub store: RefCell<Option<Arc<RadosStore>>>,

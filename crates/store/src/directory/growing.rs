@@ -57,7 +57,7 @@ struct Growing {
     unsynced: u64,
     /// Number of the last append that a sync has followed; 0 for none.
     synced: u64,
-    /// Number of small synced appends in succession.
+    /// Number of small synced appends in a row.
     small: u32,
     /// End of the zeroes that were written ahead of appends.
     zeroed: u64,

@@ -41,7 +41,7 @@ const FILL_TIME: Duration = Duration::from_millis(200);
 type Answer<T> = oneshot::Sender<Result<T>>;
 
 impl Shared {
-    /// The error of opening an object's file.
+    /// Returns the error for an object whose file cannot be opened.
     pub(super) fn open_error(&self, what: &'static str, id: SegmentId, error: &std::io::Error) -> StoreError {
         match error.raw_os_error() {
             Some(libc::ENOENT) if self.files.is_deleted() => directory_deleted(describe(what, id)),
@@ -249,7 +249,7 @@ struct Append {
     /// The append ends at the expected length of the object: space that was preallocated beyond it is not
     /// needed.
     last: bool,
-    /// The append is durable when it completes.
+    /// Whether the append is durable when it completes.
     synced: bool,
     data: IoBuf,
     io: Arc<Io>,

@@ -99,7 +99,7 @@ impl Reserve {
         state.room
     }
 
-    /// Whether room is to be held.
+    /// Whether the store should hold room.
     pub(super) fn owns_room(&self) -> bool {
         self.state.lock().room.goal > 0
     }

@@ -211,7 +211,7 @@ impl Machine {
         if self.used() + more > self.limit() { Err(StoreError::Full) } else { Ok(()) }
     }
 
-    /// The most bytes that can be used.
+    /// Maximum number of bytes that can be used.
     fn limit(&self) -> u64 {
         self.capacity.min(self.quota.unwrap_or(u64::MAX))
     }

@@ -12,7 +12,7 @@ enum State {
     Prepared,
     #[default]
     Sound,
-    /// An operation on the segment failed.
+    /// An operation on the segment has failed.
     Failed,
 }
 

@@ -23,7 +23,7 @@ const HEIR_SERVES: Duration = Duration::from_secs(15);
 pub(super) enum Fate {
     /// Another server has the pool.
     Taken { owner: String, term: u64, is_serving: bool },
-    /// This server has the pool again.
+    /// This server has the pool back.
     Back(Taken),
 }
 

@@ -161,7 +161,7 @@ pub(super) struct HeaderKeys {
 struct Pending {
     /// Whether each key is to exist; the last request for a key counts.
     keys: BTreeMap<String, bool>,
-    /// The number after the highest segment.
+    /// The number that follows the highest segment.
     next: u32,
     waiting: Vec<oneshot::Sender<Answer<()>>>,
     is_writing: bool,

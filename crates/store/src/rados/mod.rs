@@ -144,7 +144,7 @@ pub struct RadosStore {
 /// State of the store that operations in flight use as well.
 struct Shared {
     cluster: Arc<dyn Cluster>,
-    /// Text of the term of the ownership.
+    /// The term of the ownership as text.
     term: String,
     keys: Arc<HeaderKeys>,
     growing: Arc<Growing>,

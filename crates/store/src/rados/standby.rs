@@ -114,7 +114,7 @@ impl Survey {
         Survey { unknown: keys, alive: Vec::new(), passed: Duration::ZERO }
     }
 
-    /// Called after each read of the header.
+    /// Records what a read of the header has returned.
     pub fn note(&mut self, header: &Header, passed: Duration) {
         self.passed += passed;
         let renewed = header.standbys.iter().filter(|key| !self.unknown.contains(key));

@@ -30,7 +30,7 @@ pub(super) struct Watch {
     answered: Option<Duration>,
     /// For how long the ownership and the heartbeat have been unchanged.
     unchanged: Duration,
-    /// The number of reads in that time.
+    /// The number of reads in the time `unchanged`.
     reads: u32,
     errors: Errors,
 }

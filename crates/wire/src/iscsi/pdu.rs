@@ -99,7 +99,7 @@ impl Header<'_> {
     pub fn opcode(self) -> u8 {
         self.0[0] & 0x3f
     }
-    /// Whether it is for immediate delivery (11.2.1.1).
+    /// Whether the PDU is for immediate delivery (11.2.1.1).
     pub fn immediate(self) -> bool {
         self.0[0] & 0x40 != 0
     }
@@ -123,7 +123,7 @@ impl Header<'_> {
     pub fn word(self, at: usize) -> u32 {
         u32::from_be_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]])
     }
-    /// The `N` bytes at offset `at`.
+    /// Returns the `N` bytes at offset `at`.
     pub fn bytes<const N: usize>(self, at: usize) -> [u8; N] {
         let mut out = [0; N];
         out.copy_from_slice(&self.0[at..at + N]);
@@ -133,7 +133,7 @@ impl Header<'_> {
     pub fn task_tag(self) -> u32 {
         self.word(16)
     }
-    /// The whole header, which a Reject returns.
+    /// Returns the whole header, which a Reject contains.
     pub fn as_bytes(&self) -> &[u8; BHS] {
         self.0
     }

@@ -24,9 +24,9 @@ pub enum Residual {
     /// The transfer has the expected length.
     #[default]
     None,
-    /// This number of bytes fewer than expected.
+    /// The transfer is this number of bytes shorter than expected.
     Under(u32),
-    /// This number of bytes more than expected.
+    /// The transfer is this number of bytes longer than expected.
     Over(u32),
 }
 
@@ -244,7 +244,7 @@ impl Login {
     }
 }
 
-/// The end of a connection (11.15).
+/// A response that ends a connection (11.15).
 pub fn logout(tag: u32, numbers: &Numbers, response: u8) -> [u8; BHS] {
     let mut h = header(0x26, 0x80, 0, tag, numbers);
     h[2] = response;

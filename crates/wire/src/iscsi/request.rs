@@ -58,7 +58,7 @@ pub struct Command<'a> {
     pub write: bool,
     /// Bytes that the initiator expects to be transferred.
     pub expected: u32,
-    /// The CDB, or its first 16 bytes.
+    /// The CDB of the command, or its first 16 bytes.
     pub cdb: [u8; 16],
     /// Immediate data.
     pub data: &'a [u8],

@@ -87,10 +87,10 @@ pub enum OptionRefusal {
     /// More data than any valid option of this kind has.
     #[error("the option is too long")]
     TooBig,
-    /// A string over the protocol's limit.
+    /// A string exceeds the protocol's limit.
     #[error("a name is longer than 4096 bytes")]
     NameTooLong,
-    /// A name that is not UTF-8.
+    /// A name is not UTF-8.
     #[error("a name is not valid UTF-8")]
     NotUtf8,
 }

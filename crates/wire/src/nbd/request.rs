@@ -89,7 +89,7 @@ pub struct Request<'a> {
     pub cookie: u64,
     /// The command.
     pub command: Command,
-    /// Data of a write; otherwise empty.
+    /// The data of a write; otherwise empty.
     pub payload: &'a [u8],
 }
 
@@ -102,25 +102,25 @@ pub enum Refusal {
     /// A flag that is unknown, or not valid for the command.
     #[error("flags {0:#x} are not allowed with this command")]
     BadFlags(u16),
-    /// A range that ends beyond the disk.
+    /// The range ends beyond the end of the disk.
     #[error("the request goes beyond the end of the disk")]
     BeyondEnd,
     /// A write (or zeroing) that ends beyond the disk.
     #[error("the write goes beyond the end of the disk")]
     WriteBeyondEnd,
-    /// A write to a read-only disk.
+    /// The request writes to a read-only disk.
     #[error("the export is read-only")]
     ReadOnly,
-    /// A read or write longer than [`MAX_PAYLOAD`].
+    /// A read or write is longer than [`MAX_PAYLOAD`].
     #[error("reads and writes are limited to 32 MiB")]
     TooLong,
-    /// An unfragmented read longer than [`MAX_PAYLOAD`].
+    /// An unfragmented read is longer than [`MAX_PAYLOAD`].
     #[error("a read with the DF flag is limited to 32 MiB")]
     TooLongForOne,
-    /// Block status without a negotiated context.
+    /// Block status was requested without a negotiated context.
     #[error("no metadata context was negotiated")]
     NoContext,
-    /// Block status of an empty range.
+    /// Block status was requested for an empty range.
     #[error("block status needs a length")]
     EmptyRange,
 }
@@ -193,7 +193,7 @@ impl RequestDecoder {
             return Ok((0, Step::NeedMore { want: REQUEST_HEADER }));
         };
         let cookie = header.cookie;
-        // Only writes have data, including refused ones.
+        // Only writes have data, also those that are refused.
         let data_len = if header.kind == CMD_WRITE { header.len as usize } else { 0 };
         let command = match header.check(rules) {
             Ok(command) => command,

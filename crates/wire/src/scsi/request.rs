@@ -23,7 +23,7 @@ pub enum Transfer {
 /// The comparison of VERIFY (BYTCHK field).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerifyCheck {
-    /// No comparison: the range must be readable.
+    /// Nothing is compared: the range must be readable.
     Nothing,
     /// The range with data of the same length.
     Data,
@@ -34,13 +34,13 @@ pub enum VerifyCheck {
 /// The requested values of a mode page (PC field).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageControl {
-    /// The current values are requested.
+    /// The current values of the page are requested.
     Current,
     /// A mask of the bits that can be changed.
     Changeable,
-    /// The default values are requested.
+    /// The default values of the page are requested.
     Default,
-    /// Saved values, which are not supported.
+    /// The saved values are requested, which are not supported.
     Saved,
 }
 

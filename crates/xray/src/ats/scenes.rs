@@ -71,7 +71,7 @@ impl OtherLoad {
 pub struct Moment {
     /// Reads of A per second.
     pub data_iops: f64,
-    /// 99th percentile of A's read latency.
+    /// 99th percentile of the read latency of A.
     pub data_p99_us: f64,
     /// RESERVATION CONFLICT responses to A, per second.
     pub data_conflicts: f64,

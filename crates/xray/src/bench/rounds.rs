@@ -55,7 +55,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// The same with another name in reports.
+    /// Returns the series with another name for reports.
     pub fn named(self, name: &'static str) -> Series {
         Series { name, ..self }
     }

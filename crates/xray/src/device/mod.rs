@@ -131,7 +131,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Reads, at this depth: to be changed.
+    /// Returns the needs of reads at this depth.
     pub fn reads(depth: usize, patience: Duration) -> Needs {
         Needs { depth, writes: false, flushes: false, durable: false, simple_replies: false, patience }
     }
@@ -186,13 +186,13 @@ pub enum DeviceError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The system call that waits for answers.
+    /// The system call that waits for answers has failed.
     #[error("cannot wait for answers: {0}")]
     Wait(#[from] std::io::Error),
     /// The target lacks what the load needs.
     #[error("the target {0}")]
     Lacks(&'static str),
-    /// The target answered nothing in time.
+    /// The target has answered nothing in time.
     #[error("no answer from the target for {0} seconds")]
     Stalled(u64),
 }

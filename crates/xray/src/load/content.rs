@@ -35,7 +35,7 @@ pub(super) fn base_version() -> u64 {
 pub(crate) struct Content {
     seed: u64,
     arena: Arc<Vec<u8>>,
-    /// Windows start at multiples of this.
+    /// The windows of blocks start at multiples of this number.
     grain: usize,
     stamp_bytes: usize,
     unit_bytes: usize,

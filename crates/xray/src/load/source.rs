@@ -5,7 +5,7 @@ use crate::rng::Rng;
 
 /// A source of block numbers below a bound.
 pub(super) enum Source {
-    /// Uniformly random offsets, without an end.
+    /// Uniformly random offsets, without end.
     Random,
     /// Four of five in the first fifth, endless.
     Skewed,

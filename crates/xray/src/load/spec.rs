@@ -11,7 +11,7 @@ use crate::device::{DeviceError, Endpoint};
 pub enum Access {
     /// Uniformly at random, aligned to the block size.
     Random,
-    /// Ascending, starting again at the end.
+    /// Ascending offsets, which start again at the end of the range.
     Sequential,
     /// Four of five at random in the first fifth, the others at random in the rest.
     Skewed,

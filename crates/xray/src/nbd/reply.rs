@@ -25,7 +25,7 @@ pub enum Chunk<'a> {
         cookie: u64,
         /// Position on the disk.
         offset: u64,
-        /// Payload, or a part of it.
+        /// The payload, or a part of it.
         bytes: &'a [u8],
     },
     /// A range that reads as zeroes.
@@ -66,7 +66,7 @@ enum State {
     Head(usize),
     /// Payload of `left` bytes.
     Payload { cookie: u64, offset: u64, left: u32, done: bool },
-    /// The message of an error chunk.
+    /// The message of an error chunk is skipped.
     Skip { cookie: u64, left: u32, done: bool },
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 /// A line of a chart.
 pub(super) struct Line {
-    /// Number of its colour and dashes.
+    /// Number of the line's colour and dashes.
     pub style: usize,
     /// The line is thin, for a secondary figure.
     pub thin: bool,

@@ -80,9 +80,9 @@ pub enum Bound {
     RatioAtLeast(f64),
     /// The ratio to the peer is at most this.
     RatioAtMost(f64),
-    /// The figure is at most this.
+    /// The figure must be at most this value.
     AtMost(f64),
-    /// The figure is at least this.
+    /// The figure must be at least this value.
     AtLeast(f64),
     /// No promise; the figure is for orientation.
     Nothing,

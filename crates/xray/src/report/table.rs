@@ -24,7 +24,7 @@ impl Cell {
         Cell { text: text.to_string(), class: "", badge: None }
     }
 
-    /// The same with classes on a page.
+    /// Returns the cell with this class on a page.
     pub fn class(self, class: &'static str) -> Cell {
         Cell { class, ..self }
     }

@@ -27,7 +27,7 @@ impl Clock {
         }
     }
 
-    /// The start; the first call determines it.
+    /// Returns the time of the start; the first call determines it.
     pub fn begun(&self) -> Instant {
         *self.begun.get_or_init(Instant::now)
     }
@@ -48,7 +48,7 @@ impl Clock {
         self.end_ns.store(at.as_nanos() as u64, Relaxed);
     }
 
-    /// The end, once it is known.
+    /// Returns the time of the end, once it is known.
     pub fn end(&self) -> Option<Instant> {
         let ns = Some(self.end_ns.load(Relaxed)).filter(|ns| *ns != u64::MAX)?;
         Some(self.begun() + Duration::from_nanos(ns))

@@ -96,7 +96,7 @@ pub struct PhaseRecord {
     pub steady: Option<bool>,
     /// Measured seconds.
     pub measured_s: f64,
-    /// Whether it ran to its end.
+    /// Whether the phase ran to its end.
     pub complete: bool,
     /// The loads of the phase.
     pub loads: Vec<LoadRecord>,

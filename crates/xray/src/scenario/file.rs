@@ -179,7 +179,7 @@ pub enum Action {
     RollingUpgrade,
     /// Another host changes metadata on the first disk of a kind, each time under RESERVE.
     Reserve,
-    /// The same under COMPARE AND WRITE.
+    /// Updates of metadata under COMPARE AND WRITE.
     CompareAndWrite,
 }
 
@@ -226,7 +226,7 @@ pub enum Judge {
     NoTrend,
     /// No request must fail.
     Errors,
-    /// What was read is what was written.
+    /// The content that was read must be the content that was written.
     Verified,
     /// No request waited longer for the server during an event.
     Back,
@@ -234,7 +234,7 @@ pub enum Judge {
     SameRate,
     /// The events of a phase succeeded, each in time.
     Events,
-    /// All loads that end reached their ends.
+    /// All loads that have an end must reach it.
     Complete,
 }
 
@@ -244,7 +244,7 @@ pub enum Judge {
 pub struct Check {
     /// What is judged.
     pub is: Judge,
-    /// The phase; all phases by default.
+    /// The phase that is judged; all phases by default.
     #[serde(default)]
     pub phase: Option<Spanned<String>>,
     /// The load; all loads of the phase by default.

@@ -47,7 +47,7 @@ impl Cluster {
         command
     }
 
-    /// The configuration file of its clients.
+    /// Returns the path of the configuration file for clients.
     pub fn conf(&self) -> PathBuf {
         self.dir.join("ceph.conf")
     }

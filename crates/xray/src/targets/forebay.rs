@@ -31,7 +31,7 @@ pub(super) struct ForebaySystem {
 }
 
 impl ForebaySystem {
-    /// Starts it on an empty pool.
+    /// Starts the target on an empty pool.
     pub fn start(around: &Surroundings, kind: &ForebayKind) -> Result<ForebaySystem, TargetError> {
         if !around.forebay.is_file() {
             let what = format!(

@@ -67,7 +67,7 @@ pub enum Act {
     Pause,
     /// SIGCONT.
     Continue,
-    /// An orderly end, and a start.
+    /// The servers end in order, and start again.
     Restart,
     /// Replaces the process.
     Upgrade,

@@ -71,7 +71,7 @@ impl Node {
         self.wait_standby(binary, cluster)
     }
 
-    /// Waits until its server stands by.
+    /// Waits until the node's server stands by.
     pub fn wait_standby(&mut self, binary: &Path, cluster: &Cluster) -> Result<String, TargetError> {
         let process = &mut self.running()?.server.process;
         let pid = process.id();

@@ -81,7 +81,7 @@ impl QemuSystem {
         let origin = first.name.clone();
         if self.cluster.is_some() {
             let snapshot = format!("test/{origin}@base");
-            // It exists from the second clone on.
+            // From the second clone on, the snapshot exists.
             let _ = self.rbd(&["snap", "create", "--no-progress", &snapshot]);
             let _ = self.rbd(&["snap", "protect", &snapshot]);
             return self.rbd(&["clone", &snapshot, &format!("test/{name}")]);

@@ -16,7 +16,7 @@ use crate::rng::Rng;
 const HOT: u64 = 25;
 /// Writes that rewrite a file of this desktop, in percent, in steady phases.
 const REWRITE: u64 = 30;
-/// See [`REWRITE`]; in the phases before.
+/// Like [`REWRITE`], for the phases before.
 const REWRITE_EARLY: u64 = 10;
 /// New writes that start at another position, in percent; the others continue where the last one ended.
 const JUMP: u64 = 40;

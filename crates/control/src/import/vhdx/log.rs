@@ -54,7 +54,7 @@ struct Log<'a> {
     at: u64,
     len: u64,
     id: [u8; 16],
-    /// The remaining effort in bytes, see [`EFFORT`].
+    /// The effort that remains, in bytes; see [`EFFORT`].
     effort: u64,
     /// Entries by their offset in the log; `None` if there is no valid entry at the offset.
     entries: HashMap<u64, Option<Entry>>,
@@ -331,7 +331,7 @@ mod tests {
     fn the_active_sequence_is_the_valid_one_with_the_highest_numbers() {
         // The start of the ring is the end of a sequence that begins at its end.
         assert_eq!(active(&[(5, 6), (6, 6), (0, 0), (1, 3), (0, 0), (0, 0), (3, 6), (4, 6)]), [3, 4, 5, 6]);
-        // The newest entries lack their first one.
+        // The newest entries lack the first one of their sequence.
         assert_eq!(active(&[(1, 0), (2, 0), (0, 0), (7, 2), (8, 2), (4, 5), (0, 0)]), [4]);
         assert_eq!(active(&[(7, 2), (8, 2), (0, 0)]), [0; 0]);
         // An invalid sequence passes the end of the ring.

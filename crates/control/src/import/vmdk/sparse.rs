@@ -10,7 +10,7 @@ use super::super::{Image, Result, Run};
 use super::SECTOR;
 use super::descriptor::{Descriptor, is_descriptor};
 
-/// The first bytes of a file.
+/// The first bytes of a sparse extent.
 pub const MAGIC: &[u8] = b"KDMV";
 /// Bytes of the header.
 const HEADER: u64 = 512;

@@ -9,12 +9,12 @@ use tokio::sync::Semaphore;
 
 use super::{BASE, Memory, Party, SHARE, Waiting};
 
-/// The purpose of held memory.
+/// For which purpose memory is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Bytes sent by the client: messages, and gathered data.
     Input,
-    /// Requests, their working memory, and replies.
+    /// Memory for requests, their work, and their replies.
     Work,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct MemoryAccount {
     /// Bytes for which the connection waits.
     waits_for: Cell<usize>,
     party: RefCell<Arc<Party>>,
-    /// Unused bytes of [`SHARE`].
+    /// Bytes of [`SHARE`] that the account does not use.
     pub(super) share: Semaphore,
 }
 
@@ -137,7 +137,7 @@ impl MemoryAccount {
         self.hold(bytes, kind)
     }
 
-    /// Waits for `bytes`.
+    /// Waits until `bytes` are charged to the account.
     pub fn claim(self: &Rc<Self>, bytes: usize, kind: Kind) -> Claim {
         Claim { account: self.clone(), bytes, kind, id: None }
     }
@@ -246,7 +246,7 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// The number of held bytes.
+    /// The number of bytes that the charge holds.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -41,7 +41,7 @@ struct Named {
 }
 
 impl Parties {
-    /// The party of the connections to `what`.
+    /// Returns the party of the connections to `what`.
     pub fn of(&self, what: &str) -> Arc<Party> {
         let mut named = self.0.lock();
         if let Some(party) = named.by_name.get(what).and_then(Weak::upgrade) {

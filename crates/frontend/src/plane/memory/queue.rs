@@ -7,7 +7,7 @@ use std::task::Waker;
 
 use super::Party;
 
-/// A claim that waits.
+/// A claim that waits for memory.
 pub(super) struct Waiting {
     pub bytes: usize,
     /// Bytes that the claim's connection would hold with the grant.
@@ -29,7 +29,7 @@ impl Grant {
     }
 }
 
-/// The claims of a party.
+/// The claims of a party that wait.
 #[derive(Default)]
 struct OfParty {
     /// Claims, ordered by size class, then by order of arrival.
@@ -69,7 +69,7 @@ fn key(party: &Arc<Party>) -> usize {
 }
 
 impl Queue {
-    /// Number of waiting claims.
+    /// Number of claims that wait.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -80,7 +80,7 @@ impl Queue {
         self.granted.len()
     }
 
-    /// Adds a claim.
+    /// Adds a claim to the queue, and returns its number.
     pub fn add(&mut self, claim: Waiting) -> u64 {
         self.last_id += 1;
         let (id, party) = (self.last_id, claim.party.clone());
@@ -115,7 +115,7 @@ impl Queue {
         }
     }
 
-    /// The claim that has waited longest.
+    /// Returns the claim that has waited longest.
     pub fn oldest(&self) -> Option<u64> {
         self.waiting.first_key_value().map(|(id, _)| *id)
     }

@@ -16,9 +16,9 @@ use crate::config::{PoolLocation, ServeConfig};
 /// Who compares, which decides whose control group is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Measured {
-    /// The server measures when it starts.
+    /// The server is starting.
     AtStart,
-    /// A server that has its pool open.
+    /// The server has its pool open, and reloads its configuration.
     AtReload,
     /// A command measures, whose control group is not that of the service.
     ByCommand,

@@ -203,7 +203,7 @@ struct Source {
     stalled: Option<(Instant, u64)>,
 }
 
-/// A control group.
+/// A control group of the kernel.
 struct Group {
     dir: PathBuf,
     /// Whether it is a group of cgroup v2.

@@ -49,7 +49,7 @@ impl Default for Place {
 }
 
 impl Place {
-    /// Begins a request.
+    /// Begins a request of the connection.
     pub fn begin(self: &Arc<Place>) -> Busy {
         *self.idle_since.lock() = None;
         Busy(self.clone())

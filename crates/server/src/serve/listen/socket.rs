@@ -73,7 +73,7 @@ impl ControlSocket {
         Ok(())
     }
 
-    /// The listening socket.
+    /// The socket that listens.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }

@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(30);
 /// Name of the client to which the job of the handover belongs.
 const OWNER: &str = "loss of the client network";
 
-/// What was seen of the links.
+/// What a look at the links has seen.
 #[derive(Default)]
 struct Seen {
     was_up: bool,

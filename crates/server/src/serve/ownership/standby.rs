@@ -83,7 +83,7 @@ impl StandbyPortals {
         HandedOver { connections, ..HandedOver::default() }
     }
 
-    /// Ends all sessions.
+    /// Ends all sessions with the standby.
     pub async fn shutdown(self) {
         self.plane.shutdown().await;
     }

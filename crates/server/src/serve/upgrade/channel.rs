@@ -55,7 +55,7 @@ pub(super) enum ChannelError {
     Io(io::Error),
 }
 
-/// A received frame.
+/// A frame that was received from the other process.
 pub(super) struct Frame {
     pub message: Message,
     pub bytes: Vec<u8>,

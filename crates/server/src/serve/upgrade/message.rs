@@ -38,7 +38,7 @@ pub(super) enum Message {
     Serving { resumed: usize },
 }
 
-/// A listening socket.
+/// State of a listening socket that is handed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::serve) struct ListenerState {
     pub service: Service,
@@ -50,17 +50,17 @@ pub(in crate::serve) struct ListenerState {
     pub file: Option<(u64, u64)>,
 }
 
-/// What a listening socket is for.
+/// For which service a listening socket is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::serve) enum Service {
-    /// The listener is for NBD or iSCSI.
+    /// The listener serves NBD or iSCSI.
     Data,
     Http,
     Control,
 }
 
-/// A parked connection.
+/// State of a parked connection that is handed over.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ConnectionState {
     /// Bound address of the listener that accepted the connection.

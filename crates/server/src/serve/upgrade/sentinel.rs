@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::serve::ownership::candidate::Candidate;
 
-/// What is awaited of the process.
+/// State of the answer that is awaited of the process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Awaited,

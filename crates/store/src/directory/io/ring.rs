@@ -134,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Submits all pushed entries to the kernel.
+    /// Submits all entries that were pushed to the kernel.
     fn submit(&self) {
         while let Err(e) = self.ring.submit() {
             // The kernel has no memory, or too many completions are pending: no entry was accepted, and all

@@ -73,7 +73,7 @@ pub struct Unit {
 }
 
 const TARGET: &str = "iqn.2026-01.org.example:tgtd";
-/// The number of its control socket.
+/// The number of the control socket of `tgtd`.
 const CONTROL: &str = "1";
 /// The mode page that disables the write cache: byte 2, bit 2 of the caching page.
 const NO_WRITE_CACHE: &str =

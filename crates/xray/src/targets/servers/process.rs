@@ -151,13 +151,13 @@ impl Process {
         self.signal(libc::SIGCONT, "continue")
     }
 
-    /// Kills it with SIGKILL: no handler runs.
+    /// Kills the process with SIGKILL: no handler runs.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(libc::SIGKILL, "kill")?;
         self.wait_for_end("did not end after SIGKILL")
     }
 
-    /// Sends SIGTERM and waits for the end.
+    /// Sends SIGTERM to the process, and waits for its end.
     pub fn stop(&mut self) -> Result<()> {
         self.signal(libc::SIGTERM, "stop")?;
         self.wait_for_end("did not end after SIGTERM")
