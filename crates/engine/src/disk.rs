@@ -223,7 +223,7 @@ impl Disk {
         *self.record.write() = Arc::new(record);
     }
 
-    /// As [`Disk::set_record`]; also makes the disk a desktop or a volume as the record states.
+    /// Works like [`Disk::set_record`]; also makes the disk a desktop or a volume as the record states.
     pub fn set_kind(&self, record: DiskRecord) {
         self.write_cache.store(record.write_cache, Relaxed);
         self.set_record(record);

@@ -74,8 +74,8 @@ pub const RESET_RETRY_MAX: Duration = Duration::from_millis(500);
 /// Minimum size of the store read for a miss, if the following blocks of the disk are contiguous on the
 /// store.
 pub const READAHEAD_MIN: u64 = 64 << 10;
-/// As [`READAHEAD_MIN`], for a desktop whose insertions evict nothing from the read cache: files of its image
-/// are contiguous, and other desktops soon read the same blocks.
+/// Like [`READAHEAD_MIN`], for a desktop whose insertions evict nothing from the read cache: files of its
+/// image are contiguous, and other desktops soon read the same blocks.
 pub const READAHEAD_DESKTOP: u64 = 256 << 10;
 /// Maximum bytes of concurrent reads of clients at the store. A fast disk delivers this in some milliseconds,
 /// and a slow disk in the time of some seeks.
@@ -98,12 +98,12 @@ pub const AHEAD_WINDOW: u64 = 1024;
 pub const AHEAD_CACHE_SHARE: u64 = 64;
 /// Maximum bytes of concurrent reads ahead, for all disks together.
 pub const AHEAD_AT_ONCE: u64 = 4 << 20;
-/// As [`AHEAD_AT_ONCE`], while clients of other disks read from the store.
+/// Like [`AHEAD_AT_ONCE`], while clients of other disks read from the store.
 pub const AHEAD_BESIDE_OTHERS: u64 = 1 << 20;
 /// Maximum bytes that a guest's request writes or reads ahead before its task yields to other guests of the
 /// thread: some ten to a hundred microseconds.
 pub const TURN_BYTES: u64 = 256 << 10;
-/// As [`TURN_BYTES`], in steps through a block map: a subtree counts as one step, a leaf as [`LEAF_STEPS`].
+/// Like [`TURN_BYTES`], in steps through a block map: a subtree counts as one step, a leaf as [`LEAF_STEPS`].
 pub const TURN_STEPS: u64 = 1024;
 /// Number of [`TURN_STEPS`] that a leaf counts as.
 pub const LEAF_STEPS: u64 = 8;
@@ -212,7 +212,7 @@ pub const PACK_GROUPS: usize = 4;
 /// The cleaner's share of the time while there is plenty of room, in percent. The share increases as room
 /// gets short.
 pub const CLEAN_DUTY: u64 = 25;
-/// As [`CLEAN_DUTY`], for a reclaim that a client requested and waits for.
+/// Like [`CLEAN_DUTY`], for a reclaim that a client requested and waits for.
 pub const CLEAN_DUTY_ASKED: u64 = 50;
 /// Maximum pause of the cleaner between two steps.
 pub const CLEAN_PAUSE: Duration = Duration::from_millis(500);
@@ -228,7 +228,7 @@ pub const GAIN_WITH_ROOM: u64 = 75;
 /// Minimum share of an object that cleaning must free, in percent. A smaller gain does not justify the
 /// writes.
 pub const GAIN_LEAST: u64 = 5;
-/// As [`GAIN_LEAST`], for a reclaim that a client requested. It cleans objects between the two limits only
+/// Like [`GAIN_LEAST`], for a reclaim that a client requested. It cleans objects between the two limits only
 /// if it would otherwise leave more than [`LEFT_BEHIND`].
 pub const GAIN_ASKED: u64 = 1;
 /// Share of the reclaimable bytes that a requested reclaim may leave, in percent. It is less than half of the

@@ -84,7 +84,7 @@ impl Form {
         assert!(len > 0 && len <= crate::BLOCK);
         Form((len.div_ceil(Slot::UNIT) - 1) as u8)
     }
-    /// One LZ4 block of `len` bytes, rounded up to the slot unit; 1 to 4096.
+    /// Returns the form of one LZ4 block of `len` bytes (1 to 4096), rounded up to the slot unit.
     pub const fn lz4(len: usize) -> Form {
         Form(Form::raw(len).0 | (Codec::Lz4 as u8) << 6)
     }
@@ -93,7 +93,7 @@ impl Form {
     pub const fn full_node(len: usize) -> Form {
         Form::lz4(len)
     }
-    /// For the form of a map node: whether the node is full; `None` for other forms.
+    /// Returns whether the map node of this form is full; `None` for forms of other contents.
     pub const fn of_node(self) -> Option<bool> {
         match self.codec() {
             Some(Codec::Raw) => Some(false),

@@ -60,7 +60,7 @@ impl EngineThread {
         EngineThread::start_with(MemoryFiles::default(), workers)
     }
 
-    /// As [`EngineThread::start`], for an engine whose retained memory is in files of this directory.
+    /// Works like [`EngineThread::start`], for an engine whose retained memory is in files of this directory.
     pub fn retaining(directory: &Path, workers: usize) -> std::io::Result<EngineThread> {
         EngineThread::start_with(MemoryFiles::in_directory(directory), workers)
     }

@@ -30,7 +30,7 @@ pub fn open_to_others(path: &Path) -> Option<u32> {
     })
 }
 
-/// As [`open_to_others`]; `is_alone` decides whether the server's user is the only user in a group.
+/// Works like [`open_to_others`]; `is_alone` decides whether the server's user is the only user in a group.
 fn of(found: &Metadata, is_alone: impl FnOnce(u32) -> bool) -> Option<u32> {
     let mode = found.mode() & PERMISSIONS;
     let is_closed = match mode & OTHERS {

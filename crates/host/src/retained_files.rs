@@ -436,7 +436,7 @@ mod tests {
     fn memory_of_another_directory_is_neither_used_nor_changed() {
         let others = [
             at(|it| (it.inode, it.path) = (78, 9)),
-            // The same file system, copied as a whole.
+            // The file system was copied as a whole.
             at(|it| (it.device, it.path) = (0xfd07, 9)),
         ];
         for other in others {
@@ -459,7 +459,7 @@ mod tests {
         }
     }
 
-    /// Otherwise a pool would be opened without memory that is there.
+    /// A pool must not be opened without memory that exists.
     #[test]
     fn memory_that_cannot_be_read_is_selected() {
         for located in [HERE.at.name(POOL), at(|it| it.path = 9).at.name(POOL), short_name(POOL)] {

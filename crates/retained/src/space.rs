@@ -17,7 +17,7 @@ use crate::{CHUNK, PAGE};
 pub(crate) const EMERGENCY: u64 = 16;
 /// Free chunks of each kind that are kept for later use, unless more are wanted.
 const KEPT_CHUNKS: u64 = 4;
-/// One free slot is kept for each of this many used slots, if that is more.
+/// Number of used slots for which one free slot is kept, if that is more.
 const KEPT_PART: u64 = 8;
 
 const PAGES_IN_CHUNK: u32 = (CHUNK / PAGE) as u32;
@@ -76,7 +76,7 @@ impl Slots {
     }
 }
 
-/// All chunks but the first, which has the header.
+/// The space of all chunks but the first, which has the header.
 pub(crate) struct Space {
     chunks: Box<[State]>,
     pages: Slots,

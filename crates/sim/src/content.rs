@@ -93,13 +93,13 @@ impl Content {
         self.0.iter().find(|(s, e, ..)| (*s as usize..*e as usize).contains(&at)).map(|r| r.2)
     }
 
-    /// This content with the bytes `range` replaced by those of `write`.
+    /// Returns this content with the bytes `range` replaced by those of `write`.
     pub fn with(&self, range: Range<usize>, write: WriteId) -> Content {
         let run = (range.start as u16, range.end as u16, write, 0);
         self.with_runs(range, (write != 0).then_some(run))
     }
 
-    /// This content with the bytes from `at` on replaced by the bytes `range` of another block, whose
+    /// Returns this content with the bytes from `at` on replaced by the bytes `range` of another block, whose
     /// position is `shift` bytes before the new position.
     pub fn with_copy(&self, at: usize, from: &Content, range: Range<usize>, shift: i64) -> Content {
         let clip = |&(s, e, w, moved): &Run| {

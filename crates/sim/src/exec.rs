@@ -78,7 +78,7 @@ pub struct SimHost {
 }
 
 impl SimHost {
-    /// The same machine as another process sees it.
+    /// Returns this machine as another process sees it.
     pub fn of_process(&self, process: u64) -> SimHost {
         SimHost { world: self.world.clone(), process, machine: self.machine.clone() }
     }
@@ -208,7 +208,7 @@ pub struct Executor {
     world: Arc<World>,
     tasks: Vec<Option<Task>>,
     rng: Rng,
-    /// One in this many steps fires a timer although tasks are ready; 0 stands for none.
+    /// Number of steps of which one fires a timer although tasks are ready; 0 stands for none.
     pub hasty_clock: u64,
     hash: u64,
     steps: u64,

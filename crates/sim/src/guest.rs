@@ -20,7 +20,7 @@ use crate::rng::Rng;
 
 const B: u64 = BLOCK as u64;
 
-/// One operation of a guest on a random disk.
+/// Makes one operation of a guest on a random disk.
 pub async fn guest_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let writes = rng.percent(55);
     let wanted = |d: &crate::model::DiskState| d.taken_from.is_none() && (!writes || d.role == Role::Volume);

@@ -176,7 +176,7 @@ impl<T> Cell<T> {
         self.versions[last].observed = true;
     }
 
-    /// As [`Cell::push`], for a version that a copy made.
+    /// Works like [`Cell::push`], for a version that a copy made.
     pub fn push_late(&mut self, op: OpId, value: T) {
         self.push(op, value);
         let last = self.versions.len() - 1;

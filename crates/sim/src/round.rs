@@ -335,7 +335,7 @@ impl Round {
         unfinished.map(|(name, _)| name).filter(exists).cloned().collect()
     }
 
-    /// One life, from open to crash or close.
+    /// Simulates one life of the pool, from its opening to a crash or a close.
     pub(crate) fn live(&mut self) {
         let pool = self.open();
         self.judge(&pool);
@@ -488,7 +488,7 @@ pub(crate) fn start_clients(
     running
 }
 
-/// One client: works until the operations of this life are used up or the pool closes.
+/// Runs one client: it works until the operations of this life are used up or the pool closes.
 async fn client(ctx: &Rc<Ctx>, rng: &mut Rng) {
     while ctx.left.get() > 0 {
         ctx.left.set(ctx.left.get() - 1);

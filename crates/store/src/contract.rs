@@ -78,7 +78,7 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes an object; succeeds if it does not exist.
     fn delete(&self, id: SegmentId) -> Completion<()>;
 
-    /// All objects, by ascending number, with the lengths of the selected objects; the lengths of other
+    /// Lists all objects, by ascending number, with the lengths of the selected objects; the lengths of other
     /// objects may be [`u64::MAX`]. A store that must query each length separately does so for the selected
     /// objects only.
     fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>>;
@@ -94,7 +94,7 @@ pub trait Store: Send + Sync + 'static {
     /// Returns the total and the free space. The call is cheap enough to be made after each commit.
     fn capacity(&self) -> Completion<Capacity>;
 
-    /// All objects with their lengths, by ascending number.
+    /// Lists all objects with their lengths, by ascending number.
     fn list(&self) -> Completion<Vec<ObjectStat>> {
         self.list_lengths_of(Box::new(|_| true))
     }
@@ -111,9 +111,9 @@ pub trait Store: Send + Sync + 'static {
         Completion::ended(Ok(()))
     }
 
-    /// As [`Store::append`] to an object of which everything before `offset` is durable. The caller syncs the
-    /// object next: a store that can append and sync in one operation does so, and completes that sync at
-    /// once. May block its caller for as long as a small write to a fast disk takes.
+    /// Works like [`Store::append`] to an object of which everything before `offset` is durable. The caller
+    /// syncs the object next: a store that can append and sync in one operation does so, and completes that
+    /// sync at once. May block its caller for as long as a small write to a fast disk takes.
     ///
     /// # Errors
     /// [`StoreError::Full`] only if the append found no room; then it was not synced.

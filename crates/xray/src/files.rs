@@ -99,7 +99,7 @@ pub struct Recipe<'a> {
     pub packages: Vec<&'a Package>,
     /// Seed of the order in which files are written.
     pub order: u64,
-    /// One in this many files is modified; 0 stands for none.
+    /// Number of files of which one is modified; 0 stands for none.
     pub patch_one_of: u64,
     /// Bytes of free space in the image.
     pub free: u64,

@@ -24,7 +24,7 @@ pub(super) fn reserve(path: &Path, len: usize) -> io::Result<()> {
     for extension in spares {
         let file = open_spare(&path.with_extension(extension))?;
         let has = usize::try_from(file.metadata()?.len()).unwrap_or(0);
-        // Not for each change that adds some bytes.
+        // The file does not grow for each change that adds some bytes.
         if has < len + GROWTH / 2 {
             file.write_all_at(&vec![b' '; len + GROWTH - has], has as u64)?;
             file.sync_all()?;

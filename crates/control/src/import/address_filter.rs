@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::own_addresses::{IsOwn, is_own};
 use super::url::Url;
 
-/// Which addresses the import of a client may reach.
+/// The addresses that the import of a client may reach.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
     /// Whether no address is refused, not even a private one.

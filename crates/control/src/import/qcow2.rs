@@ -53,7 +53,8 @@ enum Location {
     Zero,
     /// The cluster is uncompressed, at this offset of the file.
     Plain(u64),
-    /// In the compressed cluster at `at..at + len` of the file, which begins at guest offset `cluster`.
+    /// The data is in the compressed cluster at `at..at + len` of the file, which begins at guest offset
+    /// `cluster`.
     Compressed {
         at: u64,
         len: u64,

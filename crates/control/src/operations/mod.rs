@@ -59,7 +59,7 @@ const MAX_RUNNING: u32 = 64;
 pub struct ServerInfo {
     /// The data directory of the server.
     pub data: PathBuf,
-    /// Where the pool is: the data directory, or an address in Ceph.
+    /// Location of the pool: the data directory, or an address in Ceph.
     pub pool: String,
     /// Addresses on which NBD clients are served.
     pub nbd: Vec<String>,

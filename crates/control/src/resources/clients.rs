@@ -51,7 +51,7 @@ impl Operation for ListClients {
         let name = self.name.as_str();
         control.pool().identity(name)?;
         let mut nbd = control.observed().nbd.list(|client| client.disk == name);
-        // In the order in which they connected, also after an upgrade.
+        // Clients are listed in the order in which they connected, also after an upgrade.
         nbd.sort_by_key(|client| (client.since_ms, client.id));
         let nbd = nbd.into_iter().map(|it| DiskClientView {
             id: it.id.to_string(),

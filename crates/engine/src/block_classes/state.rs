@@ -10,7 +10,7 @@ use forebay_guest::{Class, ClassMap, Content};
 use crate::ClassReads;
 use crate::sync::RwLock;
 
-/// One of this many reads is counted by class: counting all reads would cost more than it is worth.
+/// Number of reads of which one is counted by class: counting all reads would cost more than it is worth.
 const READ_SAMPLE: u64 = 16;
 
 /// The result of scanning a disk.

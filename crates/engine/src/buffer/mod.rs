@@ -262,7 +262,7 @@ impl WriteBuffer {
         blocks.chain(self.zeroes_touch())
     }
 
-    /// As [`Self::touched`], for the zeroed ranges and the `count` least recently written blocks.
+    /// Works like [`Self::touched`], for the zeroed ranges and the `count` least recently written blocks.
     pub fn coldest_touched(&self, count: usize) -> Vec<Touch> {
         let coldest = self.coldest(count);
         let touch = |block: &u64| Some(self.touch(*block, self.blocks.get(block)?));

@@ -81,7 +81,7 @@ struct Round {
 
 #[derive(Default)]
 struct Simulation {
-    /// One of this many blocks is sampled; 0 if none is sampled.
+    /// Number of blocks of which one is sampled; 0 if none is sampled.
     one_of: u64,
     /// Number of frames of the simulated cache of the present size.
     frames: usize,

@@ -76,7 +76,7 @@ impl ReadCache {
         hit
     }
 
-    /// As [`ReadCache::get`], but counts no miss: for a caller that calls `get` after a miss.
+    /// Works like [`ReadCache::get`], but counts no miss: for a caller that calls `get` after a miss.
     pub fn probe(&self, addr: Address, offset_in_block: usize, out: &mut [u8], reader: Owner) -> bool {
         let key = addr.to_u64();
         let hit = self.place(key).lock().get(key, offset_in_block, out, reader);
@@ -86,7 +86,7 @@ impl ReadCache {
         hit
     }
 
-    /// As [`ReadCache::get`], but without counting a hit, a miss or a use: for a caller whose reads do not
+    /// Works like [`ReadCache::get`], but counts no hit, no miss and no use: for a caller whose reads do not
     /// indicate future reads of guests.
     pub fn peek(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
         let key = addr.to_u64();

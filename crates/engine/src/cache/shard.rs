@@ -171,7 +171,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         self.find(key).is_some_and(|frame| self.frames.meta(frame).hits > 0)
     }
 
-    /// As [`Shard::get`], but not counted as a use of the block.
+    /// Works like [`Shard::get`], but does not count as a use of the block.
     pub fn peek(&self, key: u64, offset: usize, out: &mut [u8]) -> bool {
         let Some(frame) = self.find(key) else { return false };
         out.copy_from_slice(&self.frames.block(frame)[offset..offset + out.len()]);
@@ -330,7 +330,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         true
     }
 
-    /// The same queue, with every frame from `first` on replaced by a free frame below `first`.
+    /// Returns the queue with every frame from `first` on replaced by a free frame below `first`.
     fn moved_below(&mut self, mut queue: Queue, first: u32) -> Queue {
         let mut kept = Queue::EMPTY;
         while let Some(frame) = queue.pop(&self.frames) {

@@ -55,8 +55,8 @@ impl Committer {
         self.take_checkpoint(0).await.map(drop)
     }
 
-    /// As [`Committer::checkpoint`]. Also stores up to `renew` of the oldest pages of the tables, which have
-    /// not changed. Returns the checkpoint, and the objects that hold its pages.
+    /// Works like [`Committer::checkpoint`]. Also stores up to `renew` of the oldest pages of the tables,
+    /// which have not changed. Returns the checkpoint, and the objects that hold its pages.
     pub async fn take_checkpoint(&self, renew: usize) -> Result<(Taken, BTreeSet<SegmentId>)> {
         let _alone = self.checkpoint_lock.lock().await;
         let taken = self.make_checkpoint(renew).await?;

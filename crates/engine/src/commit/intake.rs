@@ -286,7 +286,7 @@ impl Intake {
         }
     }
 
-    /// As [`Intake::admit`], for a piece of a write that has begun ([`Intake::begin_write`]).
+    /// Works like [`Intake::admit`], for a piece of a write that has begun ([`Intake::begin_write`]).
     ///
     /// # Errors
     /// As [`Intake::try_admit`].
@@ -447,8 +447,8 @@ impl Intake {
         self.cx.check_latch()
     }
 
-    /// As [`Intake::change`], without the check at the end. Returns whether the disk had nothing to commit
-    /// before; if so, the caller has to announce the data.
+    /// Works like [`Intake::change`], without the check at the end. Returns whether the disk had nothing to
+    /// commit before; if so, the caller has to announce the data.
     fn change_quietly(
         &self,
         disk: &Arc<Disk>,

@@ -111,7 +111,7 @@ impl Gate {
         self.inner.lock().queue.may_pass(flow, cost, used, budget_of)
     }
 
-    /// As [`Gate::may`]; if the request may be made, uses `bytes`.
+    /// Works like [`Gate::may`]; if the request may be made, uses `bytes`.
     pub fn take(
         &self,
         flow: &Flow,
@@ -153,7 +153,7 @@ impl Gate {
         self.drain_locked(&mut self.inner.lock().queue, budget_of);
     }
 
-    /// As [`Gate::drain`], if less is used than when the last drain ended.
+    /// Works like [`Gate::drain`], if less is used than when the last drain ended.
     pub fn drain_returned(&self, budget_of: impl Fn(&Flow, u64) -> Option<Budget>) {
         if self.was_given_back() {
             let mut inner = self.inner.lock();

@@ -39,7 +39,7 @@ pub enum Fast {
     Wait,
 }
 
-/// Where the data of a read was found.
+/// Where a read found its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadFrom {
     /// All data of the read was in RAM.
@@ -260,8 +260,8 @@ impl DiskHandle {
         self.read_part(request, offset, out).await.map(|_| ())
     }
 
-    /// As [`DiskHandle::read`], for a part of a client's `request`, a range of bytes. Other parts of the
-    /// request may be read ahead.
+    /// Works like [`DiskHandle::read`], for a part of a client's `request`, a range of bytes. Other parts of
+    /// the request may be read ahead.
     pub async fn read_part(&self, request: Range<u64>, offset: u64, out: &mut [u8]) -> Result<ReadFrom> {
         let len = out.len() as u64;
         self.check_read(offset, len)?;
@@ -307,8 +307,8 @@ impl DiskHandle {
         self.try_write_for(offset, data, answer)
     }
 
-    /// As [`DiskHandle::try_write`], but also to a write-through disk or a disk that is not marked. The
-    /// request is answered after [`DiskHandle::finish`], when it is durable.
+    /// Works like [`DiskHandle::try_write`], but also to a write-through disk or a disk that is not marked.
+    /// The request is answered after [`DiskHandle::finish`], when it is durable.
     pub fn try_write_durably(&self, offset: u64, data: &[u8]) -> Result<Fast> {
         self.try_write_for(offset, data, Answer::WhenDurable { is_last: true })
     }
@@ -341,7 +341,8 @@ impl DiskHandle {
         self.finish(fua).await
     }
 
-    /// As [`DiskHandle::write`], for a part of a request that is answered after [`DiskHandle::finish`].
+    /// Works like [`DiskHandle::write`], for a part of a request that is answered after
+    /// [`DiskHandle::finish`].
     pub async fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.write_part_for(offset, data, Answer::Later).await
     }
@@ -407,7 +408,7 @@ impl DiskHandle {
         self.finish(fua).await
     }
 
-    /// As [`DiskHandle::write_zeroes`], for a part of a request that is answered after
+    /// Works like [`DiskHandle::write_zeroes`], for a part of a request that is answered after
     /// [`DiskHandle::finish`].
     pub async fn write_zeroes_part(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
         self.check_write(offset, len)?;

@@ -311,7 +311,7 @@ impl Limiter {
         let cost = Cost::of(bytes);
         let is_admitted = !matches!(tenant_turn, Some(Err(_)))
             && self.take_now(tenant.as_deref(), kind, cost, host.now()).is_zero();
-        // Not `then_some`: tokens that were not taken must not be dropped.
+        // `then_some` would create tokens that were not taken, and drop them.
         is_admitted.then(|| Tokens(Some((self, kind, cost))))
     }
 

@@ -51,7 +51,8 @@ impl NextSegment {
             debug_assert_eq!(ids.start, self.number);
             self.number = ids.end;
             match select(created.into_inner(), self.store.overdue(0)).await {
-                // In the meantime there may be room, or this segment may need less room.
+                // Another try can succeed: the store may have room by then, or this segment may need less
+                // room.
                 Either::Left((Err(StoreError::Full), _)) => {
                     let id = SegmentId(ids.start);
                     let deleted = self.store.delete(id).await;

@@ -88,8 +88,8 @@ impl Tree {
         }
     }
 
-    /// Where the path to a block leaves the changed inner nodes, and at which level; `None` for a block
-    /// beyond the end.
+    /// Returns where the path to a block leaves the changed inner nodes, and at which level; `None` for a
+    /// block beyond the end.
     fn descend(&self, block: u64) -> Option<(&Child, u8)> {
         if block >= self.blocks {
             return None;

@@ -325,7 +325,7 @@ impl Node {
         Node::alloc(head, &scratch[..values * (1 + width)])
     }
 
-    /// As [`Node::with`], but slower: unpacks all values, and chooses the form again.
+    /// Works like [`Node::with`], but slower: unpacks all values, and chooses the form again.
     fn rebuilt(&self, place: u8, value: MapValue) -> Node {
         let mut entries: Vec<_> = self.iter().collect();
         match entries.binary_search_by_key(&place, |e| e.0) {
@@ -338,7 +338,7 @@ impl Node {
         Node::build(self.index(), self.base().clone(), &entries)
     }
 
-    /// The same node with a different representation of its base, which has been stored since.
+    /// Returns this node with a different representation of its base, which has been stored since.
     pub(super) fn on(&self, base: Base) -> Node {
         let old = self.head();
         Node::alloc(Head { base, stored: Stored::default(), ..*old }, &self.0.slice)

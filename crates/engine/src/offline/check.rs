@@ -153,8 +153,8 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
 
 /// What the check has read of a segment.
 enum SegmentRead {
-    /// There is nothing to report: the segment's object does not exist or is empty, or its relocation map can
-    /// be read.
+    /// The segment has nothing to report: its object does not exist or is empty, or its relocation map can be
+    /// read.
     Nothing,
     Scanned(SegmentScan),
     Unreadable {

@@ -94,9 +94,9 @@ impl Schedule {
         }
     }
 
-    /// As [`Schedule::request_with_others`], on a thread that makes the commit itself as far as it can. The
-    /// request counts only if that commit begins before [`Schedule::end_help`]; otherwise the request is
-    /// repeated.
+    /// Works like [`Schedule::request_with_others`], on a thread that makes the commit itself as far as it
+    /// can. The request counts only if that commit begins before [`Schedule::end_help`]; otherwise the
+    /// request is repeated.
     pub fn request_and_help(&self, now: Duration) {
         self.urgent.store(true, Relaxed);
         self.helped.store(1, SeqCst);

@@ -121,8 +121,8 @@ impl Pool {
         Ok(info)
     }
 
-    /// As [`Pool::disk`], without the numbers of its snapshots and clones: its cost does not depend on the
-    /// number of disks.
+    /// Works like [`Pool::disk`], without the numbers of its snapshots and clones: its cost does not depend
+    /// on the number of disks.
     ///
     /// # Errors
     /// [`Error::NotFound`]
@@ -467,7 +467,7 @@ impl Pool {
         self.resize_from(volume, None, size).await
     }
 
-    /// As [`Pool::resize`], provided that the volume has the size `from`, if that is given.
+    /// Works like [`Pool::resize`], provided that the volume has the size `from`, if that is given.
     ///
     /// # Errors
     /// [`Error::OtherSize`] if another request has resized the volume.

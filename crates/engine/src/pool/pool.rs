@@ -150,7 +150,7 @@ impl Pool {
         !self.components.cx.retained.is_empty()
     }
 
-    /// As [`Pool::attach_as`], for a client of this host whose age is unknown.
+    /// Works like [`Pool::attach_as`], for a client of this host whose age is unknown.
     ///
     /// # Errors
     /// Those of [`Pool::attach_as`].
@@ -178,8 +178,9 @@ impl Pool {
         Ok(Arc::new(DiskHandle::new(metadata.clone(), marks.clone(), disk, name.to_owned(), Some(client))))
     }
 
-    /// As [`Pool::attach_as`], also for a client that may have had writes answered that are lost: it sees the
-    /// disk, but its requests fail with [`Error::MemoryLost`] until an administrator resumes the disk.
+    /// Works like [`Pool::attach_as`], also for a client that may have had writes answered that are lost: it
+    /// sees the disk, but its requests fail with [`Error::MemoryLost`] until an administrator resumes the
+    /// disk.
     ///
     /// # Errors
     /// Those of [`Pool::attach_as`], apart from [`Error::MemoryLost`].
@@ -193,7 +194,7 @@ impl Pool {
         Ok(handle)
     }
 
-    /// As [`Pool::attach_when_reset_as`], for a client of this host whose age is unknown.
+    /// Works like [`Pool::attach_when_reset_as`], for a client of this host whose age is unknown.
     ///
     /// # Errors
     /// Those of [`Pool::attach_when_reset_as`].

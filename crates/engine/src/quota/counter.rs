@@ -219,8 +219,8 @@ impl Counter {
         Ok(end)
     }
 
-    /// As [`Counter::kept_step`] for the newest snapshot of a volume; also determines which blocks of the
-    /// volume were written since.
+    /// Works like [`Counter::kept_step`] for the newest snapshot of a volume; also determines which blocks of
+    /// the volume were written since.
     fn newest_step(
         &self,
         disk: &Disk,

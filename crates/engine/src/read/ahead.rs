@@ -42,7 +42,7 @@ use crate::streams::{Limits, Seen};
 /// Number of leaves of the map that are loaded together: the leaves of 32 MiB, but at most as many as fit
 /// into a small part of the map cache.
 const AHEAD_LEAVES: u64 = 32;
-/// One leaf is loaded for each of this many bytes of the map cache.
+/// Number of bytes of the map cache for which one leaf is loaded.
 const NODES_SHARE: u64 = 256 << 10;
 /// Maximum number of node loads for one plan. More loads would be needed only if the map cache is too small
 /// to keep the nodes.

@@ -133,7 +133,7 @@ impl StoreReader {
         self.read_nodes_at_once(nodes, NODE_READS, each).await;
     }
 
-    /// As [`StoreReader::read_nodes`], with up to `at_once` concurrent reads.
+    /// Works like [`StoreReader::read_nodes`], with up to `at_once` concurrent reads.
     async fn read_nodes_at_once(
         &self,
         nodes: &[BlockRef],

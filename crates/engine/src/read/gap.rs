@@ -18,7 +18,7 @@ pub(crate) enum ReadMode {
     Internal,
 }
 
-/// Where the blocks of a read are from.
+/// Where a read found its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// All blocks of the read were in RAM.

@@ -208,9 +208,9 @@ impl Relocation {
         Token(self.epoch.read().clone())
     }
 
-    /// Where the relocation map of a segment is; `None` if the segment was not moved. The caller holds the
-    /// token until it has read the bytes of the slots that it looked up: the object with these bytes is not
-    /// deleted before.
+    /// Returns where the relocation map of a segment is; `None` if the segment was not moved. The caller
+    /// holds the token until it has read the bytes of the slots that it looked up: the object with these
+    /// bytes is not deleted before.
     pub(super) fn find(&self, _: &Token, segment: SegmentId) -> Option<RelocationRef> {
         self.shard(segment).read().get(&segment).copied()
     }

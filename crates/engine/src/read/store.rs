@@ -60,8 +60,8 @@ impl StoreReader {
         }
     }
 
-    /// As [`StoreReader::read_exact`], but returns `None` if the object ends before the range. Used for a
-    /// read that was not requested, so that its damage is not reported.
+    /// Works like [`StoreReader::read_exact`], but returns `None` if the object ends before the range. Used
+    /// for a read that was not requested, so that its damage is not reported.
     pub async fn read_if_whole(&self, object: SegmentId, offset: u64, len: usize) -> Result<Option<IoBuf>> {
         let Range { start, end } = offset..offset + len as u64;
         let from = start / IoBuf::ALIGN as u64 * IoBuf::ALIGN as u64;

@@ -110,7 +110,7 @@ pub(crate) enum Effort {
 /// The objects to clean, in the order in which to clean them.
 pub(crate) struct Victims<'a> {
     pub objects: Vec<&'a Object>,
-    /// With this effort no other object could be cleaned.
+    /// Whether no other object can be cleaned with this effort.
     pub are_all: bool,
 }
 

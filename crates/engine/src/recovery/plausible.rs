@@ -36,7 +36,7 @@ pub(super) fn check_superblock(superblock: &Superblock) -> Result<()> {
     }
 }
 
-/// As [`check_superblock`], for ids of disks and segments.
+/// Works like [`check_superblock`], for ids of disks and segments.
 ///
 /// # Errors
 /// As there.

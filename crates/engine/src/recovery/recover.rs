@@ -40,7 +40,7 @@ pub(crate) enum OnLoss {
     Refuse,
     /// The pool is opened in the state before the damage.
     Report,
-    /// As [`OnLoss::Report`], if the damage has this identifier; see [`LogDamage::id`].
+    /// Like [`OnLoss::Report`], if the damage has this identifier; see [`LogDamage::id`].
     Accept(u64),
 }
 

@@ -103,7 +103,7 @@ impl SpaceGovernor {
         len > TURN_BYTES && self.pacing.buffer_bound(flow.id()) < u64::MAX
     }
 
-    /// As [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
+    /// Works like [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
     pub fn admit(&self, flow: &Arc<Flow>, len: u64) -> Result<Option<Admission<'_>>> {
         self.check_room(len)?;
         let taken = self.gate.take(flow, (cost(len), len), |flow, cost| self.budget_for(flow, cost));

@@ -79,7 +79,7 @@ impl Reclaims {
     /// store is not short of room. `exhausted`: the reclaim cleaned everything worthwhile.
     pub(super) fn end(&self, began: &Began, own: u64, now: Duration, enough: Option<u64>, exhausted: bool) {
         let mut last = self.last.lock();
-        // There is no series if garbage became known while this reclaim was under way.
+        // A series has not begun if garbage became known while this reclaim was in progress.
         let since = last.since.unwrap_or((began.freed, began.own));
         let freed = self.freed.get().bytes.saturating_sub(since.0);
         let gained = freed.saturating_sub(own.saturating_sub(since.1));

@@ -68,8 +68,8 @@ impl Io {
 pub(crate) struct Layout {
     /// Bytes of the header in front of each piece of data.
     pub header: usize,
-    /// Each piece of data is sent when it is read, so that a long read needs as little memory as a short one.
-    /// Otherwise all data is read before the first byte is sent.
+    /// Whether each piece of data is sent when it is read, so that a long read needs as little memory as a
+    /// short one. Otherwise all data is read before the first byte is sent.
     pub in_pieces: bool,
 }
 
@@ -141,7 +141,7 @@ impl Executor {
         self.spawn(COST + data, Request::new(disk, io, reply));
     }
 
-    /// As [`Executor::spawn_block`], for a request whose memory is charged already.
+    /// Works like [`Executor::spawn_block`], for a request whose memory is charged already.
     pub fn spawn_block_charged(&self, charge: Charge, disk: Arc<DiskHandle>, io: Io, reply: impl Reply) {
         self.spawn_charged(charge, Request::new(disk, io, reply));
     }

@@ -22,7 +22,7 @@ pub mod flags {
     pub const KEEP_NUMBER: u8 = 0x04;
     /// An iSCSI Data-Out answers the oldest R2T.
     pub const ANSWER_R2T: u8 = 0x08;
-    /// Such an answer keeps the lowest bytes of its data number and offset.
+    /// An answer to an R2T keeps the lowest bytes of its data number and offset.
     pub const WRONG_PLACE: u8 = 0x10;
     /// The client waits first for the answers to all earlier records that are answered immediately.
     pub const WAIT: u8 = 0x20;

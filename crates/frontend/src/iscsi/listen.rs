@@ -53,13 +53,13 @@ pub fn listen(
     });
     let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));
     let bound = plane.listen(&front, settings.addresses)?;
-    // This is the only call. It precedes the first connection, since connections are served only once the
-    // plane runs.
+    // The portals are set only here. This precedes the first connection, since connections are served only
+    // once the plane runs.
     let _ = context.portals.set(bound.clone());
     Ok(bound)
 }
 
-/// As [`listen`], for a server that waits for a pool that another server has.
+/// Works like [`listen`], for a server that waits for a pool that another server has.
 pub fn listen_as_standby(
     plane: &mut Plane,
     standby: Arc<Standby>,

@@ -182,7 +182,7 @@ impl Waiting {
     }
 }
 
-/// One of the portals, of the same address family if possible.
+/// Returns one of the portals, of the same address family if possible.
 fn portal_for(portals: &[SocketAddr], local: SocketAddr) -> Result<SocketAddr, LoginStatus> {
     let alike = portals.iter().find(|portal| portal.is_ipv4() == local.is_ipv4());
     alike.or(portals.first()).copied().ok_or(LoginStatus::ServiceUnavailable)

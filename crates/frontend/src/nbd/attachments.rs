@@ -464,7 +464,7 @@ impl Begun {
         }
     }
 
-    /// As [`Begun::run`], for a request that changes the disk.
+    /// Works like [`Begun::run`], for a request that changes the disk.
     pub async fn run_change<T>(&self, request: impl Future<Output = T>) -> Option<T> {
         let run = async { if self.0.is_connected().await { Some(request.await) } else { None } };
         self.run(run).await.flatten()

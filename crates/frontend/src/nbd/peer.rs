@@ -24,7 +24,7 @@ pub(super) fn client(stream: &Stream) -> Client {
     local(socket.as_fd())
 }
 
-/// As [`client`], for a connection that another process handed over.
+/// Works like [`client`], for a connection that another process handed over.
 pub(super) fn client_of(socket: &RawSocket) -> Client {
     match socket {
         RawSocket::Unix(socket) => local(socket.as_fd()),
@@ -41,7 +41,7 @@ pub(super) fn name(stream: &Stream) -> String {
     }
 }
 
-/// As [`name`], for a connection that another process handed over.
+/// Works like [`name`], for a connection that another process handed over.
 pub(super) fn name_of(socket: &RawSocket) -> String {
     match socket {
         RawSocket::Tcp(socket) => name_of_address(socket.peer_addr()),

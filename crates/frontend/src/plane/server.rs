@@ -120,8 +120,8 @@ impl Lane {
         let _ = self.clients.send(client);
     }
 
-    /// One of the threads with the fewest clients. The first thread, which accepts clients, is the last
-    /// choice.
+    /// Returns one of the threads with the fewest clients. The first thread, which accepts clients, is the
+    /// last choice.
     fn least_loaded(lanes: &[Lane]) -> Option<&Lane> {
         lanes.iter().rev().min_by_key(|lane| lane.load.load(Ordering::Relaxed))
     }
@@ -161,7 +161,7 @@ impl Plane {
         Plane { limits, memory, ..Plane::default() }
     }
 
-    /// As [`Plane::new`], with listeners that are bound already.
+    /// Works like [`Plane::new`], with listeners that are bound already.
     pub fn with_bound(limits: ConnectionLimits, memory: MemoryLimits, bound: Bound) -> Plane {
         Plane { bound, ..Plane::new(limits, memory) }
     }

@@ -84,7 +84,7 @@ pub enum TargetError {
         /// The defect of the user name or secret.
         why: &'static str,
     },
-    /// The same secret is used for both directions.
+    /// The same secret would be used for both directions.
     #[error("the secret of the target must not be that of an initiator; choose another one")]
     SameSecret,
     /// The table could not be read when the server started.

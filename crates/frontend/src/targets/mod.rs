@@ -303,7 +303,7 @@ impl Targets {
         self.unmapped_if(|mapped| mapped == disk).await
     }
 
-    /// As [`Targets::unmapped`], for a volume and all of its snapshots.
+    /// Works like [`Targets::unmapped`], for a volume and all of its snapshots.
     ///
     /// # Errors
     /// [`TargetError::Mapped`] if one of them is mapped already.

@@ -42,7 +42,7 @@ pub(super) struct Superblock {
     pub first_meta_bg: u64,
     first_inode: u64,
     reserved_inodes: [u64; 5],
-    /// With sparse_super2: the two groups with superblock copies.
+    /// The two groups with superblock copies, with the feature sparse_super2.
     copies: Option<[u64; 2]>,
     sparse: bool,
     /// Block of multiple mount protection (MMP); 0 for none.

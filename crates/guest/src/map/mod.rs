@@ -130,7 +130,8 @@ impl ClassMap {
         let mut map = self;
         let mut too_short = 2;
         while map.runs.len() > max.max(1) {
-            // In place, because there can be many runs. A run is always read before it is overwritten.
+            // The runs are changed in place, because there can be many. A run is always read before it is
+            // overwritten.
             let (mut kept, mut last) = (0, None);
             for i in 0..map.runs.len() {
                 let (first, next) = (start(map.runs[i]), map.runs.get(i + 1));

@@ -31,7 +31,7 @@ struct Disk<'a> {
     is_read_only: bool,
 }
 
-/// One way in which a client can use the disk.
+/// A way in which a client can use the disk.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Way {
     #[serde(rename = "for")]

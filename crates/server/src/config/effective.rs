@@ -9,7 +9,7 @@ use forebay_text::Size;
 use super::explain::joined;
 use super::{PoolLocation, ServeConfig, line_of};
 
-/// Which action applies a change of a key.
+/// The action that applies a change of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AppliedBy {
     /// A reload applies a change of the value.

@@ -108,7 +108,7 @@ fn start_in_table(table: &DeTable<'_>, key: &[&str], wanted: &dyn Fn(&str) -> bo
     start_in_value(table.get(*first)?, rest, wanted)
 }
 
-/// Where a text begins: the value itself, or the value of a key in it.
+/// Returns where a text begins: the value itself, or the value of a key in it.
 fn start_in_value(
     value: &Spanned<DeValue<'_>>,
     key: &[&str],

@@ -429,7 +429,7 @@ fn line_of(text: &str, at: usize) -> usize {
 pub struct ServeConfig {
     /// Path of the data directory.
     pub data: PathBuf,
-    /// Where the pool is: in the data directory, or in Ceph.
+    /// Location of the pool: the data directory, or an address in Ceph.
     pub location: PoolLocation,
     /// Whether the addresses are bound only when no other server holds the pool.
     pub standby: bool,

@@ -45,7 +45,7 @@ use crate::rng::Rng;
 struct Network {
     host: Arc<SimHost>,
     rng: Mutex<Rng>,
-    /// One in this many requests or answers takes seconds.
+    /// Number of requests or answers of which one takes seconds.
     late: u64,
     /// Many removals take up to a minute.
     late_removals: bool,

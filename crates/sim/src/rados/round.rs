@@ -452,8 +452,8 @@ impl RadosRound {
         }
     }
 
-    /// All servers end. A last server finds the contents; later, when no request can arrive any more, it must
-    /// find the same contents again.
+    /// Ends all servers. A last server finds the contents; later, when no request can arrive any more, it
+    /// must find the same contents again.
     fn finale(&mut self) {
         note!("{:?} the end", self.exec.now());
         self.rados.set_capacity(1 << 40);

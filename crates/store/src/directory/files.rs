@@ -193,8 +193,8 @@ impl Files {
         unlinked.and_then(|()| self.dir.sync_all())
     }
 
-    /// All objects, by ascending number, with the lengths of selected objects; may block. Asking the file
-    /// system for a length costs much more than for a name.
+    /// Lists all objects, by ascending number, with the lengths of the selected objects; may block. A length
+    /// costs a query of the file system, which takes much longer than reading a name.
     pub(super) fn list(&self, selected: &dyn Fn(SegmentId) -> bool) -> io::Result<Vec<ObjectStat>> {
         retry_shortage(|| self.list_once(selected))
     }

@@ -48,7 +48,7 @@ struct Growing {
     end: u64,
     /// The object's file was created ahead of the first append.
     prepared: bool,
-    /// There was no room to preallocate the object's file.
+    /// Whether there was no room to preallocate the object's file.
     without_room: bool,
     appending: bool,
     /// An append or sync failed: bytes after the last successful sync can never be relied on.

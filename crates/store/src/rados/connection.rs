@@ -70,7 +70,7 @@ impl PoolConnection {
         PoolConnection { cluster, here: Owner::simulated(name) }
     }
 
-    /// This process as an heir, to which a predecessor can release the pool.
+    /// Returns this process as an heir, to which a predecessor can release the pool.
     pub fn as_heir(&self) -> Heir {
         Heir(self.here.clone())
     }
@@ -94,7 +94,7 @@ impl PoolConnection {
         block_on(self.find(to))
     }
 
-    /// As [`PoolConnection::find_heir`].
+    /// Works like [`PoolConnection::find_heir`].
     ///
     /// # Errors
     /// As there.
@@ -110,7 +110,7 @@ impl PoolConnection {
         block_on(self.abandoned(waiting))
     }
 
-    /// As [`PoolConnection::is_abandoned`].
+    /// Works like [`PoolConnection::is_abandoned`].
     pub async fn abandoned(&self, waiting: &Waiting<'_>) -> bool {
         handover::is_abandoned(&*self.cluster, waiting).await
     }
@@ -124,7 +124,7 @@ impl PoolConnection {
         block_on(self.settled(term, waiting))
     }
 
-    /// As [`PoolConnection::settle`].
+    /// Works like [`PoolConnection::settle`].
     ///
     /// # Errors
     /// As there.

@@ -100,7 +100,7 @@ pub(super) struct Header {
     pub is_serving: bool,
     /// Keys of servers that wait for the pool.
     pub standbys: Vec<String>,
-    /// All segments have lower numbers; `None` if that is not known.
+    /// A number that is higher than those of all segments; `None` if none is known.
     pub next: Option<SegmentId>,
     /// The superblock copies; `None` for a copy that was never written.
     pub copies: [Option<Vec<u8>>; 2],

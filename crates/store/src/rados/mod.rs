@@ -56,7 +56,7 @@ use crate::{BoxFuture, Result, StoreError};
 /// Maximum time for which a server waits when it gives its pool back.
 const RELEASE_TIME: Duration = Duration::from_secs(3);
 
-/// Where a pool is in a Ceph cluster: `rados:POOL/NAME`.
+/// Location of a pool in a Ceph cluster: `rados:POOL/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RadosAddress {
     /// The Ceph pool.
@@ -82,8 +82,8 @@ pub enum Claim {
     /// Wait until the owner releases the pool or dies, and announce the wait, so that the owner can hand the
     /// pool over.
     Wait,
-    /// As `IfFree`; in addition, take the pool back if this server released it in `term`, although it is
-    /// reserved for another server.
+    /// Like `IfFree`; in addition, the pool is taken back if this server released it in `term`, although it
+    /// is reserved for another server.
     Back {
         /// The term in which this server released the pool.
         term: u64,

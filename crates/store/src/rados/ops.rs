@@ -51,9 +51,9 @@ impl Shared {
         error
     }
 
-    /// As [`Shared::failed`] for the object of a segment. If it is missing, or exists although this owner has
-    /// not created it, another owner may have removed or created it: then the pool is lost, and the segment
-    /// is sound. A store that owns nothing cannot know.
+    /// Works like [`Shared::failed`] for the object of a segment. If it is missing, or exists although this
+    /// owner has not created it, another owner may have removed or created it: then the pool is lost, and the
+    /// segment is sound. A store that owns nothing cannot know.
     async fn segment_failed(&self, what: &str, id: SegmentId, e: Errno) -> StoreError {
         let mut e = e;
         if matches!(e, Errno(libc::ENOENT | libc::EEXIST)) && !self.term.is_empty() {

@@ -388,7 +388,7 @@ impl SimulatedClient {
         self.request_after(object, self.rados.world.delay(), effect)
     }
 
-    /// As [`SimulatedClient::request`], for a request that is under way for this time.
+    /// Works like [`SimulatedClient::request`], for a request that is under way for this time.
     fn request_after<T: Send + 'static>(
         &self,
         object: &str,

@@ -28,7 +28,7 @@ pub(super) struct Watch {
     pub passed: Duration,
     /// When the last read was answered; `None` if it failed.
     answered: Option<Duration>,
-    /// For how long the ownership and the heartbeat have been unchanged.
+    /// Time for which the ownership and the heartbeat have been unchanged.
     unchanged: Duration,
     /// The number of reads in the time `unchanged`.
     reads: u32,

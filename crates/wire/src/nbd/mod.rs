@@ -66,7 +66,7 @@ pub enum ErrorCode {
     NoSpc = 28,
     /// Value too large: a reply that must not be split and does not fit.
     Overflow = 75,
-    /// Not supported: a fast zero that would not be fast.
+    /// The request is not supported: a fast zero that would not be fast.
     NotSup = 95,
     /// The server is shutting down.
     Shutdown = 108,

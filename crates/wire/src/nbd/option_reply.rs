@@ -45,7 +45,7 @@ pub fn option_error(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
     reply(out, option, error, &[cut(text, LIMIT).as_bytes()]);
 }
 
-/// One export of a list, with a description for users.
+/// Encodes one export of a list, with a description for users.
 pub fn option_server(out: &mut Vec<u8>, name: &str, description: &str) {
     let name = cut(name, LIMIT);
     reply(

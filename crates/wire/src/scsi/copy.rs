@@ -174,7 +174,7 @@ pub struct CopyOutcome {
 pub fn copy_status(outcome: &CopyOutcome) -> Vec<u8> {
     let mut data = vec![0, 0, 0, 0, if outcome.done { 1 } else { 2 }];
     data.put16(outcome.segments);
-    // In KiB, rounded down, if the field cannot hold the number of bytes.
+    // The number of bytes is in KiB, rounded down, if the field cannot hold it in bytes.
     match u32::try_from(outcome.bytes) {
         Ok(bytes) => {
             data.push(0);

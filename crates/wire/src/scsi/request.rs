@@ -27,7 +27,7 @@ pub enum VerifyCheck {
     Nothing,
     /// The range with data of the same length.
     Data,
-    /// Each block of the range with a single block of data.
+    /// Each block of the range is compared with a single block of data.
     Block,
 }
 

@@ -9,7 +9,7 @@ use crate::targets::servers::{Disk, Forebay, ForebayConfig, Tgtd, Unit, WorkDir,
 
 /// Logical units, the same on both targets.
 pub const READS: u8 = 1;
-/// With a write cache: a write is answered when it is in RAM.
+/// The unit with a write cache: a write is answered when it is in RAM.
 pub const WRITES: u8 = 2;
 /// Number of the unit without a write cache.
 pub const DURABLE: u8 = 3;

@@ -78,7 +78,7 @@ impl Command {
         Command::new("WRITE", Transfer::Out(len), &block_cdb(0x2a, 0x8a, offset, len))
     }
 
-    /// The same WRITE, durable when it is answered (FUA).
+    /// Makes the WRITE durable when it is answered (FUA).
     pub fn durable(mut self) -> Command {
         self.cdb[1] |= 0x08;
         self

@@ -83,7 +83,7 @@ impl Tally {
     pub fn add(&mut self, other: &Tally) {
         self.counts.add(&other.counts);
         self.first_mismatch = self.first_mismatch.or(other.first_mismatch);
-        // Both have the same bounds, so that every value fits.
+        // Both histograms have the same bounds, so that every value fits.
         self.nanos += &other.nanos;
         self.flush_nanos += &other.flush_nanos;
     }

@@ -69,7 +69,7 @@ impl Ready<'_> {
     }
 }
 
-/// One connection and its part of the range.
+/// A connection and its part of the range.
 struct Worker<'a, D> {
     spec: &'a Spec,
     device: D,
@@ -107,7 +107,7 @@ struct Phase {
     left: u64,
     deadline: Option<Instant>,
     next_flush: Option<Instant>,
-    /// With a rate: when the next request, or the next burst of requests, is due.
+    /// When the next request, or the next burst of requests, is due, if the load has a rate.
     next_due: Option<Instant>,
     /// Requests of the current burst that are not queued.
     burst: u16,

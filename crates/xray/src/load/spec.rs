@@ -146,7 +146,7 @@ impl Spec {
         }
     }
 
-    /// One pass through the range, of reads or of writes.
+    /// Makes the load one pass through the range, of reads or of writes.
     pub fn pass(&mut self, writes: bool, block_bytes: u32, depth: u16) {
         self.sequential(writes, block_bytes, depth);
         self.stop = Stop::OncePerBlock;

@@ -96,7 +96,7 @@ pub enum Verdict {
     Pass,
     /// The promise does not hold.
     NotReached,
-    /// There is no promise, or one side was not measured.
+    /// The row has no promise, or one side was not measured.
     None,
 }
 
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_ratio_pairs_rounds_so_that_a_disturbance_affects_both() {
-        // Both were disturbed in the second round; the ratio is not affected.
+        // Both sides were disturbed in the second round; the ratio is not affected.
         let row = Row::compare(
             "x",
             Unit::Iops,

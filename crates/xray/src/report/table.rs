@@ -29,7 +29,7 @@ impl Cell {
         Cell { class, ..self }
     }
 
-    /// The same with a word in a class, before the text.
+    /// Returns the cell with a word in a class, before the text.
     pub fn badge(self, class: &'static str, word: &'static str) -> Cell {
         Cell { badge: Some((class, word)), ..self }
     }

@@ -145,7 +145,7 @@ pub fn resume(options: &Options) -> Result<RunRecord, RunError> {
 /// A request that was checked.
 struct Plan {
     scaled: Scaled,
-    /// In the order in which they run, rounds included.
+    /// The targets in the order in which they run, rounds included.
     targets: Vec<TargetSpec>,
 }
 

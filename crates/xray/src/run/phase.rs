@@ -253,7 +253,7 @@ fn steps<'a>(scaled_run: &Scaled, family: Family<'a>, load: &Load, script: Scrip
     Steps::new(family.shape, part, &row, 1.0 / scale.time, divisor)
 }
 
-/// One in this many operations of a script is made.
+/// Returns the number of operations of a script of which one is made.
 pub(super) fn divisor(scale: crate::scenario::Scale) -> u32 {
     (1.0 / (scale.rate * scale.time)).round().clamp(1.0, 1000.0) as u32
 }
@@ -279,7 +279,7 @@ fn stream(scenario: &Scenario, load: &Load, depth: Option<u32>, seed: u64) -> St
     }
 }
 
-/// One thread: opens its streams, then drives them.
+/// Runs one thread: opens its streams, then drives them.
 fn work<'a>(
     plans: Vec<Plan<'a>>,
     loads: usize,

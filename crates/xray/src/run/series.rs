@@ -98,7 +98,7 @@ impl Series {
             mine.ops += theirs.ops;
             mine.bytes += theirs.bytes;
             match (&mut mine.nanos, theirs.nanos) {
-                // Both have the same bounds, so that every value fits.
+                // Both histograms have the same bounds, so that every value fits.
                 (Some(mine), Some(theirs)) => *mine += theirs,
                 (mine @ None, theirs) => *mine = theirs,
                 (Some(_), None) => {}

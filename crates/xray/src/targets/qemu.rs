@@ -14,7 +14,7 @@ use crate::scenario::Action;
 struct Export {
     name: String,
     server: Option<Server>,
-    /// It is the origin of clones, which must not change, and whose image a server would lock.
+    /// Whether the disk is the origin of clones, which must not change, and whose image a server would lock.
     frozen: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Which target: a word of the command line, a URI, or a description in a file.
+//! The target of a command: a word of the command line, a URI, or a description in a file.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -20,7 +20,7 @@ pub const DEPTH: usize = 16;
 pub const STALL: Duration = Duration::from_secs(120);
 /// Writes between two flushes of a guest.
 const WRITES_PER_FLUSH: u64 = 20;
-/// One in this many reads is verified byte by byte; the others are only counted.
+/// Number of reads of which one is verified byte by byte; the others are only counted.
 const CHECKED_READS: u64 = 8;
 
 /// A read or write in progress.

@@ -27,7 +27,7 @@ pub enum Cache {
     Cold,
     /// Just started, with the recorded profile of one desktop's boot.
     Profiled,
-    /// The same desktops ran before and were reset.
+    /// The same desktops have run before, and were reset.
     Warm,
 }
 

@@ -22,9 +22,9 @@ const REWRITE_EARLY: u64 = 10;
 const JUMP: u64 = 40;
 /// New files that replace a file of the image, in percent.
 const OVER_DATA: u64 = 20;
-/// In steady phases, reads of files that the desktop wrote, in percent.
+/// Reads of files that the desktop wrote, in percent, in steady phases.
 const READ_OWN: u64 = 10;
-/// In steady phases, reads of the image at any position, in percent.
+/// Reads of the image at any position, in percent, in steady phases.
 const READ_ANYWHERE: u64 = 1;
 /// How far reads can deviate from the image's order, in reads.
 const WINDOW: usize = 8;
@@ -377,7 +377,8 @@ mod tests {
         let shared = |o: &&Origin| matches!(o, Origin::Image(_)) || known.contains(&format!("{o:?}"));
         let percent = a.values().filter(shared).count() * 100 / a.len();
         assert!((67..=80).contains(&percent), "{percent} %");
-        // It fits into the write cache of 256 MiB, as in the published test with few exceptions.
+        // The written data fits into the write cache of 256 MiB, as in the published test with few
+        // exceptions.
         let mib = (a.len() * 4096) >> 20;
         assert!((60..200).contains(&mib), "{mib} MiB");
     }

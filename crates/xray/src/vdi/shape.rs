@@ -73,7 +73,7 @@ impl Shape {
             // The larger of the two published rows, so that there are enough reads for both.
             let n = [1, 2].map(|n| read_ops(&scaled(guest(phase, n), scale))).into_iter().max().unwrap_or(0);
             let sizes: Vec<u32> = (0..n).map(|_| size(&READS, &mut rng)).collect();
-            // With a reserve: a visit that does not fit uses another cell.
+            // The shape has a reserve: a visit that does not fit uses another cell.
             let cells = sizes.iter().sum::<u32>() * 100 / (CELL * TOUCHED) + 4;
             let from = *taken;
             *taken = (from + cells as usize).min(order.len());
@@ -178,7 +178,7 @@ fn walk(cells: &[u32], sizes: &[u32], rng: &mut Rng) -> Vec<Piece> {
             at
         });
         if used[at] + blocks > CELL {
-            // All cells have been read to their ends: start again in this one.
+            // All cells have been read to their ends, so start again in this one.
             used[at] = 0;
         }
         pieces.push(Piece { block: cells[at] * CELL + used[at], blocks });

@@ -21,7 +21,7 @@ impl Tally {
     /// Adds the counters of another desktop.
     pub fn add(&mut self, other: &Tally) {
         self.counts.add(&other.counts);
-        // Both have the same bounds, so that every value fits.
+        // Both histograms have the same bounds, so that every value fits.
         self.nanos += &other.nanos;
     }
 

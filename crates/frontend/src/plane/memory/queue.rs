@@ -45,7 +45,7 @@ pub(super) struct Queue {
     last_id: u64,
     /// Waiting claims in order of arrival.
     waiting: BTreeMap<u64, Waiting>,
-    /// The same claims by party, which is identified by its address.
+    /// The claims in `waiting` by party, which is identified by its address.
     by_party: HashMap<usize, OfParty>,
     /// The first claim of each party that may have more, ordered by the size class of what the party would
     /// hold.

@@ -73,7 +73,7 @@ impl HttpsCertificate {
         Ok(HttpsCertificate { files: files.clone(), state: Mutex::new(state) })
     }
 
-    /// For the next handshake. Reads files that have changed.
+    /// Returns the acceptor for the next handshake. Reads files that have changed.
     pub fn acceptor(&self) -> TlsAcceptor {
         let mut state = self.state.lock();
         if state.checked.elapsed() >= CHECK {

@@ -32,8 +32,8 @@ impl Candidate {
         }
     }
 
-    /// This process as an heir, for the owner that releases the pool to it; `None` if a release needs no
-    /// name.
+    /// Returns this process as an heir, for the owner that releases the pool to it; `None` if a release needs
+    /// no name.
     pub fn as_heir(&self) -> Option<Heir> {
         match self {
             Candidate::Directory(_) => None,

@@ -79,8 +79,8 @@ pub(in crate::serve) trait Ownership: Send + Sync {
         None
     }
 
-    /// Where servers that wait for the pool read and announce, if there can be any. Does not keep the store
-    /// open.
+    /// Returns the notice board of the servers that wait for the pool, if there can be any. Does not keep the
+    /// store open.
     fn notice_board(&self) -> Option<NoticeBoard> {
         None
     }

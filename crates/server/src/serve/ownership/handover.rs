@@ -150,7 +150,7 @@ async fn prepare(
     signals: &mut Signals,
 ) -> Result<Instant, ControlError> {
     let _paused = services.control.pause(JOBS).await?;
-    // So that little is left to do while clients wait.
+    // A checkpoint now leaves little to do while clients wait.
     let stopped = || failed("a signal to stop has arrived", "the server stops");
     let made = signals.unless_stopped(open.checkpoint()).await.ok_or_else(stopped)?;
     made.map_err(|e| failed(e, CONTINUES))?;

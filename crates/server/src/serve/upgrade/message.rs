@@ -26,7 +26,7 @@ pub(super) enum Message {
     State {
         connections: Vec<ConnectionState>,
         units: Vec<UnitState>,
-        /// One more descriptor follows: that of a copy of the read cache.
+        /// Whether one more descriptor follows: that of a copy of the read cache.
         #[serde(default)]
         has_cache: bool,
     },

@@ -77,7 +77,7 @@ pub(in crate::serve) async fn replace(
     tracing::info!("upgrade begins: starting {}", binary.display());
     notify::reloading();
     let unchanged = |services, e, sockets| (Outcome::Unchanged(Box::new(services), e), Some(sockets));
-    // Also shows that the cluster can be connected to, before anything is interrupted.
+    // A connection also shows that the cluster can be reached, before anything is interrupted.
     let back = match Back::connect(config, open).await {
         Ok(back) => back,
         Err(e) => return unchanged(services, failed(e, CONTINUES), sockets),
@@ -95,7 +95,7 @@ pub(in crate::serve) async fn replace(
         Err(e) => return unchanged(services, e, sockets),
     };
     let cache = copy_cache(open.pool.clone()).await;
-    // So that little is left to do while clients wait.
+    // A checkpoint now leaves little to do while clients wait.
     if let Err(e) = checkpoint(open, signals).await {
         return unchanged(services, e, sockets);
     }

@@ -79,7 +79,7 @@ impl Queue {
         self.submit();
     }
 
-    /// As [`Queue::add`], but submits the operation at once, even beyond the limits.
+    /// Works like [`Queue::add`], but submits the operation at once, even beyond the limits.
     pub(super) fn add_urgent(&self, bytes: usize, job: Job) {
         self.state.lock().urgent.push_back((bytes, job));
         self.submit();

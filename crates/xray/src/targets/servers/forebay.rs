@@ -63,7 +63,7 @@ impl Forebay {
         Ok(server)
     }
 
-    /// The same without waiting: a server that stands by is ready when it has the pool.
+    /// Starts the server without waiting: a server that stands by is ready when it has the pool.
     pub fn launch(dir: &WorkDir, binary: &Path, config: &ForebayConfig) -> Result<Forebay> {
         let name = config.name;
         let (control, socket) = (dir.socket(&format!("{name}.ctl")), dir.socket(name));

@@ -177,7 +177,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already; a number of a process that was waited for is not used.
+        // The process may have ended already; a number of a process that was waited for is not used.
         if matches!(self.has_ended(), Ok(false)) {
             let _ = self.kill();
         }
