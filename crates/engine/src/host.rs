@@ -35,7 +35,7 @@ pub trait Host: Send + Sync + 'static {
     }
     /// Fills `bytes` with unpredictable bytes.
     fn random(&self, bytes: &mut [u8]);
-    /// Identity of the present boot of the host; each boot has a different one.
+    /// Identity of the present boot of the host; each boot has a different identity.
     fn boot_id(&self) -> [u8; 16] {
         [0; 16]
     }

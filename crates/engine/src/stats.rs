@@ -100,7 +100,7 @@ pub struct CacheStats {
 pub struct CacheAdvice {
     /// The size of the larger cache in bytes.
     pub size: u64,
-    /// By how many percent the cache would be larger than the present one.
+    /// By how many percent the cache would be larger than the present cache.
     pub more_percent: u64,
     /// Blocks that were read from the store and would have been in a cache of this size: an estimate, since
     /// the pool was opened or the size of the sample changed.
@@ -224,7 +224,7 @@ pub enum Room {
 /// Statistics of the whole pool.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PoolStats {
-    /// Guest operations of all disks, deleted ones included.
+    /// Guest operations on all disks, including deleted disks.
     pub guest: GuestStats,
     /// Operations on the store.
     pub store: StoreStats,

@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Blocks typical of guests: text, sparse, and random ones.
+    /// Blocks that are typical of guests: text, sparse blocks, and random blocks.
     fn block() -> impl Strategy<Value = Vec<u8>> {
         let text = prop::collection::vec("[a-z]{1,9} ", 600..900).prop_map(|words| {
             let mut text = words.concat().into_bytes();

@@ -51,7 +51,7 @@ pub(crate) fn map<T: Send, R: Send>(
 mod tests {
     use super::*;
 
-    /// Runs each call on a separate thread, the last one first.
+    /// Runs each call on a separate thread, beginning with the last call.
     struct Many;
 
     impl Workers for Many {

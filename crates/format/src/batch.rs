@@ -153,7 +153,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Whether `b` may be the header of the batch at `offset` of `segment` of `pool`: a search for batches
-    /// checks this before it reads and verifies one.
+    /// checks this before it reads and verifies a batch.
     pub fn may_begin(b: &[u8], pool: PoolId, segment: SegmentId, offset: u32) -> bool {
         use batch_header as l;
         Batch::peek_len(b).is_ok()

@@ -174,7 +174,8 @@ impl DiskRecord {
         }
     }
 
-    /// Whether its parent is present exactly if its role requires or permits one, and is another disk.
+    /// Whether the disk has a parent exactly if its role requires or permits a parent, and the parent is
+    /// another disk.
     fn is_parent_valid(&self) -> bool {
         match (self.role, self.parent) {
             (Role::Snapshot | Role::Metadata, Some(parent)) => parent != self.id,

@@ -36,7 +36,8 @@ pub enum NodeEntries {
     Full(Vec<MapValue>),
     /// The node lists some entries, in ascending order; all other entries are those of the base.
     Sparse {
-        /// The node with the other entries: full, or sparse without a base. `None` if they are holes.
+        /// The node that has the other entries: a full node, or a sparse node without a base. `None` if the
+        /// other entries are holes.
         base: Option<BlockRef>,
         /// Index and value of each listed entry.
         places: Vec<(u8, MapValue)>,
@@ -66,7 +67,7 @@ impl MapNode {
         }
     }
 
-    /// The form for storing an encoded node: it distinguishes a full node from a sparse one.
+    /// Returns the form for storing an encoded node: it distinguishes a full node from a sparse node.
     pub fn form(encoded: &[u8]) -> Form {
         match encoded.get(map_node::KIND.start) {
             Some(&FULL) => Form::full_node(encoded.len()),

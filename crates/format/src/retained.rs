@@ -103,7 +103,7 @@ impl RetainedHeader {
         b
     }
 
-    /// Decodes a header and its version, which may be another than [`RETAINED_VERSION`]: only the position of
+    /// Decodes a header and its version, which can differ from [`RETAINED_VERSION`]: only the position of
     /// magic number, version and tag is the same in all versions. `None` if the tag is 0.
     pub fn decode(b: &[u8; RETAINED_HEADER_BYTES]) -> Result<Option<(u32, RetainedHeader)>> {
         use retained_header as l;

@@ -226,8 +226,8 @@ impl Superblock {
         self.features.check_writable().map_err(FormatError::Features)
     }
 
-    /// The newer of the two copies that decodes, with the features of both; if neither does, the error of the
-    /// better one.
+    /// Returns the newer of the two copies that decodes, with the features of both; if neither decodes, the
+    /// error of the better copy.
     pub fn choose(copies: [Option<&[u8]>; 2]) -> Result<Superblock> {
         let mut decoded = Vec::new();
         for copy in copies.into_iter().flatten() {

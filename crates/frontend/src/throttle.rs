@@ -26,7 +26,7 @@ impl Throttle {
     }
 
     /// Returns `Some` if a line may be logged now, with the number of lines that were dropped since the last
-    /// line; `Some(None)` if none was dropped, so that the log line then has no such field.
+    /// line; `Some(None)` if no line was dropped, so that the log line then has no such field.
     pub fn permit(&self) -> Option<Option<NonZeroU64>> {
         self.permit_at(Instant::now())
     }

@@ -32,8 +32,8 @@ pub fn ticks_per_second() -> u64 {
     u64::try_from(ticks).ok().filter(|ticks| *ticks > 0).unwrap_or(100)
 }
 
-/// Identity of the present boot. Without it, all boots count as one: the clients of an earlier one are not
-/// assumed to have died.
+/// Identity of the present boot. Without it, all boots count as one boot: the clients of an earlier boot are
+/// not assumed to have died.
 pub(crate) fn boot_id() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     parse_uuid(text.trim()).unwrap_or_default()

@@ -55,7 +55,7 @@ async fn in_turn<T>(turn: Arc<Turn>, task: impl Future<Output = T>) -> T {
 
 impl EngineThread {
     /// Starts the thread, for an engine whose retained memory ends with the process. Its CPU work is divided
-    /// among `workers` threads, this one included.
+    /// among `workers` threads, including this thread.
     pub fn start(workers: usize) -> std::io::Result<EngineThread> {
         EngineThread::start_with(MemoryFiles::default(), workers)
     }

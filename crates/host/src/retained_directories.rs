@@ -35,10 +35,11 @@ pub(super) struct Directories {
 }
 
 impl Directories {
-    /// The directories that belong to a configured one. Makes the one for this user if it is missing.
+    /// Returns the directories that belong to a configured directory. Makes the directory for this user if it
+    /// is missing.
     ///
     /// # Errors
-    /// The configured directory cannot be listed, or the other one cannot be made.
+    /// The configured directory cannot be listed, or the other directory cannot be made.
     pub fn open(configured: &Path) -> io::Result<Directories> {
         let user = effective_user();
         if is_private(&std::fs::metadata(configured)?, user, OTHERS_WRITE) {
@@ -111,7 +112,7 @@ fn make(configured: &Path, user: u32) -> io::Result<PathBuf> {
                 return Ok(path);
             }
         }
-        // A server of this user may have made it at the same time.
+        // Another server of this user may have made the directory at the same time.
         if let Some(made) = existing(configured, user)? {
             return Ok(made);
         }

@@ -105,7 +105,7 @@ impl Location {
         (at.name(pool) == name).then_some(at)
     }
 
-    /// Whether both are of the same superblock file, or of the same path.
+    /// Whether both belong to the same superblock file, or to the same path.
     pub fn is_of(&self, directory: &PoolDirectory) -> bool {
         self.is_same_file(&directory.at) || self.path == directory.at.path
     }
@@ -589,7 +589,7 @@ mod tests {
             let opened = MemoryFiles::in_directory(dir.path());
             opened.set_pool_directory(Some(HERE));
             opened.open(POOL, 5, LIMIT).unwrap();
-            // The name of the second one is of another path, so the file is renamed.
+            // The name of the second file contains another path, so the file is renamed.
             let used = if *name == names[1] { own.join(&names[0]) } else { path };
             assert!(SharedFile::is_in_use(&used).unwrap(), "{name}");
             opened.remove();

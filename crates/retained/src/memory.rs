@@ -30,7 +30,7 @@ pub unsafe trait Memory: Send + Sync {
     fn add(&self, chunk: u32) -> io::Result<()>;
     /// Gives the memory of a chunk back. It is not present afterwards.
     fn release(&self, chunk: u32);
-    /// Takes the memory for one owner; false if it has one already.
+    /// Takes the memory for one owner; returns false if the memory has an owner already.
     fn claim(&self) -> bool;
     /// Ends the ownership of the memory.
     fn unclaim(&self);

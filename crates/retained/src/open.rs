@@ -314,7 +314,8 @@ fn read_header(memory: &Claim, identity: &Identity) -> Result<RetainedHeader, Lo
     }
 }
 
-/// The statement with the higher number. A kill leaves the last two, the last one, or none.
+/// Returns the statement with the higher number. A kill leaves the last two statements, only the last one, or
+/// none.
 fn read_cover(memory: &Claim) -> Result<Option<RetainedCover>, Lost> {
     let mut last: Option<RetainedCover> = None;
     for (index, at) in RETAINED_COVERS.into_iter().enumerate() {

@@ -347,20 +347,20 @@ impl Retained {
         (slot, order)
     }
 
-    /// The next order number: every record published before has a smaller one.
+    /// Returns the next order number, which is higher than the numbers of all published records.
     pub fn order(&self) -> u64 {
         self.order.load(Ordering::Acquire)
     }
 
-    /// Records in the header that records with a smaller order are in the log if its history reaches a batch.
-    /// A kill leaves this statement or the previous one. Returns false if the memory is frozen: then the
-    /// previous statement stays.
+    /// States in the header that records with a smaller order are in the log, if the history of the log
+    /// reaches a batch. A kill leaves this statement or the previous statement. Returns false if the memory
+    /// is frozen: then the previous statement stays.
     pub fn set_cover(&self, Cover { seq, order }: Cover) -> bool {
         self.state_cover(|cover| (cover.seq, cover.order) = (seq, order))
     }
 
-    /// Records in the header that the log's history reaches this batch. To be called before records are
-    /// dropped because the log has them: without that history, the rest is of no use.
+    /// States in the header that the log's history reaches this batch. To be called before records are
+    /// dropped because the log has them: without that history, the remaining records are useless.
     pub fn set_floor(&self, seq: u64) {
         self.state_cover(|cover| cover.floor = seq);
     }
@@ -426,12 +426,12 @@ impl Retained {
         self.space.lock().keep_pages(bytes);
     }
 
-    /// The last error of adding memory, if there was one since the last call.
+    /// Returns the last error of adding memory, if an error has occurred since the last call.
     pub fn take_growth_error(&self) -> Option<io::Error> {
         self.growth.lock().error.take()
     }
 
-    /// Takes a slot: a reserved one, a free one, or one of a new chunk.
+    /// Takes a slot: a reserved slot, a free slot, or a slot of a new chunk.
     fn take(&self, kind: RetainedChunk, is_reserved: bool) -> Option<Place> {
         if self.is_frozen() {
             return None;
@@ -487,7 +487,7 @@ impl Retained {
     }
 }
 
-/// Takes one of a reservation; false if it is used up.
+/// Takes one slot of a reservation; false if the reservation is used up.
 fn take_one(
     retained: &Arc<Retained>,
     room: &mut Reservation,

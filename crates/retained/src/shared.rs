@@ -27,7 +27,7 @@ use crate::{CHUNK, Memory};
 
 /// Maximum size of the file in bytes.
 const MAX_BYTES: u64 = MAX_CHUNKS as u64 * CHUNK as u64;
-/// How often the path is opened again because the file was removed at the same time.
+/// Number of times that the path is opened again because the file was removed at the same time.
 const ATTEMPTS: usize = 10;
 /// Bytes of a block of `st_blocks` (stat(2)).
 const STAT_BLOCK: u64 = 512;

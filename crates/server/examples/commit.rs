@@ -21,7 +21,8 @@ const MIB: usize = 1 << 20;
 struct Args {
     /// A directory for the pools: on the disk to be measured, or on tmpfs.
     directory: PathBuf,
-    /// Threads on which a commit prepares blocks, in addition to one [default: all cores].
+    /// Number of threads on which a commit prepares blocks, in addition to the first thread [default: all
+    /// cores].
     #[arg(long)]
     workers: Option<usize>,
     /// Number of measurements of each load.

@@ -26,7 +26,7 @@ type Run = (u16, u16, WriteId, i64);
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Content(Rc<[Run]>);
 
-/// Writes with the same content everywhere have one of these numbers instead of a unique one.
+/// Numbers of writes that have the same content everywhere; other writes have unique numbers.
 const TWINS: std::ops::RangeInclusive<WriteId> = u32::MAX - 4..=u32::MAX;
 /// Eight-byte words of a block.
 const WORDS: u64 = BLOCK as u64 / 8;

@@ -215,7 +215,7 @@ impl Ctx {
         model.names.keys().filter(public).filter(is).filter(|n| self.is_free(n)).cloned().collect()
     }
 
-    /// A random one of the names that `want` accepts.
+    /// Returns a random name among those that `want` accepts.
     pub fn pick(&self, rng: &mut Rng, want: impl Fn(&crate::model::DiskState) -> bool) -> Option<String> {
         let names = self.names(want);
         (!names.is_empty()).then(|| rng.pick(&names).clone())
@@ -260,7 +260,7 @@ impl Ctx {
         self.slot(name, |s| s.handles.len())
     }
 
-    /// A handle to a disk: a shared one, or a new one, which may become shared.
+    /// Returns a handle to a disk: a shared handle, or a new handle, which can become shared.
     pub fn handle(&self, name: &str, rng: &mut Rng) -> Option<Arc<DiskHandle>> {
         let shared = self.slot(name, |s| match s.handles.len() {
             0 => None,

@@ -417,8 +417,8 @@ impl Executor {
         self.paused.remove(&process);
     }
 
-    /// The end of one process: its tasks are dropped. What they start in another process while they are
-    /// dropped continues.
+    /// Ends one process: its tasks are dropped. What they start in another process while they are dropped
+    /// continues.
     pub fn kill_process(&mut self, process: u64) {
         self.take_spawned();
         let of_it = |task: &&mut Option<Task>| task.as_ref().is_some_and(|task| task.process == process);

@@ -40,8 +40,8 @@ impl Machine {
         id
     }
 
-    /// Ends the process as far as its retained memory is concerned: the next one finds it as it is now, or
-    /// none. What the present process still does to it has no effect.
+    /// Ends the process as far as its retained memory is concerned: the next process finds the memory as it
+    /// is now, or none. What the present process still does to the memory has no effect.
     pub fn end_process(&self, fate: MemoryFate) {
         let mut memory = self.memory.lock();
         memory.retained = Arc::new(match fate {

@@ -70,7 +70,7 @@ impl DiskState {
     pub fn is_source(&self) -> bool {
         self.taken_from.is_none() && !self.desktop
     }
-    /// Number of blocks, including a partial last one.
+    /// Number of blocks, including a partial last block.
     pub fn block_count(&self) -> u64 {
         self.size.div_ceil(BLOCK as u64)
     }
@@ -160,7 +160,8 @@ impl Model {
         model
     }
 
-    /// A process has the memory of the one before, and so every change that was acknowledged.
+    /// Records that a process has the memory of the process before, and so every change that was
+    /// acknowledged.
     pub fn expect_all(&mut self) {
         let now = self.tick();
         self.all_flushed(now);

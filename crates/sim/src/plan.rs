@@ -41,12 +41,11 @@ pub struct Plan {
     pub crashes: u64,
     /// Maximum number of steps of a life before its crash.
     pub steps: u64,
-    /// Maximum number of polls of a store operation after the first one.
+    /// Maximum number of polls of a store operation after the first poll.
     pub delay: u32,
     /// Percentage of operations that change the catalogue.
     pub admin: u64,
-    /// Maximum delay between a requested reclaim and the next one; `None`: only administrators start
-    /// reclaims.
+    /// Maximum delay between a requested reclaim and the next; `None`: only administrators start reclaims.
     pub reclaim_every: Option<u64>,
 }
 
@@ -54,7 +53,7 @@ impl Plan {
     /// The plan of a seed, with at most `ops` operations in a life.
     pub fn new(rng: &mut Rng, ops: Option<u64>) -> Plan {
         let mut pool = PoolConfig {
-            // Only the largest one has room for reading ahead.
+            // Only the largest cache has room for reading ahead.
             read_cache: *rng.pick(&[0, 16 << 10, 64 << 10, 1 << 20, 32 << 20]),
             map_cache: *rng.pick(&[0, 8 << 10, 64 << 10, 1 << 20]),
             write_buffer: *rng.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),

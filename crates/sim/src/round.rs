@@ -276,7 +276,7 @@ impl Round {
         self.exec.kill_tasks();
     }
 
-    /// The process ends; the next one finds its retained memory, or does not.
+    /// Ends the process; the next process finds its retained memory, or does not.
     fn end_process(&mut self, fate: MemoryFate) {
         self.exec.end_process(fate);
         let mut model = self.model.borrow_mut();
@@ -468,7 +468,7 @@ pub(crate) fn start_clients(
     let running = Rc::new(Cell::new(ctx.plan.clients));
     if let Some(most) = ctx.plan.reclaim_every {
         let (ctx, mut rng, running) = (ctx.clone(), rng.fork(), running.clone());
-        // The task counts as running, and ends when it is the only one that runs.
+        // The task counts as a running client, and ends when it is the only one.
         running.set(running.get() + 1);
         exec.spawn_in(process, "cleaner", async move {
             while running.get() > 1 && !ctx.latched.get() {

@@ -83,7 +83,7 @@ pub trait Store: Send + Sync + 'static {
     /// objects only.
     fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>>;
 
-    /// Reads both superblock copies; `None` for a missing one.
+    /// Reads both superblock copies; `None` for a missing copy.
     fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]>;
 
     /// Overwrites the copy `new.generation % 2` with `new`, durably, if the newest valid copy has the

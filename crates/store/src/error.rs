@@ -23,7 +23,7 @@ pub enum StoreError {
     /// The directory contains files other than those of a store.
     #[error("{0:?} contains other files and no pool; use an empty directory, or the directory of a pool")]
     NotAStore(std::path::PathBuf),
-    /// The superblock is not the expected one: another server has opened the pool.
+    /// The superblock is not the expected superblock: another server has opened the pool.
     #[error("the superblock was changed by another server; this one has lost the pool")]
     Fenced,
     /// An append takes longer than it should: see [`Store::overdue`](crate::Store::overdue). No operation of

@@ -31,7 +31,7 @@ const MAX_METHOD: usize = 16;
 pub struct AuditRecord<'a> {
     /// Time of the event in Unix milliseconds.
     time_ms: u64,
-    /// Name of the principal; `None` for a client without one.
+    /// Name of the principal; `None` for a client without a principal.
     who: Option<&'a str>,
     role: Option<Role>,
     via: Option<Via>,

@@ -64,7 +64,7 @@ pub(crate) enum Refusal {
     TooManyStreams,
     /// No memory is left for a long response.
     TooManyResponses,
-    /// The resource is not the one of `If-Match`.
+    /// The resource has changed: it is not the resource that `If-Match` names.
     Changed,
     /// A request with the same `Idempotency-Key` is running, or its response was not kept.
     KeyInUse,

@@ -160,7 +160,7 @@ pub fn import_url(data: &[u8]) {
     if url.credentials().is_some() {
         assert!(shown.contains("://***@"), "the credentials are displayed");
     }
-    // What is requested is a URL again, and the same one.
+    // The target of the request is a URL again, and the same one.
     let again = Url::parse(&url.absolute_form()).unwrap();
     assert_eq!(again.absolute_form(), url.absolute_form());
     assert!(url.origin_form().is_ascii() && url.origin_form().starts_with('/'));

@@ -43,12 +43,12 @@ pub(crate) struct Names<'a> {
 }
 
 impl Names<'_> {
-    /// The names that follow this one.
+    /// Returns the names that follow this name.
     pub fn after<'a>(pool: &'a Pool, name: &str) -> Names<'a> {
         Names { pool, last: name.to_owned() }
     }
 
-    /// The next names; `None` after the last one.
+    /// Returns the next names; `None` after the last name.
     pub async fn next(&mut self) -> Option<Vec<String>> {
         tokio::task::yield_now().await;
         let names = self.pool.names_after(&self.last, STRETCH);

@@ -12,7 +12,7 @@ use super::{Arc, Control, ControlError, Duration, MAX_RUNNING, Result};
 /// A request to the loop of the server, and where its result is sent.
 #[derive(Debug)]
 pub enum ServerRequest {
-    /// Another process takes the place of this one.
+    /// Another process takes the place of this process.
     Upgrade(Upgrade, oneshot::Sender<Result<Upgraded>>),
     /// Another server takes the pool over.
     HandOver(Handover, oneshot::Sender<Result<NewOwner>>),
@@ -88,10 +88,10 @@ impl Control {
         done
     }
 
-    /// Lets no job begin until the returned permit is dropped, once the running ones have ended.
+    /// Lets no job begin until the returned permit is dropped, and waits until the running jobs have ended.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] if they have not after `timeout`.
+    /// [`ErrorKind::InUse`] if they have not ended after `timeout`.
     pub async fn pause(&self, timeout: Duration) -> Result<OwnedSemaphorePermit> {
         let all = Arc::clone(&self.inner.running).acquire_many_owned(MAX_RUNNING);
         match tokio::time::timeout(timeout, all).await {

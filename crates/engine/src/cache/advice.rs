@@ -43,7 +43,7 @@ const CACHES: usize = 1 + LARGER.len();
 const MAX_FRAMES: usize = 4096;
 /// Minimum number of these frames. Caches under 60 MiB would have fewer, and get no advice.
 const MIN_FRAMES: usize = 448;
-/// At most one of this many blocks is sampled.
+/// Minimum number of blocks of which one is sampled.
 const MIN_ONE_OF: u64 = 32;
 /// Minimum number of misses of the simulated cache of the present size in a round.
 const ROUND_MISSES: u64 = 256;
@@ -89,13 +89,14 @@ struct Simulation {
     caches: [Shard<0>; CACHES],
     /// Misses of each simulated cache since all of them are full.
     misses: [u64; CACHES],
-    /// By how many misses each larger cache has had fewer than the one of the present size; never decreases.
+    /// By how many misses each larger cache has had fewer than the cache of the present size; never
+    /// decreases.
     spared: [u64; LARGER.len()],
     round: Option<Round>,
     /// The advice: misses of the real cache that larger caches would have saved in all complete rounds.
     saved: [u64; LARGER.len()],
     has_advice: bool,
-    /// Start of the present window of rates, and of the next one.
+    /// Start of the present window of rates, and of the next window.
     marks: Option<[Mark; 2]>,
 }
 

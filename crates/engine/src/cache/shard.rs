@@ -28,7 +28,7 @@ const LAPS_BELOW_SHARE: u8 = 63;
 /// Hits in the small queue that promote a block to the main queue. The paper uses two. One hit gives the same
 /// hit rates on skewed loads and scans, and follows a moving working set sooner (see the tests).
 const PROMOTE_HITS: u8 = 1;
-/// Share of the small queue: one frame in this many.
+/// Share of the small queue: one part in this number of the frames.
 const SMALL_SHARE: usize = 10;
 /// Maximum number of frames examined for one eviction, so that the lock is held briefly. The next frame is
 /// then evicted even if it has hits; if its disk is below its share, twice as many frames are examined.

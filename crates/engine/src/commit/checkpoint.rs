@@ -170,8 +170,8 @@ impl Committer {
         Ok(tables)
     }
 
-    /// Stores pages of tables, which `encode` encodes, or removes those without records. The log is locked
-    /// for some of them at a time, so that commits run in between. To be followed by
+    /// Stores pages of tables, which `encode` encodes, or removes pages without records. The log is locked
+    /// for some pages at a time, so that commits run in between. To be followed by
     /// [`Committer::store_directories`].
     pub async fn store_pages(
         &self,

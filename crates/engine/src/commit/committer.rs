@@ -77,7 +77,7 @@ pub(crate) struct Committer {
     pub(super) tables: Mutex<StoredTables>,
     /// Bytes appended to the log; the applier shares this counter.
     pub(super) appended: Arc<AtomicU64>,
-    /// Locked while a checkpoint is made: only one is made at a time.
+    /// Locked while a checkpoint is made, so that only one is made at a time.
     pub(super) checkpoint_lock: tokio::sync::Mutex<()>,
     /// The value that `appended` had at the last checkpoint.
     pub(super) checkpointed: AtomicU64,
@@ -175,7 +175,7 @@ impl Committer {
         self.reducer.dedup.lock().freed(segment);
     }
 
-    /// The map changes that the next group will make: those of all dirty buffers.
+    /// Returns the map changes that the next group will make: the changes of all dirty buffers.
     fn touched(&self) -> Touched {
         let disks = self.intake.disks.lock().clone();
         disks

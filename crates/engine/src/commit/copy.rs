@@ -20,7 +20,7 @@ struct Copying<'a> {
     from: Tree,
     /// Number of blocks that were copied.
     done: u64,
-    /// The part of `done` whose references were copied one by one.
+    /// The part of `done` whose references were copied block by block.
     copied: u64,
     /// Nodes that the rest of the copy needs.
     held: Vec<Held<'a>>,

@@ -160,7 +160,7 @@ async fn read_bases(
     wanted.iter().zip(pages).map(|(w, page)| ((disk.id(), w.block), (w.target, page))).collect()
 }
 
-/// Merges touches into one for each leaf and one for each base that is read. The result is sorted.
+/// Merges touches: the result has one touch for each leaf, and one for each base that is read. It is sorted.
 pub(crate) fn by_leaf(touches: impl IntoIterator<Item = Touch>) -> Vec<Touch> {
     let mut merged = Vec::new();
     let mut leaves: HashMap<u64, Touch, BuildU64Hasher> = HashMap::default();

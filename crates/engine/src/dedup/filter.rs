@@ -4,8 +4,8 @@ use forebay_format::Fingerprint;
 
 use super::bits::place_bits;
 
-/// Bits for each fingerprint of the set. With this number, one in seventeen other fingerprints is not
-/// rejected.
+/// Bits for each fingerprint of the set. With this number, one in seventeen fingerprints outside of the set
+/// is not rejected.
 const BITS: usize = 16;
 
 pub(super) struct Filter(Box<[u64]>);

@@ -26,7 +26,7 @@ const WAYS: usize = 12;
 const DOUBLINGS: u32 = 3;
 /// Number of sets that each insertion sweeps for hooks that are no longer needed.
 const SWEEP: usize = 4;
-/// Maximum of the sampling; a higher one would keep almost no fingerprints.
+/// Maximum of the sampling; a higher sampling would keep almost no fingerprints.
 const MAX_COARSE: u8 = 40;
 const MIN_LIMIT: u32 = 16;
 
@@ -111,7 +111,7 @@ impl Hooks {
         self.table.fetch(fingerprints.filter_map(|fingerprint| Some(self.sample(fingerprint)?.1)));
     }
 
-    /// The segments in which a block with this fingerprint may be: usually none or one.
+    /// Returns the segments in which a block with this fingerprint may be: usually none or one.
     pub fn get(&self, fingerprint: &Fingerprint) -> impl Iterator<Item = SegmentId> {
         let sample = self.sample(fingerprint);
         let hooks =

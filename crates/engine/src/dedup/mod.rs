@@ -67,9 +67,9 @@ pub(crate) use fingerprint::{Fingerprinter, HASHED_TOGETHER};
 use hooks::Hooks;
 pub(crate) use misses::Misses;
 
-/// Bytes of a fingerprint in the table of recent ones, including its bucket.
+/// Bytes of a fingerprint in the table of recent fingerprints, including its bucket.
 const RECENT_BYTES: u64 = 48;
-/// Maximum number of fingerprints in each generation of recent ones.
+/// Maximum number of fingerprints in each generation of recent fingerprints.
 const RECENT_MAX: u64 = 32 << 10;
 /// Share of the recent fingerprints in the budget, and share of the directories: each is one part in this
 /// number.
@@ -228,7 +228,7 @@ impl Dedup {
         }
     }
 
-    /// Adds a fingerprint to the recent ones, because the table does not contain it exactly.
+    /// Adds a fingerprint to the recent fingerprints, because the table does not contain it exactly.
     fn insert_recent(&mut self, fingerprint: Fingerprint, at: BlockRef) {
         if self.recent[0].len() >= self.recent_max {
             self.recent.swap(0, 1);
@@ -240,7 +240,7 @@ impl Dedup {
     }
 
     /// Inserts a fingerprint into the table. Returns a fingerprint that the table does not contain exactly:
-    /// this one, or a displaced one.
+    /// the inserted or a displaced fingerprint.
     fn insert_in_table(&mut self, fingerprint: Fingerprint, at: BlockRef) -> Option<(Fingerprint, BlockRef)> {
         if fingerprint == Fingerprint::default() {
             return None;

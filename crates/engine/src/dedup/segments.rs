@@ -30,7 +30,8 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// The number of a segment; a segment without one gets a free number. `None` if all numbers are in use.
+    /// Returns the number of a segment; a segment without a number gets a free number. `None` if all numbers
+    /// are in use.
     pub fn number(&mut self, segment: SegmentId) -> Option<u32> {
         if let Some(number) = self.numbers.get(&segment) {
             return Some(*number);
@@ -48,7 +49,7 @@ impl Segments {
         Some(number)
     }
 
-    /// The number of a segment, if it has one.
+    /// Returns the number of a segment, if it has a number.
     pub fn known(&self, segment: SegmentId) -> Option<u32> {
         self.numbers.get(&segment).copied()
     }

@@ -31,8 +31,8 @@ use super::flow::{DEFAULT_WEIGHT, Flow, MAX_WEIGHT};
 const SMALL: u64 = 64 << 10;
 /// Unit of costs in virtual time.
 const COST_UNIT: u64 = 512;
-/// Maximum virtual time by which a tag lags behind the present: that of 4 MiB of a flow of the default
-/// weight.
+/// Maximum virtual time by which a tag lags behind the present: the virtual time of 4 MiB of a flow of the
+/// default weight.
 const MAX_LAG: u64 = (4 << 20) / COST_UNIT * MAX_WEIGHT / DEFAULT_WEIGHT;
 
 /// The bytes of a resource that may be used.

@@ -300,7 +300,7 @@ impl Limiter {
         self.own.changed.notify_waiters();
     }
 
-    /// The tokens for a request of `bytes`, if the request need not wait behind another one.
+    /// Returns the tokens for a request of `bytes`, if the request need not wait behind another request.
     pub fn try_take(&self, kind: Kind, bytes: u64, host: &dyn Host) -> Option<Tokens<'_>> {
         if !self.is_limited.load(Relaxed) {
             return Some(Tokens(None));

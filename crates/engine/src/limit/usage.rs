@@ -102,7 +102,7 @@ impl Usage {
         }
     }
 
-    /// Counts a write that is refused; returns whether it is the first one since there was room.
+    /// Counts a write that is refused; returns whether it is the first refused write since there was room.
     pub fn refuse(&self) -> bool {
         self.refused.add(0);
         !self.is_full.swap(true, Relaxed)

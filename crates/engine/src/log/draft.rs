@@ -47,8 +47,8 @@ impl Item<'_> {
         }
     }
 
-    /// The entry of the item at `slot`; `placed` are the payload items of its group so far, this one
-    /// included.
+    /// Returns the entry of the item at `slot`; `placed` are the payload items of its group so far, including
+    /// this item.
     fn entry(&self, slot: Slot, placed: &[BlockRef]) -> Entry {
         let crc = placed.last().map_or(0, |p| p.crc);
         match *self {
@@ -224,7 +224,7 @@ pub(crate) fn block_at(segment: SegmentId, entry: &DirectoryEntry) -> BlockRef {
     BlockRef { addr: Address { segment, slot: entry.slot }, form: entry.form, crc: entry.crc }
 }
 
-/// The entry of a relocation map for a slot itself.
+/// Returns the directory entry of a slot from its entry in a relocation map.
 pub(crate) fn directory_entry(e: &forebay_format::Relocation) -> DirectoryEntry {
     DirectoryEntry { slot: e.slot, form: e.form, kind: e.kind, crc: e.crc, fingerprint: e.fingerprint }
 }

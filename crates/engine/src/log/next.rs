@@ -22,7 +22,7 @@ pub(super) struct NextSegment {
 
 /// The object of the next segment, created ahead of use.
 struct Prepared {
-    /// The segments that are being created; the first one that exists is used.
+    /// The segments that are being created; the first segment that exists is used.
     ids: Range<u32>,
     /// The value is only taken out of the lock. It needs a lock because threads that read the log share it.
     created: Mutex<BoxFuture<'static, Result<SegmentId, StoreError>>>,
@@ -73,7 +73,8 @@ impl NextSegment {
         }
     }
 
-    /// Begins to create several objects, in place of a prepared one. The first object that answers is used.
+    /// Begins to create several objects, in place of the prepared object. The first object that answers is
+    /// used.
     pub fn prepare_elsewhere(&mut self) {
         if let Some(prepared) = self.prepared.take() {
             self.number = prepared.ids.end;

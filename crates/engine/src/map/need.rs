@@ -22,7 +22,8 @@ impl NeedNode {
         NeedNode { at, index, base: true }
     }
 
-    /// Its index as a number, with which [`NeedNode::from_bits`] makes the same request for a child.
+    /// Returns the index of the node as a number, with which [`NeedNode::from_bits`] makes the same request
+    /// for a child.
     pub(crate) fn index_bits(&self) -> u32 {
         self.index.to_bits()
     }

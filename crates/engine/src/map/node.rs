@@ -54,9 +54,10 @@ impl Stored {
 pub(super) enum Base {
     /// The entries that the node does not list are holes.
     None,
-    /// The other entries are those of this stored node.
+    /// The entries that the node does not list are those of this stored node.
     Stored(At),
-    /// The other entries are those of this node, which was not stored when it became a base.
+    /// The entries that the node does not list are those of this node, which was not stored when it became a
+    /// base.
     Mem(Node),
 }
 

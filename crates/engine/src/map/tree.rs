@@ -13,7 +13,7 @@ pub(crate) struct Tree {
     pub(super) blocks: u64,
 }
 
-/// Number of levels that this number of blocks needs; at least one.
+/// Returns the number of levels that this number of blocks needs; at least one.
 pub(super) fn height_for(blocks: u64) -> u8 {
     let bits = u64::BITS - blocks.saturating_sub(1).leading_zeros();
     bits.div_ceil(8).max(1) as u8

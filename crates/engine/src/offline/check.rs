@@ -389,7 +389,7 @@ async fn verify_blocks(
     report.bytes_read = reader.source.store.counts().read.bytes;
 }
 
-/// The damaged ones among these blocks, by address.
+/// Returns the damaged blocks among these blocks, by address.
 async fn verify_part(reader: &Reader, blocks: &[BlockRef]) -> Vec<(u64, Problem)> {
     let mut damaged = Vec::new();
     reader

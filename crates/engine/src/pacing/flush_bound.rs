@@ -208,7 +208,7 @@ mod tests {
         assert!(is_about(bound.bytes_for(2), 2 << 20), "{}", bound.bytes_for(2));
     }
 
-    /// Records flushes of disk 1 from `begin` on, one each `gap`. Returns the time of the last flush.
+    /// Records flushes of disk 1 from `begin` on, at intervals of `gap`. Returns the time of the last flush.
     fn flush_often(bound: &FlushBound, begin: Duration, gap: Duration) -> Duration {
         (0..50).for_each(|n| bound.record_flush(1, COST, begin + n * gap));
         begin + 49 * gap

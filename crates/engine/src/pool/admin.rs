@@ -428,8 +428,8 @@ impl Pool {
         self.delete_disks(&all).await
     }
 
-    /// Deletes disks in one group. Either all are deleted, or none, if one is in use, has clones, or has
-    /// snapshots that are not among `disks`.
+    /// Deletes disks in one group. Deletes none of them if one is in use, has clones, or has snapshots that
+    /// are not among `disks`.
     async fn delete_disks(&self, disks: &[Arc<Disk>]) -> Result<()> {
         let components = &self.components;
         let (mut exclusive, mut ops): (Vec<Exclusive>, _) = (Vec::new(), Vec::new());
@@ -551,7 +551,7 @@ impl Pool {
         self.delete_imports(vec![disk.id()]).await
     }
 
-    /// Removes imports that a crash interrupted, before new ones can begin.
+    /// Removes imports that a crash interrupted, before new imports can begin.
     pub(crate) async fn remove_imports(self: &Arc<Pool>) -> Result<()> {
         let interrupted: Vec<_> = {
             let catalogue = self.components.catalogue.read();

@@ -225,8 +225,8 @@ impl Pool {
         }
     }
 
-    /// Waits until this server has lost the pool because another one has opened it. Then every request fails
-    /// with [`Error::Fenced`], and the process should end.
+    /// Waits until this server has lost the pool because another server has opened it. Then every request
+    /// fails with [`Error::Fenced`], and the process should end.
     pub async fn fenced(&self) {
         self.components.cx.fenced().await;
     }

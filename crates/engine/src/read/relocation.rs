@@ -190,8 +190,8 @@ pub(crate) struct Relocation {
 }
 
 impl Relocation {
-    /// No segment was moved yet. Cached relocation maps use at most `budget` bytes, but at least one map is
-    /// always kept.
+    /// Returns the state in which no segment was moved yet. Cached relocation maps use at most `budget`
+    /// bytes, but at least one map is always kept.
     pub fn new(budget: u64) -> Relocation {
         Relocation {
             moved: Default::default(),

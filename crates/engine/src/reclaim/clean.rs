@@ -236,8 +236,8 @@ impl Cleaner {
         }
         let groups: Vec<_> = run.chunks(GROUP_BLOCKS).zip(plain.chunks(GROUP_BLOCKS * BLOCK)).collect();
         let workers = self.cx.host.workers();
-        // Few groups are packed at a time, since commits wait for them, but enough to make waking the other
-        // threads worthwhile.
+        // Few groups are packed at a time, since commits wait for them, but enough to make it worthwhile to
+        // wake the other threads.
         for some in groups.chunks(PACK_GROUPS * workers.threads()) {
             let pack = |(group, blocks)| pack_group(group, blocks, self.cx.config.compress);
             out.extend(map(workers, some.to_vec(), pack).into_iter().flatten());

@@ -150,10 +150,10 @@ impl Deltas {
         }
     }
 
-    /// Writes the runs in memory to the store, as one.
+    /// Writes the runs in memory to the store, as one run.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]: nothing has changed. Others end the mark.
+    /// [`Error::NoSpace`]: nothing has changed. Other errors end the mark.
     pub async fn spill(&mut self, scratch: &Scratch) -> Result<()> {
         let in_memory = |run: &&Run| matches!(run, Run::Memory(_));
         let merge = Merge::of(self.runs.iter().filter(in_memory).cloned(), self.whole, scratch).await?;

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use crate::hash::BuildU64Hasher;
 
-/// The version of the encoding that this release writes, and the only one that it reads.
+/// The version of the encoding that this release writes, and the only version that it reads.
 const VERSION: u8 = 1;
 /// Bytes of the version and the time.
 const HEADER: usize = 9;

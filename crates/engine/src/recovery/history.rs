@@ -212,7 +212,8 @@ impl IntactBatches {
         Some((gap, BatchAfterGap { chain: header.chain, epoch: header.epoch, begins_group }))
     }
 
-    /// The batches after `end` whose writer had this epoch or a later epoch: one batch for each number.
+    /// Returns the batches after `end` whose writer had this epoch or a later epoch: one batch for each
+    /// number.
     fn behind(self, group: Vec<Scanned>, end: u64, epoch: u64) -> Vec<Scanned> {
         let mut behind: BTreeMap<u64, Scanned> = BTreeMap::new();
         for batch in group.into_iter().chain(self.by_seq.into_values().flatten()) {
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!(found(&[(DATA, &[Some(one), None, Some(three)])], &[two]), (1, Some(2)));
         // The last group cannot be distinguished from a group that was not synced.
         assert_eq!(found(&[(DATA, &[Some(one), Some(two), None])], &[three]), (2, None));
-        // A batch of a group that was itself not synced proves damage as well; a batch of an older group does
+        // A batch of a group that was not synced itself proves damage as well; a batch of an older group does
         // not.
         assert_eq!(found(&[(DATA, &[Some(one), None, Some((3, 5, 3, false))])], &[two]), (1, Some(2)));
     }
@@ -361,7 +362,7 @@ mod tests {
         assert_eq!(found(&[(DATA, &data), (MAP, &map)], &[(3, 5, 2, false)]), (5, None));
         // Without a later batch, the group may have been written but not synced.
         assert_eq!(found(&[(DATA, &data[..1]), (MAP, &map)], &[(3, 5, 2, false)]), (1, None));
-        // The missing batch may have been in the data stream, or one of two streams.
+        // The missing batch may have been in the data stream, or in one of two streams.
         let data = [Some((1, 5, 1, true)), None, Some((5, 5, 5, true))];
         assert_eq!(
             found(&[(DATA, &data), (MAP, &[Some((2, 5, 2, true)), Some((4, 5, 4, true))])], &[lost]).1,

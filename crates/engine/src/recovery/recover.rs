@@ -79,7 +79,7 @@ pub(crate) struct Recovered {
     pub taken: TakenOver,
 }
 
-/// Recovers the pool on a store, or creates a new one if the store is empty.
+/// Recovers the pool on a store, or creates a new pool if the store is empty.
 ///
 /// # Errors
 /// [`Error::LogDamaged`] if flushed writes are lost and `on_loss` does not accept this; those of the store.

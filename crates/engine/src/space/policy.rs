@@ -103,7 +103,7 @@ impl Situation {
         self.last.gained >= min_reclaim_bytes(self.segment)
     }
 
-    /// Whether another reclaim may free more than the last one.
+    /// Whether another reclaim may free more than the last reclaim.
     fn may_free_more(&self) -> bool {
         self.patience > 0 && (self.last_reclaim_freed_enough() || !self.last.exhausted)
     }

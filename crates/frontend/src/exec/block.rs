@@ -82,7 +82,7 @@ pub(crate) struct Piece {
     pub len: u32,
     /// Whether all bytes of the piece are zero.
     pub is_zero: bool,
-    /// The piece is the last one of its request.
+    /// Whether the piece is the last piece of its request.
     pub is_last: bool,
 }
 

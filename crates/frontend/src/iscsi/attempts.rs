@@ -74,8 +74,8 @@ struct Lane {
 #[derive(Debug, Default)]
 struct Queue {
     failures: Failures,
-    /// Failures of each address. Failures are rare, since each delays the next attempt, and forgotten ones
-    /// are dropped. Therefore the map has less than a hundred entries.
+    /// Failures of each address. Failures are rare, since each failure delays the next attempt, and forgotten
+    /// failures are dropped. Therefore the map has less than a hundred entries.
     of_address: HashMap<IpAddr, Failures>,
     /// Attempts that wait, in the order of their arrival: their numbers and addresses.
     waiting: Vec<(u64, IpAddr)>,

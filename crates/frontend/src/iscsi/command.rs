@@ -115,7 +115,7 @@ impl Commands {
             _ => {}
         }
         let Some(start) = self.charge(command, request) else {
-            // Out of memory. Later commands, and data of other commands, must not wait behind this one.
+            // Memory is short. Later commands, and data of other commands, must not wait behind this command.
             return self.respond(command, place, 0, &Response::busy(), output);
         };
         let (gather, runs) = match start {

@@ -9,7 +9,7 @@ use crate::plane::ListenAddr;
 use crate::targets::{IqnName, Target};
 
 /// Appends the answer to `SendTargets=wanted`. `current` is the target of the session; `None` for a discovery
-/// session. With a target, an empty value and `All` select only this one. Targets that do not admit the
+/// session. With a target, an empty value and `All` select only this target. Targets that do not admit the
 /// initiator are omitted.
 pub(super) fn send_targets(
     context: &Context,

@@ -56,9 +56,9 @@ struct Inner {
 }
 
 impl Inner {
-    /// The session whose place a new one takes, of those for which `is_meant` is true; `None` if the new one
-    /// belongs to the target and the address that have most of them. Of an address, the session that began
-    /// last is chosen.
+    /// Returns the session whose place a new session takes, among the sessions for which `is_meant` is true;
+    /// `None` if the new session belongs to the target and the address that have most of them. Of an address,
+    /// the session that began last is chosen.
     fn displaced(&self, key: &Key, address: IpAddr, is_meant: impl Fn(&Key) -> bool) -> Option<&Live> {
         let meant = || self.sessions.iter().filter(|(other, _)| is_meant(other));
         let of_targets = count(meant().map(|(other, _)| &other.target));
@@ -275,7 +275,7 @@ mod tests {
         let flood = [("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 2)].map(|(i, h)| (key(i, 1), host(h)));
         hold(&registry, &flood, &ended).await;
         hold(&registry, &[(at_target("f", 1, "u"), host(3))], &ended).await;
-        // The sessions are at another target, and of another host at the same target.
+        // The next sessions are at another target, and of another host at the same target.
         let _one = registry.begin(at_target("g", 1, "u"), host(3)).await.unwrap();
         assert_eq!(reported.recv().await, Some(key("e", 1).initiator), "the last one of host 2");
         hold(&registry, &[(key("h", 1), host(4))], &ended).await;

@@ -123,7 +123,7 @@ pub(super) struct Tasks {
     solicited: Cell<usize>,
     /// The memory for which the first of the waiting tasks waits.
     claim: RefCell<Option<Claim>>,
-    /// Semaphore for tasks that may take long, which run one at a time: they hold memory all the time.
+    /// Semaphore for tasks that can take long, which run one at a time: a task holds memory all the time.
     long: Arc<Semaphore>,
 }
 
@@ -242,7 +242,7 @@ impl Tasks {
     }
 
     /// Aborts the tasks for which `is_meant` is true. The returned tasks still run, and end without an
-    /// answer; those that only read end soon.
+    /// answer; tasks that only read end soon.
     pub fn abort(&self, is_meant: impl Fn(&Task) -> bool) -> Vec<Rc<Task>> {
         let mut meant: Vec<_> = self.by_tag.borrow().values().filter(|t| is_meant(t)).cloned().collect();
         meant.retain(|task| {

@@ -1,4 +1,4 @@
-//! Errors of a connection, and the table of the NBD codes for engine errors. There is no other such table.
+//! Errors of a connection, and the only table of the NBD codes for engine errors.
 
 use std::io;
 

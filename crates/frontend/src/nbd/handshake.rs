@@ -23,8 +23,8 @@ use tokio_rustls::server::TlsStream;
 use crate::pem;
 use crate::plane::{RawSocket, Socket, contained};
 
-/// Most concurrent handshakes, each of at most [`MAX_HANDSHAKE`] and some 20 KiB: the default limit of
-/// negotiating clients, so that no client queues behind silent ones, which are evicted instead
+/// Maximum number of concurrent handshakes, each of at most [`MAX_HANDSHAKE`] and some 20 KiB: the default
+/// limit of negotiating clients, so that no client queues behind silent clients, which are evicted instead
 /// (`plane::connections`).
 const MAX_HANDSHAKES: usize = 1024;
 /// Time limit of a handshake, including the time in the queue.

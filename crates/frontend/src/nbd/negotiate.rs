@@ -394,9 +394,9 @@ impl<'a> Negotiation<'a> {
         if self.context.pool.is_fenced() { Err(Fenced.into()) } else { Ok(done) }
     }
 
-    /// Opens a disk, after the earlier connections to it that are gone have ended. They end before the option
-    /// is answered, and before the disk is opened: one of them may have disconnected in order, and then a
-    /// desktop is reset first.
+    /// Opens a disk, after the earlier connections to it whose peers are gone have ended. These connections
+    /// end before the option is answered, and before the disk is opened: one of them may have disconnected in
+    /// order, and then a desktop is reset first.
     async fn try_attach(&self, about: DiskInfo) -> Result<(Attached, DiskInfo), Denied> {
         let is_writable = about.role == Role::Volume && !self.context.access.read_only;
         if is_writable {

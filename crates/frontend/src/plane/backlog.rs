@@ -133,7 +133,7 @@ impl Backlog {
         self.waker.borrow().wake_by_ref();
     }
 
-    /// Queues a reply, or a part of one.
+    /// Queues a reply, or a part of a reply.
     pub fn push(&self, reply: Vec<u8>) {
         let charge = self.account.force(reply.capacity(), Kind::Work);
         self.push_charged(reply, Some(charge));

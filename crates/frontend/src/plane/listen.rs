@@ -32,7 +32,7 @@ const SEND_BUFFER: usize = 512 << 10;
 pub enum ListenAddr {
     /// The path of a UNIX socket.
     Unix(PathBuf),
-    /// A host name or address, and a port; port 0 selects a free one.
+    /// A host name or address, and a port; port 0 selects a free port.
     Tcp(String),
 }
 

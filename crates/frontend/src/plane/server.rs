@@ -326,8 +326,8 @@ impl Handle {
         self.phase.send_replace(Phase::Serving);
     }
 
-    /// Stops after [`Handle::quiesce`], and returns the connections that can be handed over, and the number
-    /// of those that were closed.
+    /// Stops after [`Handle::quiesce`]. Returns the connections that can be handed over, and the number of
+    /// connections that were closed.
     pub async fn hand_over(mut self) -> (Vec<Parked>, usize) {
         let all = self.connections();
         let parked = self.end(Phase::HandingOver).await;

@@ -30,8 +30,8 @@ const LONGEST: Duration = Duration::from_micros(40);
 const LEAST_TURN: Duration = Duration::from_micros(4);
 /// Duration from which on a look counts as interrupted: another thread waited for the core.
 const LONG_LOOK: Duration = Duration::from_micros(4);
-/// Number of successive single requests of one client after which this client counts as the only one, and
-/// for a client that waits for each reply.
+/// Number of successive single requests of one client after which the client counts as the only client, and
+/// as a client that waits for each reply.
 const ALONE: u32 = 64;
 /// Number of successful looks that make up for a failed look: fewer are not worth it.
 const FAILURE: u32 = 8;

@@ -12,7 +12,7 @@ pub enum UnitAttention {
     Reset,
     /// The nexus was lost and established again.
     NexusLoss,
-    /// Another nexus aborted the commands of this one.
+    /// Another nexus aborted the commands of this nexus.
     CommandsCleared,
     /// The size of the unit changed.
     CapacityChanged,

@@ -1,4 +1,4 @@
-//! The table of the sense data for engine errors. The SCSI device server has no other such table.
+//! The only table of the sense data for engine errors, in the SCSI device server.
 
 use forebay_engine::Error;
 use forebay_wire::scsi::{Code, Sense, SenseKey, codes};

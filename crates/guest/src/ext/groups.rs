@@ -37,7 +37,8 @@ impl Groups {
             let at = superblock.bytes(descriptor_block(superblock, block));
             let count = each.min(superblock.groups - block * each);
             volume.disk.work(count)?;
-            // Unreadable descriptors are replaced by empty ones, so that the groups keep their numbers.
+            // Unreadable descriptors are replaced by empty descriptors, so that the groups keep their
+            // numbers.
             let empty = || vec![0; superblock.block as usize];
             let bytes = volume.read_vec(at, superblock.block as usize).tolerate()?.unwrap_or_else(empty);
             let parts = bytes.chunks_exact(superblock.descriptor_size as usize).take(count as usize);

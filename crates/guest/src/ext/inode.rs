@@ -34,7 +34,7 @@ pub(super) struct Inode {
     pub is_encrypted: bool,
     /// The inode belongs to the file system, not to a user.
     pub is_internal: bool,
-    /// Block of the extended attributes; 0 without one.
+    /// Block of the extended attributes; 0 if the inode has none.
     pub attributes: u64,
     flags: u32,
     map: [u8; 60],

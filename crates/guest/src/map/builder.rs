@@ -40,7 +40,8 @@ impl Builder {
         }
         let (start, end) = (offset / UNIT * UNIT, end.div_ceil(UNIT) * UNIT);
         let (start, end) = (start | IS_START | class as u64, end | class as u64);
-        // Extends the last claim if this one follows it: most files are read in the order of their blocks.
+        // The last claim is extended if this claim follows it: most files are read in the order of their
+        // blocks.
         if let Some(last) = self.ends.last_mut()
             && *last == start & !IS_START
         {

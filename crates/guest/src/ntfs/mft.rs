@@ -18,9 +18,8 @@ pub(super) struct Mft {
 
 impl Mft {
     /// Reads the first record, or its copy in `$MFTMirr`, and the runs of the table.
-    ///
-    /// The runs of a fragmented table are in several records, which are in the table themselves: each one is
-    /// located by the runs of the previous ones.
+    /// | The runs of a fragmented table are in several records, which are in the table themselves: the runs
+    /// of the previous records locate the next record.
     pub fn open(volume: &mut Volume, geometry: Geometry) -> Result<Mft> {
         for lcn in geometry.mft {
             let offset = lcn.saturating_mul(geometry.cluster);

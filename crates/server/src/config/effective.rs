@@ -32,7 +32,7 @@ pub struct Setting {
 }
 
 fn quoted(text: impl std::fmt::Display) -> String {
-    // A string of JSON is one of TOML.
+    // A string of JSON is a string of TOML as well.
     serde_json::Value::String(text.to_string()).to_string()
 }
 

@@ -73,7 +73,7 @@ fn allowed(key: &str, expected: &str, is_header: bool) -> String {
     }
 }
 
-/// The values in a message about an unknown one, in quotes.
+/// Returns the valid values in a message about an unknown value, in quotes.
 fn alternatives(message: &str) -> String {
     let words = message.split('`').skip(3).step_by(2);
     let words: Vec<String> = words.map(|word| format!("\"{word}\"")).collect();
@@ -84,7 +84,7 @@ fn alternatives(message: &str) -> String {
     }
 }
 
-/// The section that has a key of this name; `None` if several sections have such a key.
+/// Returns the section that has a key of this name; `None` if several sections have such a key.
 fn section_of(unknown: &str) -> Option<String> {
     let flags = Overrides { data: Some("/".into()), ..Overrides::default() };
     let config = ServeConfig::resolve(ConfigFile::default(), flags).ok()?;

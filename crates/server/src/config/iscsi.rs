@@ -114,7 +114,7 @@ pub struct InitiatorSection {
     pub luns: Option<Vec<u16>>,
 }
 
-/// The paths of a server to its pool, among those of other servers.
+/// The paths of this server to its pool, among the paths of other servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IscsiPaths {
     /// Portals that initiators discover, and to which other servers redirect them. If `None`, the bound

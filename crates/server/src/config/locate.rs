@@ -53,8 +53,8 @@ impl Source {
         &self.path
     }
 
-    /// The first of these keys for whose text, or for one of whose list, `wanted` returns true; and the line
-    /// of that text.
+    /// Returns the first of these keys whose text, or one of whose list of texts, satisfies `wanted`; and the
+    /// line of that text.
     pub(crate) fn line_of_text(
         &self,
         keys: &[&'static str],

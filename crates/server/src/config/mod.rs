@@ -443,7 +443,7 @@ pub struct ServeConfig {
     pub nbd: NbdConfig,
     /// Addresses of iSCSI portals.
     pub iscsi: Vec<ListenAddr>,
-    /// The iSCSI paths of this server, among those of other servers of the pool.
+    /// The iSCSI paths of this server, among the paths of other servers of the pool.
     pub iscsi_paths: IscsiPaths,
     /// Limits on iSCSI sessions.
     pub iscsi_limits: SessionLimits,

@@ -20,7 +20,7 @@ pub(super) fn explain(message: &str) -> String {
     }
 }
 
-/// The known name that was probably meant, if one is near enough.
+/// Returns the known name that was probably meant, if a known name is near enough.
 pub(crate) fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (changes, name) = known.map(|name| (changes(unknown, name), name)).min()?;
     // Names of a fleet differ in their numbers: another number is another machine.

@@ -145,7 +145,7 @@ impl StoreSection {
 }
 
 impl PoolLocation {
-    /// The pool of these options; without one, that in the directory `data`.
+    /// Returns the pool that the options name; if they name no pool, the pool in the directory `data`.
     pub fn new(data: &Path, flags: StoreFlags) -> Result<PoolLocation, ConfigError> {
         let StoreFlags { pool, ceph_conf, ceph_user, standby } = flags;
         let Some(address) = pool else {

@@ -1,4 +1,4 @@
-//! Needs of a fleet from what a running server has measured on a smaller one.
+//! Needs of a fleet, from what a running server has measured on a smaller fleet.
 
 use forebay_api::{ActivityView, ServerView, StatsView};
 

@@ -92,7 +92,7 @@ pub struct Fleet {
 /// Duration of the published phases in seconds.
 const BOOT_S: f64 = 480.0;
 const WORK_S: f64 = 2700.0;
-/// Published operations of one of several desktops.
+/// Published operations of one desktop, when several desktops run.
 const BOOT_OPS: f64 = 25_272.0;
 const VSI_WORK_OPS: f64 = 20_009.0;
 /// Bytes of the image that a boot and a logon read, as a share of the data of the image of bench-vdi.

@@ -185,7 +185,8 @@ impl RadosRound {
         self.start_as(index, None);
     }
 
-    /// Starts a server: a new one, or one that continues as the former owner of a pool that it handed over.
+    /// Starts a server: a new server, or a server that continues as the former owner of a pool that it handed
+    /// over.
     fn start_as(&mut self, index: usize, former: Option<(String, u64)>) {
         let client = self.rados.client();
         let (number, machine) = (client.number(), self.machines[index].clone());
@@ -427,7 +428,7 @@ impl RadosRound {
         }
     }
 
-    /// An OSD hangs: some placement groups do not answer. Usually the one of the header does.
+    /// Lets an OSD hang: some placement groups do not answer. Usually the group of the header does.
     fn hang(&mut self) {
         let mut groups: Vec<u64> = (0..GROUPS).filter(|_| self.rng.percent(40)).collect();
         if self.rng.percent(80) {

@@ -65,7 +65,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Whether the pool has another owner than this one had become.
+    /// Whether the pool has got another owner since this server became its owner.
     pub fn is_superseded(&self) -> bool {
         self.store.borrow().as_ref().is_some_and(|store| store.term() != self.rados.term())
     }
@@ -182,7 +182,8 @@ impl Server {
             let refused = admit_all(pool).await?;
             let disks = read_back(pool, interesting(&model), false).await?;
             if memory == MemoryFate::Kept {
-                // The model starts again from what was found, so a later one must not go back beyond it.
+                // The model starts again from the contents that were found, so a later owner must not go back
+                // beyond them.
                 pool.flush().await.map_err(|e| format!("flush of the contents of memory: {e}"))?;
                 assert!(refused.is_empty(), "no client lost a write, but {refused:?} are refused");
             }

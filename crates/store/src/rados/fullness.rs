@@ -23,7 +23,7 @@ pub(super) struct Fullness(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// When an append was last refused; `None` if one was accepted since.
+    /// Time at which an append was last refused; `None` if an append was accepted since.
     refused: Option<Duration>,
     /// Bytes that were appended beyond the limit, in the allowance.
     forced: u64,

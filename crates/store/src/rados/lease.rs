@@ -115,8 +115,8 @@ impl Rate {
         (sorted.len() >= MIN_RATES).then(|| sorted[sorted.len() / 2])
     }
 
-    /// Adds the rate since the last heartbeat. Returns the same as [`Lease::extend`]; `known` is the rate
-    /// before.
+    /// Adds the rate since the last heartbeat, and returns what [`Lease::extend`] returns; `known` is the
+    /// rate before.
     fn add(&mut self, at: Moment, known: Option<u64>) -> Option<Duration> {
         if self.last.is_some_and(|last| at.now.saturating_sub(last.now) < MIN_INTERVAL) {
             return None;

@@ -230,7 +230,7 @@ fn run<T: Send + 'static>(
     Completion::awaited(answered)
 }
 
-/// The buffer of a write, for reuse; an empty one if the cluster still holds it.
+/// Returns the buffer of a write, for reuse; an empty buffer if the cluster still holds it.
 fn returned(data: Arc<IoBuf>) -> IoBuf {
     Arc::try_unwrap(data).unwrap_or_else(|_| IoBuf::with_capacity(0))
 }

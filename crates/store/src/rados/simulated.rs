@@ -240,7 +240,7 @@ impl SimulatedRados {
         self.state.lock().removals.get(&client).is_some_and(|count| *count > 0)
     }
 
-    /// How often a server took the pool that was reserved for another one.
+    /// Number of times that a server took the pool while it was reserved for another server.
     pub fn taken_early(&self) -> u64 {
         self.state.lock().taken_early
     }

@@ -10,7 +10,7 @@ use super::request::Lun;
 /// The sequence numbers in every PDU of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Numbers {
-    /// Number of this status, or of the next one if the PDU has no status.
+    /// Status number of this PDU; the next status number if the PDU has no status.
     pub stat_sn: u32,
     /// The next expected command.
     pub exp_cmd_sn: u32,

@@ -75,7 +75,7 @@ pub struct DataOut<'a> {
     pub data_sn: u32,
     /// Offset of the data in the command's data.
     pub offset: u32,
-    /// The PDU is the last one of its data sequence.
+    /// Whether the PDU is the last PDU of its data sequence.
     pub is_final: bool,
     /// The data.
     pub data: &'a [u8],
@@ -128,7 +128,7 @@ pub enum TaskFunction {
 /// Requests of the full feature phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// A ping, or the answer to one.
+    /// A ping, or the answer to a ping.
     NopOut {
         /// Initiator task tag; [`super::NO_TAG`] if no answer is requested.
         tag: u32,

@@ -33,7 +33,7 @@ pub struct Designator {
 }
 
 impl Designator {
-    /// Whether it is one of the designators of the unit `identity`.
+    /// Whether the designator is one of the designators of the unit `identity`.
     pub fn names(&self, identity: &Identity) -> bool {
         let is = |(code_set, kind, bytes): &(u8, u8, Vec<u8>)| {
             (*code_set, *kind) == (self.code_set, self.kind) && *bytes == self.bytes

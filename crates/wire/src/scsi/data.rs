@@ -12,7 +12,8 @@ pub struct BlockRange {
     pub len: u64,
 }
 
-/// Decodes descriptors of 16 bytes: address, number of blocks. An incomplete one at the end is ignored.
+/// Decodes descriptors of 16 bytes: address, number of blocks. An incomplete descriptor at the end is
+/// ignored.
 pub(super) fn ranges(bytes: &[u8], rules: &Rules) -> Result<Vec<BlockRange>, Sense> {
     let range = |bytes: &[u8]| {
         let (lba, blocks) = (bytes.get64(0), u64::from(bytes.get32(8)));

@@ -64,7 +64,8 @@ pub const COMPARE_MAX: u8 = 255;
 pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
 /// Longest accepted parameter list, in bytes: the limits of the individual lists are all far below.
 pub const PARAMETERS_MAX: u32 = 64 << 10;
-/// Maximum number of descriptors in GET LBA STATUS data; an initiator requests further ones separately.
+/// Maximum number of descriptors in GET LBA STATUS data; an initiator requests further descriptors
+/// separately.
 pub const STATUS_DESCRIPTORS_MAX: u32 = 1024;
 /// Most ranges of a POPULATE TOKEN or WRITE USING TOKEN (MAXIMUM RANGE DESCRIPTORS).
 pub const TOKEN_RANGES_MAX: u16 = 64;

@@ -113,7 +113,7 @@ impl Pace {
     }
 }
 
-/// The value of a quick run, or of a full one.
+/// Returns the value for a quick run, or for a full run.
 pub(crate) fn pick<T>(quick: bool, short: T, full: T) -> T {
     if quick { short } else { full }
 }
@@ -133,8 +133,8 @@ const NO_PEER: &str = "Peers of deduplication: none. Debian has no block server 
                        kernel module, borg and zbackup are for backups); qcow2 compresses, read-only.";
 /// Bytes of real data from which writes are taken.
 const ARENA: usize = 24 << 20;
-/// Images for which Forebay's read cache has room: all of those of the rows, which measure the cache and not
-/// the disk.
+/// Number of images for which Forebay's read cache has room: all images of the rows, which measure the cache
+/// and not the disk.
 const CACHED_IMAGES: u64 = 4;
 /// Name of the pool of the I/O rows.
 const MAIN_POOL: &str = "main";

@@ -85,7 +85,7 @@ fn measure(disk: &Disk<'_>, load: impl FnOnce(&Disk<'_>) -> Result<Report>) -> R
     })
 }
 
-/// Measures all of `things` in each of `rounds` rounds, starting with a different one in each round.
+/// Measures all of `things` in each of `rounds` rounds; each round starts with a different thing.
 pub fn alternate<T, S>(
     things: &[T],
     rounds: u32,

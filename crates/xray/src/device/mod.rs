@@ -61,7 +61,7 @@ pub trait Device: AsRawFd + Send {
     fn queue_read(&mut self, offset: u64, len: u32, keep: bool, due: Instant) -> usize;
     /// Queues a write of what `fill` writes into its argument; there must be room.
     fn queue_write(&mut self, offset: u64, len: u32, due: Instant, fill: &mut dyn FnMut(&mut [u8])) -> usize;
-    /// Queues a flush unless one is in progress. Returns whether it was queued.
+    /// Queues a flush unless a flush is in progress. Returns whether it was queued.
     fn queue_flush(&mut self, due: Instant) -> bool;
     /// Sends queued requests until the transport would block. Returns whether requests remain unsent.
     fn send(&mut self) -> Result<bool, DeviceError>;
@@ -97,7 +97,7 @@ pub fn turn<D: Device + ?Sized>(
     Err(DeviceError::Stalled(stall.as_secs()))
 }
 
-/// Slots of a device of a depth: one more than reads and writes, for the flush.
+/// Number of slots of a device of a depth: the reads and writes, and one flush.
 pub fn slots(depth: usize) -> usize {
     depth + 1
 }

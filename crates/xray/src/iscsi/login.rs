@@ -150,8 +150,8 @@ impl<S: Read + Write> Exchange<'_, S> {
     }
 }
 
-/// The ISID of an initiator's session number `n`: of the random type (11.12.5), and always the same, so that
-/// a new session replaces a stale one.
+/// Returns the ISID of an initiator's session number `n`: of the random type (11.12.5), and always the same,
+/// so that a new session replaces a stale session.
 pub fn isid(n: u16) -> [u8; 6] {
     let [high, low] = n.to_be_bytes();
     [0x80, b'F', b'B', b'X', high, low]

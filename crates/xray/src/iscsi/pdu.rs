@@ -1,5 +1,5 @@
-//! Basic header segments (RFC 7143, 11.2): layout of those that an initiator sends, fields of those that it
-//! receives.
+//! Basic header segments (RFC 7143, 11.2): the layout of the segments that an initiator sends, and the fields
+//! of the segments that it receives.
 
 /// Bytes of a basic header segment.
 pub const BHS: usize = 48;
@@ -35,7 +35,7 @@ const SIMPLE: u8 = 0x01;
 /// The initiator's sequence numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// Number of this command, or of the next one.
+    /// Number of this command, or of the next command.
     pub cmd_sn: u32,
     /// The next expected status number.
     pub exp_stat_sn: u32,
@@ -128,7 +128,7 @@ pub fn nop_out(lun: &[u8], transfer_tag: u32, numbers: Numbers) -> [u8; BHS] {
         .0
 }
 
-/// A login request: `stages` are the current and the next one.
+/// Encodes a login request: `stages` are the current and the next stage.
 pub fn login(stages: (u8, u8), isid: &[u8; 6], numbers: Numbers, len: usize) -> [u8; BHS] {
     Layout::new(opcode::LOGIN | IMMEDIATE, FINAL | stages.0 << 2 | stages.1, 0)
         .bytes(8, isid)

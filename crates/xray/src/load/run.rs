@@ -232,7 +232,7 @@ impl<'a, D: Device> Worker<'a, D> {
         [again, next].into_iter().flatten().min().map(|at| phase.deadline.map_or(at, |d| d.min(at)))
     }
 
-    /// Queues new requests. Returns when the next one is due if there is already room for it.
+    /// Queues new requests. Returns when the next request is due, if there is already room for it.
     fn queue_new(&mut self, phase: &mut Phase, now: Instant) -> Option<Instant> {
         while self.has_room() && phase.left > 0 {
             let due = match self.due(phase, now) {

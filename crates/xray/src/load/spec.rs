@@ -13,7 +13,8 @@ pub enum Access {
     Random,
     /// Ascending offsets, which start again at the end of the range.
     Sequential,
-    /// Four of five at random in the first fifth, the others at random in the rest.
+    /// Four of five requests go to random positions in the first fifth, the others to random positions in the
+    /// rest.
     Skewed,
 }
 
@@ -94,7 +95,7 @@ pub struct Spec {
     pub access: Access,
     /// Share of reads in percent.
     pub read_percent: u8,
-    /// Bytes of each request; a multiple of 512, and of 4096 when above it.
+    /// Bytes of each request: a multiple of 512, and above 4096 a multiple of 4096.
     pub block_bytes: u32,
     /// Requests in progress on each connection.
     pub depth: u16,
@@ -106,7 +107,7 @@ pub struct Spec {
     pub flush_each: Option<Duration>,
     /// Writes are durable when they are answered (FUA).
     pub fua: bool,
-    /// Bound on the requests of each connection; without one, `depth` requests are always in progress.
+    /// Bound on the requests of each connection; without a bound, `depth` requests are always in progress.
     pub rate: Option<Rate>,
     /// Bytes to access; the complete disk by default.
     pub range: Option<Range<u64>>,

@@ -40,7 +40,7 @@ pub(super) struct RunDirectory(PathBuf);
 const REQUEST: &str = "run.json";
 
 impl RunDirectory {
-    /// Creates one for a new run; it must not contain another run.
+    /// Creates the directory for a new run; it must not contain another run.
     pub fn create(path: &Path, request: &Request) -> Result<RunDirectory, RunError> {
         fs::create_dir_all(path).during(|| format!("cannot create {}", path.display()))?;
         let dir = RunDirectory(path.to_owned());

@@ -74,7 +74,7 @@ struct Finished<'a> {
     failure: Option<Failure>,
 }
 
-/// The planned time of a phase, once for each depth, if it has one.
+/// The planned time of a phase; if the phase has several depths, of all depths together.
 pub(super) fn planned(scenario: &Scaled, phase: &Phase) -> Duration {
     let depths = phase.depths.len().max(1) as u32;
     let one = phase.duration.map_or_else(|| script_time(scenario, phase), |d| d.0);

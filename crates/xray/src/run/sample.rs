@@ -1,4 +1,4 @@
-//! CPU and memory of the server's processes and of this one, over time.
+//! CPU and memory of the server's processes and of this process, over time.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

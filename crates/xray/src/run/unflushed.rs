@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-/// Versions that a block may have in place of its last one; `None`: too many to remember.
+/// Versions that a block can have in place of its last version; `None`: too many to remember.
 type Earlier = Option<Vec<u32>>;
 
 /// Maximum number of versions that are remembered for a block.
@@ -67,7 +67,8 @@ impl Unflushed {
         merge(&mut self.suspects, std::mem::take(&mut self.recent));
     }
 
-    /// Whether a block may have another version than its last one: these, or any of too many.
+    /// Returns the versions that a block can have in place of its last version; `None` if the last version is
+    /// certain.
     pub fn suspect(&self, block: u32) -> Option<&Earlier> {
         self.suspects.get(&block)
     }

@@ -131,7 +131,7 @@ pub fn all() -> &'static [Builtin] {
     ALL
 }
 
-/// The one of a name.
+/// Returns the scenario with this name.
 pub fn find(name: &str) -> Option<&'static Builtin> {
     ALL.iter().find(|b| b.name == name)
 }

@@ -75,7 +75,7 @@ pub enum Act {
     OsdKill(u32),
     /// Starts an OSD that was killed.
     OsdStart(u32),
-    /// SIGKILL to the node that serves; ends when another one does.
+    /// Sends SIGKILL to the node that serves; the step ends when another node serves.
     NodeKill,
     /// Starts the node that was killed.
     NodeStart,

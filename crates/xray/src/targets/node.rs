@@ -33,7 +33,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Prepares a node; its number distinguishes it from the other one of a pair.
+    /// Prepares a node; its number distinguishes it from the other node of a pair.
     pub fn new(
         around: &Surroundings,
         kind: &ForebayKind,
@@ -65,7 +65,8 @@ impl Node {
         Ok(())
     }
 
-    /// Starts its server next to one that serves, and waits until it stands by. Returns its name in the pool.
+    /// Starts the node's server next to a server that serves, and waits until it stands by. Returns its name
+    /// in the pool.
     pub fn stand_by(&mut self, binary: &Path, cluster: &Cluster) -> Result<String, TargetError> {
         self.server = Some(Forebay::launch(&self.dir, binary, &self.config)?);
         self.wait_standby(binary, cluster)

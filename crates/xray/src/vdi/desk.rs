@@ -132,7 +132,7 @@ impl<'a> Desk<'a> {
     }
 
     /// Queues the requests that are due `elapsed` after the start of the phase at `begun`. Returns when the
-    /// next one is due; `None` if it waits for a reply.
+    /// next request is due; `None` if it waits for a reply.
     fn queue_due(&mut self, begun: Instant, elapsed: Duration) -> Option<Duration> {
         while self.device.has_room()
             && let Some(block) = self.audit.pop()

@@ -36,7 +36,7 @@ impl Phase {
         }
     }
 
-    /// Whether a profile is copied in this phase or an earlier one.
+    /// Whether a profile is copied in this phase or an earlier phase.
     pub fn has_profile(self) -> bool {
         matches!(self, Phase::Profile | Phase::ProfileSteady)
     }

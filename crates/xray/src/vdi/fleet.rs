@@ -25,7 +25,7 @@ const AUDITED: usize = 400;
 pub enum Cache {
     /// Just started: the read cache is empty, and boot profiles are off.
     Cold,
-    /// Just started, with the recorded profile of one desktop's boot.
+    /// The desktops were just started, with the recorded profile of one desktop's boot.
     Profiled,
     /// The same desktops have run before, and were reset.
     Warm,
@@ -126,7 +126,7 @@ pub struct Fleet<'a> {
     names: Vec<String>,
     desks: Vec<Desk<'a>>,
     days: u32,
-    /// Blocks verified at the end of each day, and the wrong ones.
+    /// Number of blocks that were verified at the end of each day, and of the wrong blocks among them.
     pub audited: (u64, u64),
 }
 

@@ -20,7 +20,7 @@ const WRITES: [(u32, u64); 5] = [(1, 60), (2, 18), (4, 14), (8, 5), (16, 3)];
 const VISIT: u64 = 6;
 /// Share of its cells that a phase reads, in percent.
 const TOUCHED: u32 = 60;
-/// Share of a phase's reads of the image that repeat an earlier one, in percent.
+/// Share of a phase's reads of the image that repeat an earlier read, in percent.
 const AGAIN: u64 = 10;
 /// Number of positions that are rewritten repeatedly: journals, registry hives, logs.
 const HOT: usize = 36;
@@ -126,7 +126,7 @@ impl Shape {
     }
 }
 
-/// A row with only one in `scale` operations.
+/// Returns a row with one in `scale` of its operations.
 pub fn scaled(row: GuestRow, scale: u32) -> GuestRow {
     GuestRow { ops: row.ops / scale, ..row }
 }

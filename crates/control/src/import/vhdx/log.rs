@@ -157,7 +157,7 @@ impl<'a> Log<'a> {
         Ok(())
     }
 
-    /// Finds the active sequence (2.3.3); an empty one if no sequence is valid.
+    /// Finds the active sequence (VHDX, 2.3.3); returns an empty sequence if none is valid.
     fn active_sequence(&mut self) -> Result<Vec<Entry>> {
         let mut active: Vec<Entry> = Vec::new();
         let mut tail = 0;
@@ -202,7 +202,7 @@ impl<'a> Log<'a> {
         Ok(sequence)
     }
 
-    /// Returns the entry at an offset of the log; `None` if there is no valid one.
+    /// Returns the entry at an offset of the log; `None` if the log has no valid entry there.
     fn entry(&mut self, at: u64) -> Result<Option<Entry>> {
         self.charge(ENTRY_HEADER as u64)?;
         if let Some(known) = self.entries.get(&at) {

@@ -81,7 +81,7 @@ pub(crate) fn memory_files(directory: &Path, data: &Path) -> io::Result<Vec<Memo
     let mut files = Vec::new();
     for directory in of_all_users(directory)? {
         let entries = match std::fs::read_dir(&directory) {
-            // Files of a user whose directory this one cannot read.
+            // The files belong to a user whose directory this user cannot read.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 files.push(unreadable(directory, &e));
                 continue;

@@ -33,7 +33,7 @@ pub fn reloading() {
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={us}"));
 }
 
-/// Reports that another process serves the clients. This one may exit afterwards.
+/// Reports that another process serves the clients. This process may exit afterwards.
 pub fn replaced_by(pid: u32) {
     notify(&format!("MAINPID={pid}\nREADY=1"));
 }

@@ -337,7 +337,7 @@ mod tests {
         let used = Budgets { read_cache: 200 * MIB, desktops: 0 };
         let after = next(FULL, used, FULL, &memory(356, 0.0), true);
         assert_eq!(after, Budgets { read_cache: 300 * MIB, desktops: 100 * MIB });
-        // What one check permits is filled before the next one: the budget stays.
+        // The memory that one check permits is filled before the next check: the budget stays.
         let used = Budgets { read_cache: 290 * MIB, desktops: 0 };
         assert_eq!(next(after, used, FULL, &memory(266, 0.0), true).read_cache, 300 * MIB);
         let after = next(FULL, Budgets { read_cache: 0, desktops: 0 }, FULL, &memory(260, 0.0), true);

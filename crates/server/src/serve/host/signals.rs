@@ -17,7 +17,7 @@ const DISTRIBUTED: Duration = Duration::from_millis(2);
 /// Maximum time from a signal to stop until an upgrade or a handover must have reacted to it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The process that has replaced this one.
+/// The process that has replaced this process.
 static REPLACED_BY: AtomicI32 = AtomicI32::new(0);
 
 /// The signals SIGTERM and SIGINT.

@@ -94,7 +94,8 @@ impl HttpsCertificate {
     }
 
     fn replace(&self, state: &mut State) -> Result<(), HttpsError> {
-        // Before the files are read, so that a change at the same time is noticed by the next check.
+        // The times of the files are recorded before the files are read, so that the next check notices a
+        // change at the same time.
         state.stamps = stamps(&self.files);
         state.acceptor = read(&self.files)?;
         Ok(())

@@ -62,7 +62,7 @@ impl ControlSocket {
         ControlSocket { listener, path: path.to_owned(), pending: None, identity: None }
     }
 
-    /// Moves the socket to its path, replacing a stale one.
+    /// Moves the socket to its path, where it replaces a stale socket.
     pub fn publish(&mut self) -> Result<(), ServeError> {
         let Some(pending) = &self.pending else { return Ok(()) };
         let fail = |e: io::Error| ServeError::listen(&self.path.display().to_string(), &e);

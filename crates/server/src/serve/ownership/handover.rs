@@ -30,7 +30,7 @@ use crate::serve::services::Services;
 use crate::serve::upgrade::replace::{JOBS, Outcome, Resumption, cut, flush, park, quiesce};
 use crate::serve::upgrade::{Binary, HandedOver, VARIABLE};
 
-/// The first descriptor that is not a standard one.
+/// The first descriptor that is not a standard descriptor.
 const FIRST_DESCRIPTOR: u32 = 3;
 
 const CONTINUES: &str = "this server continues to serve its clients";
@@ -210,7 +210,7 @@ pub(in crate::serve) fn is_main_process_of_unit() -> bool {
 }
 
 /// Executes this program again, as the standby that it was when it was started. All descriptors and threads
-/// end with the former one, so there is nothing to undo. Returns if that is not possible.
+/// end with the former program, so there is nothing to undo. Returns if that is not possible.
 pub(in crate::serve) fn stand_by_again(binary: &Binary) -> ServeError {
     // SAFETY: the call accesses no memory. The descriptors stay open until the program is executed. A kernel
     // that lacks the call leaves those open that a library opened without the flag.

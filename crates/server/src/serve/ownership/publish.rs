@@ -112,7 +112,7 @@ impl Publisher {
         Ok(true)
     }
 
-    /// Learns of other servers, and announces this one for the time when it does not have the pool.
+    /// Learns of other servers, and announces this server for the time when it does not have the pool.
     async fn exchange(&mut self, board: NoticeBoard) -> Result<(), StoreError> {
         let groups = board.read_groups().await?;
         self.groups.set_others(portals_of(&groups));

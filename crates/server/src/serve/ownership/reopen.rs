@@ -63,7 +63,7 @@ impl Back {
 }
 
 impl Server<'_> {
-    /// Opens a store that another process, or this one, has just closed.
+    /// Opens a store that this process or another process has just closed.
     pub(in crate::serve) async fn open_released_store(
         &self,
         candidate: &Candidate,

@@ -24,8 +24,8 @@ use crate::serve::{Descriptors, HandedOver};
 
 /// Interval between two looks at the pool.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// An owner without a sign of life for this time is regarded as dead. It gives one each second. Logins wait
-/// then, until there is an owner.
+/// Time after which an owner without a sign of life is regarded as dead. An owner gives a sign each second.
+/// Logins then wait until there is an owner.
 const SILENT_AFTER: Duration = Duration::from_millis(2500);
 /// Time for commands in progress; all are answered at once.
 const QUIESCE: Duration = Duration::from_millis(500);
@@ -152,8 +152,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Applies a notice if it is a new one. Without a notice, the last notice stays in effect: the owner
-    /// changes.
+    /// Applies a notice if it is new. Without a notice, the last notice stays in effect: the owner changes.
     fn learn(&mut self, bytes: Option<&Arc<Vec<u8>>>) {
         let Some(bytes) = bytes else { return };
         if self.notice.as_ref().is_some_and(|(last, _)| last == bytes) {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub(super) enum Message {
-    /// The successor is to prepare itself. One descriptor for each listener follows.
+    /// The successor is asked to prepare itself. One descriptor for each listener follows.
     Start { listeners: Vec<ListenerState> },
     /// The successor is prepared to take over.
     Ready {

@@ -21,7 +21,7 @@ use super::channel::{Channel, ChannelError, Frame};
 use super::message::{ConnectionState, Message};
 use crate::serve::listen::sockets::Sockets;
 
-/// The process that is to take over, while this one decides whether it does.
+/// The process that is to take over, while this process decides whether it does.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
 /// Stops the process that is to take over, if any, although the caller ends without waiting for it.

@@ -27,7 +27,7 @@ pub(in crate::serve) struct Successor {
 }
 
 impl Successor {
-    /// The connection to the predecessor; `None` if this process was not started by one.
+    /// Returns the connection to the predecessor; `None` if no predecessor started this process.
     ///
     /// # Errors
     /// The predecessor has ended.

@@ -24,7 +24,7 @@ type Bytes = *const c_char;
 pub(super) const CREATE_EXCLUSIVE: c_int = 1;
 /// `LIBRADOS_CMPXATTR_OP_EQ`.
 pub(super) const EQUAL: u8 = 1;
-/// `LIBRADOS_CMPXATTR_OP_GTE`: the given value is greater than the stored one, or equal.
+/// `LIBRADOS_CMPXATTR_OP_GTE`: the given value is greater than or equal to the stored value.
 pub(super) const GREATER_OR_EQUAL: u8 = 4;
 /// `LIBRADOS_OPERATION_ORDER_READS_WRITES`: the read does not overtake a write that was begun before it.
 pub(super) const ORDER_READS_WRITES: c_int = 4;

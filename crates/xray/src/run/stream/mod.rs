@@ -20,7 +20,7 @@ use crate::device::{Device, DeviceError, Needs, slots};
 use crate::rng::Rng;
 use crate::targets::Place;
 
-/// Reads up to this length are all verified, one of `LONG_VERIFIED` of longer ones.
+/// Maximum length of the reads that are all verified; of longer reads, one of `LONG_VERIFIED` is.
 const SHORT: u32 = 64 << 10;
 const LONG_VERIFIED: u64 = 8;
 /// Maximum number of attempts to find a position that no request in flight overlaps.
@@ -242,7 +242,7 @@ impl Stream {
         None
     }
 
-    /// Queues the requests of the load that are due, until its end. Returns when the next one is due, if
+    /// Queues the requests of the load that are due, until its end. Returns when the next request is due, if
     /// there is room.
     fn load(&mut self, now: Instant, clock: &Clock) -> Option<Instant> {
         let ended = clock.end().is_some_and(|end| now >= end);
