@@ -61,11 +61,11 @@ struct Slot {
 
 /// What the clients of a run share; see the module documentation.
 pub struct Ctx {
-    /// The pool.
+    /// The pool that the run uses.
     pub pool: Arc<Pool>,
-    /// The simulated world.
+    /// The simulated environment of the pool.
     pub host: Arc<SimHost>,
-    /// The reference model.
+    /// The model with which the pool is compared.
     pub model: Rc<RefCell<Model>>,
     /// The shape of the run.
     pub plan: Plan,
@@ -197,7 +197,7 @@ impl Ctx {
         format!("{prefix}{}", self.next_name.get())
     }
 
-    /// Sleeps.
+    /// Sleeps for `ms` milliseconds of virtual time.
     pub async fn sleep(&self, ms: u64) {
         self.host.sleep(Duration::from_millis(ms)).await;
     }

@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-/// A moment.
+/// A moment of a run, as a number that only increases.
 pub type Stamp = u64;
 /// A moment later than all other moments.
 pub const NEVER: Stamp = u64::MAX;
@@ -103,7 +103,7 @@ pub enum End {
     },
 }
 
-/// An operation.
+/// An operation of the workload, with its begin and its end.
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
     /// When the operation began.

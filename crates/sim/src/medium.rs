@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_store::{Crash, FaultyStore, Store};
 
-/// The medium.
+/// The state of a machine that survives a crash.
 pub struct Medium {
     opening: Arc<FaultyStore>,
 }

@@ -30,15 +30,15 @@ pub type Wrap = fn(Arc<dyn Store>, u64) -> Arc<dyn Store>;
 
 /// A pool that is simulated.
 pub struct Round {
-    /// The world.
+    /// The executor of all tasks of the round.
     pub exec: Executor,
     /// The state that survives a crash.
     pub medium: Medium,
-    /// The reference.
+    /// The model with which the pool is compared.
     pub model: Rc<RefCell<Model>>,
     /// The shape of the run.
     pub plan: Plan,
-    /// The random source.
+    /// The random numbers of the round.
     pub rng: Rng,
     /// The store between pool and medium.
     pub wrap: Option<Wrap>,

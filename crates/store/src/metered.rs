@@ -19,7 +19,7 @@ use crate::{Completion, IoBuf, ObjectStat, Selection, Store};
 pub struct OpCount {
     /// Number of operations.
     pub ops: u64,
-    /// Bytes.
+    /// Bytes of these operations.
     pub bytes: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct StoreCounts {
     pub write: OpCount,
     /// Syncs of objects. The sync within a superblock swap counts as part of the swap.
     pub sync: u64,
-    /// Deletes.
+    /// Number of deleted objects.
     pub delete: u64,
     /// Lists of all objects.
     pub list: u64,

@@ -95,7 +95,7 @@ pub fn files<'a>(packages: impl IntoIterator<Item = &'a Package>) -> Vec<(String
 
 /// The content of an image.
 pub struct Recipe<'a> {
-    /// The packages.
+    /// The packages that the image contains.
     pub packages: Vec<&'a Package>,
     /// Seed of the order in which files are written.
     pub order: u64,

@@ -4,14 +4,14 @@ use std::fs;
 
 use serde::Serialize;
 
-/// The machine.
+/// The machine on which a benchmark runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
     /// Cores that this process may use.
     pub cores: usize,
-    /// CPU model.
+    /// Model of the CPU.
     pub cpu: String,
-    /// Kernel release.
+    /// Release of the kernel.
     pub kernel: String,
     /// Memory in bytes.
     pub memory_bytes: u64,
@@ -73,7 +73,7 @@ pub struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// The values now.
+    /// Returns the CPU times at this moment.
     pub fn now() -> CpuTimes {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let (total, used, stolen) = machine_ticks(&stat);

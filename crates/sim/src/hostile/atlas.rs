@@ -13,16 +13,16 @@ use forebay_store::Image;
 /// A part of the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Home {
-    /// A superblock copy.
+    /// A copy of the superblock.
     Superblock(usize),
-    /// An object.
+    /// The object of a segment.
     Object(SegmentId),
 }
 
 /// A range of bytes of the medium.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// The part.
+    /// The part of the medium that contains the piece.
     pub home: Home,
     /// The range of bytes.
     pub range: Range<usize>,
@@ -68,7 +68,7 @@ pub struct Atlas {
     pub headers: Vec<Piece>,
     /// Footers with their directories.
     pub directories: Vec<(Piece, Piece)>,
-    /// Relocation maps.
+    /// Pieces that are relocation maps.
     pub relocations: Vec<Piece>,
     /// Batches by sequence number.
     pub batches: Vec<(u64, Piece)>,
@@ -78,7 +78,7 @@ pub struct Atlas {
     pub page_directories: Vec<Piece>,
     /// Pieces of roots of checkpoints.
     pub blobs: Vec<Piece>,
-    /// Superblock copies.
+    /// Pieces that are superblock copies.
     pub superblocks: Vec<Piece>,
 }
 

@@ -75,7 +75,7 @@ struct Doom {
     until: Duration,
 }
 
-/// A running server.
+/// A server that is running on a machine.
 struct Seat {
     server: Rc<Server>,
     /// Number of the server's clients that run, once they were started.
@@ -87,7 +87,7 @@ struct Seat {
 
 /// A round with a pool in RADOS; see the module documentation.
 pub struct RadosRound {
-    /// The world.
+    /// The executor of all tasks of the round.
     exec: Executor,
     rados: Arc<SimulatedRados>,
     chain: Rc<RefCell<Chain>>,
@@ -257,7 +257,7 @@ impl RadosRound {
             }
             if stage == Stage::Ready {
                 if seat.has_latched() {
-                    // Its process ends.
+                    // The process of the server ends.
                     let fate = self.fate();
                     self.kill(index, fate);
                     continue;

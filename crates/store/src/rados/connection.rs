@@ -41,7 +41,7 @@ pub enum HandedOver {
         owner: String,
         /// Term of the server's ownership.
         term: u64,
-        /// Whether it serves clients.
+        /// Whether that server serves clients.
         is_serving: bool,
     },
     /// This server took the pool back.

@@ -138,7 +138,7 @@ pub struct SimulatedClient {
 }
 
 impl SimulatedRados {
-    /// An empty cluster.
+    /// Returns an empty cluster in a simulated world.
     pub fn new(world: Arc<dyn World>) -> Arc<SimulatedRados> {
         let (objects, queues) = (BTreeMap::new(), HashMap::new());
         let (paused, broken) = (BTreeSet::new(), Broken::None);

@@ -164,11 +164,11 @@ pub enum Step<'a> {
         /// Minimum number of bytes of the PDU.
         want: usize,
     },
-    /// A PDU.
+    /// The stream begins with a complete PDU.
     Pdu {
         /// Bytes of the stream that the PDU occupies.
         used: usize,
-        /// The PDU.
+        /// The PDU at the beginning of the stream.
         pdu: Pdu<'a>,
     },
 }

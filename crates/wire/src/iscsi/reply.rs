@@ -221,7 +221,7 @@ pub struct Login {
     pub isid: [u8; 6],
     /// The session's handle, in the last response.
     pub tsih: u16,
-    /// The result.
+    /// The result of the login.
     pub status: LoginStatus,
 }
 

@@ -44,7 +44,7 @@ pub struct Numbering {
 /// A SCSI command (11.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command<'a> {
-    /// The logical unit.
+    /// The logical unit to which the command is addressed.
     pub lun: Lun,
     /// Initiator task tag.
     pub tag: u32,
@@ -60,7 +60,7 @@ pub struct Command<'a> {
     pub expected: u32,
     /// The CDB of the command, or its first 16 bytes.
     pub cdb: [u8; 16],
-    /// Immediate data.
+    /// Immediate data of the command.
     pub data: &'a [u8],
 }
 
@@ -77,7 +77,7 @@ pub struct DataOut<'a> {
     pub offset: u32,
     /// Whether the PDU is the last PDU of its data sequence.
     pub is_final: bool,
-    /// The data.
+    /// The data in the PDU.
     pub data: &'a [u8],
 }
 
@@ -121,7 +121,7 @@ pub enum TaskFunction {
     TargetColdReset,
     /// Continue a task on another connection.
     TaskReassign,
-    /// Any other function.
+    /// Any other task management function.
     Other(u8),
 }
 
@@ -139,13 +139,13 @@ pub enum Request<'a> {
         /// Ping data, which the answer returns.
         data: &'a [u8],
     },
-    /// A SCSI command.
+    /// The request is a SCSI command.
     Command(Command<'a>),
-    /// Task management.
+    /// The request is a task management function.
     TaskManagement {
-        /// The function.
+        /// The function that is requested.
         function: TaskFunction,
-        /// The logical unit.
+        /// The logical unit to which the function applies.
         lun: Lun,
         /// Initiator task tag.
         tag: u32,
@@ -154,7 +154,7 @@ pub enum Request<'a> {
         /// Initiator task tag of the task to abort.
         referenced_tag: u32,
     },
-    /// Text.
+    /// The request is a text request.
     Text {
         /// Initiator task tag.
         tag: u32,
@@ -164,7 +164,7 @@ pub enum Request<'a> {
         numbering: Numbering,
         /// The text continues in the next request.
         continues: bool,
-        /// The text.
+        /// The text in the PDU.
         text: &'a [u8],
     },
     /// Data of a command.

@@ -116,7 +116,7 @@ pub enum OptionEvent {
         /// The client expects no padding after the reply to `OPT_EXPORT_NAME`.
         no_zeroes: bool,
     },
-    /// An option.
+    /// The client sent a valid option.
     Option(OptionRequest),
     /// An option to be answered with an error.
     Refused {

@@ -87,7 +87,7 @@ pub enum Command {
 pub struct Request<'a> {
     /// The client's identifier of the request, repeated in each reply.
     pub cookie: u64,
-    /// The command.
+    /// What the client requests.
     pub command: Command,
     /// The data of a write; otherwise empty.
     pub payload: &'a [u8],
@@ -146,7 +146,7 @@ pub enum Step<'a> {
         /// Minimum length of the message in bytes, as far as it is known.
         want: usize,
     },
-    /// A request.
+    /// The client sent a valid request.
     Request(Request<'a>),
     /// A request to be answered with an error.
     Refused {

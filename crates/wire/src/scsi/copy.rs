@@ -24,9 +24,9 @@ const BLOCK_TO_BLOCK: u8 = 0x02;
 /// The designator of a unit in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Designator {
-    /// Code set.
+    /// Code set of the designator.
     pub code_set: u8,
-    /// Designator type.
+    /// Type of the designator.
     pub kind: u8,
     /// The designator, at most 20 bytes.
     pub bytes: Vec<u8>,
@@ -57,7 +57,7 @@ pub struct CopySegment {
     pub len: u64,
 }
 
-/// A parameter list.
+/// The parameter list of EXTENDED COPY.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyList {
     /// List identifier for RECEIVE COPY STATUS; `None` if the status will not be requested.

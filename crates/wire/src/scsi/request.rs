@@ -47,32 +47,32 @@ pub enum PageControl {
 /// Service action of PERSISTENT RESERVE IN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveIn {
-    /// READ KEYS.
+    /// READ KEYS: the registered keys.
     Keys,
-    /// READ RESERVATION.
+    /// READ RESERVATION: the holder and the type of the reservation.
     Reservation,
-    /// REPORT CAPABILITIES.
+    /// REPORT CAPABILITIES: what the unit supports.
     Capabilities,
-    /// READ FULL STATUS.
+    /// READ FULL STATUS: all registrations, with their ports.
     FullStatus,
 }
 
 /// Service action of PERSISTENT RESERVE OUT, with its reservation type if it has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveOut {
-    /// REGISTER.
+    /// REGISTER: registers a key, or removes a registration.
     Register,
-    /// RESERVE.
+    /// RESERVE: makes a reservation.
     Reserve(ReservationType),
-    /// RELEASE.
+    /// RELEASE: ends the reservation.
     Release(ReservationType),
-    /// CLEAR.
+    /// CLEAR: removes the reservation and all registrations.
     Clear,
-    /// PREEMPT.
+    /// PREEMPT: removes registrations of other nexuses.
     Preempt(ReservationType),
-    /// PREEMPT AND ABORT.
+    /// PREEMPT AND ABORT: as PREEMPT, and aborts the commands of these nexuses.
     PreemptAndAbort(ReservationType),
-    /// REGISTER AND IGNORE EXISTING KEY.
+    /// REGISTER AND IGNORE EXISTING KEY: registers a key whatever the present key is.
     RegisterAndIgnore,
 }
 
@@ -158,7 +158,7 @@ pub enum Request {
         offset: u64,
         /// Length of the range in bytes.
         len: u64,
-        /// The comparison.
+        /// How the blocks are compared.
         check: VerifyCheck,
     },
     /// ORWRITE(16).
@@ -228,7 +228,7 @@ pub enum Request {
         long_descriptor: bool,
         /// Omit the block descriptor.
         no_descriptor: bool,
-        /// The requested values.
+        /// The values of the page that are requested.
         control: PageControl,
         /// Page code; 3Fh means all pages.
         page: u8,
@@ -246,14 +246,14 @@ pub enum Request {
     },
     /// PERSISTENT RESERVE IN.
     PersistentReserveIn {
-        /// Service action.
+        /// Service action of the command.
         action: ReserveIn,
         /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// PERSISTENT RESERVE OUT.
     PersistentReserveOut {
-        /// Service action.
+        /// Service action of the command.
         action: ReserveOut,
         /// Bytes of the parameter list.
         length: u32,
@@ -307,7 +307,7 @@ pub enum Request {
     },
     /// REPORT SUPPORTED OPERATION CODES.
     SupportedOpcodes {
-        /// The requested commands.
+        /// The commands about which the initiator asks.
         query: OpcodeQuery,
         /// Include command timeouts descriptors.
         timeouts: bool,

@@ -105,11 +105,11 @@ pub struct Field {
 pub struct Sense {
     /// Kind of the failure.
     pub key: SenseKey,
-    /// The failure.
+    /// Additional sense code of the failure.
     pub code: Code,
     /// INFORMATION, as defined for the command: the byte that differs, or the block that failed.
     pub information: Option<u64>,
-    /// The invalid field.
+    /// The field of the command or parameter list that is invalid.
     pub field: Option<Field>,
 }
 
@@ -119,7 +119,7 @@ impl Sense {
         Sense { key, code, information: None, field: None }
     }
 
-    /// An ILLEGAL REQUEST.
+    /// Returns sense data with the key ILLEGAL REQUEST.
     pub const fn illegal(code: Code) -> Sense {
         Sense::new(SenseKey::IllegalRequest, code)
     }

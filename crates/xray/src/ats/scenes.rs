@@ -88,7 +88,7 @@ pub struct Scene {
     pub data_rate: Option<f64>,
     /// The concurrent load.
     pub name: String,
-    /// Every round.
+    /// The figures of every round.
     pub rounds: Vec<Moment>,
 }
 

@@ -22,7 +22,7 @@ pub const BASE: &str = "base";
 
 /// A Forebay server with the units.
 pub struct Ours {
-    /// The server.
+    /// The server that is measured.
     pub forebay: Forebay,
     portal: String,
 }
@@ -65,7 +65,7 @@ impl Ours {
         Address { portal: self.portal.clone(), target: TARGET.to_owned(), lun }
     }
 
-    /// A unit.
+    /// Returns the unit with number `lun`.
     pub fn disk(&self, lun: u8) -> Disk<'_> {
         Disk { process: &self.forebay.server.process, endpoint: Endpoint::Iscsi(self.unit(lun)) }
     }

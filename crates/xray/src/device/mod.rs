@@ -170,18 +170,18 @@ impl fmt::Display for Endpoint {
 /// Why a disk cannot be used, or is not reachable any more.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// NBD.
+    /// A device over NBD failed.
     #[error(transparent)]
     Nbd(#[from] NbdError),
-    /// ISCSI.
+    /// A device over iSCSI failed.
     #[error(transparent)]
     Iscsi(#[from] IscsiError),
-    /// A file.
+    /// A file cannot be used as a disk.
     #[error("{what} {}: {source}", path.display())]
     File {
         /// The attempted action: "cannot …".
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,

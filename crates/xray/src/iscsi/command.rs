@@ -16,10 +16,10 @@ pub enum Transfer {
     Out(u32),
 }
 
-/// A command.
+/// A SCSI command, with its CDB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// Name for messages.
+    /// Name of the command for messages.
     pub name: &'static str,
     pub(super) cdb: [u8; 16],
     pub(super) transfer: Transfer,
@@ -119,9 +119,9 @@ fn block_cdb(ten: u8, sixteen: u8, offset: u64, len: u32) -> [u8; 16] {
 /// The reason for a failed command: sense key, additional sense code and qualifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
-    /// Sense key.
+    /// Sense key of the response.
     pub key: u8,
-    /// Additional sense code and qualifier.
+    /// Additional sense code and qualifier of the response.
     pub code: (u8, u8),
 }
 

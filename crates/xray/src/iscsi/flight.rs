@@ -27,7 +27,7 @@ pub struct Done {
     pub slot: usize,
     /// Status of the command.
     pub status: Status,
-    /// Bytes received.
+    /// Bytes of data that were received.
     pub got: u32,
     /// When the status arrived.
     pub at: Instant,

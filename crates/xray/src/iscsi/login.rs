@@ -16,7 +16,7 @@ const MAX_ANSWERS: usize = 16;
 /// Maximum data segment that this initiator accepts, in bytes.
 const MAX_RECV: usize = 256 << 10;
 
-/// The negotiated parameters.
+/// The parameters that initiator and target have agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
     /// Whether data that is not immediate requires an R2T.

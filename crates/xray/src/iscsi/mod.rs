@@ -55,7 +55,7 @@ pub enum IscsiError {
     /// A command that must succeed failed.
     #[error("{what} ended with {status}")]
     Failed {
-        /// The command.
+        /// Name of the command that failed.
         what: &'static str,
         /// Status of the command.
         status: Status,

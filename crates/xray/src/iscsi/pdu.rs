@@ -6,7 +6,7 @@ pub const BHS: usize = 48;
 /// The reserved value for no tag.
 pub const NO_TAG: u32 = u32::MAX;
 
-/// Opcodes.
+/// Operation codes of PDUs.
 pub mod opcode {
     pub const NOP_OUT: u8 = 0x00;
     pub const COMMAND: u8 = 0x01;
@@ -179,7 +179,7 @@ impl Reply {
     pub fn max_cmd_sn(&self) -> u32 {
         self.u32(32)
     }
-    /// DataSN or R2TSN.
+    /// DataSN of a Data-In, or R2TSN of an R2T.
     pub fn sn(&self) -> u32 {
         self.u32(36)
     }

@@ -47,7 +47,7 @@ pub(crate) struct Content {
 }
 
 impl Content {
-    /// Noise.
+    /// Returns incompressible content.
     pub fn new(seed: u64) -> Content {
         let mut arena = vec![0; ARENA_BYTES + UNIT_BYTES];
         Rng::new(seed).fill(&mut arena);

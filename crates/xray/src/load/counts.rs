@@ -29,7 +29,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Reads and writes.
+    /// Number of reads and writes that were answered.
     pub fn ops(&self) -> u64 {
         self.reads + self.writes
     }

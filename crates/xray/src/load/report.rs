@@ -8,15 +8,15 @@ use super::counts::Counts;
 /// A summary of latencies, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Latency {
-    /// Arithmetic mean.
+    /// Arithmetic mean of the latencies.
     pub mean_us: f64,
-    /// Median.
+    /// Median of the latencies.
     pub p50_us: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latencies.
     pub p99_us: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latencies.
     pub p999_us: f64,
-    /// The maximum.
+    /// The longest latency.
     pub max_us: f64,
 }
 
@@ -38,16 +38,16 @@ impl Latency {
 pub struct Report {
     /// Reads and writes that were answered.
     pub ops: u64,
-    /// Payload bytes.
+    /// Bytes of data that reads and writes have moved.
     pub bytes: u64,
-    /// What was counted.
+    /// The counters of the load.
     #[serde(flatten)]
     pub counts: Counts,
     /// Time from the first request to the last reply, including a final flush.
     pub seconds: f64,
     /// Reads and writes per second.
     pub iops: f64,
-    /// MiB per second.
+    /// Throughput of reads and writes in MiB per second.
     pub mib_s: f64,
     /// Latency of reads and writes.
     pub latency: Latency,

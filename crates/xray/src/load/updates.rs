@@ -34,7 +34,7 @@ pub const METADATA_BYTES: u64 = 1 << 20;
 const SECTOR: u32 = 512;
 const BLOCK: u32 = 4096;
 
-/// A host.
+/// A host that updates metadata under a lock.
 pub struct Host {
     session: InitiatorSession,
     lock: Lock,

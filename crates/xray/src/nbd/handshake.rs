@@ -47,7 +47,7 @@ impl Export {
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
-    /// The export.
+    /// The export that the connection uses.
     pub export: Export,
     /// Whether replies to reads are structured.
     pub structured: bool,

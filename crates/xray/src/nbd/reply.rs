@@ -19,7 +19,7 @@ const STAGE_LEN: usize = STRUCTURED_LEN + 12;
 /// A piece of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunk<'a> {
-    /// Payload.
+    /// A chunk with data of a read.
     Data {
         /// The request's cookie.
         cookie: u64,

@@ -25,9 +25,9 @@ pub(super) struct Mark {
 /// The text of the ticks on the horizontal axis.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Axis {
-    /// Values are seconds.
+    /// The values are seconds.
     Time,
-    /// Values are plain numbers.
+    /// The values are plain numbers.
     Number,
 }
 

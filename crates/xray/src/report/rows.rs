@@ -8,31 +8,31 @@ use super::table::{Cell, Table, right};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Requests per second.
+    /// The figure is in requests per second.
     Iops,
-    /// MiB per second.
+    /// The figure is in MiB per second.
     MibPerSecond,
-    /// Microseconds of server CPU per request.
+    /// The figure is in microseconds of server CPU per request.
     CpuMicros,
-    /// Microseconds.
+    /// The figure is in microseconds.
     Micros,
-    /// Seconds.
+    /// The figure is in seconds.
     Seconds,
-    /// Seconds per GiB.
+    /// The figure is in seconds per GiB.
     SecondsPerGib,
-    /// KiB.
+    /// The figure is in KiB.
     Kib,
-    /// MiB.
+    /// The figure is in MiB.
     Mib,
     /// The figure is a factor.
     Times,
-    /// Percent.
+    /// The figure is in percent.
     Percent,
-    /// Operations.
+    /// The figure is a number of operations.
     Ops,
-    /// Operations per second, for small values.
+    /// The figure is in operations per second, with digits for small values.
     FewIops,
-    /// A fraction.
+    /// The figure is a fraction.
     Ratio,
 }
 

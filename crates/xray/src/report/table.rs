@@ -9,7 +9,7 @@ use super::chart::escape;
 /// Columns of a terminal in which every table fits; longer text is wrapped within its cell.
 pub(crate) const TABLE_WIDTH: u16 = 120;
 
-/// A cell.
+/// A cell of a table.
 pub(crate) struct Cell {
     text: String,
     /// The classes of the cell on a page.
@@ -62,7 +62,7 @@ impl Table {
         self.rows.push(row.into_iter().collect());
     }
 
-    /// The table on a page. Writing to a string cannot fail.
+    /// Returns the table as a part of a page. Writing to a string cannot fail.
     pub fn html(&self) -> String {
         let mut out = "<div class=\"table\"><table>\n<tr>".to_owned();
         let is_number =

@@ -47,7 +47,7 @@ const ARENA: usize = 16 << 20;
 /// Options that do not change the results.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The run's directory.
+    /// The directory of the run.
     pub dir: PathBuf,
     /// What targets need to start; data of servers is below the parent directory.
     pub around: Surroundings,
@@ -110,7 +110,7 @@ pub enum RunError {
     /// A disk cannot be filled.
     #[error("cannot fill {disk}: {error}")]
     Prepare {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
         /// Why the disk cannot be filled.
         error: String,

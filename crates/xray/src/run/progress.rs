@@ -40,7 +40,7 @@ impl Progress {
         self.prefix = name.to_owned();
     }
 
-    /// Reports a step.
+    /// Reports that a step begins.
     pub fn say(&mut self, what: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(format!("{}: {what}", self.prefix)),

@@ -15,7 +15,7 @@ pub const FORMAT: u32 = 1;
 pub struct RunRecord {
     /// Version of the format.
     pub format: u32,
-    /// The scenario's name.
+    /// Name of the scenario.
     pub scenario: String,
     /// Title of the scenario.
     pub title: String,
@@ -27,7 +27,7 @@ pub struct RunRecord {
     pub text: String,
     /// The factors by which the scenario was scaled.
     pub scale: Scale,
-    /// What scaling changed.
+    /// What scaling changed in the scenario.
     pub changes: Vec<String>,
     /// Seed of all random values.
     pub seed: u64,
@@ -69,7 +69,7 @@ impl fmt::Display for State {
 /// The results of a target.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TargetRecord {
-    /// Its name.
+    /// Name of the target.
     pub name: String,
     /// Program and version of the target.
     pub version: String,
@@ -84,7 +84,7 @@ pub struct TargetRecord {
 /// The results of a phase.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PhaseRecord {
-    /// Its name.
+    /// Name of the phase.
     pub name: String,
     /// The depth of a sweep.
     pub depth: Option<u32>,
@@ -94,7 +94,7 @@ pub struct PhaseRecord {
     pub warm_up_s: f64,
     /// Whether the rate was steady at the end of the warm-up; `None` if that was not requested.
     pub steady: Option<bool>,
-    /// Measured seconds.
+    /// Duration of the measured time in seconds.
     pub measured_s: f64,
     /// Whether the phase ran to its end.
     pub complete: bool,
@@ -124,26 +124,26 @@ impl PhaseRecord {
 /// Percentiles of the latency, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Arithmetic mean.
+    /// Arithmetic mean of the latencies.
     pub mean: f64,
-    /// The median.
+    /// Median of the latencies.
     pub p50: f64,
-    /// The 95th percentile.
+    /// 95th percentile of the latencies.
     pub p95: f64,
-    /// The 99th percentile.
+    /// 99th percentile of the latencies.
     pub p99: f64,
-    /// The 99.9th percentile.
+    /// 99.9th percentile of the latencies.
     pub p999: f64,
-    /// The maximum.
+    /// The longest latency.
     pub max: f64,
 }
 
 /// The results of a load, all its disks together, in the measured time.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LoadRecord {
-    /// Its name.
+    /// Name of the load.
     pub name: String,
-    /// Number of disks.
+    /// Number of disks that the load uses.
     pub disks: u32,
     /// Requests per second of all disks together, if the load has a rate.
     pub target_rate: Option<f64>,
@@ -196,7 +196,7 @@ pub struct LoadRecord {
 pub struct Point {
     /// Start of the interval, in seconds since the start of the measured time.
     pub t: f64,
-    /// Requests answered.
+    /// Number of requests that were answered in the interval.
     pub ops: u64,
     /// Bytes of the answered requests.
     pub bytes: u64,
@@ -206,7 +206,7 @@ pub struct Point {
     pub p95: f64,
     /// 99th percentile of the latency in milliseconds.
     pub p99: f64,
-    /// The maximum.
+    /// The longest latency in milliseconds.
     pub max: f64,
 }
 
@@ -242,7 +242,7 @@ pub struct Sample {
 /// The judgement of a check.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What was judged.
+    /// What the check judged.
     pub what: String,
     /// Whether the check passed; `None` if it could not be judged.
     pub pass: Option<bool>,

@@ -10,7 +10,7 @@ use super::clock::Clock;
 use super::record::Sample;
 use crate::targets::servers::{cpu_of, memory_of};
 
-/// What was sampled.
+/// The samples that were taken.
 pub(super) struct Sampled {
     /// Samples; their times are since the start of the phase.
     pub samples: Vec<Sample>,

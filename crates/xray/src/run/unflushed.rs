@@ -78,7 +78,7 @@ impl Unflushed {
         self.suspects.remove(&block);
     }
 
-    /// The suspects.
+    /// Returns the blocks whose last version is not certain.
     pub fn suspects(&self) -> impl Iterator<Item = u32> {
         self.suspects.keys().copied()
     }

@@ -11,7 +11,7 @@ use super::quantity::{Size, Span};
 /// The version of the format that this program reads.
 pub const FORMAT: u32 = 1;
 
-/// A scenario.
+/// A scenario, as its file describes it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
@@ -26,10 +26,10 @@ pub struct Scenario {
     /// The source of the scenario's figures.
     #[serde(default)]
     pub source: Option<String>,
-    /// The disks.
+    /// The disks of the scenario, by their kinds.
     #[serde(rename = "disk")]
     pub disks: Vec<Disk>,
-    /// The loads.
+    /// The loads that phases can use.
     #[serde(rename = "load")]
     pub loads: Vec<Load>,
     /// The phases, in this order.
@@ -47,9 +47,9 @@ pub struct Scenario {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
-    /// Its name.
+    /// Name of this kind of disks.
     pub name: Spanned<String>,
-    /// Number of disks.
+    /// Number of disks of this kind.
     #[serde(default = "one")]
     pub count: u32,
     /// Size of each disk; for clones, the size of the origin.
@@ -70,7 +70,7 @@ pub struct Disk {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// Its name.
+    /// Name of the load.
     pub name: Spanned<String>,
     /// The kind of disks.
     pub disk: Spanned<String>,
@@ -80,7 +80,7 @@ pub struct Load {
     /// Share of requests at a random position; the others continue where the last one ended.
     #[serde(default)]
     pub random_percent: Percent,
-    /// Share of reads.
+    /// Share of reads among the requests.
     #[serde(default)]
     pub read_percent: Percent,
     /// Block sizes and their weights.
@@ -98,7 +98,7 @@ pub struct Load {
     /// Bytes of the range; to the end of the disk by default.
     #[serde(default)]
     pub size: Option<Size>,
-    /// Interval of flushes.
+    /// Interval between flushes of the load.
     #[serde(default)]
     pub flush: Option<Span>,
     /// Each write is durable when it is answered (FUA).
@@ -123,7 +123,7 @@ pub enum Script {
     Boot,
     /// The user logs on.
     Logon,
-    /// Office work.
+    /// Office work of a user who is logged on.
     Steady,
 }
 
@@ -131,9 +131,9 @@ pub enum Script {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// Its name.
+    /// Name of the phase.
     pub name: Spanned<String>,
-    /// The loads.
+    /// Names of the loads that run in the phase.
     pub loads: Vec<Spanned<String>>,
     /// Measured time; without it, the phase ends with its loads.
     #[serde(default)]
@@ -183,15 +183,15 @@ pub enum Action {
     CompareAndWrite,
 }
 
-/// An event.
+/// An event during a phase.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
-    /// The phase.
+    /// Name of the phase in which the event happens.
     pub phase: Spanned<String>,
     /// Time since the start of the measured time.
     pub at: Span,
-    /// What happens.
+    /// What happens in the event.
     #[serde(rename = "do")]
     pub action: Action,
     /// The kind of disks.
@@ -238,11 +238,11 @@ pub enum Judge {
     Complete,
 }
 
-/// A check.
+/// A check of the results.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {
-    /// What is judged.
+    /// What the check judges.
     pub is: Judge,
     /// The phase that is judged; all phases by default.
     #[serde(default)]
@@ -250,7 +250,7 @@ pub struct Check {
     /// The load; all loads of the phase by default.
     #[serde(default)]
     pub load: Option<Spanned<String>>,
-    /// The percentile.
+    /// The percentile that is judged.
     #[serde(default)]
     pub percentile: Option<f64>,
     /// Bound of the percentile.
@@ -262,7 +262,7 @@ pub struct Check {
     /// Maximum difference in percent.
     #[serde(default)]
     pub within_percent: Option<f64>,
-    /// The earlier phase.
+    /// The earlier phase with which the rate is compared.
     #[serde(default)]
     pub as_phase: Option<Spanned<String>>,
 }

@@ -14,20 +14,20 @@ use super::quantity::{Size, Span};
 /// Factors above 0 and at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Scale {
-    /// Factor for sizes.
+    /// Factor for sizes of disks.
     pub size: f64,
-    /// Factor for rates.
+    /// Factor for rates of loads.
     pub rate: f64,
-    /// Factor for times.
+    /// Factor for times of phases.
     pub time: f64,
 }
 
 /// A scaled scenario.
 #[derive(Debug, Clone)]
 pub struct Scaled {
-    /// The scenario.
+    /// The scenario after scaling.
     pub scenario: Scenario,
-    /// The factors.
+    /// The factors by which it was scaled.
     pub scale: Scale,
     /// What was changed, a line each; empty for a full run.
     pub changes: Vec<String>,

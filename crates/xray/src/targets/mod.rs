@@ -59,19 +59,19 @@ pub enum Act {
     Snapshot(String, String),
     /// Clones of the first disk of a kind, with this name.
     Clone(String, String, u32),
-    /// SIGKILL.
+    /// Sends SIGKILL to the server.
     Kill,
     /// Starts what was killed.
     Start,
-    /// SIGSTOP.
+    /// Pauses the server with SIGSTOP.
     Pause,
-    /// SIGCONT.
+    /// Continues the server with SIGCONT.
     Continue,
     /// The servers end in order, and start again.
     Restart,
-    /// Replaces the process.
+    /// Replaces the process of the server.
     Upgrade,
-    /// SIGKILL to an OSD.
+    /// Sends SIGKILL to an OSD.
     OsdKill(u32),
     /// Starts an OSD that was killed.
     OsdStart(u32),
@@ -88,15 +88,15 @@ pub enum Act {
 /// Disks of a kind to be created.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// The kind.
+    /// Name of the kind of disks.
     pub kind: String,
-    /// Number of disks.
+    /// Number of disks to create.
     pub count: u32,
     /// Size of each disk in bytes.
     pub size: u64,
 }
 
-/// A running target.
+/// A target whose servers run.
 pub trait System: Send {
     /// Program and version of the target.
     fn version(&self) -> &str;
@@ -116,7 +116,7 @@ pub trait System: Send {
     fn pids(&mut self) -> Vec<u32> {
         self.servers().iter().map(|process| process.id()).collect()
     }
-    /// Creates disks, empty.
+    /// Creates empty disks.
     fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError>;
     /// Makes linked clones of the first disk of `origin`, which no load uses.
     fn clones(&mut self, origin: &str, kind: &str, count: u32) -> Result<(), TargetError>;
@@ -188,7 +188,7 @@ pub enum TargetError {
     /// A disk of the target cannot be used.
     #[error("cannot use {endpoint}: {source}")]
     Device {
-        /// The disk.
+        /// Address of the disk.
         endpoint: String,
         /// Why the disk cannot be used.
         source: DeviceError,
@@ -199,7 +199,7 @@ pub enum TargetError {
     /// The disk is too small.
     #[error("{endpoint} has {have} bytes, the scenario needs {need}: use a smaller --scale-size")]
     TooSmall {
-        /// The disk.
+        /// Address of the disk.
         endpoint: String,
         /// Size of the disk in bytes.
         have: u64,
@@ -209,7 +209,7 @@ pub enum TargetError {
     /// What a scenario needs is not supported.
     #[error("{0} is not supported by this target")]
     Unsupported(&'static str),
-    /// Programs are missing.
+    /// Programs that the target needs are missing.
     #[error("{0}")]
     Unavailable(String),
 }

@@ -87,7 +87,7 @@ impl Node {
         name.ok_or(TargetError::Unsupported("a standby"))
     }
 
-    /// The node's server.
+    /// Returns the server of the node, which must run.
     pub fn running(&mut self) -> Result<&mut Forebay, TargetError> {
         self.server.as_mut().ok_or(TargetError::Unsupported("this event while the server is killed"))
     }

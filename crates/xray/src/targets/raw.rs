@@ -35,12 +35,12 @@ pub(super) struct RawSystem {
 }
 
 impl RawSystem {
-    /// `nbdkit`.
+    /// Starts `nbdkit` on raw files.
     pub fn nbdkit(around: &Surroundings) -> Result<RawSystem, TargetError> {
         RawSystem::new(around, version("nbdkit", "nbdkit")?, None)
     }
 
-    /// `tgtd`.
+    /// Starts `tgtd` on raw files.
     pub fn tgtd(around: &Surroundings) -> Result<RawSystem, TargetError> {
         if program("tgtd").is_none() {
             let what = "tgtd is not installed: run apt-get install tgt".to_owned();

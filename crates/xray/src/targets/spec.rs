@@ -19,11 +19,11 @@ pub enum Transport {
     Unix,
     /// NBD over TCP.
     Tcp,
-    /// ISCSI.
+    /// Clients use iSCSI.
     Iscsi,
 }
 
-/// How Forebay runs.
+/// How a Forebay server is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForebayKind {
     /// How clients reach Forebay.
@@ -41,7 +41,7 @@ pub struct ForebayKind {
 /// The kinds of targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// Forebay.
+    /// A Forebay server.
     Forebay(ForebayKind),
     /// `qemu-nbd` on qcow2 files, one server for each disk.
     QemuNbd,
@@ -55,7 +55,7 @@ pub enum Kind {
     Given(Endpoint),
 }
 
-/// A target.
+/// A target, with its name in reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetSpec {
     /// Name of the target in reports.
@@ -67,13 +67,13 @@ pub struct TargetSpec {
 /// A description that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// An unknown word.
+    /// The word names no known target.
     #[error(
         "unknown target \"{0}\": use forebay, forebay-tcp, forebay-iscsi, forebay-rados, forebay-rados-2, qemu-nbd, \
          nbdkit, tgtd, librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH"
     )]
     Unknown(String),
-    /// A wrong file.
+    /// A file of targets is wrong.
     #[error("{file}: {what}")]
     File {
         /// Name of the file.

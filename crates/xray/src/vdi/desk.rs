@@ -45,7 +45,7 @@ pub struct Answered {
 /// Image and content, shared by all desktops of a run.
 #[derive(Clone, Copy)]
 pub struct Family<'a> {
-    /// The image.
+    /// The shape of the image that the desktop uses.
     pub shape: &'a Shape,
     /// The bytes of all blocks.
     pub content: &'a Content,

@@ -45,7 +45,7 @@ impl Cache {
 /// The results of a phase.
 #[derive(Debug, Clone, Serialize)]
 pub struct PhaseResult {
-    /// The phase.
+    /// The phase of the day.
     pub phase: Phase,
     /// Number of desktops.
     pub desktops: u32,
@@ -69,11 +69,11 @@ pub struct PhaseResult {
     pub seconds: f64,
     /// Planned operations of each guest.
     pub planned_ops: u32,
-    /// Planned duration.
+    /// Planned duration of the phase.
     pub planned_seconds: f64,
     /// Median latency, starting at an operation's arrival.
     pub p50_ms: f64,
-    /// 99th percentile of the latency.
+    /// 99th percentile of the latency, starting at an operation's arrival.
     pub p99_ms: f64,
     /// Blocks that were read and verified.
     pub checked_blocks: u64,

@@ -67,7 +67,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// A full run.
+    /// Returns the options of a full run.
     pub fn new(forebay: PathBuf, parent: &Path) -> Options {
         Options {
             forebay,

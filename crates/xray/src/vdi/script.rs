@@ -35,12 +35,12 @@ const REMEMBERED: usize = 4096;
 /// Largest write of a file that is copied.
 const COPY_BLOCKS: u32 = 16;
 
-/// One operation.
+/// One operation of a desktop.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Op {
     /// When the operation arrives, relative to the start of the phase.
     pub due: Duration,
-    /// The blocks.
+    /// The blocks that the operation reads or writes.
     pub piece: Piece,
     /// Content of a write, by block; empty for a read.
     pub write: Vec<Origin>,

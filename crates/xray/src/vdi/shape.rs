@@ -25,22 +25,22 @@ const AGAIN: u64 = 10;
 /// Number of positions that are rewritten repeatedly: journals, registry hives, logs.
 const HOT: usize = 36;
 
-/// Consecutive blocks.
+/// A number of consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// The first block.
+    /// The first block of the piece.
     pub block: u32,
-    /// Number of blocks.
+    /// Number of blocks in the piece.
     pub blocks: u32,
 }
 
 impl Piece {
-    /// Offset in bytes.
+    /// Offset of the piece in bytes.
     pub fn offset(self) -> u64 {
         u64::from(self.block) * BLOCK as u64
     }
 
-    /// Length in bytes.
+    /// Length of the piece in bytes.
     pub fn len(self) -> u32 {
         self.blocks * BLOCK as u32
     }

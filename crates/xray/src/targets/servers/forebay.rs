@@ -49,7 +49,7 @@ impl Stats {
 
 /// A running Forebay server.
 pub struct Forebay {
-    /// The NBD server.
+    /// The server process and its NBD socket.
     pub server: Server,
     binary: PathBuf,
     control: PathBuf,
@@ -86,7 +86,7 @@ impl Forebay {
         Ok(Forebay { server: Server { process, socket }, binary: binary.to_owned(), control })
     }
 
-    /// Waits until it serves.
+    /// Waits until the server serves clients.
     pub fn wait_ready(&mut self) -> Result<()> {
         let (control, socket) = (&self.control, &self.server.socket);
         self.server.process.wait_until(|| answers(control) && answers(socket))
@@ -138,7 +138,7 @@ impl Forebay {
         self.stats()?.get(pointer)
     }
 
-    /// All counters now.
+    /// Returns the present values of all counters.
     pub fn stats(&self) -> Result<Stats> {
         self.cli(&["stats"]).map(Stats)
     }

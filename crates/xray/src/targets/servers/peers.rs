@@ -57,7 +57,7 @@ pub fn serve_by_qemu(
 
 /// A separate `tgtd`, independent of other `tgtd` processes on this machine.
 pub struct Tgtd {
-    /// The process.
+    /// The process of `tgtd`.
     pub process: Process,
     portal: String,
 }
@@ -66,7 +66,7 @@ pub struct Tgtd {
 pub struct Unit {
     /// The unit's number, from 1: `tgtd` reserves unit 0.
     pub lun: u8,
-    /// The file.
+    /// The file that the unit exports.
     pub file: PathBuf,
     /// Whether writes are answered before they are durable.
     pub write_cache: bool,
@@ -116,7 +116,7 @@ impl Tgtd {
         Ok(Tgtd { process, portal: portal.to_owned() })
     }
 
-    /// A unit of it.
+    /// Returns a unit of the target.
     pub fn disk(&self, lun: u8) -> Disk<'_> {
         let address = Address { portal: self.portal.clone(), target: TARGET.to_owned(), lun };
         Disk { process: &self.process, endpoint: Endpoint::Iscsi(address) }

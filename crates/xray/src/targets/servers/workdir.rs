@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::error::{During, Result};
 use crate::rng::Rng;
 
-/// Two directories.
+/// The directories for the data, the sockets and the memory of servers.
 pub struct WorkDir {
     data: PathBuf,
     sockets: PathBuf,
