@@ -24,7 +24,7 @@ pub const BATCH_BYTES: usize = 4 << 20;
 pub const SLICE_CHANGES: usize = 960;
 /// Blocks that one thread examines or compresses at a time: some tens of microseconds.
 pub const WORKER_BLOCKS: usize = 48;
-/// A group of up to this many bytes is prepared by one thread: to wake another takes longer than it saves.
+/// Maximum bytes of a group that one thread prepares: to wake another thread takes longer than it saves.
 pub const GROUP_OF_ONE_THREAD: u64 = 1536 << 10;
 /// Minimum size of a segment.
 pub const MIN_SEGMENT_BYTES: u32 = 64 << 10;

@@ -24,7 +24,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use forebay_format::BLOCK;
 
-/// A stream stops reading ahead after this many reads of the disk that belong to other streams.
+/// Number of reads of other streams of the disk after which a stream stops reading ahead.
 const IDLE_READS: u64 = 1024;
 /// Minimum number of blocks by which requests of a stream may be out of order.
 const LEAST_SLACK: u64 = 8;

@@ -130,9 +130,9 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::pending())
     }
 
-    /// The objects of `listed` that exist, and all from number `from` on, by ascending number, with their
-    /// lengths. The numbers from `from` on are few: a store that can find these objects without listing all
-    /// does so.
+    /// Returns the objects of `listed` that exist, and all objects from number `from` on, by ascending
+    /// number, with their lengths. Few objects have numbers from `from` on: a store that can find these
+    /// objects without listing all objects does so.
     fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> Completion<Vec<ObjectStat>> {
         let is_wanted = move |id: SegmentId| id >= from || listed.contains(&id);
         let is_selected = is_wanted.clone();

@@ -134,7 +134,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         (budget.saturating_sub(BASE_COST) / (BYTES as u64 + FRAME_OVERHEAD)) as usize
     }
 
-    /// Maximum bytes that a shard of this many frames takes.
+    /// Returns the maximum bytes that a shard of `frames` frames takes.
     pub fn cost(frames: usize) -> u64 {
         BASE_COST + frames as u64 * (BYTES as u64 + FRAME_OVERHEAD)
     }

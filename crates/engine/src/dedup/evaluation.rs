@@ -102,7 +102,7 @@ impl Generator {
     }
 }
 
-/// A part of a trace: its groups have this many blocks.
+/// A part of a trace. Its groups have `group` blocks each.
 struct Phase {
     name: &'static str,
     group: usize,

@@ -40,8 +40,8 @@ const MAX_LAG: u64 = (4 << 20) / COST_UNIT * MAX_WEIGHT / DEFAULT_WEIGHT;
 pub(crate) struct Budget {
     /// Bytes that all flows together may use.
     pub all: u64,
-    /// The part of the budget that is divided into shares; a flow above its share leaves an eighth of it
-    /// free.
+    /// The part of the budget that is divided into shares. A flow above its share leaves an eighth of this
+    /// part free.
     pub open: u64,
 }
 
@@ -79,7 +79,7 @@ struct Lane<T> {
     entries: VecDeque<Entry<T>>,
 }
 
-/// Start tag of the first request of a lane, and id of its flow.
+/// The place of a lane in the queue: the start tag of its first request, and the id of its flow.
 type Place = (u64, u64);
 
 /// Requests that wait; see the module documentation.

@@ -95,7 +95,7 @@ pub(crate) struct SegmentScan {
     pub gaps: Vec<Gap>,
 }
 
-/// The structure that begins at an offset.
+/// The structure that a scan found at an offset.
 enum Found {
     Batch(Scanned),
     Footer(SegmentFooter),

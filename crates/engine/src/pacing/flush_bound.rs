@@ -47,7 +47,7 @@ const TIGHT: Multiple = Multiple {
     least_bytes: SMALL_GROUP,
     piece: TURN_BYTES / 4,
 };
-/// Flushes are frequent if they follow each other within this many costs of a small commit.
+/// Number of costs of a small commit within which flushes have to follow each other to be frequent.
 const FREQUENT: f64 = 16.0;
 /// A disk counts as flushing for this long after its last flush.
 const FLUSH_RECENT: Duration = Duration::from_secs(1);

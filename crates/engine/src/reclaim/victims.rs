@@ -101,7 +101,7 @@ impl Object {
 pub(crate) enum Effort {
     /// Only objects are cleaned that are cheap to clean.
     Easy,
-    /// Objects are cleaned until this many bytes are freed.
+    /// Objects are cleaned until this number of bytes is freed.
     Bytes(u64),
     /// All objects are cleaned that are worth cleaning.
     All,

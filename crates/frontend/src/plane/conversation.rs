@@ -91,8 +91,8 @@ pub(crate) trait Protocol: Unpin {
         false
     }
 
-    /// Takes input that was put aside while only requests in progress were served. It precedes all input that
-    /// was not served, and is served again later.
+    /// Takes input that was put aside while only requests in progress were served. This input precedes all
+    /// other input that was not served, and is served again later.
     fn take_aside(&mut self) -> Vec<u8> {
         Vec::new()
     }

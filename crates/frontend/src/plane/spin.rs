@@ -53,12 +53,12 @@ enum Outcome {
     Failed,
 }
 
-/// Whether to look; separate from sockets and clocks, so that it can be tested.
+/// Decides whether to look for a request; separate from sockets and clocks, so that it can be tested.
 #[derive(Debug)]
 struct Control {
     skip: u32,
     next_skip: u32,
-    /// Number of successes that no failure has used up.
+    /// Number of successful looks that no failure has used up.
     credit: u32,
 }
 

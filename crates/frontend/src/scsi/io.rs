@@ -123,7 +123,7 @@ impl Nexus {
         })
     }
 
-    /// Executes WRITE SAME. Without data the block is zero.
+    /// Executes WRITE SAME. Without data, the block that is written is zero.
     pub(super) async fn write_same(&self, offset: u64, len: u32, data: &[u8], unmap: bool) -> Result<()> {
         if len == 0 {
             return Ok(());

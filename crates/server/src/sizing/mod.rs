@@ -33,7 +33,7 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Operations of a second of work, and the share of reads.
+    /// Returns the operations per second of a desktop at work, and the share of reads among them.
     fn work(self) -> (f64, f64) {
         match self {
             Profile::Task => (8.0, 0.5),

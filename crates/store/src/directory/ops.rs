@@ -28,7 +28,7 @@ use crate::{
 /// Maximum size of a synced append after which zeroes are written: see [`super::growing`].
 const SMALL_BYTES: usize = 64 << 10;
 
-/// Zeroes are written to a new file this many bytes at a time, so that they hardly delay other writes.
+/// Bytes of zeroes that are written to a new file at a time, few enough to hardly delay other writes.
 const FILLED_AT_ONCE: usize = 256 << 10;
 /// Maximum time for one such write, in the mean of the first [`FIRST_JUDGED`] writes or more. On a slower
 /// disk, the zeroes would delay synced writes for longer than the journal does.

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 const LEAST: Duration = Duration::from_millis(400);
 /// Additional time for each byte of the append, for slow networks.
 const PER_BYTE: Duration = Duration::from_nanos(100);
-/// An append is overdue after this many times the usual time.
+/// An append is overdue after its usual time multiplied by this number.
 const FACTOR: u32 = 4;
 /// Maximum number of times that the time is doubled.
 const DOUBLINGS: u32 = 5;

@@ -102,10 +102,11 @@ fn state(header: &Header) -> (u64, &str, &str, &str) {
     (header.term, &header.owner, &header.heir, &header.beat)
 }
 
-/// Reports of an error that may persist: the first one at once, further ones at growing intervals.
+/// Reports of an error that may persist: the first report is made at once, further reports at growing
+/// intervals.
 pub(super) struct Errors {
     what: &'static str,
-    /// When the error is reported again, and the interval until then.
+    /// Time at which the error is reported again, and the interval that follows.
     next: Option<(Duration, Duration)>,
 }
 

@@ -107,7 +107,7 @@ impl Header<'_> {
     pub fn flags(self) -> u8 {
         self.0[1]
     }
-    /// Whether it is the last of its sequence.
+    /// Whether the PDU is the last PDU of its sequence.
     pub fn is_final(self) -> bool {
         self.0[1] & 0x80 != 0
     }

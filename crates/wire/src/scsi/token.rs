@@ -41,7 +41,7 @@ impl Token {
         token.put64(0);
         token.put64(bytes);
         token.zeroes(32);
-        // Device type specific: the block length.
+        // The device type specific field is the block length.
         token.put32(BLOCK);
         token.zeroes(28);
         token.extend_from_slice(&self.secret);

@@ -57,7 +57,8 @@ pub trait Device: AsRawFd + Send {
     fn has_room(&self) -> bool;
     /// Number of requests that are queued and not answered.
     fn under_way(&self) -> usize;
-    /// Queues a read; there must be room. With `keep`, [`Device::data`] has its data when it is answered.
+    /// Queues a read; there must be room. With `keep`, [`Device::data`] returns the data of the read once it
+    /// is answered.
     fn queue_read(&mut self, offset: u64, len: u32, keep: bool, due: Instant) -> usize;
     /// Queues a write of what `fill` writes into its argument; there must be room.
     fn queue_write(&mut self, offset: u64, len: u32, due: Instant, fill: &mut dyn FnMut(&mut [u8])) -> usize;

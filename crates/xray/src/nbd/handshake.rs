@@ -29,15 +29,15 @@ pub struct Export {
 }
 
 impl Export {
-    /// NBD_FLAG_READ_ONLY.
+    /// Whether the export is read-only (NBD_FLAG_READ_ONLY).
     pub fn read_only(&self) -> bool {
         self.flags & 1 << 1 != 0
     }
-    /// NBD_FLAG_SEND_FLUSH.
+    /// Whether the export supports flushes (NBD_FLAG_SEND_FLUSH).
     pub fn flushes(&self) -> bool {
         self.flags & 1 << 2 != 0
     }
-    /// NBD_FLAG_SEND_FUA.
+    /// Whether the export supports durable writes (NBD_FLAG_SEND_FUA).
     pub fn durable_writes(&self) -> bool {
         self.flags & 1 << 3 != 0
     }

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// See the module. Times are since the start of the phase.
+/// The clock of a phase; see the module documentation. Times are since the start of the phase.
 pub(super) struct Clock {
     begun: OnceLock<Instant>,
     measure_ns: AtomicU64,

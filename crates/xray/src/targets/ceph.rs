@@ -13,7 +13,7 @@ pub(super) struct Cluster {
     dir: PathBuf,
 }
 
-/// The script uses this many ports from the first one, below those that Linux gives to clients.
+/// Number of ports that the script uses, from the first port on, below the ports that Linux gives to clients.
 const PORTS: u16 = 200;
 
 impl Cluster {
@@ -57,7 +57,7 @@ impl Cluster {
         &self.dir
     }
 
-    /// Does something with an OSD.
+    /// Lets the script do `what` with an OSD.
     pub fn osd(&self, what: &str, number: u32) -> Result<(), TargetError> {
         Ok(run(self.command(what).arg(number.to_string())).map(drop)?)
     }

@@ -15,7 +15,8 @@ use crate::scenario::Action;
 const IQN: &str = "iqn.2026-01.org.example:xray";
 const NO_CLUSTER: TargetError = TargetError::Unsupported("an event of a Ceph cluster");
 
-/// See the module. Fields drop in order: servers end before their pool.
+/// A Forebay target; see the module documentation. Its fields drop in order: the servers end before their
+/// pool.
 pub(super) struct ForebaySystem {
     /// The nodes: one, or a pair.
     nodes: Vec<Node>,

@@ -112,7 +112,7 @@ pub trait System: Send {
     }
     /// Drops the servers, which have ended.
     fn forget(&mut self) {}
-    /// The numbers of its server processes.
+    /// Returns the process numbers of the target's servers.
     fn pids(&mut self) -> Vec<u32> {
         self.servers().iter().map(|process| process.id()).collect()
     }

@@ -22,7 +22,8 @@ const POOL: &str = "rados:test/xray";
 /// Interval between questions to the cluster.
 const ASK: Duration = Duration::from_millis(100);
 
-/// See the module. Fields drop in order: the server ends before its files.
+/// A node of a pair; see the module documentation. Its fields drop in order: the server ends before its
+/// files.
 pub(super) struct Node {
     /// The server; `None` while it is killed.
     pub server: Option<Forebay>,

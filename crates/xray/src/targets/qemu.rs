@@ -18,7 +18,8 @@ struct Export {
     frozen: bool,
 }
 
-/// See the module. Fields drop in order: servers, then the data.
+/// A target of `qemu-nbd` servers; see the module documentation. Its fields drop in order: the servers, then
+/// the data.
 pub(super) struct QemuSystem {
     exports: BTreeMap<String, Vec<Export>>,
     cluster: Option<Cluster>,

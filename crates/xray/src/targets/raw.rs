@@ -21,7 +21,7 @@ impl Running {
     }
 }
 
-/// See the module. Fields drop in order: the server, then the data.
+/// A target of raw files; see the module documentation. Its fields drop in order: the server, then the data.
 pub(super) struct RawSystem {
     /// The server; `None` before the disks exist, and while it is killed.
     server: Option<Running>,

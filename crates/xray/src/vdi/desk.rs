@@ -194,7 +194,7 @@ impl<'a> Desk<'a> {
         self.requests[slot] = Some(Request { write: false, piece, expected });
     }
 
-    /// Receives the replies that have arrived, counts them, verifies reads, and passes each to `each`.
+    /// Receives the replies that have arrived, counts them, verifies reads, and passes each reply to `each`.
     pub fn receive_each(
         &mut self,
         buffer: &mut [u8],

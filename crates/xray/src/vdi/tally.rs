@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 
 use crate::load::{Counts, histogram};
 
-/// See the module. Latencies start at the arrival of an operation.
+/// The counters and latencies of guests in a phase. Latencies start at the arrival of an operation.
 #[derive(Debug, Clone)]
 pub struct Tally {
     pub counts: Counts,

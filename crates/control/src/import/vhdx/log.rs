@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn the_active_sequence_is_the_valid_one_with_the_highest_numbers() {
-        // The start of the ring is the end of a sequence that begins at its end.
+        // The sequence begins at the end of the ring and ends at its start.
         assert_eq!(active(&[(5, 6), (6, 6), (0, 0), (1, 3), (0, 0), (0, 0), (3, 6), (4, 6)]), [3, 4, 5, 6]);
         // The newest entries lack the first one of their sequence.
         assert_eq!(active(&[(1, 0), (2, 0), (0, 0), (7, 2), (8, 2), (4, 5), (0, 0)]), [4]);

@@ -128,7 +128,7 @@ impl MemoryAccount {
         taken.then(|| self.hold(bytes, kind))
     }
 
-    /// Takes `bytes` even without room: they are allocated already, or will be allocated at once.
+    /// Takes `bytes` even without room, because they are allocated already, or will be allocated at once.
     pub fn force(self: &Rc<Self>, bytes: usize, kind: Kind) -> Charge {
         let excess = self.excess(bytes);
         if excess > 0 {

@@ -13,7 +13,8 @@ use crate::serve::host::notify;
 
 /// How long the server waits, after a signal to stop, until the thread that opens the pool gives up.
 const GIVE_UP: Duration = Duration::from_millis(500);
-/// Interval of the requests for more time to start, and the time that is requested of the service manager.
+/// Interval at which the server requests more time to start, and the time that it requests of the service
+/// manager.
 const EXTEND: Duration = Duration::from_secs(10);
 const EXTENDED: Duration = Duration::from_secs(60);
 

@@ -70,12 +70,12 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Makes the end of the predecessor.
+    /// Makes the end of the channel that the predecessor uses.
     pub fn to_successor(stream: UnixStream) -> Channel {
         Channel { stream, limits: OF_SUCCESSOR }
     }
 
-    /// Makes the end of the successor.
+    /// Makes the end of the channel that the successor uses.
     pub fn to_predecessor(stream: UnixStream) -> Channel {
         Channel { stream, limits: OF_PREDECESSOR }
     }

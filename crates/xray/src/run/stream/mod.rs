@@ -391,7 +391,8 @@ impl Stream {
         self.next_due = None;
     }
 
-    /// The blocks to read back: what may have been lost, and others that were written.
+    /// Returns the blocks to read back: blocks whose last version may be lost, and other blocks that were
+    /// written.
     fn written(&self) -> Vec<u32> {
         if !writes(&self.spec) || self.spec.version.is_some() {
             return Vec::new();
