@@ -47,7 +47,7 @@ const TIGHT: Multiple = Multiple {
     least_bytes: SMALL_GROUP,
     piece: TURN_BYTES / 4,
 };
-/// Number of costs of a small commit within which flushes have to follow each other to be frequent.
+/// Maximum time between flushes that count as frequent, in costs of a small commit.
 const FREQUENT: f64 = 16.0;
 /// A disk counts as flushing for this long after its last flush.
 const FLUSH_RECENT: Duration = Duration::from_secs(1);

@@ -119,7 +119,7 @@ mod tests {
             rate.sample(now, GIB + n * 30 * MIB, GIB + n * 10 * MIB);
         }
         assert!((19 * MIB..=20 * MIB).contains(&rate.per_second()), "{}", rate.per_second());
-        // A pause of the writer does not count.
+        // A pause of the cleaner does not count.
         now += Duration::from_secs(3600);
         rate.begin(now, 3 * GIB, 2 * GIB);
         assert!(rate.per_second() >= 19 * MIB);
