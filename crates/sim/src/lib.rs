@@ -18,6 +18,7 @@ mod lie;
 mod machine;
 mod medium;
 mod model;
+pub mod names;
 mod plan;
 pub mod rados;
 mod recover;

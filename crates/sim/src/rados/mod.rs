@@ -42,13 +42,13 @@ use crate::exec::SimHost;
 use crate::rng::Rng;
 
 /// Clock, tasks and chance of the simulated cluster.
-struct Network {
-    host: Arc<SimHost>,
-    rng: Mutex<Rng>,
-    /// Number of requests or answers of which one takes seconds.
-    late: u64,
+pub(crate) struct Network {
+    pub(crate) host: Arc<SimHost>,
+    pub(crate) rng: Mutex<Rng>,
+    /// One in this many requests or answers takes seconds.
+    pub(crate) late: u64,
     /// Many removals take up to a minute.
-    late_removals: bool,
+    pub(crate) late_removals: bool,
 }
 
 impl World for Network {

@@ -7,6 +7,7 @@ mod faults;
 mod hidden_quota;
 mod live;
 mod memory;
+mod names;
 mod one_disk;
 mod rados;
 mod restarts;

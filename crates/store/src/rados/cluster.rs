@@ -47,10 +47,15 @@ pub enum Step {
     Set(&'static str, String),
     /// Writes bytes at an offset. They are shared so that the caller gets its buffer back.
     Write(u64, Arc<IoBuf>),
-    /// Adds entries to the object's map of keys and values. The values are empty.
+    /// Adds entries with empty values to the object's map of keys and values.
     AddKeys(Vec<String>),
     /// Removes keys; missing keys are ignored.
     RemoveKeys(Vec<String>),
+    /// Fails with `ECANCELED` unless the entry of this key has this value. The value of a missing entry is
+    /// empty.
+    RequireEntry(String, Vec<u8>),
+    /// Sets the values of entries, which are added if they are missing.
+    SetEntries(Vec<(String, Vec<u8>)>),
     /// Removes the object.
     Remove,
     /// Announces that appends will make the object grow to this size.
@@ -81,8 +86,37 @@ pub struct Contents {
 impl Contents {
     /// An attribute as text; empty if it is missing.
     pub fn attribute(&self, name: &str) -> String {
-        let found = self.attributes.iter().find(|(n, _)| n == name);
-        found.map_or_else(String::new, |(_, value)| String::from_utf8_lossy(value).into_owned())
+        attribute(&self.attributes, name)
+    }
+}
+
+fn attribute(attributes: &[(String, Vec<u8>)], name: &str) -> String {
+    let found = attributes.iter().find(|(n, _)| n == name);
+    found.map_or_else(String::new, |(_, value)| String::from_utf8_lossy(value).into_owned())
+}
+
+/// Which entries of an object's map are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// Those whose keys begin with this text. They are read in pages: each page is as of one moment.
+    Prefix(String),
+    /// Those with these keys, as of one moment. Missing entries are left out.
+    Keys(Vec<String>),
+}
+
+/// Entries of an object's map, in the order of their keys.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Entries {
+    /// Attributes by name, as of the same moment as the first page of the entries.
+    pub attributes: Vec<(String, Vec<u8>)>,
+    /// Keys and values.
+    pub entries: Vec<(String, Vec<u8>)>,
+}
+
+impl Entries {
+    /// An attribute as text; empty if it is missing.
+    pub fn attribute(&self, name: &str) -> String {
+        attribute(&self.attributes, name)
     }
 }
 
@@ -97,6 +131,9 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// Reads attributes, keys and the first `len` bytes of an object.
     fn contents(&self, object: &str, len: usize) -> Operation<Contents>;
+
+    /// Reads attributes and entries of an object's map.
+    fn entries(&self, object: &str, wanted: Wanted) -> Operation<Entries>;
 
     /// The length of an object.
     fn len_of(&self, object: &str) -> Operation<u64>;

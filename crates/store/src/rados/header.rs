@@ -25,6 +25,7 @@ use forebay_format::{FormatError, SegmentId, Superblock};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::SignOfLife;
 use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
 use crate::BoxFuture;
 use crate::superblock::{COPY_BYTES, written_copies};
@@ -133,6 +134,11 @@ impl Header {
             open: contents.keys.iter().filter_map(|key| id_after(OPEN, key)).collect(),
             gone: contents.keys.iter().filter_map(|key| id_after(GONE, key)).collect(),
         })
+    }
+
+    /// The last sign of life of the owner.
+    pub fn sign_of_life(&self) -> SignOfLife {
+        SignOfLife { term: self.term, beat: number(&self.beat).unwrap_or_default() }
     }
 
     /// Whether this server can serve a pool of this format. A server that took another pool would fence its

@@ -19,6 +19,7 @@ mod ops;
 mod owner;
 mod ownership;
 mod patience;
+mod pool_watch;
 #[cfg(feature = "test-util")]
 mod simulated;
 mod standby;
@@ -35,7 +36,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch as channel;
 
-pub use self::cluster::{Answer, Cluster, Contents, Errno, Operation, Step, WhenFull};
+pub use self::cluster::{Answer, Cluster, Contents, Entries, Errno, Operation, Step, Wanted, WhenFull};
 pub use self::connection::{HandedOver, Heir, PoolConnection};
 use self::fullness::Fullness;
 use self::growing::Growing;
@@ -48,6 +49,7 @@ use self::ownership::{
     BEAT_EVERY, Taken, announce_serving, beat, fence, invite, release, take, taking_failed,
 };
 use self::patience::Patience;
+pub use self::pool_watch::{PoolWatch, Sight};
 #[cfg(feature = "test-util")]
 pub use self::simulated::{Broken, GROUPS, SimulatedClient, SimulatedRados, World};
 pub use self::standby::StandbyWatch;
@@ -88,6 +90,35 @@ pub enum Claim {
         /// The term in which this server released the pool.
         term: u64,
     },
+    /// As `IfFree`, and take the pool without observing its owner, if the owner has given no sign of life
+    /// since another process of this host has found it silent ([`PoolWatch`]).
+    Silent(SignOfLife),
+}
+
+/// The last sign of life of the owner of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignOfLife {
+    /// Number of the ownership.
+    pub term: u64,
+    /// Number of the owner's heartbeat.
+    pub beat: u64,
+}
+
+impl std::fmt::Display for SignOfLife {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.term, self.beat)
+    }
+}
+
+impl FromStr for SignOfLife {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let numbers =
+            text.split_once('.').and_then(|(term, beat)| Some((term.parse().ok()?, beat.parse().ok()?)));
+        let (term, beat) = numbers.ok_or_else(|| format!("{text:?} is not TERM.BEAT"))?;
+        Ok(SignOfLife { term, beat })
+    }
 }
 
 /// What the caller of an opening provides, if the opening may wait.

@@ -148,7 +148,7 @@ pub(super) fn is_free(seen: &Header, here: &Owner, claim: Claim) -> bool {
     match (seen.owner.is_empty(), seen.heir.is_empty()) {
         (true, true) => true,
         (true, false) => claim == Claim::Back { term: seen.term } || is_gone(&seen.heir),
-        (false, _) => is_gone(&seen.owner),
+        (false, _) => claim == Claim::Silent(seen.sign_of_life()) || is_gone(&seen.owner),
     }
 }
 

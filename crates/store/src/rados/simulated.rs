@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::cluster::{Answer, Cluster, Contents, Errno, Operation, Step, WhenFull};
+use super::cluster::{Answer, Cluster, Contents, Entries, Errno, Operation, Step, Wanted, WhenFull};
 use super::header::{HEADER, HEIR, OWNER, TERM, standby_of};
 use crate::{BoxFuture, Capacity, IoBuf};
 
@@ -41,6 +41,8 @@ pub enum Broken {
     None,
     /// Objects that exist do not get the term of a new owner: open segments are not fenced.
     Fences,
+    /// Entries need not have the required value.
+    Entries,
     /// Keys are not entered in the header: segments are open and removed unnoticed.
     Keys,
     /// Attributes need not have the required value.
@@ -85,7 +87,7 @@ impl World for Immediate {
 struct Object {
     bytes: Vec<u8>,
     attributes: BTreeMap<String, String>,
-    keys: BTreeSet<String>,
+    keys: BTreeMap<String, Vec<u8>>,
 }
 
 /// Prefix that distinguishes the queue of reads of an object.
@@ -256,7 +258,12 @@ impl SimulatedRados {
         state
             .objects
             .get(HEADER)
-            .map_or(0, |header| header.keys.iter().filter_map(|key| standby_of(key)).count())
+            .map_or(0, |header| header.keys.keys().filter_map(|key| standby_of(key)).count())
+    }
+
+    /// The keys of an object's map, with their values; none if the object is missing.
+    pub fn entries_of(&self, object: &str) -> BTreeMap<String, Vec<u8>> {
+        self.state.lock().objects.get(object).map(|object| object.keys.clone()).unwrap_or_default()
     }
 
     /// The bytes of all objects with their names, for comparisons.
@@ -283,6 +290,7 @@ impl State {
                 (Broken::Fences, Step::Set(..)) if matches!(steps.first(), Some(Step::AssertExists)) => {}
                 (Broken::Keys, Step::AddKeys(_)) | (Broken::Require, Step::Require(..)) => {}
                 (Broken::RequireAtMost, Step::RequireAtMost(..)) => {}
+                (Broken::Entries, Step::RequireEntry(..)) if object.is_some() => {}
                 (Broken::Heirs, Step::Set(HEIR, _) | Step::Require(HEIR, _)) => {}
                 (_, Step::RequireAtMost(..)) => {
                     let done = apply(&mut object, step);
@@ -330,7 +338,13 @@ fn apply(object: &mut Option<Object>, step: &Step) -> Answer<()> {
     let exists = object.is_some();
     match step {
         Step::Create if exists => return Err(Errno(libc::EEXIST)),
-        Step::AssertExists | Step::Require(..) | Step::RequireAtMost(..) | Step::Remove if !exists => {
+        Step::AssertExists
+        | Step::Require(..)
+        | Step::RequireAtMost(..)
+        | Step::RequireEntry(..)
+        | Step::Remove
+            if !exists =>
+        {
             return Err(Errno(libc::ENOENT));
         }
         _ => {}
@@ -350,8 +364,12 @@ fn apply(object: &mut Option<Object>, step: &Step) -> Answer<()> {
             object.bytes.resize(object.bytes.len().max(end), 0);
             object.bytes[*offset as usize..end].copy_from_slice(data);
         }
-        Step::AddKeys(keys) => object.keys.extend(keys.iter().cloned()),
-        Step::RemoveKeys(keys) => object.keys.retain(|key| !keys.contains(key)),
+        Step::AddKeys(keys) => object.keys.extend(keys.iter().map(|key| (key.clone(), Vec::new()))),
+        Step::RemoveKeys(keys) => object.keys.retain(|key, _| !keys.contains(key)),
+        Step::RequireEntry(key, wanted) if object.keys.get(key).map_or(&[][..], Vec::as_slice) != wanted => {
+            return Err(Errno(libc::ECANCELED));
+        }
+        Step::SetEntries(entries) => object.keys.extend(entries.iter().cloned()),
         _ => {}
     }
     Ok(())
@@ -466,8 +484,25 @@ impl Cluster for SimulatedClient {
             let attributes = object.attributes.iter().map(|(n, v)| (n.clone(), v.clone().into_bytes()));
             Ok(Contents {
                 attributes: attributes.collect(),
-                keys: object.keys.iter().cloned().collect(),
+                keys: object.keys.keys().cloned().collect(),
                 bytes: object.bytes[..len.min(object.bytes.len())].to_vec(),
+            })
+        })
+    }
+
+    fn entries(&self, object: &str, wanted: Wanted) -> Operation<Entries> {
+        let name = object.to_owned();
+        self.request(object, move |state| {
+            let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
+            let attributes = object.attributes.iter().map(|(n, v)| (n.clone(), v.clone().into_bytes()));
+            let is_wanted = |key: &String| match &wanted {
+                Wanted::Prefix(prefix) => key.starts_with(prefix),
+                Wanted::Keys(keys) => keys.contains(key),
+            };
+            let entries = object.keys.iter().filter(|(key, _)| is_wanted(key));
+            Ok(Entries {
+                attributes: attributes.collect(),
+                entries: entries.map(|(key, value)| (key.clone(), value.clone())).collect(),
             })
         })
     }

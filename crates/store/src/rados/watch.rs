@@ -91,9 +91,14 @@ impl Watch {
         self.is_silent_for(DEAD_AFTER)
     }
 
-    /// Whether the state has been unchanged for this long.
+    /// For how long nothing has changed: zero before enough reads have shown it.
+    pub fn silent_for(&self) -> Duration {
+        if self.reads >= MIN_READS { self.unchanged } else { Duration::ZERO }
+    }
+
+    /// Whether nothing has changed for this long.
     pub fn is_silent_for(&self, time: Duration) -> bool {
-        self.unchanged >= time && self.reads >= MIN_READS
+        self.silent_for() >= time
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_store::rados::librados::LibradosCluster;
-use forebay_store::rados::{Answer, Cluster, Errno, RadosAddress, RadosOptions, Step, WhenFull};
+use forebay_store::rados::{Answer, Cluster, Errno, RadosAddress, RadosOptions, Step, Wanted, WhenFull};
 use forebay_store::{IoBuf, StoreError};
 
 use super::common::{block_on, pattern};
@@ -166,6 +166,61 @@ fn contents_are_attributes_keys_and_bytes() {
         assert_eq!(n.operate("a", wrong).await, failed(libc::EINVAL));
         assert_eq!(n.operate("zero\0byte", vec![Step::Create]).await, failed(libc::EINVAL));
         n.clear().await;
+    });
+}
+
+#[test]
+fn entries_are_compared_and_read() {
+    let Some(n) = Namespace::new("test", "entries") else { return };
+    block_on(async {
+        let entry = |key: &str, value: &str| (key.to_owned(), value.as_bytes().to_vec());
+        let requires = |key: &str, value: &str| Step::RequireEntry(key.to_owned(), value.into());
+        let canceled = failed(libc::ECANCELED);
+        let adds = || Step::SetEntries(vec![entry("k.a", "1"), entry("k.b", "2"), entry("l", "3")]);
+        assert_eq!(n.operate("a", vec![requires("k.a", ""), adds()]).await, failed(libc::ENOENT));
+        n.operate("a", vec![Step::Create, set("version", "1")]).await.unwrap();
+        assert_eq!(n.operate("a", vec![requires("k.a", ""), adds()]).await, Ok(()), "a missing one is empty");
+        assert_eq!(n.operate("a", vec![requires("k.a", ""), adds()]).await, canceled);
+        let removes = || Step::RemoveKeys(vec!["l".to_owned()]);
+        assert_eq!(
+            n.operate("a", vec![requires("k.a", "1"), requires("k.b", "1"), removes()]).await,
+            canceled
+        );
+        let read = async |wanted| n.cluster.entries("a", wanted).await.unwrap();
+        assert_eq!(read(Wanted::Prefix(String::new())).await.entries.len(), 3, "nothing took effect");
+        let swaps = vec![requires("k.a", "1"), Step::SetEntries(vec![entry("k.a", "x\0y")]), removes()];
+        assert_eq!(n.operate("a", swaps).await, Ok(()));
+        let found = read(Wanted::Prefix("k.".into())).await;
+        assert_eq!(found.entries, [entry("k.a", "x\0y"), entry("k.b", "2")]);
+        assert_eq!(found.attribute("version"), "1");
+        assert_eq!(read(Wanted::Keys(vec!["k.b".into(), "m".into()])).await.entries, [entry("k.b", "2")]);
+        let none = read(Wanted::Keys(Vec::new())).await;
+        assert_eq!((none.entries.len(), none.attribute("version").as_str()), (0, "1"));
+        assert_eq!(n.cluster.entries("b", Wanted::Keys(Vec::new())).await.err(), Some(Errno(libc::ENOENT)));
+        // More than an OSD returns at a time.
+        let many: Vec<_> = (0..5_000).map(|key| entry(&format!("m.{key:05}"), &"v".repeat(100))).collect();
+        n.operate("a", vec![Step::SetEntries(many.clone())]).await.unwrap();
+        assert_eq!(read(Wanted::Prefix("m.".into())).await.entries, many);
+        assert_eq!(read(Wanted::Prefix("m.0499".into())).await.entries, many[4_990..]);
+        n.clear().await;
+    });
+}
+
+#[test]
+fn namespaces_share_a_client() {
+    let Some(n) = Namespace::new("test", "shared") else { return };
+    block_on(async {
+        let other = n.cluster.namespace(&format!("{}.other", n.address.name)).unwrap();
+        n.operate("a", vec![Step::Create]).await.unwrap();
+        other.operate("b", vec![Step::Create], WhenFull::Fail).await.unwrap();
+        assert_eq!(n.cluster.list().await.unwrap(), ["a"]);
+        assert_eq!(other.list().await.unwrap(), ["b"]);
+        n.clear().await;
+        // The one that was connected first is closed first.
+        drop(n);
+        other.sleep(Duration::from_millis(1)).await;
+        assert_eq!(other.operate("b", vec![Step::Remove], WhenFull::Fail).await, Ok(()));
+        assert_eq!(other.list().await.unwrap(), Vec::<String>::new());
     });
 }
 

@@ -1,6 +1,6 @@
 //! The functions of librados, loaded at run time, so that the binary starts without Ceph.
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_void};
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -116,6 +116,7 @@ functions! {
     fn write_op_write(Raw, Bytes, usize, u64);
     fn write_op_remove(Raw);
     fn write_op_omap_set2(Raw, Strings, Strings, *const usize, *const usize, usize);
+    fn write_op_omap_cmp2(Raw, Bytes, u8, Bytes, usize, usize, *mut c_int);
     fn write_op_omap_rm_keys2(Raw, Strings, *const usize, usize);
     fn write_op_set_alloc_hint2(Raw, u64, u64, u32);
 
@@ -124,12 +125,13 @@ functions! {
     fn read_op_stat(Raw, *mut u64, *mut libc::time_t, *mut c_int);
     fn read_op_getxattrs(Raw, *mut Raw, *mut c_int);
     fn read_op_omap_get_keys2(Raw, *const c_char, u64, *mut Raw, *mut c_uchar, *mut c_int);
+    fn read_op_omap_get_vals2(Raw, Bytes, Bytes, u64, *mut Raw, *mut c_uchar, *mut c_int);
+    fn read_op_omap_get_vals_by_keys2(Raw, Strings, usize, *const usize, *mut Raw, *mut c_int);
     fn read_op_read(Raw, u64, usize, *mut c_char, *mut usize, *mut c_int);
     fn getxattrs_next(Raw, *mut *const c_char, *mut *const c_char, *mut usize) -> c_int;
     fn getxattrs_end(Raw);
     fn omap_get_next2(Raw, *mut *mut c_char, *mut *mut c_char, *mut usize, *mut usize) -> c_int;
     fn omap_get_end(Raw);
-    fn omap_iter_size(Raw) -> c_uint;
 }
 
 impl Api {

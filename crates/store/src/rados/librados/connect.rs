@@ -93,21 +93,41 @@ pub(super) fn connect(
     }
     // SAFETY: the handle is valid and not connected.
     check(unsafe { (api.connect)(raw) }, &|e| connect_reason(e, user))?;
+    let io = open_pool(api, raw, &address.pool, &address.name)?;
+    std::mem::forget(cluster);
+    Ok((raw, io))
+}
 
-    let name = match address.name.as_str() {
+/// A handle of a pool with a namespace, of a client that is connected.
+pub(super) fn open_pool(
+    api: &'static Api,
+    cluster: Raw,
+    pool: &str,
+    namespace: &str,
+) -> Result<Raw, StoreError> {
+    let fails = |errno: i32, reason: String| StoreError::Io {
+        what: format!("rados:{pool}/{namespace} cannot be opened"),
+        reason,
+        errno,
+    };
+    let text = |text: &str| {
+        CString::new(text).map_err(|_| fails(libc::EINVAL, "a name contains a zero byte".to_owned()))
+    };
+    let name = match namespace {
         // LIBRADOS_ALL_NSPACES
         super::ALL_NAMESPACES => "\u{1}",
         name => name,
     };
-    let (pool, namespace) = (text(address.pool.as_bytes())?, text(name.as_bytes())?);
+    let (pool_name, name) = (text(pool)?, text(name)?);
     let mut io = null_mut();
     // SAFETY: the cluster is connected, and the name is valid.
-    let result = unsafe { (api.ioctx_create)(raw, pool.as_ptr(), &raw mut io) };
-    check(result, &|e| pool_reason(e, &address.pool))?;
+    let result = unsafe { (api.ioctx_create)(cluster, pool_name.as_ptr(), &raw mut io) };
+    if result < 0 {
+        return Err(fails(-result, pool_reason(-result, pool)));
+    }
     // SAFETY: the handle and the name are valid.
-    unsafe { (api.ioctx_set_namespace)(io, namespace.as_ptr()) };
-    std::mem::forget(cluster);
-    Ok((raw, io))
+    unsafe { (api.ioctx_set_namespace)(io, name.as_ptr()) };
+    Ok(io)
 }
 
 /// The cause of a failure to read a file. The library reports each file that it cannot open as missing; the

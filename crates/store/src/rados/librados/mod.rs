@@ -13,9 +13,10 @@
 //! **Monitors.** They are needed to connect, to learn of changes in the cluster, and for free space. Their
 //! commands have a time limit.
 //!
-//! **End.** When a [`LibradosCluster`] is dropped, its tasks are dropped, operations that have been begun are
-//! awaited, and the connection is closed, by a separate thread. During an outage this lasts until the cluster
-//! answers or the process ends, so the drop itself waits for a short time only.
+//! **End.** When a [`LibradosCluster`] is dropped, operations that have been begun are awaited, and the
+//! connection is closed, by a separate thread. With the last connection of a client, the tasks of the client
+//! are dropped and the client is shut down. During an outage this lasts until the cluster answers or the
+//! process ends, so the drop itself waits for a short time only.
 
 mod api;
 mod capacity;
@@ -36,11 +37,13 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use self::api::Api;
+use self::api::{Api, Raw};
 use self::capacity::Space;
 use self::operations::Connection;
 use self::runtime::{End, Runtime};
-use super::{Answer, Cluster, Contents, Errno, Operation, RadosAddress, RadosOptions, Step, WhenFull};
+use super::{
+    Answer, Cluster, Contents, Entries, Errno, Operation, RadosAddress, RadosOptions, Step, Wanted, WhenFull,
+};
 use crate::{BoxFuture, Capacity, IoBuf, StoreError};
 
 /// The name that stands for all namespaces. No pool has this name.
@@ -48,13 +51,36 @@ const ALL_NAMESPACES: &str = "*";
 /// Maximum time for which dropping a cluster waits for operations in flight.
 const CLOSE_WAIT: Duration = Duration::from_secs(3);
 
-/// A namespace of a pool in a Ceph cluster.
+/// A namespace of a pool in a Ceph cluster. Several namespaces can share one client of the cluster.
 pub struct LibradosCluster {
     connection: Arc<Connection>,
     pool: String,
     space: Arc<Space>,
+    /// `None` only while it is dropped.
+    client: Option<Arc<Client>>,
+}
+
+/// A client of the cluster, with the thread on which its tasks run.
+struct Client {
+    api: &'static Api,
+    raw: Raw,
     runtime: Runtime,
     end: Option<End>,
+}
+
+// SAFETY: librados locks its handles itself; its header allows their use by any number of threads.
+unsafe impl Send for Client {}
+// SAFETY: as above.
+unsafe impl Sync for Client {}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(end) = self.end.take() {
+            end.wait();
+        }
+        // SAFETY: the connections of this client are closed, and nothing uses the handle any more.
+        unsafe { (self.api.shutdown)(self.raw) };
+    }
 }
 
 impl LibradosCluster {
@@ -73,36 +99,58 @@ impl LibradosCluster {
             reason: e.to_string(),
             errno: e.raw_os_error().unwrap_or(0),
         })?;
-        let (cluster, io) = connect::connect(api, address, options)?;
-        Ok(Arc::new(LibradosCluster {
-            connection: Arc::new(Connection::new(api, cluster, io)),
-            pool: address.pool.clone(),
+        let (raw, io) = connect::connect(api, address, options)?;
+        let client = Client { api, raw, runtime, end: Some(end) };
+        Ok(LibradosCluster::of_client(Arc::new(client), io, &address.pool))
+    }
+
+    /// Another namespace of the same pool, reached by the same client of the cluster.
+    ///
+    /// # Errors
+    /// If the client cannot open it, such as after a loss of its right to the pool.
+    pub fn namespace(&self, name: &str) -> Result<Arc<LibradosCluster>, StoreError> {
+        let client = self.client().clone();
+        let io = connect::open_pool(client.api, client.raw, &self.pool, name)?;
+        Ok(LibradosCluster::of_client(client, io, &self.pool))
+    }
+
+    fn of_client(client: Arc<Client>, io: Raw, pool: &str) -> Arc<LibradosCluster> {
+        Arc::new(LibradosCluster {
+            connection: Arc::new(Connection::new(client.api, client.raw, io)),
+            pool: pool.to_owned(),
             space: Arc::default(),
-            runtime,
-            end: Some(end),
-        }))
+            client: Some(client),
+        })
+    }
+
+    fn client(&self) -> &Arc<Client> {
+        self.client.as_ref().expect("only the drop takes the client")
+    }
+
+    fn runtime(&self) -> &Runtime {
+        &self.client().runtime
     }
 }
 
 impl Drop for LibradosCluster {
     fn drop(&mut self) {
-        let (connection, end) = (self.connection.clone(), self.end.take());
+        let Some(client) = self.client.take() else { return };
+        let connection = self.connection.clone();
         connection.closing.store(true, Ordering::Relaxed);
+        let is_this_thread = client.runtime.is_this_thread();
         let (done, closed) = mpsc::channel::<()>();
         let close = move || {
-            if let Some(end) = end {
-                end.wait();
-            }
             connection.queue.wait_until_idle();
-            connection.shut_down();
+            connection.close();
+            drop(client);
             drop(done);
         };
         if let Err(e) = thread::Builder::new().name("rados-close".into()).spawn(close) {
             tracing::warn!("the connection to Ceph stays open: a thread cannot be started: {e}");
             return;
         }
-        // If a task of the runtime drops the cluster, the closing thread waits for the end of this task.
-        if self.runtime.is_this_thread() {
+        // A task drops it: the thread waits for the end of this task.
+        if is_this_thread {
             return;
         }
         if closed.recv_timeout(CLOSE_WAIT) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -124,6 +172,10 @@ impl Cluster for LibradosCluster {
         self.connection.contents(object, len)
     }
 
+    fn entries(&self, object: &str, wanted: Wanted) -> Operation<Entries> {
+        self.connection.entries(object, wanted)
+    }
+
     fn len_of(&self, object: &str) -> Operation<u64> {
         self.connection.len_of(object)
     }
@@ -132,16 +184,16 @@ impl Cluster for LibradosCluster {
         let (answer, answered) = oneshot::channel();
         let connection = self.connection.clone();
         let names = move || Ok(list(&connection)?.into_iter().map(|(_, name)| name).collect());
-        self.runtime.call(&self.connection, move || drop(answer.send(names())));
+        self.runtime().call(&self.connection, move || drop(answer.send(names())));
         Operation::awaited(answered)
     }
 
     fn capacity(&self) -> Operation<Capacity> {
-        self.space.get(&self.connection, &self.pool, &self.runtime)
+        self.space.get(&self.connection, &self.pool, self.runtime())
     }
 
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
-        self.runtime.sleep(time)
+        self.runtime().sleep(time)
     }
 
     fn now(&self) -> Duration {
@@ -156,16 +208,16 @@ impl Cluster for LibradosCluster {
     }
 
     fn spawn(&self, task: BoxFuture<'static, ()>) {
-        self.runtime.spawn(task);
+        self.runtime().spawn(task);
     }
 
     fn finish(&self, task: BoxFuture<'static, ()>, time: Duration) {
         let (done, ended) = mpsc::channel();
-        self.runtime.spawn(Box::pin(async move {
+        self.runtime().spawn(Box::pin(async move {
             task.await;
             let _ = done.send(());
         }));
-        if !self.runtime.is_this_thread() {
+        if !self.runtime().is_this_thread() {
             let _ = ended.recv_timeout(time);
         }
     }

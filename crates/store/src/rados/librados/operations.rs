@@ -14,7 +14,7 @@ use super::read_op::{Page, ReadOp};
 use super::write_op::{WriteOp, cost_of};
 use crate::IoBuf;
 use crate::rados::header::HEADER;
-use crate::rados::{Answer, Contents, Errno, Operation, Step, WhenFull};
+use crate::rados::{Answer, Contents, Entries, Errno, Operation, Step, Wanted, WhenFull};
 
 /// Limits of operations in flight. The limits of the library are higher, so that submitting never blocks.
 const LIMITS: Limits = Limits { operations: 1_000, bytes: 96 << 20 };
@@ -24,6 +24,7 @@ const OVERHEAD: usize = 512;
 /// A connection that operations in flight and helper threads use.
 pub(super) struct Connection {
     pub(super) api: &'static Api,
+    /// The handle of the client, which [`super::Client`] shuts down after the last connection of it is closed.
     pub(super) cluster: Raw,
     pub(super) io: Raw,
     pub(super) queue: Queue,
@@ -87,13 +88,10 @@ impl Connection {
         }
     }
 
-    /// Closes the connection. No operation may be in flight, and no call may follow.
-    pub(super) fn shut_down(&self) {
-        // SAFETY: no operation or call uses the handles, and none will.
-        unsafe {
-            (self.api.ioctx_destroy)(self.io);
-            (self.api.shutdown)(self.cluster);
-        }
+    /// Closes the connection. Nothing may be in flight, and no call may follow.
+    pub(super) fn close(&self) {
+        // SAFETY: no operation or call uses the handle, and none will.
+        unsafe { (self.api.ioctx_destroy)(self.io) };
     }
 
     /// See [`super::super::Cluster::operate`].
@@ -189,8 +187,46 @@ impl Connection {
         self.begin(&header, OVERHEAD + first.unwrap_or(0) + (64 << 10), op.submit(object), finish);
     }
 
-    /// Begins an operation. When it has ended, `convert` converts its result, even if the caller does not
-    /// wait for the answer.
+    /// See [`super::super::Cluster::entries`].
+    pub(super) fn entries(self: &Arc<Self>, object: &str, wanted: Wanted) -> Operation<Entries> {
+        let object = match c_string(object) {
+            Ok(object) => object,
+            Err(e) => return failed(e),
+        };
+        let (answer, answered) = oneshot::channel();
+        self.page_of_entries(object, wanted, Entries::default(), answer);
+        Operation::awaited(answered)
+    }
+
+    /// Reads a page of entries, after those that are known, and then the next one. The first page includes
+    /// the attributes.
+    fn page_of_entries(
+        self: &Arc<Self>,
+        object: CString,
+        wanted: Wanted,
+        known: Entries,
+        answer: oneshot::Sender<Answer<Entries>>,
+    ) {
+        let after = known.entries.last().map(|(key, _)| key.as_str());
+        let (op, page) = match Page::request_entries(self.api, &wanted, after) {
+            Ok(request) => request,
+            Err(e) => return drop(answer.send(Err(e))),
+        };
+        let (this, name) = (self.clone(), object.clone());
+        let finish: Finish = Box::new(move |result| {
+            match as_answer(result).and_then(|_| page.into_box().take_entries(known)) {
+                Ok((entries, true)) if !answer.is_closed() => {
+                    this.page_of_entries(object, wanted, entries, answer);
+                }
+                Ok((entries, _)) => drop(answer.send(Ok(entries))),
+                Err(e) => drop(answer.send(Err(e))),
+            }
+        });
+        self.begin(&name.clone(), OVERHEAD + (64 << 10), op.submit(name), finish);
+    }
+
+    /// Begins an operation whose result is converted by `convert` when it has ended, also if the answer is
+    /// not awaited.
     fn answered<T: Send + 'static>(
         self: &Arc<Self>,
         object: &CStr,

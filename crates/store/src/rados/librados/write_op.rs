@@ -15,6 +15,8 @@ pub(super) fn cost_of(step: &Step) -> usize {
         Step::Require(name, value) | Step::RequireAtMost(name, value) | Step::Set(name, value) => {
             name.len() + value.len()
         }
+        Step::RequireEntry(key, value) => key.len() + value.len(),
+        Step::SetEntries(entries) => entries.iter().map(|(key, value)| key.len() + value.len() + 16).sum(),
         Step::Create | Step::AssertExists | Step::Remove | Step::Expect(_) => 0,
     }
 }
@@ -73,12 +75,16 @@ impl WriteOp {
             Step::Write(offset, bytes) => unsafe {
                 (api.write_op_write)(op, bytes.as_ptr().cast(), bytes.len(), offset);
             },
-            Step::AddKeys(keys) if !keys.is_empty() => {
-                let (keys, lengths) = pointers(&keys)?;
-                let (values, zeroes) = (vec![c"".as_ptr(); lengths.len()], vec![0; lengths.len()]);
-                let (values, zeroes, n) = (values.as_ptr(), zeroes.as_ptr(), lengths.len());
-                // SAFETY: the arrays have one element for each key. Their strings are copied.
-                unsafe { (api.write_op_omap_set2)(op, keys.as_ptr(), values, lengths.as_ptr(), zeroes, n) };
+            Step::AddKeys(keys) => {
+                self.set_entries(&keys.into_iter().map(|key| (key, Vec::new())).collect::<Vec<_>>())?;
+            }
+            Step::SetEntries(entries) => self.set_entries(&entries)?,
+            Step::RequireEntry(key, value) => {
+                let (name, val) = (pointer(&key)?, value.as_ptr().cast());
+                let (len, val_len) = (key.len(), value.len());
+                // SAFETY: the key and the value are valid during the call, and copied by it. The result of
+                // the single step is optional.
+                unsafe { (api.write_op_omap_cmp2)(op, name, api::EQUAL, val, len, val_len, null_mut()) };
             }
             Step::RemoveKeys(keys) if !keys.is_empty() => {
                 let (keys, lengths) = pointers(&keys)?;
@@ -87,12 +93,26 @@ impl WriteOp {
                     (api.write_op_omap_rm_keys2)(op, keys.as_ptr(), lengths.as_ptr(), lengths.len());
                 }
             }
-            Step::AddKeys(_) | Step::RemoveKeys(_) => {}
+            Step::RemoveKeys(_) => {}
             // SAFETY: the operation is valid.
             Step::Remove => unsafe { (api.write_op_remove)(op) },
             // SAFETY: the operation is valid. An expected size of the writes is optional.
             Step::Expect(size) => unsafe { (api.write_op_set_alloc_hint2)(op, size, 0, api::HINT_APPENDS) },
         }
+        Ok(())
+    }
+
+    fn set_entries(&self, entries: &[(String, Vec<u8>)]) -> Answer<()> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let keys = entries.iter().map(|(key, _)| pointer(key)).collect::<Answer<Vec<_>>>()?;
+        let values: Vec<_> = entries.iter().map(|(_, value)| value.as_ptr().cast::<c_char>()).collect();
+        let (key_lens, value_lens): (Vec<_>, Vec<_>) =
+            entries.iter().map(|(key, value)| (key.len(), value.len())).unzip();
+        let (keys, values, key_lens, n) = (keys.as_ptr(), values.as_ptr(), key_lens.as_ptr(), keys.len());
+        // SAFETY: the arrays have one element for each entry. Keys and values are copied.
+        unsafe { (self.api.write_op_omap_set2)(self.raw, keys, values, key_lens, value_lens.as_ptr(), n) };
         Ok(())
     }
 
@@ -104,11 +124,12 @@ impl WriteOp {
     }
 }
 
-/// Pointers to keys and their lengths, valid as long as the keys. A key with a zero byte is refused, since it
-/// could not be listed.
-fn pointers(keys: &[String]) -> Answer<(Vec<*const c_char>, Vec<usize>)> {
-    if keys.iter().any(|k| k.contains('\0')) {
-        return Err(Errno(libc::EINVAL));
-    }
-    Ok(keys.iter().map(|k| (k.as_ptr().cast::<c_char>(), k.len())).unzip())
+/// Pointers and lengths of keys, valid as long as these.
+pub(super) fn pointers(keys: &[String]) -> Answer<(Vec<*const c_char>, Vec<usize>)> {
+    keys.iter().map(|key| Ok((pointer(key)?, key.len()))).collect()
+}
+
+/// Pointer to a key, valid as long as the key. A key with a zero byte could not be listed.
+fn pointer(key: &str) -> Answer<*const c_char> {
+    if key.contains('\0') { Err(Errno(libc::EINVAL)) } else { Ok(key.as_ptr().cast()) }
 }

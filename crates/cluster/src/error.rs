@@ -1,0 +1,60 @@
+//! Errors of the objects that nodes share.
+
+use forebay_store::rados::Errno;
+
+/// Result of an operation on the objects of a cluster.
+pub type Result<T> = std::result::Result<T, ClusterError>;
+
+/// Why an operation on the objects of a cluster has failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    /// The name is in use.
+    #[error("'{0}' exists")]
+    Exists(String),
+    /// No volume and no image has the name.
+    #[error("'{0}' does not exist")]
+    Missing(String),
+    /// The name is that of a volume or an image in another shard.
+    #[error("'{name}' is in shard {shard} of the cluster")]
+    Elsewhere {
+        /// The name.
+        name: String,
+        /// The shard that has it.
+        shard: u32,
+    },
+    /// An operation on this name is in progress, or an earlier owner of the shard has begun one that is not
+    /// settled yet.
+    #[error("another operation on '{0}' is in progress; repeat the request")]
+    Unsettled(String),
+    /// This node does not own the shard any more.
+    #[error("another node has taken shard {0} over")]
+    Lost(u32),
+    /// The objects were written by a later release.
+    #[error(
+        "the cluster was changed by a later release of Forebay, which this one does not support; install it on this node"
+    )]
+    Unsupported,
+    /// The objects are not those of a cluster.
+    #[error("the cluster's object {object} is damaged: {reason}")]
+    Damaged {
+        /// The object.
+        object: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// There is no cluster of this name.
+    #[error("there is no cluster here; create one with 'forebay cluster create'")]
+    NoCluster,
+    /// A change was refused because of the state of the cluster.
+    #[error("{0}")]
+    Refused(String),
+    /// Ceph has reported an error.
+    #[error("Ceph has failed: {}", std::io::Error::from_raw_os_error(.0.0))]
+    Ceph(Errno),
+}
+
+impl From<Errno> for ClusterError {
+    fn from(e: Errno) -> ClusterError {
+        ClusterError::Ceph(e)
+    }
+}

@@ -1,0 +1,395 @@
+//! The directory of names: in which shard a volume or an image is.
+//!
+//! ```text
+//! object names.NN    entry n.NAME         the shard of the name, and whether an operation is in progress
+//!                    entry p.SHARD.NAME   exists while an operation on the name is in progress
+//! ```
+//!
+//! A name is in the object that its hash selects. The two entries of a name are changed together, by one
+//! operation.
+//!
+//! **The directory decides uniqueness, the shard decides existence.** A shard creates, renames or deletes a
+//! disk only while the entry of its name is *pending* for this shard, in the present term of its owner:
+//!
+//! 1. *Begin*: the entry becomes pending. For a new name this requires that the name has no entry
+//!    ([`Names::reserve`]); for an existing one, that the name is in this shard ([`Names::mark`]).
+//! 2. The owner commits the change in the shard.
+//! 3. *End*: the entry becomes present, or is removed, according to what the shard has ([`Names::end`]).
+//!
+//! A rename reserves the new name, marks the old one, commits, and ends both.
+//!
+//! **Invariant.** No two shards have disks of the same name: a shard has a disk of a name only if the entry
+//! of the name is that of the shard. When no operation is in progress, the shard has a disk of the name
+//! exactly if the name has an entry of the shard.
+//!
+//! **After a crash.** The next owner of a shard finds the pending entries of the shard by their `p.` entries,
+//! and settles each by one rule ([`Names::settle`]): the name is present if the shard has a disk of this name,
+//! and is removed otherwise. The owner reads what the shard has after the fence of the takeover, so no change
+//! of an earlier owner can still be committed.
+//!
+//! **Late operations of an earlier owner** have no effect, or one that the next settling removes:
+//!
+//! | late operation | what it does |
+//! |---|---|
+//! | begin, of a name without an entry | leaves a pending entry of an earlier term; the shard never has the disk, so settling removes the entry |
+//! | begin, of a name that is present in the shard | leaves a pending entry of an earlier term; the shard has the disk, so settling makes the entry present |
+//! | end | requires the entry that its own begin has written, which contains the term. Settling first writes the new term into the entry |
+//!
+//! So the owner of a shard settles when it takes the shard over, and again from time to time. Until then such
+//! an entry delays operations on its name, and hides nothing: a pending entry names the shard as a present one
+//! does, and the shard says whether the disk exists.
+
+use std::sync::Arc;
+
+use forebay_store::rados::{Cluster, Entries, Errno, Step, Wanted, WhenFull};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ClusterError, Result};
+use crate::hash::hash;
+
+/// Number of objects of the directory. Operations on one object take place one after another.
+const OBJECTS: u64 = 64;
+/// The version of entries that this release writes, and the highest that it reads.
+const VERSION: u32 = 1;
+
+/// What a name is the name of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A volume.
+    Volume,
+    /// An image.
+    Image,
+}
+
+/// The entry of a name, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    /// A release that does not know this version must not interpret the entry.
+    version: u32,
+    shard: u32,
+    kind: Kind,
+    /// The term of the owner whose operation on the name is in progress.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pending: Option<u64>,
+}
+
+/// The entry of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    /// The name.
+    pub name: String,
+    /// The shard that has the volume or the image.
+    pub shard: u32,
+    /// What has the name.
+    pub kind: Kind,
+    /// An operation on the name is in progress, or was interrupted: only the shard knows whether the volume or
+    /// the image exists.
+    pub is_pending: bool,
+}
+
+/// An operation on a name that has begun. It has to be ended ([`Names::end`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub struct Pending {
+    name: String,
+    record: Record,
+    /// The value of the entry, as it is stored.
+    stored: Vec<u8>,
+}
+
+impl Pending {
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn of(name: &str, record: Record) -> Pending {
+        Pending { name: name.to_owned(), stored: encode(&record), record }
+    }
+}
+
+/// What settling the entries of a shard has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// Names of disks that exist.
+    pub present: u64,
+    /// Names that were removed, because the shard has no disk of the name.
+    pub removed: u64,
+}
+
+/// The directory of the names of a cluster.
+#[derive(Clone)]
+pub struct Names(Arc<dyn Cluster>);
+
+fn encode(record: &Record) -> Vec<u8> {
+    serde_json::to_vec(record).expect("a record consists of numbers and words")
+}
+
+fn decode(object: &str, value: &[u8]) -> Result<Record> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let damaged = |e: serde_json::Error| ClusterError::Damaged {
+        object: object.to_owned(),
+        reason: format!("an entry cannot be read: {e}"),
+    };
+    let Version { version } = serde_json::from_slice(value).map_err(damaged)?;
+    match version {
+        1..=VERSION => serde_json::from_slice(value).map_err(damaged),
+        _ => Err(ClusterError::Unsupported),
+    }
+}
+
+fn object_of(name: &str) -> String {
+    object(hash(name.as_bytes()) % OBJECTS)
+}
+
+fn object(number: u64) -> String {
+    format!("names.{number:02}")
+}
+
+fn key_of(name: &str) -> String {
+    format!("n.{name}")
+}
+
+fn pending_prefix(shard: u32) -> String {
+    format!("p.{shard:08x}.")
+}
+
+fn pending_key(shard: u32, name: &str) -> String {
+    pending_prefix(shard) + name
+}
+
+impl Names {
+    /// The directory in the namespace of a cluster.
+    pub fn new(cluster: Arc<dyn Cluster>) -> Names {
+        Names(cluster)
+    }
+
+    /// The entry of a name; `None` if the name is not in use.
+    ///
+    /// # Errors
+    /// [`ClusterError::Unsupported`], [`ClusterError::Damaged`]; those of Ceph.
+    pub async fn look_up(&self, name: &str) -> Result<Option<Name>> {
+        let found = self.read(name).await?;
+        Ok(found.map(|(record, _)| entry(name, &record)))
+    }
+
+    /// All names, in no order. Each of the [`OBJECTS`] objects is read as of one moment.
+    ///
+    /// # Errors
+    /// As [`Names::look_up`].
+    pub async fn list(&self) -> Result<Vec<Name>> {
+        let mut all = Vec::new();
+        for (object, entries) in self.scan("n.").await? {
+            for (key, value) in entries {
+                let name = key.strip_prefix("n.").unwrap_or(&key);
+                all.push(entry(name, &decode(&object, &value)?));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Begins to create a disk of this name in a shard, whose owner has this term.
+    ///
+    /// # Errors
+    /// [`ClusterError::Exists`]; [`ClusterError::Unsettled`]; [`ClusterError::Lost`] if a later owner of the
+    /// shard has begun an operation on the name; as [`Names::look_up`].
+    pub async fn reserve(&self, name: &str, kind: Kind, shard: u32, term: u64) -> Result<Pending> {
+        let pending = Pending::of(name, Record { version: VERSION, shard, kind, pending: Some(term) });
+        loop {
+            if self.replace(name, &[], Some(&pending)).await? {
+                return Ok(pending);
+            }
+            match self.read(name).await? {
+                // The entry was removed since.
+                None => {}
+                Some((record, _)) if record.shard != shard || record.pending.is_none() => {
+                    return Err(ClusterError::Exists(name.to_owned()));
+                }
+                Some((record, _)) => return Err(interrupted(name, &record, term)),
+            }
+        }
+    }
+
+    /// Begins to delete, or to rename, the disk of this name in a shard, whose owner has this term.
+    ///
+    /// # Errors
+    /// [`ClusterError::Missing`]; [`ClusterError::Elsewhere`]; as [`Names::reserve`].
+    pub async fn mark(&self, name: &str, shard: u32, term: u64) -> Result<Pending> {
+        loop {
+            let Some((record, stored)) = self.read(name).await? else {
+                return Err(ClusterError::Missing(name.to_owned()));
+            };
+            if record.shard != shard {
+                return Err(ClusterError::Elsewhere { name: name.to_owned(), shard: record.shard });
+            }
+            if record.pending.is_some() {
+                return Err(interrupted(name, &record, term));
+            }
+            let pending = Pending::of(name, Record { pending: Some(term), ..record });
+            if self.replace(name, &stored, Some(&pending)).await? {
+                return Ok(pending);
+            }
+        }
+    }
+
+    /// Ends an operation: the name is present, or is removed.
+    ///
+    /// `exists` must be what the shard has after the commit. If the caller does not know whether the commit
+    /// took effect, it does not end the operation; the next owner settles it.
+    ///
+    /// # Errors
+    /// [`ClusterError::Lost`] if a later owner of the shard has settled the operation; those of Ceph.
+    pub async fn end(&self, pending: &Pending, exists: bool) -> Result<()> {
+        let Record { shard, .. } = pending.record;
+        let present =
+            exists.then(|| Pending::of(&pending.name, Record { pending: None, ..pending.record.clone() }));
+        match self.replace(&pending.name, &pending.stored, present.as_ref()).await? {
+            true => Ok(()),
+            false => Err(ClusterError::Lost(shard)),
+        }
+    }
+
+    /// The operations on names of a shard that are in progress, or were interrupted, with the terms of their
+    /// owners.
+    ///
+    /// # Errors
+    /// As [`Names::look_up`].
+    pub async fn pending(&self, shard: u32) -> Result<Vec<Name>> {
+        let prefix = pending_prefix(shard);
+        let mut names = Vec::new();
+        for (_, entries) in self.scan(&prefix).await? {
+            let of_keys = entries.iter().filter_map(|(key, _)| key.strip_prefix(&prefix));
+            for name in of_keys {
+                names.extend(
+                    self.look_up(name).await?.filter(|found| found.shard == shard && found.is_pending),
+                );
+            }
+        }
+        Ok(names)
+    }
+
+    /// Settles an operation that an earlier owner of the shard has begun. `exists` returns whether the shard
+    /// has a disk of this name; the present owner answers it, whose term is `term`. `None` if there is no such
+    /// operation any more.
+    ///
+    /// # Errors
+    /// [`ClusterError::Lost`]; as [`Names::look_up`]; those of `exists`.
+    pub async fn settle(
+        &self,
+        name: &str,
+        shard: u32,
+        term: u64,
+        exists: impl AsyncFnOnce(&str) -> Result<bool>,
+    ) -> Result<Option<bool>> {
+        let taken = loop {
+            let Some((record, stored)) = self.read(name).await? else { return Ok(None) };
+            match record.pending {
+                Some(begun) if record.shard == shard && begun < term => {}
+                Some(begun) if record.shard == shard && begun > term => {
+                    return Err(ClusterError::Lost(shard));
+                }
+                // The operation has ended, or is one of the present owner.
+                _ => return Ok(None),
+            }
+            // From now on no end of the earlier owner takes effect.
+            let taken = Pending::of(name, Record { pending: Some(term), ..record });
+            if self.replace(name, &stored, Some(&taken)).await? {
+                break taken;
+            }
+        };
+        let exists = exists(name).await?;
+        self.end(&taken, exists).await?;
+        Ok(Some(exists))
+    }
+
+    /// The record of a name, and its value as it is stored.
+    async fn read(&self, name: &str) -> Result<Option<(Record, Vec<u8>)>> {
+        let object = object_of(name);
+        let found = match self.0.entries(&object, Wanted::Keys(vec![key_of(name)])).await {
+            Ok(Entries { entries, .. }) => entries.into_iter().next(),
+            Err(Errno(libc::ENOENT)) => None,
+            Err(e) => return Err(e.into()),
+        };
+        found.map(|(_, value)| Ok((decode(&object, &value)?, value))).transpose()
+    }
+
+    /// Replaces the entry of a name, if it is `seen`; empty for a missing one. `None` removes it. The `p.`
+    /// entry exists afterwards exactly if the new record is pending. Returns false if the entry was another
+    /// one.
+    async fn replace(&self, name: &str, seen: &[u8], new: Option<&Pending>) -> Result<bool> {
+        let object = object_of(name);
+        let mut steps = vec![Step::RequireEntry(key_of(name), seen.to_vec())];
+        let mut obsolete = Vec::new();
+        if !seen.is_empty() {
+            obsolete.push(pending_key(decode(&object, seen)?.shard, name));
+        }
+        let mut entries = Vec::new();
+        match new {
+            None => obsolete.push(key_of(name)),
+            Some(new) => {
+                entries.push((key_of(name), new.stored.clone()));
+                if new.record.pending.is_some() {
+                    let key = pending_key(new.record.shard, name);
+                    obsolete.retain(|old| *old != key);
+                    entries.push((key, Vec::new()));
+                }
+            }
+        }
+        steps.extend((!obsolete.is_empty()).then_some(Step::RemoveKeys(obsolete)));
+        steps.extend((!entries.is_empty()).then(|| Step::SetEntries(entries.clone())));
+        loop {
+            // What is changed must be possible in a full pool too: a deletion begins here.
+            let done = self.0.operate(&object, std::mem::take(&mut steps), WhenFull::Proceed).await;
+            match done {
+                Ok(()) => return Ok(true),
+                Err(Errno(libc::ECANCELED)) => return Ok(false),
+                // The first name of this object: a comparison needs the object.
+                Err(Errno(libc::ENOENT)) if seen.is_empty() => {
+                    match self.0.operate(&object, vec![Step::Create], WhenFull::Proceed).await {
+                        Ok(()) | Err(Errno(libc::EEXIST)) => {}
+                        Err(e) => return Err(e.into()),
+                    }
+                    steps = vec![Step::RequireEntry(key_of(name), Vec::new())];
+                    steps.push(Step::SetEntries(entries.clone()));
+                }
+                Err(Errno(libc::ENOENT)) => return Ok(false),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// The entries of all objects whose keys begin with `prefix`, with their objects.
+    async fn scan(&self, prefix: &str) -> Result<Vec<(String, Vec<(String, Vec<u8>)>)>> {
+        let reads: Vec<_> = (0..OBJECTS)
+            .map(|number| {
+                (object(number), self.0.entries(&object(number), Wanted::Prefix(prefix.to_owned())))
+            })
+            .collect();
+        let mut all = Vec::new();
+        for (object, read) in reads {
+            match read.await {
+                Ok(Entries { entries, .. }) => all.push((object, entries)),
+                Err(Errno(libc::ENOENT)) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn entry(name: &str, record: &Record) -> Name {
+    let Record { shard, kind, pending, .. } = *record;
+    Name { name: name.to_owned(), shard, kind, is_pending: pending.is_some() }
+}
+
+/// The error of an operation on a name whose entry is pending.
+fn interrupted(name: &str, record: &Record, term: u64) -> ClusterError {
+    match record.pending {
+        Some(begun) if begun > term => ClusterError::Lost(record.shard),
+        _ => ClusterError::Unsettled(name.to_owned()),
+    }
+}

@@ -1,0 +1,477 @@
+//! Nodes that share the directory of names of a cluster (`forebay_cluster::names`).
+//!
+//! Each shard has an owner, a process with a client of the simulated Ceph cluster. A shard is reduced to what
+//! the directory depends on: an object with the term of the owner and one key for each disk, which only the
+//! owner of the present term can change. Clients create, delete and rename disks of a few names, at all
+//! owners at once. Owners are killed and paused at any step, and another process takes the shard over, also
+//! while the former owner lives; what a paused or killed owner had begun arrives at any later time.
+//!
+//! **The verdict.** At no moment do two shards have a disk of the same name, and a shard that has a disk has
+//! the entry of its name. An operation that was answered and that no other one overlapped is there at the
+//! end. When every shard has a new owner that has settled, and nothing is in progress, names and disks are
+//! the same, and no entry is pending.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_cluster::ClusterError;
+use forebay_cluster::names::{Kind, Names};
+use forebay_engine::Host;
+use forebay_store::rados::{Broken, Cluster, Errno, SimulatedClient, SimulatedRados, Step, Wanted, WhenFull};
+use parking_lot::Mutex;
+
+use crate::exec::{Executor, Ran, SimHost};
+use crate::rados::Network;
+use crate::rng::Rng;
+
+const TERM: &str = "term";
+const NAMES: u64 = 5;
+/// Steps of the executor between two checks of the invariant.
+const CHECK_EVERY: u64 = 20;
+/// Time in which everything that has been begun arrives.
+const ALL_ARRIVES: Duration = Duration::from_secs(60);
+
+fn shard_object(shard: u32) -> String {
+    format!("shard.{shard}")
+}
+
+/// What clients know of a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Known {
+    /// The shard that has it; `None` for no shard.
+    In(Option<u32>),
+    /// An operation was not answered, or several have overlapped.
+    Unknown,
+}
+
+/// The names as clients know them from answers.
+#[derive(Default)]
+struct Ledger {
+    known: BTreeMap<String, Known>,
+    /// Number of operations on each name that have begun and not ended.
+    under_way: BTreeMap<String, u64>,
+    seen: Seen,
+}
+
+/// What has happened in a round.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Seen {
+    /// Operations that were answered with success.
+    pub done: u64,
+    /// Operations that were refused because of the state of a name.
+    pub refused: u64,
+    /// Operations that ended because the shard had another owner.
+    pub lost: u64,
+    /// Interrupted operations that another owner has settled as done, and as not done.
+    pub settled: [u64; 2],
+    /// Owners that were killed, and paused.
+    pub killed: u64,
+    /// Owners that were paused.
+    pub paused: u64,
+}
+
+impl Ledger {
+    fn begin(&mut self, names: &[&str]) {
+        for name in names {
+            let count = self.under_way.entry((*name).to_owned()).or_default();
+            *count += 1;
+            if *count > 1 {
+                self.known.insert((*name).to_owned(), Known::Unknown);
+            }
+        }
+    }
+
+    /// An operation was answered. `changed` are the names that it has changed.
+    fn end(&mut self, names: &[&str], changed: &[(&str, Option<u32>)]) {
+        for name in names {
+            let count = self.under_way.entry((*name).to_owned()).or_default();
+            *count -= 1;
+            let alone = *count == 0 && self.known.get(*name) != Some(&Known::Unknown);
+            if let Some((_, shard)) = changed.iter().find(|(changed, _)| changed == name)
+                && alone
+            {
+                self.known.insert((*name).to_owned(), Known::In(*shard));
+            }
+        }
+    }
+}
+
+/// A process that owns a shard.
+struct Owner {
+    client: Arc<SimulatedClient>,
+    host: Arc<SimHost>,
+    names: Names,
+    shard: u32,
+    rng: RefCell<Rng>,
+    ledger: Rc<RefCell<Ledger>>,
+}
+
+/// Why an operation has ended without success.
+enum Ended {
+    Refused,
+    Lost,
+}
+
+impl From<ClusterError> for Ended {
+    fn from(error: ClusterError) -> Ended {
+        match error {
+            ClusterError::Exists(_)
+            | ClusterError::Missing(_)
+            | ClusterError::Elsewhere { .. }
+            | ClusterError::Unsettled(_) => Ended::Refused,
+            ClusterError::Lost(_) => Ended::Lost,
+            other => panic!("{other}"),
+        }
+    }
+}
+
+impl Owner {
+    /// Takes the shard over; returns the term.
+    async fn take(&self) -> u64 {
+        let object = shard_object(self.shard);
+        loop {
+            let seen = self.client.contents(&object, 0).await.expect("the shard exists").attribute(TERM);
+            let term = u64::from_str_radix(&seen, 16).expect("only owners set it") + 1;
+            let steps = vec![Step::Require(TERM, seen), Step::Set(TERM, format!("{term:016x}"))];
+            match self.client.operate(&object, steps, WhenFull::Proceed).await {
+                Ok(()) => return term,
+                Err(Errno(libc::ECANCELED)) => {}
+                Err(e) => panic!("{e:?}"),
+            }
+        }
+    }
+
+    async fn has(&self, name: &str) -> bool {
+        let wanted = Wanted::Keys(vec![name.to_owned()]);
+        let found = self.client.entries(&shard_object(self.shard), wanted).await;
+        !found.expect("the shard exists").entries.is_empty()
+    }
+
+    /// Settles what earlier owners have begun.
+    async fn settle(&self, term: u64) -> Result<(), Ended> {
+        for pending in self.names.pending(self.shard).await? {
+            let settled =
+                self.names.settle(&pending.name, self.shard, term, async |name| Ok(self.has(name).await));
+            if let Some(exists) = settled.await? {
+                self.ledger.borrow_mut().seen.settled[usize::from(!exists)] += 1;
+            }
+        }
+        Ok(())
+    }
+
+    async fn commit(&self, term: u64, add: &[&str], remove: &[&str]) -> Result<(), Ended> {
+        let keys = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let value = |name: &&str| ((*name).to_owned(), b"disk".to_vec());
+        let steps = vec![
+            Step::Require(TERM, format!("{term:016x}")),
+            Step::SetEntries(add.iter().map(value).collect()),
+            Step::RemoveKeys(keys(remove)),
+        ];
+        match self.client.operate(&shard_object(self.shard), steps, WhenFull::Proceed).await {
+            Ok(()) => Ok(()),
+            Err(Errno(libc::ECANCELED)) => Err(Ended::Lost),
+            Err(e) => panic!("{e:?}"),
+        }
+    }
+
+    async fn create(&self, name: &str, term: u64) -> Result<(), Ended> {
+        let pending = self.names.reserve(name, Kind::Volume, self.shard, term).await?;
+        self.commit(term, &[name], &[]).await?;
+        Ok(self.names.end(&pending, true).await?)
+    }
+
+    async fn delete(&self, name: &str, term: u64) -> Result<(), Ended> {
+        let pending = self.names.mark(name, self.shard, term).await?;
+        self.commit(term, &[], &[name]).await?;
+        Ok(self.names.end(&pending, false).await?)
+    }
+
+    async fn rename(&self, from: &str, to: &str, term: u64) -> Result<(), Ended> {
+        let new = self.names.reserve(to, Kind::Volume, self.shard, term).await?;
+        let old = match self.names.mark(from, self.shard, term).await {
+            Ok(old) => old,
+            Err(e) => {
+                // Nothing was committed, so it is certain that the shard has no disk of the new name.
+                self.names.end(&new, false).await?;
+                return Err(e.into());
+            }
+        };
+        self.commit(term, &[to], &[from]).await?;
+        self.names.end(&new, true).await?;
+        Ok(self.names.end(&old, false).await?)
+    }
+
+    /// One client: random operations until the shard is lost.
+    async fn client(self: Rc<Owner>, term: u64) {
+        loop {
+            let pause = self.rng.borrow_mut().range(1, 30);
+            self.host.sleep(Duration::from_millis(pause)).await;
+            let (kind, one, other) = {
+                let mut rng = self.rng.borrow_mut();
+                (rng.below(10), format!("disk-{}", rng.below(NAMES)), format!("disk-{}", rng.below(NAMES)))
+            };
+            let (one, other) = (one.as_str(), other.as_str());
+            if kind == 9 {
+                match self.settle(term).await {
+                    Err(Ended::Lost) => return,
+                    _ => continue,
+                }
+            }
+            if kind >= 7 && one == other {
+                continue;
+            }
+            let names: &[&str] = if kind >= 7 { &[one, other] } else { &[one] };
+            self.ledger.borrow_mut().begin(names);
+            let (done, changed) = match kind {
+                0..4 => (self.create(one, term).await, vec![(one, Some(self.shard))]),
+                4..7 => (self.delete(one, term).await, vec![(one, None)]),
+                _ => (self.rename(one, other, term).await, vec![(one, None), (other, Some(self.shard))]),
+            };
+            let mut ledger = self.ledger.borrow_mut();
+            match done {
+                Ok(()) => {
+                    ledger.seen.done += 1;
+                    ledger.end(names, &changed);
+                }
+                Err(Ended::Refused) => {
+                    ledger.seen.refused += 1;
+                    ledger.end(names, &[]);
+                }
+                Err(Ended::Lost) => {
+                    // Not answered: another owner settles it.
+                    ledger.seen.lost += 1;
+                    for name in names {
+                        ledger.known.insert((*name).to_owned(), Known::Unknown);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A round of the world.
+pub struct NamesRound {
+    exec: Executor,
+    rng: Rng,
+    rados: Arc<SimulatedRados>,
+    shards: u32,
+    ledger: Rc<RefCell<Ledger>>,
+    /// The processes of owners, that may live, and whether each is paused.
+    owners: BTreeMap<u64, bool>,
+}
+
+impl NamesRound {
+    /// The round of a seed.
+    pub fn new(seed: u64) -> NamesRound {
+        let mut rng = Rng::new(seed);
+        let exec = Executor::new(rng.next());
+        let network = Network {
+            host: exec.host(),
+            rng: Mutex::new(rng.fork()),
+            late: *rng.pick(&[30, 300]),
+            late_removals: false,
+        };
+        let shards = rng.range(1, 3) as u32;
+        NamesRound {
+            rados: SimulatedRados::new(Arc::new(network)),
+            exec,
+            rng,
+            shards,
+            ledger: Rc::default(),
+            owners: BTreeMap::new(),
+        }
+    }
+
+    /// The same with a cluster that breaks a rule.
+    #[must_use]
+    pub fn with_broken(self, broken: Broken) -> NamesRound {
+        self.rados.set_broken(broken);
+        self
+    }
+
+    /// Runs the round; panics if the verdict is not passed.
+    pub fn run(mut self) -> Seen {
+        let setup = self.rados.client();
+        let shards = self.shards;
+        self.exec.finish(async move {
+            for shard in 0..shards {
+                let steps = vec![Step::Create, Step::Set(TERM, format!("{:016x}", 0))];
+                setup.operate(&shard_object(shard), steps, WhenFull::Proceed).await.expect("it is new");
+            }
+        });
+        for shard in 0..self.shards {
+            self.start_owner(shard, true);
+        }
+        for _ in 0..self.rng.range(5, 25) {
+            self.disturb();
+            let steps = self.rng.range(20, 600);
+            self.run_for(steps);
+        }
+        self.end()
+    }
+
+    /// Starts a process that takes a shard over, settles, and has clients if `works`.
+    fn start_owner(&mut self, shard: u32, works: bool) -> Rc<RefCell<bool>> {
+        let client = self.rados.client();
+        let number = client.number();
+        let owner = Rc::new(Owner {
+            host: Arc::new(self.exec.host().of_process(number)),
+            names: Names::new(client.clone()),
+            client,
+            shard,
+            rng: RefCell::new(self.rng.fork()),
+            ledger: self.ledger.clone(),
+        });
+        let settled = Rc::new(RefCell::new(false));
+        let (done, clients) = (settled.clone(), if works { self.rng.range(1, 3) } else { 0 });
+        self.owners.insert(number, false);
+        self.exec.spawn_in(number, "owner", async move {
+            let term = owner.take().await;
+            if owner.settle(term).await.is_err() {
+                return;
+            }
+            *done.borrow_mut() = true;
+            // The clients are polled by one task: each wait of one lets the others run.
+            let clients: Vec<_> = (0..clients).map(|_| Box::pin(owner.clone().client(term))).collect();
+            join_all(clients).await;
+        });
+        settled
+    }
+
+    fn disturb(&mut self) {
+        let living: Vec<u64> = self.owners.iter().filter(|(_, paused)| !**paused).map(|(n, _)| *n).collect();
+        let paused: Vec<u64> = self.owners.iter().filter(|(_, paused)| **paused).map(|(n, _)| *n).collect();
+        match self.rng.below(4) {
+            0 if !living.is_empty() => {
+                let victim = *self.rng.pick(&living);
+                self.exec.kill_process(victim);
+                self.owners.remove(&victim);
+                self.ledger.borrow_mut().seen.killed += 1;
+            }
+            1 if !living.is_empty() => {
+                let victim = *self.rng.pick(&living);
+                self.exec.pause_process(victim);
+                self.rados.pause(victim);
+                self.owners.insert(victim, true);
+                self.ledger.borrow_mut().seen.paused += 1;
+            }
+            2 if !paused.is_empty() => self.resume(*self.rng.clone().pick(&paused)),
+            _ => {}
+        }
+        let shard = self.rng.below(self.shards.into()) as u32;
+        self.start_owner(shard, true);
+    }
+
+    fn resume(&mut self, owner: u64) {
+        self.exec.resume_process(owner);
+        self.rados.resume(owner);
+        self.owners.insert(owner, false);
+    }
+
+    fn run_for(&mut self, steps: u64) {
+        let end = self.exec.steps() + steps;
+        while self.exec.steps() < end {
+            let wait = self.exec.host().sleep(Duration::from_secs(3600));
+            match self.exec.run(wait, CHECK_EVERY) {
+                Ran::Done(()) => return,
+                Ran::OutOfSteps => self.check(),
+            }
+        }
+    }
+
+    /// The disks of all shards, with the shards that have them.
+    fn disks(&self) -> BTreeMap<String, Vec<u32>> {
+        let mut disks: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for shard in 0..self.shards {
+            for name in self.rados.entries_of(&shard_object(shard)).into_keys() {
+                disks.entry(name).or_default().push(shard);
+            }
+        }
+        disks
+    }
+
+    /// The entries of the directory: names with their values, and the pending ones.
+    fn entries(&self) -> (BTreeMap<String, String>, BTreeSet<String>) {
+        let (mut names, mut pending) = (BTreeMap::new(), BTreeSet::new());
+        for number in 0..64 {
+            for (key, value) in self.rados.entries_of(&format!("names.{number:02}")) {
+                match key.strip_prefix("n.") {
+                    Some(name) => {
+                        names.insert(name.to_owned(), String::from_utf8(value).expect("it is JSON"));
+                    }
+                    None => drop(pending.insert(key)),
+                }
+            }
+        }
+        (names, pending)
+    }
+
+    fn check(&self) {
+        let (names, _) = self.entries();
+        for (disk, shards) in self.disks() {
+            assert!(shards.len() == 1, "'{disk}' is in the shards {shards:?}");
+            let entry = names.get(&disk).unwrap_or_else(|| panic!("'{disk}' of a shard has no entry"));
+            let wanted = format!("\"shard\":{},", shards[0]);
+            assert!(entry.contains(&wanted), "'{disk}' is in shard {}, and its entry is {entry}", shards[0]);
+        }
+    }
+
+    /// Everything that has been begun arrives, new owners settle, and the verdict follows.
+    fn end(mut self) -> Seen {
+        self.settle_all();
+        // Late operations of former owners arrive after the new ones have settled.
+        let paused: Vec<u64> = self.owners.iter().filter(|(_, paused)| **paused).map(|(n, _)| *n).collect();
+        paused.into_iter().for_each(|owner| self.resume(owner));
+        let rest = self.exec.host().sleep(ALL_ARRIVES);
+        self.exec.finish(rest);
+        self.check();
+        for owner in std::mem::take(&mut self.owners).into_keys() {
+            self.exec.kill_process(owner);
+        }
+        let rest = self.exec.host().sleep(ALL_ARRIVES);
+        self.exec.finish(rest);
+        self.settle_all();
+        self.check();
+        let (names, pending) = self.entries();
+        assert_eq!(pending, BTreeSet::new(), "operations that nobody settles");
+        let disks = self.disks();
+        assert_eq!(names.keys().collect::<Vec<_>>(), disks.keys().collect::<Vec<_>>(), "names and disks");
+        assert!(names.values().all(|entry| !entry.contains("pending")), "{names:?}");
+        let ledger = self.ledger.borrow();
+        for (name, known) in &ledger.known {
+            let is_alone = ledger.under_way.get(name).is_none_or(|count| *count == 0);
+            if let (Known::In(shard), true) = (known, is_alone) {
+                let found = disks.get(name).map(|shards| shards[0]);
+                assert_eq!(found, *shard, "the last answered operation on '{name}'");
+            }
+        }
+        ledger.seen
+    }
+
+    /// Starts an owner of each shard that settles. Another one, which was started before, may take the shard
+    /// over from it.
+    fn settle_all(&mut self) {
+        for shard in 0..self.shards {
+            let has_settled = (0..100).any(|_| {
+                let settled = self.start_owner(shard, false);
+                let rest = self.exec.host().sleep(ALL_ARRIVES);
+                self.exec.finish(rest);
+                *settled.borrow()
+            });
+            assert!(has_settled, "a new owner of shard {shard} does not settle");
+        }
+    }
+}
+
+/// Polls all futures until each has ended.
+async fn join_all(mut futures: Vec<std::pin::Pin<Box<impl Future<Output = ()>>>>) {
+    std::future::poll_fn(|cx| {
+        futures.retain_mut(|future| future.as_mut().poll(cx).is_pending());
+        if futures.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}
