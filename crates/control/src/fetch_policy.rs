@@ -7,8 +7,8 @@ use std::time::Duration;
 pub struct FetchPolicy {
     /// Maximum size of a file in bytes.
     pub max_bytes: u64,
-    /// Whether redirects may lead to private addresses, host names may resolve to this machine, and clients
-    /// on other machines may name this machine.
+    /// Whether redirects may lead to private addresses, host names may resolve to addresses of this machine,
+    /// and clients on other machines may name this machine in a URL.
     pub allow_private: bool,
     /// Maximum time from a request to the first byte of its response: some servers make images on demand.
     pub first_byte: Duration,

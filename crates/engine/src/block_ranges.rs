@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use forebay_format::BLOCK;
 
-/// The blocks that a byte range overlaps; none if it is empty.
+/// The blocks that a byte range overlaps; an empty range overlaps none.
 pub(crate) fn blocks_of(offset: u64, len: u64) -> Range<u64> {
     let first = offset / BLOCK as u64;
     first..if len == 0 { first } else { (offset + len).div_ceil(BLOCK as u64) }

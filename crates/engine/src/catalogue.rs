@@ -12,14 +12,14 @@ use crate::sync::RwLock;
 use crate::text::shorten;
 use crate::{Error, Result};
 
-/// How a disk depends on another one, or on the pool.
+/// How one disk depends on another disk, or on the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Relation {
-    /// It is hidden, and contains metadata of the disk, or a document of the pool.
+    /// The dependent disk is hidden, and contains metadata of the other disk or a document of the pool.
     Metadata,
-    /// Its parent is the disk.
+    /// The dependent disk is a snapshot, and the other disk is its volume.
     Snapshot,
-    /// It was made from the disk.
+    /// The dependent disk is a clone of the other disk.
     Clone,
 }
 
@@ -28,12 +28,13 @@ pub(crate) enum Relation {
 pub(crate) struct Catalogue {
     disks: BTreeMap<DiskId, Arc<Disk>>,
     names: BTreeMap<String, DiskId>,
-    /// The relations of all disks: the disk on which another one depends (`None`: the pool), and that one.
+    /// The relations of all disks: the disk that is depended on (`None`: the pool), the kind, and the
+    /// dependent disk.
     relations: BTreeSet<(Option<DiskId>, Relation, DiskId)>,
     next: u32,
 }
 
-/// The relations of a disk to others.
+/// The relations in which a disk depends on others.
 fn relations_of(record: &DiskRecord) -> impl Iterator<Item = (Option<DiskId>, Relation, DiskId)> {
     let parent = match record.role {
         Role::Metadata => Some((record.parent, Relation::Metadata)),
@@ -67,7 +68,7 @@ impl Catalogue {
         self.disks.insert(disk.id(), disk);
     }
 
-    /// Adds a disk to the indexes. The names of metadata disks are in none.
+    /// Adds a disk to the indexes. Metadata disks are not in the indexes of names.
     fn index(&mut self, disk: &Disk) {
         if disk.role() != Role::Metadata {
             self.names.insert(self.export_name(disk), disk.id());
@@ -92,7 +93,7 @@ impl Catalogue {
     }
 
     /// Changes the record of a disk, and its kind as the record states. A volume with snapshots keeps its
-    /// name, with which theirs begin.
+    /// name, because the names of its snapshots begin with it.
     pub fn update(&mut self, disk: &Disk, record: DiskRecord) {
         self.remove_from_indexes(disk);
         disk.set_kind(record);
@@ -128,7 +129,7 @@ impl Catalogue {
         if self.names.contains_key(name) { Err(Error::Exists(shorten(name))) } else { Ok(()) }
     }
 
-    /// Number of disks with names: all but metadata.
+    /// Number of disks that have names: all disks except metadata disks.
     pub fn named(&self) -> usize {
         self.names.len()
     }
@@ -143,7 +144,8 @@ impl Catalogue {
         self.iter().filter(|d| d.role().is_visible())
     }
 
-    /// Disks visible to users whose export names follow `name`, with these names and in their order.
+    /// Disks visible to users whose export names follow `name`; each disk with its export name, ordered by
+    /// it.
     pub fn after(&self, name: &str) -> impl Iterator<Item = (&String, &Arc<Disk>)> {
         let following = self.names.range::<str, _>((Excluded(name), Unbounded));
         let disks = following.filter_map(|(name, id)| Some((name, self.disks.get(id)?)));
@@ -169,7 +171,7 @@ impl Catalogue {
     }
 }
 
-/// The snapshots of a volume, the oldest first. The catalogue is locked for a look-up.
+/// The snapshots of a volume, the oldest first. The catalogue is locked only for this look-up.
 pub(crate) fn snapshots_of(catalogue: &RwLock<Catalogue>, volume: DiskId) -> Vec<Arc<Disk>> {
     let catalogue = catalogue.read();
     catalogue

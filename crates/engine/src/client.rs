@@ -1,5 +1,5 @@
-//! Clients, as far as a loss of memory concerns them: a client of the same host dies with the host, and so
-//! with the memory; a remote one outlives both.
+//! Clients of disks. A client on the same host dies with the host, and so do writes in the memory of the
+//! host. A remote client outlives the host, and may have seen writes that are lost with its memory.
 
 /// A client of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,8 @@ pub enum Client {
 }
 
 impl Client {
-    /// Whether it started after a time of the present boot, so that it cannot have seen an earlier answer.
+    /// Whether the client started after a time of the present boot, so that it cannot have seen an earlier
+    /// answer.
     pub(crate) fn started_after(self, since_ms: u64) -> bool {
         matches!(self, Client::Local { started_ms: Some(started) } if started > since_ms)
     }

@@ -10,12 +10,12 @@ use crate::limits::{COMMIT_DELAY, MAX_DISKS, RECLAIM_PAUSE, RENEW_PAGES};
 /// Whether small writes are coalesced into large ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Coalesce {
-    /// Depending on the store and the guests.
+    /// Coalescing depends on the store and the guests.
     #[default]
     Adaptive,
     /// Every commit waits for the full configured delay.
     Always,
-    /// Never: a write is answered when it is durable.
+    /// Nothing is coalesced: a write is answered when it is durable.
     Off,
 }
 
@@ -24,23 +24,23 @@ pub enum Coalesce {
 pub enum BootProfile {
     /// Nothing is recorded or prefetched, except on request.
     Off,
-    /// Recorded while the first clone boots; prefetched when a clone gets its first client.
+    /// The boot of the first clone is recorded; the profile is prefetched when a clone gets its first client.
     #[default]
     Auto,
-    /// As `Auto`; also prefetched when the pool is opened and when clones are created or reset, before they
-    /// boot.
+    /// As `Auto`; the profile is also prefetched when the pool is opened and when clones are created or
+    /// reset, before they boot.
     On,
 }
 
-/// When writes of remote clients are answered. Those of a desktop, and of a disk whose sync mode is never,
-/// are always answered in memory.
+/// When writes of remote clients are answered. Writes to a desktop, and to a disk whose sync mode is `never`,
+/// are always answered when they are in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RemoteAnswers {
-    /// When they are durable.
+    /// A write is answered when it is durable.
     #[default]
     Durable,
-    /// When they are in memory. A client that outlives this memory is refused until an administrator accepts
-    /// the loss.
+    /// A write is answered when it is in memory. A client that outlives this memory is refused until an
+    /// administrator accepts the loss.
     Memory,
 }
 
@@ -50,7 +50,7 @@ pub enum OnMemoryLoss {
     /// Clients that may have seen such answers are refused, until an administrator resumes the disk.
     #[default]
     Refuse,
-    /// Clients continue, without these writes. A file system that relies on its flushes survives this as it
+    /// Clients continue without the lost writes. A file system that relies on its flushes survives this as it
     /// survives a power failure, but only if its guest is restarted.
     Accept,
 }
@@ -72,17 +72,17 @@ pub struct PoolConfig {
     pub checkpoint_bytes: u64,
     /// Whether small writes are coalesced into large ones.
     pub coalesce: Coalesce,
-    /// Longest delay of a commit with waiting requests, to coalesce further ones.
+    /// Longest time that a commit with waiting requests is delayed to coalesce further requests.
     pub commit_delay: Duration,
-    /// Budget of the mark: counts of references, and changes of them. With a smaller one, temporary data is
-    /// written to the store, and marks read all maps; any size is correct.
+    /// Memory budget of the mark, for counts of references and changes of these counts. With a smaller
+    /// budget, temporary data is written to the store, and marks read all maps; any size is correct.
     pub mark_memory: u64,
     /// Budget of the dedup index. A smaller index finds fewer duplicates; any size is correct.
     pub dedup_index: u64,
     /// Whether stored blocks are compressed.
     pub compress: bool,
-    /// Least pause between two automatic reclaims. The pause is also at least four times as long as the last
-    /// reclaim took, unless room is short.
+    /// Minimum pause between two automatic reclaims. The pause is also at least four times as long as the
+    /// last reclaim took, unless room is short.
     pub reclaim_pause: Duration,
     /// When boot profiles are used.
     pub boot_profile: BootProfile,
@@ -95,14 +95,14 @@ pub struct PoolConfig {
     pub remote_answers: RemoteAnswers,
     /// The reaction to a loss of the memory in which writes were answered.
     pub on_memory_loss: OnMemoryLoss,
-    /// Most disks, including snapshots, images and imports under way. Beyond it none is created; a pool that
-    /// has more is opened.
+    /// Maximum number of disks, including snapshots, images and imports under way. At this number no disk can
+    /// be created; a pool that has more disks is opened.
     pub max_disks: usize,
-    /// Most pages of the tables of the checkpoint that a reclaim stores again although they have not changed,
-    /// so that the objects that hold them can be freed.
+    /// Maximum number of checkpoint pages that a reclaim stores again although they have not changed, so that
+    /// the objects that hold these pages can be freed.
     #[doc(hidden)]
     pub renew_pages: usize,
-    /// A rule that is violated on purpose, to test that the tests detect it.
+    /// A rule that is violated on purpose, to test that the tests detect the violation.
     #[doc(hidden)]
     pub mutation: Broken,
 }

@@ -19,16 +19,16 @@ pub(crate) struct Context {
     /// The memory of the write buffers.
     pub retained: Arc<Retained>,
     closing: AtomicBool,
-    /// Why the store or the maps have failed: the first reason. The pool has latched then.
+    /// The first failure of the store or the maps. If it is set, the pool has latched.
     failure: OnceLock<String>,
-    /// Another server has opened the pool, which has latched then. Set also after a failure.
+    /// Another server has opened the pool, so this pool has latched. It is set also after a failure.
     is_fenced: AtomicBool,
-    /// Signalled when either of them is set.
+    /// Notified when `failure` or `is_fenced` is set.
     has_latched: Notify,
 }
 
 impl Context {
-    /// The context of a running pool.
+    /// Returns the context of a pool that runs.
     pub fn new(host: Arc<dyn Host>, config: PoolConfig, retained: Arc<Retained>) -> Arc<Context> {
         let (closing, is_fenced, has_latched) =
             (AtomicBool::new(false), AtomicBool::new(false), Notify::new());
@@ -60,8 +60,8 @@ impl Context {
         self.has_latched.notify_waiters();
     }
 
-    /// The result of an operation of the store. Latches the pool if another server has opened it: nothing may
-    /// be acknowledged after a request has failed because of that.
+    /// The result of an operation of the store. If the error states that another server has opened the pool,
+    /// the pool latches: from then on nothing may be acknowledged.
     pub fn fencing<T>(&self, result: std::result::Result<T, StoreError>) -> Result<T> {
         let result = result.map_err(Error::from);
         if let Err(e @ Error::Fenced) = &result {
@@ -79,13 +79,13 @@ impl Context {
         }
     }
 
-    /// Why the pool has failed, if it has.
+    /// Why the pool has failed; `None` if it has not failed.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Whether another server has opened the pool. Then not even a read may be answered: that server may have
-    /// changed the disk since.
+    /// Whether another server has opened the pool. If so, not even a read may be answered: the other server
+    /// may have changed the disk.
     pub fn is_fenced(&self) -> bool {
         self.is_fenced.load(Acquire)
     }
@@ -107,7 +107,7 @@ impl Context {
 
     async fn until(&self, is_reached: impl Fn() -> bool) {
         loop {
-            // It receives notifications from its creation on.
+            // The future receives notifications from its creation on.
             let has_latched = self.has_latched.notified();
             if is_reached() {
                 return;

@@ -36,27 +36,28 @@ pub(crate) struct Disk {
     write_cache: AtomicU64,
     /// For a desktop: bytes in its write buffer.
     cached: AtomicI64,
-    /// For a desktop: overflows, and the bytes that they freed in RAM.
+    /// For a desktop: number of overflows, and the bytes of RAM that they freed.
     overflowed: Counter,
-    /// The clients to which writes may be answered before they are durable: 0 none, 1 local, 2 all. Raised
-    /// when the mark that permits it is durable; see [`crate::marks`].
+    /// The clients to which writes may be answered before the writes are durable: 0 none, 1 local, 2 all.
+    /// Raised when the mark that permits it is durable; see [`crate::marks`].
     marked: AtomicU8,
     /// For a desktop: a writer waits for room.
     wants_room: AtomicBool,
-    /// Its reads are being recorded; see [`crate::profile`].
+    /// Reads of this disk are being recorded; see [`crate::profile`].
     is_recorded: AtomicBool,
     pub buffers: Mutex<Buffers>,
-    /// Its use of the write buffers, unless it is a desktop.
+    /// The disk's use of the write buffers, unless it is a desktop.
     pub writes: Arc<Flow>,
-    /// Its clients' reads at the store.
+    /// Reads of the disk's clients at the store.
     pub reads: Arc<Flow>,
-    /// What is read ahead of them.
+    /// Reads at the store that are made ahead of the disk's clients.
     pub reads_ahead: Arc<Flow>,
-    /// Its clients' sequential reads.
+    /// Sequential reads of the disk's clients.
     pub streams: Streams,
-    /// Limits on the requests of its clients.
+    /// Limits on the requests of the disk's clients.
     pub limiter: Limiter,
-    /// The blocks that it occupies, or that only it keeps as a snapshot, for the quota of its tenant.
+    /// The blocks that count for the quota of the tenant: those that the volume occupies, or that only the
+    /// snapshot keeps.
     pub occupied: Arc<Blocks>,
     /// How much data it has that its origin does not have.
     pub used: UsedBlocks,
@@ -64,14 +65,15 @@ pub(crate) struct Disk {
     clients: Mutex<Clients>,
     pub guest: GuestCounters,
     pub classes: Classes,
-    /// Number of times that its block map was found damaged, since the map was last known to be sound.
+    /// Number of times that the block map of the disk was found damaged, since the map was last known to be
+    /// sound.
     map_damage: AtomicU64,
     retained: Arc<Retained>,
-    /// Writes whose commit requires reads.
+    /// Writes to the disk whose commit requires reads.
     pub cold: Cold,
     /// Number of acknowledged writes that are lost.
     lost_writes: AtomicU64,
-    /// The part of `lost_writes` that was reported to any client.
+    /// The part of `lost_writes` that was reported to at least one client.
     reported_losses: AtomicU64,
 }
 
@@ -89,14 +91,15 @@ struct Clients {
     reset: Reset,
     /// The desktop is becoming a persistent volume.
     persisting: bool,
-    /// Of a desktop: its record in retained memory that its contents are valid. Without it, they are
-    /// discarded when the pool is opened. A desktop has it from its first client on until a reset is due.
+    /// For a desktop: the record in retained memory that its contents are valid. Without this record, the
+    /// contents are discarded when the pool is opened. A desktop has the record from its first client until a
+    /// reset is due.
     valid: Option<Flag>,
 }
 
 impl Clients {
-    /// The contents of a desktop are not valid any more, and the next opening must not find that they are,
-    /// even if the pool has latched.
+    /// Records that the contents of the desktop are no longer valid. The next opening of the pool must see
+    /// this even if the pool has latched.
     fn require_reset(&mut self) {
         self.reset = Reset::Due;
         if let Some(valid) = self.valid.take() {
@@ -108,17 +111,18 @@ impl Clients {
 /// Whether a desktop must be reset before its next client can attach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Reset {
-    /// It need not be reset: it holds no data of a former client, or that client may reconnect.
+    /// The desktop need not be reset: it holds no data of a former client, or that client may reconnect.
     #[default]
     No,
-    /// It holds data of a client that has left.
+    /// The desktop holds data of a client that has left.
     Due,
-    /// The reset is in a commit.
+    /// The reset of the desktop is in a commit.
     Running,
 }
 
-/// The clients to which a mark permits such answers; see [`Disk::marked`]. Remote clients cannot use a disk
-/// with lost writes, and its mark is not removed before they can: it covers all local ones.
+/// The clients to which a mark permits answers before durability; see [`Disk::marked`]. Any mark permits them
+/// for local clients: remote clients cannot use a disk with lost writes, and its mark is not removed before
+/// they can.
 fn permits(mark: Mark) -> u8 {
     match mark {
         Mark::None => 0,
@@ -172,7 +176,7 @@ impl Disk {
         self.id
     }
 
-    /// Whether its reads are being recorded; see [`crate::profile`].
+    /// Whether reads of the disk are being recorded; see [`crate::profile`].
     pub fn is_recorded(&self) -> bool {
         self.is_recorded.load(Relaxed)
     }
@@ -181,17 +185,17 @@ impl Disk {
         self.is_recorded.store(is_recorded, Relaxed);
     }
 
-    /// Whether a writer of a desktop waits for room, which an overflow has to make.
+    /// Records whether a writer of the desktop waits for room, which an overflow has to make.
     pub fn set_wants_room(&self, wants_room: bool) {
         self.wants_room.store(wants_room, Relaxed);
     }
 
-    /// The value of [`Disk::set_wants_room`].
+    /// Whether a writer of the desktop waits for room, as set by [`Disk::set_wants_room`].
     pub fn wants_room(&self) -> bool {
         self.wants_room.load(Relaxed)
     }
 
-    /// As [`Disk::wants_room`], and forgets it.
+    /// Returns [`Disk::wants_room`], and resets it to false.
     pub fn take_wants_room(&self) -> bool {
         self.wants_room.swap(false, Relaxed)
     }
@@ -201,55 +205,56 @@ impl Disk {
         self.overflowed.add(bytes);
     }
 
-    /// Overflows, and the bytes that they freed in RAM.
+    /// Number of overflows of the desktop, and the bytes of RAM that they freed.
     pub fn overflows(&self) -> Count {
         self.overflowed.get()
     }
 
-    /// Changes its weight against other disks, for writes and for reads at the store.
+    /// Changes the weight of the disk against other disks, for writes and for reads at the store.
     pub fn set_weight(&self, weight: u64) {
         [&self.writes, &self.reads, &self.reads_ahead].into_iter().for_each(|flow| flow.set_weight(weight));
     }
 
-    /// The current record; its root and height are not kept up to date.
+    /// The current record of the disk. The root and the height in it are not kept up to date.
     pub fn record(&self) -> Arc<DiskRecord> {
         self.record.read().clone()
     }
 
     /// Replaces the record. Only changes to the catalogue do this, in a commit or in recovery.
     ///
-    /// Whether it is a desktop stays as it is: a desktop that is becoming a volume has left the desktops
-    /// before its record states that, and other changes of the record may be in the log in between.
+    /// Whether the disk is a desktop does not change: a desktop that is becoming a volume ceases to be a
+    /// desktop before its record states that, and the log may have other changes of the record between these
+    /// two.
     pub fn set_record(&self, record: DiskRecord) {
         self.size.store(record.size, Relaxed);
         *self.record.write() = Arc::new(record);
     }
 
-    /// As [`Disk::set_record`], and makes it a desktop or a volume as the record states.
+    /// Works like [`Disk::set_record`]; also makes the disk a desktop or a volume as the record states.
     pub fn set_kind(&self, record: DiskRecord) {
         self.write_cache.store(record.write_cache, Relaxed);
         self.set_record(record);
     }
 
-    /// Replaces the mark, which is in the log.
+    /// Replaces the mark of the disk. The caller has written the new mark to the log.
     pub fn set_mark(&self, mark: Mark) {
         let record = DiskRecord { mark, ..(*self.record()).clone() };
         self.set_record(record);
         self.marked.store(permits(mark), Relaxed);
     }
 
-    /// Whether a durable mark permits to answer writes of such clients before they are durable.
+    /// Whether a durable mark permits to answer writes of these clients before the writes are durable.
     pub fn is_marked_for(&self, clients: Clientele) -> bool {
         self.marked.load(Relaxed) >= clients as u8
     }
 
-    /// Whether its mark permits to answer any writes before they are durable.
+    /// Whether the disk has a mark that permits to answer writes before they are durable.
     pub fn is_marked(&self) -> bool {
         self.marked.load(Relaxed) > 0
     }
 
-    /// Permits no such answers any more, although the mark is still in the log. Called while the freeze gate
-    /// is closed.
+    /// Stops permitting answers before durability, although the mark is still in the log. Called while the
+    /// freeze gate is closed.
     pub fn begin_unmark(&self) {
         self.marked.store(0, Relaxed);
     }
@@ -263,7 +268,8 @@ impl Disk {
         self.size.load(Relaxed)
     }
 
-    /// Whether its writes stay in RAM and are discarded by a restart; see [`crate::desktop`].
+    /// Whether the disk is a desktop: its writes stay in RAM and are discarded by a restart; see
+    /// [`crate::desktop`].
     pub fn is_desktop(&self) -> bool {
         self.write_cache() > 0
     }
@@ -283,13 +289,13 @@ impl Disk {
         self.cached.fetch_add(grown, Relaxed) + grown
     }
 
-    /// Makes it a persistent disk, which is committed. Returns the bytes in its write buffer.
+    /// Makes the desktop a persistent disk, which is committed. Returns the bytes in its write buffer.
     pub fn leave_desktops(&self) -> i64 {
         self.write_cache.store(0, Relaxed);
         self.cached.swap(0, Relaxed)
     }
 
-    /// Makes it a desktop with a limit of `write_cache` bytes and `cached` bytes in its write buffer.
+    /// Makes the disk a desktop with a limit of `write_cache` bytes and `cached` bytes in its write buffer.
     pub fn join_desktops(&self, write_cache: u64, cached: i64) {
         self.cached.store(cached, Relaxed);
         self.write_cache.store(write_cache, Relaxed);
@@ -349,8 +355,9 @@ impl Disk {
         self.clients.lock().valid = Some(flag);
     }
 
-    /// Records that a client disconnects cleanly. When all clients have, a desktop that is reset at
-    /// disconnect becomes due for a reset at once, although requests of these clients may still be under way.
+    /// Records that a client disconnects cleanly. When all clients have disconnected cleanly, a desktop that
+    /// is reset at disconnect becomes due for a reset at once, although requests of these clients may still
+    /// be under way.
     pub fn record_clean_disconnect(&self) {
         let mut clients = self.clients.lock();
         clients.leaving += 1;
@@ -389,8 +396,8 @@ impl Disk {
         self.clients.lock().reset != Reset::No
     }
 
-    /// Begins the reset of a desktop that is due. Returns `None` if it is no longer due, otherwise whether
-    /// the reset began: it cannot while the desktop still has a client, or is used by an operation.
+    /// Begins the reset of a desktop that is due. Returns `None` if the reset is no longer due, otherwise
+    /// whether it began. It cannot begin while the desktop has a client or an operation uses it.
     pub fn begin_reset(&self) -> Option<bool> {
         let mut clients = self.clients.lock();
         if clients.reset == Reset::No {
@@ -408,12 +415,12 @@ impl Disk {
         Some(free)
     }
 
-    /// Ends a reset: the disk has the contents of its image now, and the reset is in the log.
+    /// Ends a reset: the disk now has the contents of its image, and the reset is in the log.
     pub fn reset_done(&self) {
         self.clients.lock().reset = Reset::No;
     }
 
-    /// Records that a reset failed; it is due again.
+    /// Records that the reset of the desktop failed, and is due again.
     pub fn reset_failed(&self) {
         let mut clients = self.clients.lock();
         if clients.reset == Reset::Running {
@@ -434,8 +441,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Ends [`Disk::begin_persist`]. With `kept`, the disk is persistent from now on, and keeps the writes of
-    /// clients that disconnected in between.
+    /// Ends [`Disk::begin_persist`]. If `kept` is true, the disk is persistent from now on, and keeps the
+    /// writes of clients that disconnected in the meantime.
     pub fn end_persist(&self, kept: bool) {
         let mut clients = self.clients.lock();
         clients.persisting = false;
@@ -445,8 +452,8 @@ impl Disk {
         }
     }
 
-    /// Reserves the disk for an operation that requires it to have no clients; ends when the guard is
-    /// dropped.
+    /// Reserves the disk for an operation that requires a disk without clients. The reservation ends when the
+    /// guard is dropped.
     pub fn exclude_clients(self: &Arc<Disk>, name: &str) -> Result<Exclusive> {
         let mut clients = self.clients.lock();
         if clients.handles > 0 || clients.exclusive || clients.reset == Reset::Running {
@@ -461,7 +468,7 @@ impl Disk {
         self.lost_writes.fetch_add(1, Relaxed);
     }
 
-    /// Number of losses reported to any client: the initial count of a new client.
+    /// Number of lost writes that were reported to at least one client. A new client begins with this number.
     pub fn reported_losses(&self) -> u64 {
         self.reported_losses.load(Relaxed)
     }
@@ -490,38 +497,39 @@ impl Disk {
         }
     }
 
-    /// Number of times that its block map was found damaged since it was last known to be sound; 0 means
-    /// sound.
+    /// Number of times that the block map of the disk was found damaged since it was last known to be sound;
+    /// 0 means sound.
     pub fn map_damage(&self) -> u64 {
         self.map_damage.load(Relaxed)
     }
 
-    /// Whether a node of its block map is known to be unreadable.
+    /// Whether a node of the disk's block map is known to be unreadable.
     pub fn has_damaged_map(&self) -> bool {
         self.map_damage() > 0
     }
 
-    /// Called when its contents were replaced by those of another disk.
+    /// Replaces the damage flag when the contents of the disk were replaced by those of `source`.
     pub fn inherit_map_damage(&self, source: &Disk) {
         self.map_damage.store(source.has_damaged_map().into(), Relaxed);
     }
 
-    /// Called when it received a part of the contents of another disk.
+    /// Adds the damage flag of `source` when the disk received a part of its contents.
     pub fn add_map_damage(&self, source: &Disk) {
         if source.has_damaged_map() {
             self.map_damage.fetch_max(1, Relaxed);
         }
     }
 
-    /// Called after the whole map was read, in its state when [`Disk::map_damage`] returned `found`. Clears
-    /// the damage flag unless damage was found since.
+    /// Clears the damage flag after the whole map was read, unless damage was found since. `found` is what
+    /// [`Disk::map_damage`] returned for the state of the map that was read.
     pub fn map_is_sound(&self, found: u64) {
         if self.map_damage.compare_exchange(found, 0, Relaxed, Relaxed).is_ok() && found > 0 {
             tracing::info!(disk = %self.record().name, "the block map is sound again");
         }
     }
 
-    /// Returns an error if the block map is damaged, so that the disk must not be copied by reference.
+    /// Returns an error if the block map of the disk is damaged, so that the disk must not be copied by
+    /// reference.
     pub fn check_map(&self, name: &str) -> Result<()> {
         match self.has_damaged_map() {
             true => Err(Error::MapDamaged(name.to_owned())),
@@ -530,7 +538,7 @@ impl Disk {
     }
 }
 
-/// Excludes clients from the disk until it is dropped.
+/// Excludes clients from the disk until this guard is dropped.
 pub(crate) struct Exclusive(Arc<Disk>);
 
 impl Drop for Exclusive {
@@ -543,14 +551,14 @@ impl Drop for Exclusive {
 #[derive(Default)]
 pub(crate) struct Cold {
     touches: Mutex<Vec<Touch>>,
-    /// Number of outstanding ones, including those whose reads are under way.
+    /// Number of outstanding cold writes, including those whose reads are under way.
     count: AtomicUsize,
-    /// Signalled when some of them are no longer outstanding.
+    /// Signalled when a cold write is no longer outstanding.
     fewer: Notify,
 }
 
 impl Cold {
-    /// Number of outstanding ones, including those whose reads are under way.
+    /// Number of outstanding cold writes, including those whose reads are under way.
     pub fn count(&self) -> usize {
         self.count.load(Relaxed)
     }
@@ -564,17 +572,17 @@ impl Cold {
         was_empty
     }
 
-    /// Takes the list. They stay outstanding until [`Cold::done`].
+    /// Takes the list. Its cold writes stay outstanding until [`Cold::done`].
     pub fn take(&self) -> Vec<Touch> {
         std::mem::take(&mut *self.touches.lock())
     }
 
-    /// Completes when fewer are outstanding than when this was called.
+    /// Completes when fewer cold writes are outstanding than at the time of this call.
     pub fn fewer(&self) -> Notified<'_> {
         self.fewer.notified()
     }
 
-    /// Records that the reads for `count` of them are complete.
+    /// Records that the reads for `count` cold writes are complete.
     pub fn done(&self, count: usize) {
         self.count.fetch_sub(count, Relaxed);
         self.fewer.notify_waiters();

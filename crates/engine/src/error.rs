@@ -1,4 +1,4 @@
-//! Errors of the engine. Each front end has a table from these to the codes of its protocol.
+//! Errors of the engine. Each front end has a table that maps these errors to the codes of its protocol.
 
 use forebay_format::FormatError;
 use forebay_store::StoreError;
@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why an operation failed. The text is shown to the user: it states the cause and the remedy.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// A write to an image or a snapshot.
+    /// An image or a snapshot cannot be written.
     #[error("{0} is read-only; clone it to get a writable disk")]
     ReadOnly(String),
     /// A request beyond the end of the disk.
@@ -29,15 +29,15 @@ pub enum Error {
          raise it with 'forebay tenant limit {tenant} --quota'"
     )]
     OverQuota {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
-        /// The quota in bytes.
+        /// Quota of the tenant in bytes.
         bytes: u64,
     },
-    /// The pool has as many disks as it can have.
+    /// The pool has the maximum number of disks.
     #[error("the pool can have {most} disks, snapshots and images included; remove some first")]
     TooManyDisks {
-        /// This number.
+        /// The maximum number of disks.
         most: usize,
     },
     /// Stored bytes are damaged; they were not returned.
@@ -55,7 +55,7 @@ pub enum Error {
          the damage exists: remove, reset or roll back the disk, then run 'forebay gc' again"
     )]
     MapsDamaged {
-        /// The disks.
+        /// Names of the unreadable disks.
         disks: String,
         /// Bytes that were freed nevertheless.
         freed_bytes: u64,
@@ -73,13 +73,13 @@ pub enum Error {
     /// No disk has this name.
     #[error("no volume, snapshot or image is named '{0}'")]
     NotFound(String),
-    /// The name is taken.
+    /// A disk with this name exists already.
     #[error("'{0}' exists already; choose another name or remove it first")]
     Exists(String),
     /// Clients are connected to it.
     #[error("'{name}' is in use by {clients} client{}", plural(*clients))]
     InUse {
-        /// The disk.
+        /// Name of the disk.
         name: String,
         /// Number of clients; at least 1, also if something else has the disk open.
         clients: usize,
@@ -93,7 +93,7 @@ pub enum Error {
          run 'forebay volume {remedy} {name}'"
     )]
     MemoryLost {
-        /// The disk.
+        /// Name of the disk.
         name: String,
         /// The command that admits clients again: `resume`, or `reset` for a desktop.
         remedy: &'static str,
@@ -101,68 +101,68 @@ pub enum Error {
     /// Clones depend on it.
     #[error("'{name}' has {clones} clone{}, '{example}' among them; remove them first", plural(*clones))]
     HasClones {
-        /// The image or snapshot.
+        /// Name of the image or snapshot.
         name: String,
-        /// How many.
+        /// Number of clones that the disk has.
         clones: usize,
-        /// One of them.
+        /// Name of one of the clones.
         example: String,
     },
     /// Snapshots depend on it.
     #[error("'{name}' has {snapshots} snapshot{}; remove them first", plural(*snapshots))]
     HasSnapshots {
-        /// The volume.
+        /// Name of the volume.
         name: String,
-        /// How many.
+        /// Number of snapshots that the disk has.
         snapshots: usize,
     },
     /// The operation needs another kind of disk.
     #[error("'{name}' is {is}; this needs {needs}")]
     WrongKind {
-        /// The disk.
+        /// Name of the disk.
         name: String,
-        /// Its actual kind, with its article.
+        /// The actual kind of the disk, with an article.
         is: &'static str,
-        /// The kind that the operation needs, with its article.
+        /// The kind of disk that the operation needs, with an article.
         needs: &'static str,
     },
-    /// An invalid name.
+    /// The name of a disk is invalid.
     #[error("'{name}' is not a usable name: {why}")]
     BadName {
-        /// The name, shortened.
+        /// The invalid name, shortened.
         name: String,
-        /// Why it is invalid.
+        /// Why the name is invalid.
         why: &'static str,
     },
-    /// An invalid size.
+    /// The size of a disk is invalid.
     #[error("{size} bytes is not a usable size: {why}")]
     BadSize {
-        /// The size.
+        /// The invalid size in bytes.
         size: u64,
-        /// Why it is invalid.
+        /// Why the size is invalid.
         why: &'static str,
     },
-    /// The volume does not have the size from which it was to be resized.
+    /// The size of the volume is not the size that the caller expected before a resize.
     #[error("'{name}' has {size} bytes now, because it was resized in the meantime; nothing was changed")]
     OtherSize {
-        /// The volume.
+        /// Name of the volume.
         name: String,
-        /// Its size in bytes.
+        /// Actual size of the volume in bytes.
         size: u64,
     },
     /// The directory or device does not hold a pool.
     #[error("no pool here: {0}")]
     NoPool(String),
-    /// The log is damaged before flushed writes; no data was served.
+    /// The log is damaged at a position before flushed writes; no data was served.
     #[error("{0}; run 'forebay recover' to see which writes would be lost; nothing was changed")]
     LogDamaged(Box<crate::log_damage::LogDamage>),
-    /// A loss was accepted that does not match the existing damage.
+    /// The administrator accepted a loss that does not match the existing damage.
     #[error("{0}; run 'forebay recover' without --accept-loss, and read its report")]
     OtherLoss(String),
     /// A structure of the pool is damaged or foreign.
     #[error("cannot open the pool: {0}")]
     Format(#[from] FormatError),
-    /// The memory for writes that are not in the log yet cannot be used.
+    /// The retained memory, for writes that are not in the log yet, cannot be used.
     #[error("cannot use the retained memory: {0}")]
     Memory(String),
     /// The store failed.

@@ -1,9 +1,9 @@
-//! Hashing of numbers that the engine itself assigns or bounds: fast, and identical in every run, so that a
-//! simulation can be replayed.
+//! A hash function for numbers that the engine itself assigns or bounds. It is fast, and identical in every
+//! run, so that a simulation can be replayed.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Hasher of a single integer: one multiplication, folded.
+/// Hasher of a single integer, by one multiplication whose halves are combined.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct U64Hasher(u64);
 

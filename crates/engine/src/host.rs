@@ -19,23 +19,23 @@ pub trait Host: Send + Sync + 'static {
     fn now(&self) -> Duration;
     /// Wall-clock time in Unix milliseconds, for display.
     fn unix_ms(&self) -> u64;
-    /// Completes after `duration`.
+    /// Returns a future that completes after `duration`.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
     /// Runs a task of the engine to its end. `name` is for diagnosis.
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>);
-    /// Calls `step`, a step of a task of the engine, on this thread, unless a task is being run. Returns
-    /// whether it did. Until `step` returns, no task is run.
+    /// Calls `step`, a step of an engine task, on this thread, unless the host is running an engine task.
+    /// Returns whether `step` was called. Until `step` returns, the host runs no engine task.
     fn run_step(&self, step: &mut dyn FnMut()) -> bool {
         step();
         true
     }
-    /// Threads for CPU work that is worth dividing; the default is the thread that requests the work.
+    /// Threads among which CPU work is divided. By default, the thread that requests the work does all of it.
     fn workers(&self) -> &dyn Workers {
         &Inline
     }
     /// Fills `bytes` with unpredictable bytes.
     fn random(&self, bytes: &mut [u8]);
-    /// Identity of the present boot of the host: differs after each boot.
+    /// Identity of the present boot of the host; each boot has a different identity.
     fn boot_id(&self) -> [u8; 16] {
         [0; 16]
     }

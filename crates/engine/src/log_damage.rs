@@ -6,20 +6,20 @@ use serde::Serialize;
 
 use crate::text::shorten;
 
-/// Damage to the log before flushed writes.
+/// Damage to the log at a position before flushed writes.
 #[derive(Debug, Clone, Serialize)]
 pub struct LogDamage {
-    /// Identifier of the damage: sequence number of the first missing batch.
+    /// Identifier of the damage: the sequence number of the first missing batch.
     pub id: u64,
-    /// Last batch before the damage with which the pool can be opened.
+    /// Sequence number of the last batch before the damage, with which the pool can be opened.
     pub intact_until: u64,
     /// Possible locations of the first missing batch.
     pub places: Vec<DamagedPlace>,
-    /// Number of damaged or missing batches; a lower bound.
+    /// Minimum number of damaged or missing batches.
     pub missing_batches: u64,
-    /// Number of intact batches that cannot be reached.
+    /// Number of intact batches after the damage, which recovery cannot reach.
     pub lost_batches: u64,
-    /// Number of groups (commits) that end in these batches.
+    /// Number of groups (commits) whose last batch is one of these intact batches.
     pub lost_groups: u64,
     /// Writes in the intact batches, for each disk. Those in the missing batches are not included.
     pub disks: Vec<DiskLoss>,
@@ -27,7 +27,7 @@ pub struct LogDamage {
     pub catalogue: Vec<String>,
 }
 
-/// A location in a segment.
+/// A location of the damage in a segment.
 #[derive(Debug, Clone, Serialize)]
 pub struct DamagedPlace {
     /// Segment number, as in the file name.
@@ -49,7 +49,7 @@ pub struct DiskLoss {
     pub zeroed_blocks: u64,
 }
 
-/// Most names that the one-line message lists.
+/// Maximum number of names that the one-line message lists.
 const NAMES: usize = 4;
 
 impl fmt::Display for LogDamage {

@@ -5,9 +5,9 @@ use forebay_format::{BlockRef, Codec, Form, SegmentId, Slot};
 
 use crate::Error;
 
-/// The reference of a block that is lost because the data at `at` cannot be read. It is the form of a raw
-/// block with less than its full length. Raw blocks are always stored in full, so no reader accepts such a
-/// reference, whatever the bytes are.
+/// The reference of a block that is lost because the data at `at` cannot be read. The reference has the form
+/// of a raw block with less than its full length. Raw blocks are always stored in full, so every reader
+/// refuses such a reference, even if the bytes at `at` are readable later.
 pub(crate) fn lost(at: BlockRef) -> BlockRef {
     BlockRef { form: Form::raw(Slot::UNIT), ..at }
 }

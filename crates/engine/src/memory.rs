@@ -1,4 +1,4 @@
-//! The engine's terms for retained memory: what it states there beyond blocks and zeroed ranges.
+//! What the engine keeps in retained memory in addition to blocks and zeroed ranges.
 
 use forebay_format::BLOCK;
 use forebay_retained::{Cover, HeapMemory};
@@ -6,21 +6,22 @@ use forebay_retained::{Cover, HeapMemory};
 use crate::PoolConfig;
 use crate::limits::RETAINED_SLACK;
 
-/// The flag of a desktop whose contents are valid. Without it, they are discarded when the pool is opened.
+/// Type of the flag that the contents of a desktop are valid. Without the flag, they are discarded when the
+/// pool is opened.
 pub(crate) const VALID: u8 = 1;
 
-/// No record is known to be in the log.
+/// The value that states that no record is known to be in the log.
 pub(crate) const NO_COVER: Cover = Cover { seq: u64::MAX, order: 0 };
 
-/// Bytes that the retained memory of a pool may use: the budgets of the write buffers, and what pages that
-/// are being replaced and chunks in partial use need in addition.
+/// Bytes that the retained memory of a pool may use: the budgets of the write buffers, and in addition what
+/// is needed for pages that are being replaced and for chunks in partial use.
 pub(crate) fn limit(config: &PoolConfig) -> u64 {
     let budgets = config.write_buffer.saturating_add(config.desktops);
     budgets.saturating_add(budgets / 8).saturating_add(RETAINED_SLACK)
 }
 
 impl PoolConfig {
-    /// Most bytes of memory that outlives the server: what the write buffers and desktops can use.
+    /// Maximum bytes of retained memory, which outlives the server: what write buffers and desktops can use.
     pub fn retained_memory(&self) -> u64 {
         limit(self)
     }

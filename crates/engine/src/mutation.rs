@@ -4,11 +4,11 @@
 
 use forebay_format::Entry;
 
-/// The rule that is broken, as [`PoolConfig`](crate::PoolConfig) holds it.
+/// The type of [`PoolConfig::mutation`](crate::PoolConfig): the rule that is broken.
 #[cfg(feature = "mutation")]
 pub type Broken = Mutation;
 
-/// No rule is broken.
+/// The type of `PoolConfig::mutation` without the feature `mutation`: no rule is broken.
 #[cfg(not(feature = "mutation"))]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Broken(());
@@ -22,16 +22,16 @@ impl PartialEq<Mutation> for Broken {
 
 #[cfg(not(feature = "mutation"))]
 impl Broken {
-    /// Whether recovery leaves an entry out.
+    /// Whether recovery ignores an entry of the log because of the broken rule.
     pub(crate) fn skips(self, _: &Entry) -> bool {
         false
     }
 }
 
-/// A rule to break.
+/// A rule of the engine that a test breaks.
 #[cfg_attr(feature = "mutation", derive(Debug, Clone, Copy, Default, PartialEq, Eq))]
 pub enum Mutation {
-    /// None.
+    /// No rule is broken.
     #[cfg(feature = "mutation")]
     #[default]
     None,
@@ -47,9 +47,10 @@ pub enum Mutation {
     DeleteUncovered,
     /// The cleaner deletes an object although a reader may still read from it.
     IgnoreReaders,
-    /// The cleaner deletes an object although it holds a page of the checkpoint in effect.
+    /// The cleaner deletes an object although it holds a page of the current checkpoint.
     FreePages,
-    /// The mark treats all blocks of a base as dead: those that a leaf hides, and some that it does not hide.
+    /// The mark treats all blocks of a base as dead: both the blocks that a leaf hides and the blocks that it
+    /// does not hide.
     ForgetBases,
     /// A mark by difference does not count a reference of each new leaf.
     LoseReference,
@@ -57,11 +58,11 @@ pub enum Mutation {
     ReleaseTwice,
     /// The mark treats everything below a damaged node as dead.
     DropUnseen,
-    /// A flush is answered when the commit before the one that it needs is done.
+    /// A flush is answered when the commit before the required commit is done.
     FlushEarly,
     /// The commit completes partial blocks with zeroes.
     ForgetBeneath,
-    /// A checkpoint claims all of the log as of its completion.
+    /// A checkpoint claims to cover the log up to the end of the checkpoint, not up to its start.
     CheckpointAhead,
     /// Recovery does not replay zeroed ranges.
     SkipZeroes,
@@ -73,14 +74,14 @@ pub enum Mutation {
     ReuseDesktop,
     /// Opening a pool discards the contents of retained memory.
     DropMemory,
-    /// Opening a pool adds records to the buffers that are in the log already.
+    /// Opening a pool adds records to the buffers although these records are in the log already.
     IgnoreCover,
-    /// A group that is written again after an append was overdue keeps its epoch.
+    /// A group keeps its epoch when it is written again because an append was overdue.
     KeepEpoch,
-    /// A group that is given up leaves its cover.
+    /// The cover of an abandoned group is not removed.
     KeepCover,
-    /// The group after one that failed takes its number: a group that fails leaves its cover, and writers of
-    /// the log do not check whether the pool has latched.
+    /// The group after a failed group gets its number: the cover of the failed group is not removed, and
+    /// writers of the log do not check whether the pool has latched.
     TakeNumber,
     /// Opening a pool treats the contents of every desktop in retained memory as valid.
     KeepInvalid,
@@ -88,7 +89,7 @@ pub enum Mutation {
 
 #[cfg(feature = "mutation")]
 impl Mutation {
-    /// Whether recovery leaves an entry out.
+    /// Whether recovery ignores an entry of the log because of the broken rule.
     pub(crate) fn skips(self, entry: &Entry) -> bool {
         match entry {
             Entry::Zero { .. } => self == Mutation::SkipZeroes,

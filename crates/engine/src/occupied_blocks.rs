@@ -14,18 +14,19 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::zero::is_zero;
 use crate::{Error, Result, Room};
 
-/// Up to this length, the blocks of a range are looked up one by one.
+/// Maximum length of a range whose blocks are looked up one by one.
 const LOOKED_UP: u64 = 1 << 12;
-/// What each snapshot counts, apart from the blocks that only it keeps: its record, its part of the map.
+/// Blocks that each snapshot counts for its record and its part of the map, in addition to the blocks that
+/// only it keeps.
 const SNAPSHOT_BLOCKS: u64 = 16;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Its tenant, if that has a quota.
+    /// The tenant of the volume, if the tenant has a quota.
     tenant: Option<Arc<Tenant>>,
-    /// The blocks that count. Empty without a tenant.
+    /// The blocks that count for the quota. Empty without a tenant.
     blocks: RoaringTreemap,
-    /// The blocks that were occupied when the counting began are included.
+    /// The blocks that were occupied when the counting began are included in `blocks`.
     is_complete: bool,
     /// The newest snapshot of a volume.
     newest: Option<Newest>,
@@ -34,9 +35,10 @@ struct State {
 /// The newest snapshot of a volume.
 #[derive(Debug)]
 struct Newest {
-    /// What only the snapshots keep, and the volume had when this snapshot was made.
+    /// The blocks that only snapshots keep, and that the volume had when this snapshot was made.
     kept: Arc<Blocks>,
-    /// The blocks of the volume that were written since. The snapshot has all other occupied blocks, too.
+    /// The blocks of the volume that were written since this snapshot was made. The snapshot shares all other
+    /// occupied blocks with the volume.
     written: RoaringTreemap,
 }
 
@@ -59,11 +61,12 @@ impl State {
         (len(data) - self.occupied(data) + superseded, self.occupied(zeroes))
     }
 
-    /// The blocks of a range that only the newest snapshot keeps once they are replaced or freed.
+    /// The blocks of a range that only the newest snapshot keeps once the volume replaces or frees them.
     fn superseded(&self, range: &Range<u64>) -> RoaringTreemap {
         let Some(Newest { kept, written }) = &self.newest else { return RoaringTreemap::new() };
         let kept = kept.state.lock();
-        // A snapshot without a tenant, or with another one, is being assigned to it, and counted afterwards.
+        // A snapshot without a tenant, or with a different tenant, is being assigned to this tenant, and
+        // counted afterwards.
         if !matches!((&kept.tenant, &self.tenant), (Some(a), Some(b)) if Arc::ptr_eq(a, b)) {
             return RoaringTreemap::new();
         }
@@ -81,8 +84,8 @@ impl State {
         found
     }
 
-    /// Gives what is superseded in a range to the newest snapshot; it was counted already. Returns its number
-    /// of blocks.
+    /// Assigns the superseded blocks of a range to the newest snapshot; their number was counted already.
+    /// Returns this number.
     fn supersede(&mut self, range: &Range<u64>) -> u64 {
         let superseded = self.superseded(range);
         if let Some(newest) = &self.newest {
@@ -97,20 +100,21 @@ impl State {
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     is_clone: bool,
-    /// Blocks that count in addition to those of the state.
+    /// Number of blocks that count in addition to the blocks of the state.
     fixed: u64,
     has_quota: AtomicBool,
     state: Mutex<State>,
 }
 
-/// Number of blocks of some ranges.
+/// Returns the number of blocks in some ranges.
 fn len(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// The blocks of a write with data, and those that it fills with zeroes as a whole. A block that is filled
-/// with zeroes in part is neither, so that a discard with unaligned ends needs no room; but in a clone it
-/// counts as data, since it is stored with what the clone inherits for the rest.
+/// The blocks of a write with data, and the blocks that it fills with zeroes as a whole. A block that the
+/// write fills with zeroes only in part belongs to neither, so that a discard with unaligned ends needs no
+/// room. In a clone such a block counts as data, since it is stored with the other part, which the clone
+/// inherits.
 fn ranges_of(offset: u64, bytes: &[u8], is_clone: bool) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
     let (mut data, mut zeroes): (Vec<Range<u64>>, Vec<Range<u64>>) = (Vec::new(), Vec::new());
     let mut at = 0;
@@ -132,7 +136,7 @@ fn ranges_of(offset: u64, bytes: &[u8], is_clone: bool) -> (Vec<Range<u64>>, Vec
 }
 
 impl Blocks {
-    /// Without a quota.
+    /// The blocks of a volume without a quota.
     pub fn new(is_clone: bool) -> Blocks {
         Blocks { is_clone, fixed: 0, has_quota: AtomicBool::default(), state: Mutex::default() }
     }
@@ -144,17 +148,17 @@ impl Blocks {
         blocks
     }
 
-    /// Whether the quota of a tenant applies.
+    /// Whether the quota of a tenant applies to the disk.
     pub fn has_quota(&self) -> bool {
         self.has_quota.load(Relaxed)
     }
 
-    /// Whether the blocks were counted, or need not be.
+    /// Whether the blocks of the disk were counted, or need not be counted.
     pub fn is_complete(&self) -> bool {
         !self.has_quota() || self.state.lock().is_complete
     }
 
-    /// The state of the room within the quota.
+    /// The state of the room within the tenant's quota.
     pub fn room(&self) -> Room {
         if !self.has_quota() {
             return Room::Ok;
@@ -162,8 +166,8 @@ impl Blocks {
         self.state.lock().tenant.as_ref().map_or(Room::Ok, |tenant| tenant.usage.room())
     }
 
-    /// Sets the tenant, if it has a quota; otherwise nothing is counted any more. Returns whether the blocks
-    /// are to be counted.
+    /// Sets the tenant, if it has a quota; otherwise nothing is counted any more. Returns whether the caller
+    /// has to count the blocks.
     pub fn assign(&self, tenant: Option<Arc<Tenant>>) -> bool {
         let mut state = self.state.lock();
         if let (Some(new), Some(before)) = (&tenant, &state.tenant)
@@ -186,7 +190,8 @@ impl Blocks {
         state.tenant.is_some() && !state.is_complete
     }
 
-    /// Whether a write as a whole is within the quota, so that one that is not fails before it waits.
+    /// Checks whether a write as a whole is within the quota, so that a write beyond the quota fails before
+    /// it waits.
     ///
     /// # Errors
     /// [`Error::OverQuota`].
@@ -243,7 +248,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Frees a range.
+    /// Records that the blocks of a range are free.
     pub fn free(&self, range: Range<u64>) {
         if self.has_quota() && !range.is_empty() {
             let state = &mut *self.state.lock();
@@ -264,7 +269,7 @@ impl Blocks {
         }
     }
 
-    /// Records that a snapshot of the present contents is being made. Called while no write passes.
+    /// Records that a snapshot of the present contents is being made. Called while no write is under way.
     pub fn begin_snapshot(&self) {
         let state = &mut *self.state.lock();
         if let Some(tenant) = &state.tenant {
@@ -274,12 +279,12 @@ impl Blocks {
         }
     }
 
-    /// The blocks of the newest snapshot.
+    /// The blocks of the newest snapshot of the volume.
     pub fn newest(&self) -> Option<Arc<Blocks>> {
         self.state.lock().newest.as_ref().map(|newest| newest.kept.clone())
     }
 
-    /// Sets the newest snapshot of a volume with a quota. To be followed by a count.
+    /// Sets the newest snapshot of a volume with a quota. The caller has to count the blocks afterwards.
     pub fn set_newest(&self, kept: Option<Arc<Blocks>>) {
         let state = &mut *self.state.lock();
         let is_same = match (&state.newest, &kept) {
@@ -291,7 +296,8 @@ impl Blocks {
         }
     }
 
-    /// Corrects which blocks of a range were written since a snapshot was made, if it is still the newest.
+    /// Corrects which blocks of a range were written since a snapshot was made, if this snapshot is still the
+    /// newest.
     pub(super) fn correct_written(
         &self,
         kept: &Arc<Blocks>,
@@ -310,7 +316,8 @@ impl Blocks {
         self.state.lock().occupied(&[range]) > 0
     }
 
-    /// Corrects a range, whatever the quota: `occupied` are the blocks of it that are occupied.
+    /// Corrects the blocks of a range, even beyond the quota: `occupied` are the blocks of the range that are
+    /// occupied.
     pub(super) fn correct(&self, range: Range<u64>, occupied: impl Iterator<Item = u64>) {
         let state = &mut *self.state.lock();
         let Some(tenant) = &state.tenant else { return };
@@ -320,12 +327,12 @@ impl Blocks {
         tenant.usage.give_back(removed.saturating_sub(added));
     }
 
-    /// Records that the blocks are to be counted.
+    /// Records that the counting of the blocks begins.
     pub(super) fn begin(&self) {
         self.state.lock().is_complete = false;
     }
 
-    /// Records that all blocks were counted.
+    /// Records that all blocks of the disk were counted.
     pub(super) fn complete(&self) {
         let mut state = self.state.lock();
         state.is_complete = state.tenant.is_some();
@@ -333,13 +340,13 @@ impl Blocks {
 }
 
 impl Drop for Blocks {
-    /// A deleted volume may have got its tenant's quota concurrently with its deletion.
+    /// A volume may have got the quota of its tenant while it was being deleted.
     fn drop(&mut self) {
         self.assign(None);
     }
 }
 
-/// The error for a write of this tenant; logged once.
+/// The error for a write that exceeds the quota of this tenant. The first such error is logged.
 fn refused(tenant: &Tenant) -> Error {
     let error = Error::OverQuota { tenant: tenant.name.clone(), bytes: tenant.usage.quota() };
     if tenant.usage.refuse() {

@@ -11,14 +11,14 @@ use crate::{Error, Result};
 /// The progress of commits.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Progress {
-    /// Freezes whose group is durable and applied to the maps.
+    /// Number of freezes whose group is durable and applied to the maps.
     pub done: u64,
-    /// Freezes whose group is durable or was given up. The data of a group that was given up is back in the
-    /// buffers.
+    /// Number of freezes whose group is durable or was abandoned. The data of an abandoned group is back in
+    /// the buffers.
     pub ended: u64,
-    /// Commits that failed because the store had no room and no reclaim was expected to free some.
+    /// Number of commits that failed because the store had no room and no reclaim was expected to free any.
     pub refusals: u64,
-    /// The pool has latched or closed.
+    /// Whether the pool has latched or closed.
     pub stopped: bool,
 }
 

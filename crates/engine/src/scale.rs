@@ -22,7 +22,7 @@ use crate::{Pool, PoolConfig, SyncMode};
 const SEGMENT: u64 = 64 << 20;
 /// Segments that have no live slot.
 const DEAD: u32 = 10_000;
-/// The tables of 100 TB.
+/// Number of segments in a pool of 100 TB.
 const SEGMENTS: u32 = 1_600_000;
 const DISKS: u32 = 20_000;
 
@@ -66,14 +66,14 @@ fn record(segment: u32) -> SegmentRecord {
     let moved = segment.is_multiple_of(2);
     SegmentRecord {
         segment: SegmentId(segment),
-        // Without fingerprints, which would be searched for when the pool is opened.
+        // The segments have no fingerprints, which would be searched for when the pool is opened.
         stream: Stream::Map,
         state: SegmentState::Sealed,
         footer: true,
         container: if moved { segment + 1 } else { segment },
         written: SEGMENT as u32,
         first_seq: 1,
-        // Those that are not dead are not covered by a checkpoint.
+        // Live segments are not covered by a checkpoint.
         last_seq: if segment.is_multiple_of(SEGMENTS / DEAD) { 1 } else { 1 << 40 },
         map: moved.then_some((4096, 40_000)),
     }
@@ -157,12 +157,12 @@ async fn pools_of_1_to_100_terabytes() {
     }
 }
 
-/// Writes of all disks together, the bytes of each, and the writes of a disk at a time.
+/// Total number of writes, bytes of each write, and concurrent writes of a disk.
 const WRITES: u64 = 80_000;
 const WRITE_BYTES: u64 = 48 << 10;
 const DEPTH: u64 = 4;
 
-/// Each disk always has more writes than its share of the buffers permits.
+/// Each disk always has more outstanding writes than its share of the buffers permits.
 async fn measure_writers(disks: u64) {
     let config =
         PoolConfig { dedup_index: 0, write_buffer: disks * WRITE_BYTES * 3 / 2, ..PoolConfig::default() };

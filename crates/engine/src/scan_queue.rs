@@ -31,17 +31,18 @@ pub(crate) struct ScanQueue {
     last: Mutex<LastChanges>,
 }
 
-/// The host time at which a volume, or any desktop of an image, was last found to have changed. Those before
-/// [`LEARN_PAUSE`] do not count, and are dropped when the table has doubled.
+/// The host time at which a volume, or any desktop of an image, was last found to have changed. Entries older
+/// than [`LEARN_PAUSE`] do not count, and are dropped when the table has doubled.
 #[derive(Default)]
 struct LastChanges {
     times: HashMap<DiskId, Duration>,
-    /// Entries when the others were dropped last.
+    /// Number of entries after old entries were last dropped.
     kept: usize,
 }
 
 impl LastChanges {
-    /// Records that a disk was found to have changed; false if it was found to within [`LEARN_PAUSE`].
+    /// Records that a disk was found to have changed. Returns false if it was also found to have changed
+    /// within the last [`LEARN_PAUSE`].
     fn record(&mut self, disk: DiskId, now: Duration) -> bool {
         let counts = |last: &Duration| now.saturating_sub(*last) < LEARN_PAUSE;
         if self.times.get(&disk).is_some_and(counts) {
@@ -106,7 +107,7 @@ impl ScanQueue {
         }
     }
 
-    /// Memory of all separate maps.
+    /// Bytes of all class maps that disks do not share.
     fn class_maps_bytes(&self) -> usize {
         self.catalogue.read().iter().map(|disk| disk.classes.separate_bytes()).sum()
     }

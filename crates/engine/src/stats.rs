@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-/// Operations and bytes of one kind.
+/// A counter of operations and bytes of one kind.
 #[derive(Debug, Default)]
 pub struct Counter {
     ops: AtomicU64,
@@ -32,12 +32,12 @@ impl Counter {
     }
 }
 
-/// Operations and bytes.
+/// A count of operations and of their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Count {
-    /// Operations.
+    /// Number of operations.
     pub ops: u64,
-    /// Bytes.
+    /// Bytes of these operations.
     pub bytes: u64,
 }
 
@@ -65,56 +65,56 @@ impl GuestCounters {
     }
 }
 
-/// Guest operations, of a disk or of all.
+/// Guest operations on one disk or on all disks.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct GuestStats {
-    /// Reads.
+    /// Reads by clients.
     pub read: Count,
     /// Writes, FUA included, and copies.
     pub write: Count,
-    /// Discards and write-zeroes.
+    /// Discards and write-zeroes by clients.
     pub discard: Count,
-    /// Flushes.
+    /// Flushes by clients.
     pub flush: u64,
 }
 
-/// Store operations.
+/// Operations on the store.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct StoreStats {
-    /// Reads.
+    /// Reads from the store.
     pub read: Count,
     /// Appends and superblock writes.
     pub write: Count,
-    /// Syncs.
+    /// Syncs of the store.
     pub sync: u64,
-    /// Deleted objects.
+    /// Objects deleted from the store.
     pub delete: u64,
 }
 
-/// Hits, misses and size of a cache.
+/// Figures of a cache: hits, misses and size.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct CacheStats {
-    /// Look-ups that hit.
+    /// Look-ups in the cache that found their key.
     pub hits: u64,
-    /// Look-ups that missed.
+    /// Look-ups in the cache that did not find their key.
     pub misses: u64,
-    /// Bytes held, overhead included.
+    /// Bytes of the cache in memory, overhead included.
     pub bytes: u64,
-    /// The budget in bytes.
+    /// The budget of the cache in bytes.
     pub budget: u64,
 }
 
 /// What a read cache of another size would save.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct CacheAdvice {
-    /// The size, in bytes.
+    /// The size of the larger cache in bytes.
     pub size: u64,
-    /// By how much it is larger than the present one, in percent.
+    /// By how many percent the cache would be larger than the present cache.
     pub more_percent: u64,
     /// Blocks that were read from the store and would have been in a cache of this size: an estimate, since
     /// the pool was opened or the size of the sample changed.
     pub saved_reads: u64,
-    /// The same, for each second of the last minutes; `None` if that is not known yet.
+    /// `saved_reads` for each second of the last minutes; `None` if that is not known yet.
     pub saved_reads_per_s: Option<f64>,
 }
 
@@ -122,7 +122,7 @@ pub struct CacheAdvice {
 /// of 16 reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ClassReads {
-    /// The class.
+    /// The class of the first block.
     pub class: forebay_guest::Class,
     /// Reads that were served from RAM.
     pub hits: u64,
@@ -133,21 +133,21 @@ pub struct ClassReads {
 /// Data reduction since the pool was opened, and the state of the dedup index.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct ReductionStats {
-    /// Blocks that were all zero.
+    /// Number of blocks that were all zero.
     pub zero_blocks: u64,
     /// Blocks whose content equalled the disk's current content.
     pub unchanged_blocks: u64,
-    /// Blocks that were stored already.
+    /// Number of blocks that were stored already.
     pub duplicate_blocks: u64,
-    /// Blocks that were stored.
+    /// Number of blocks that were stored.
     pub new_blocks: u64,
     /// Bytes that the stored blocks took, after compression.
     pub new_bytes: u64,
-    /// Fingerprints in the index.
+    /// Number of fingerprints in the index.
     pub index_entries: u64,
     /// Bytes of the index, its cache of directories included.
     pub index_bytes: u64,
-    /// Its budget.
+    /// The budget of the index in bytes.
     pub index_budget: u64,
     /// The index keeps one of `2^index_sampling` fingerprints.
     pub index_sampling: u8,
@@ -160,11 +160,11 @@ pub struct ReductionStats {
 pub struct Memory {
     /// Bytes of the read cache, including all overhead.
     pub read_cache: u64,
-    /// Its budget.
+    /// The budget of the read cache.
     pub read_cache_budget: u64,
     /// Bytes of the write caches of desktops.
     pub desktops: u64,
-    /// Their budget.
+    /// The budget of the desktops' write caches.
     pub desktops_budget: u64,
 }
 
@@ -175,11 +175,11 @@ pub struct CommitStats {
     pub cost_us: u64,
     /// Commits that began because data reached the maximum age.
     pub by_age: u64,
-    /// Commits that began because a request waited, or a buffer filled up.
+    /// Commits that began because a request waited, or because a write buffer was nearly full.
     pub by_demand: u64,
-    /// Microseconds that these commits were delayed to coalesce, in total.
+    /// Microseconds that commits by demand were delayed to coalesce, in total.
     pub delayed_us: u64,
-    /// Recent mean number of requests waiting for each of them.
+    /// Recent mean number of requests that wait for a commit by demand.
     pub waiting: f64,
 }
 
@@ -188,11 +188,11 @@ pub struct CommitStats {
 pub struct DesktopStats {
     /// Number of desktops.
     pub count: u64,
-    /// Bytes in their write caches.
+    /// Bytes in the write caches of all desktops.
     pub cached_bytes: u64,
-    /// Limit on these bytes.
+    /// Limit of `cached_bytes`.
     pub budget: u64,
-    /// Overflows, and the bytes of RAM that they freed.
+    /// Number of overflows, and the bytes of RAM that they freed.
     pub overflow: Count,
 }
 
@@ -201,11 +201,11 @@ pub struct DesktopStats {
 pub struct SpaceStats {
     /// Time of the mark, in Unix milliseconds.
     pub as_of_ms: u64,
-    /// Sizes of all disks.
+    /// Sum of the sizes of all disks, in bytes.
     pub logical_bytes: u64,
     /// Blocks mapped by disks, counted once per disk, times 4096.
     pub mapped_bytes: u64,
-    /// Distinct blocks mapped by disks, times 4096.
+    /// Number of distinct blocks that disks map, times 4096.
     pub unique_bytes: u64,
     /// Bytes on the store of live blocks and map nodes.
     pub live_bytes: u64,
@@ -213,8 +213,8 @@ pub struct SpaceStats {
     /// no garbage is not worth moving, one that is being written cannot be moved, and data that damage holds
     /// back must be kept.
     pub reclaimable_bytes: u64,
-    /// Disks whose block maps were partly unreadable: their figures cover the rest, and nothing older than
-    /// the damage is freed.
+    /// Number of disks whose block maps are partly unreadable. Their figures cover only the readable part,
+    /// and nothing older than the damage is freed.
     pub damaged_disks: u64,
 }
 
@@ -222,31 +222,31 @@ pub struct SpaceStats {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Room {
-    /// Enough.
+    /// The store has enough free room.
     #[default]
     Ok,
-    /// Low: an administrator should act.
+    /// Free room is low: an administrator should act.
     Low,
-    /// No room for data: writes are refused.
+    /// The store has no room for data: writes are refused.
     Full,
 }
 
-/// The whole pool.
+/// Statistics of the whole pool.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PoolStats {
     /// Guest operations of all disks, deleted ones included. Those of imports are not included.
     pub guest: GuestStats,
-    /// Store operations.
+    /// Operations on the store.
     pub store: StoreStats,
-    /// The read cache.
+    /// Figures of the read cache.
     pub read_cache: CacheStats,
-    /// Blocks that were evicted from it.
+    /// Blocks that were evicted from the read cache.
     pub read_cache_evictions: u64,
-    /// What larger sizes of it would save; empty before that is known.
+    /// What larger sizes of the read cache would save; empty before that is known.
     pub read_cache_advice: Vec<CacheAdvice>,
     /// Reads by the class of their first block.
     pub class_reads: Vec<ClassReads>,
-    /// The map cache.
+    /// Figures of the map cache.
     pub map_cache: CacheStats,
     /// Bytes in write buffers that are not yet durable.
     pub dirty_bytes: u64,
@@ -258,9 +258,9 @@ pub struct PoolStats {
     pub store_free_bytes: u64,
     /// The part of the free room that is kept for deletions, checkpoints and cleaning.
     pub store_reserve_bytes: u64,
-    /// Volumes, snapshots, images.
+    /// Number of volumes, snapshots and images.
     pub disks: u64,
-    /// Segments.
+    /// Number of segments in the store.
     pub segments: u64,
     /// Sequence number of the last durable batch.
     pub seq: u64,
@@ -270,17 +270,17 @@ pub struct PoolStats {
     pub commit: CommitStats,
     /// Checkpoints since the pool was opened.
     pub checkpoints: u64,
-    /// Blocks whose checksum did not match.
+    /// Number of blocks whose checksum did not match.
     pub damaged_blocks: u64,
-    /// Batches replayed when the pool was opened.
+    /// Number of batches that were replayed when the pool was opened.
     pub recovered_batches: u64,
-    /// Milliseconds that recovery took.
+    /// Duration of the recovery in milliseconds.
     pub recovery_ms: u64,
     /// Level of free room.
     pub room: Room,
-    /// Data reduction.
+    /// Figures of data reduction.
     pub reduction: ReductionStats,
-    /// Desktops.
+    /// Figures of desktops.
     pub desktops: DesktopStats,
     /// Space usage; `None` before the first mark.
     pub space: Option<SpaceStats>,
@@ -295,7 +295,7 @@ pub struct PoolStats {
 pub struct DiskStats {
     /// Guest operations since the pool was opened.
     pub guest: GuestStats,
-    /// Its space usage, as of the last mark.
+    /// Space usage of the disk, as of the last mark.
     pub space: Option<DiskSpace>,
     /// For a desktop: bytes in its write cache.
     pub cached_bytes: u64,
@@ -303,36 +303,36 @@ pub struct DiskStats {
     pub write_cache: u64,
     /// For a desktop: its overflows since the pool was opened, and the bytes of RAM that they freed.
     pub overflow: Count,
-    /// Requests that waited for a limit, and the microseconds for which they did.
+    /// Number of requests that waited because of a limit, and the microseconds that they waited.
     pub limited: Count,
 }
 
 /// A disk and its counters since the pool was opened.
 #[derive(Debug, Clone)]
 pub struct DiskGuestStats {
-    /// Export name.
+    /// Export name of the disk.
     pub name: String,
-    /// Its kind.
+    /// Role of the disk.
     pub role: forebay_format::Role,
     /// Clients that have it open: NBD connections and iSCSI sessions.
     pub clients: usize,
-    /// Guest operations.
+    /// Guest operations on the disk.
     pub guest: GuestStats,
     /// For a desktop: bytes in its write cache.
     pub cached_bytes: u64,
     /// Acknowledged writes were lost with the memory that held them.
     pub memory_lost: bool,
-    /// A node of its block map cannot be read.
+    /// A node of the disk's block map cannot be read.
     pub map_damaged: bool,
 }
 
 /// Space usage of one disk, as of the last mark.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DiskSpace {
-    /// Blocks that it maps, times 4096.
+    /// Blocks that the disk maps, times 4096.
     pub mapped_bytes: u64,
     /// Bytes on the store that no other disk references: deleting the disk would free them. In a large pool,
-    /// as of an earlier mark.
+    /// the figure is as of an earlier mark.
     pub exclusive_bytes: u64,
     /// When `exclusive_bytes` was found, in Unix milliseconds.
     pub exclusive_as_of_ms: u64,
@@ -341,15 +341,15 @@ pub struct DiskSpace {
 /// Progress of a reclaim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct GcProgress {
-    /// The current phase.
+    /// The current phase of reclaiming.
     pub phase: GcPhase,
     /// Completed steps of this phase: map nodes read by the mark, or segments cleaned.
     pub done: u64,
     /// Total steps of this phase; 0 for the mark, which does not know them.
     pub total: u64,
-    /// Bytes freed so far.
+    /// Bytes that the reclaim has freed so far.
     pub freed_bytes: u64,
-    /// Bytes moved so far.
+    /// Bytes that the reclaim has moved so far.
     pub moved_bytes: u64,
 }
 
@@ -357,12 +357,12 @@ pub struct GcProgress {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GcPhase {
-    /// Finding live slots.
+    /// The mark finds live slots.
     #[default]
     Mark,
-    /// Moving live slots out of sparse segments.
+    /// The cleaner moves live slots out of sparse segments.
     Clean,
-    /// All done.
+    /// The reclaim is complete.
     Done,
 }
 

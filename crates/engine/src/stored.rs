@@ -7,25 +7,25 @@
 
 use forebay_format::{BLOCK, Codec, Form, FormatError, GroupHeader, Slot};
 
-/// Blocks of a group.
+/// Maximum number of blocks that are compressed together as a group.
 pub(crate) const GROUP_BLOCKS: usize = 8;
-/// Bytes of the length before an LZ4 block.
+/// Bytes that hold the length in front of an LZ4 block.
 const LZ4_HEAD: usize = 2;
-/// A block that takes more than this when compressed is stored raw: unpacking it would cost more than it
-/// saves.
+/// Maximum bytes of a compressed block. A block that would take more is stored raw: unpacking it would cost
+/// more than it saves.
 const WORTH: usize = BLOCK - 512;
-/// Level of zstd: relocated blocks are written once and read often.
+/// Level of zstd compression: relocated blocks are written once and read often.
 const ZSTD_LEVEL: i32 = 3;
 
-/// Compresses a block into `out`, which is replaced; returns the form. `out` is left empty if the form is
-/// raw.
+/// Compresses a block into `out`, whose former content is dropped; returns the form. `out` is left empty if
+/// the form is raw.
 pub(crate) fn compress(block: &[u8; BLOCK], out: &mut Vec<u8>) -> Form {
     out.clear();
     Compressor::default().append(block, out)
 }
 
-/// Compresses consecutive blocks. After a block that looks random the next one is judged by a smaller sample:
-/// of a file that is compressed or encrypted, no block is worth compressing.
+/// Compresses consecutive blocks. After a block that looks random, a smaller sample of the next block is
+/// examined: in a compressed or encrypted file, no block is worth compressing.
 pub(crate) struct Compressor {
     scratch: Box<[u8]>,
     after_random: bool,
@@ -58,9 +58,9 @@ impl Compressor {
     }
 }
 
-/// Whether a block appears to be encrypted or compressed already, judged by four samples of `N` bytes: the
-/// data of a block with a short plain header must be detected as well. Of 256 random bytes some 162 have
-/// different values, of 64 some 57; text and code have far fewer.
+/// Whether a block appears to be encrypted or compressed already, judged by four samples of `N` bytes, so
+/// that a block whose data follows a short plain header is detected as well. Of 256 random bytes some 162
+/// have different values, of 64 some 57; text and code have far fewer.
 fn looks_random<const N: usize>(block: &[u8; BLOCK]) -> bool {
     let least = if 4 * N >= 256 { 140 } else { 3 * N };
     let mut seen = [0_u64; 4];
@@ -93,8 +93,8 @@ pub(crate) fn unpack(form: Form, bytes: &[u8], out: &mut [u8; BLOCK]) -> Result<
     Ok(())
 }
 
-/// Compresses blocks as a group into `out`, which is replaced and padded to the slot unit. Returns false if
-/// that would not save space.
+/// Compresses blocks as a group into `out`, which is padded to the slot unit; the former content of `out` is
+/// dropped. Returns false if that would not save space.
 pub(crate) fn compress_group(blocks: &[u8], out: &mut Vec<u8>) -> bool {
     let members = blocks.len() / BLOCK;
     assert!(blocks.len().is_multiple_of(BLOCK) && (1..=GroupHeader::MAX_MEMBERS).contains(&members));
@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Blocks typical of guests: text, sparse, and random ones.
+    /// Blocks that are typical of guests: text, sparse blocks, and random blocks.
     fn block() -> impl Strategy<Value = Vec<u8>> {
         let text = prop::collection::vec("[a-z]{1,9} ", 600..900).prop_map(|words| {
             let mut text = words.concat().into_bytes();

@@ -24,44 +24,44 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use forebay_format::BLOCK;
 
-/// Reads of the disk after which a stream that did not take part in them no longer reads ahead.
+/// Number of reads of other streams of the disk after which a stream stops reading ahead.
 const IDLE_READS: u64 = 1024;
-/// Blocks by which requests may be out of order, at least.
+/// Minimum number of blocks by which requests of a stream may be out of order.
 const LEAST_SLACK: u64 = 8;
-/// Blocks by which the window may grow again, after an eviction, with each chunk.
+/// Number of blocks by which the window may grow with each chunk after an eviction.
 const GROWTH: u64 = 8;
-/// Most blocks that are read together with a request that continues a stream.
+/// Maximum number of blocks that are read together with a request that continues a stream.
 const MOST_TOGETHER: u64 = READAHEAD_MAX / BLOCK as u64;
 
-/// A stream. All positions are block numbers.
+/// A stream of sequential reads. All positions are block numbers.
 #[derive(Debug, Clone)]
 struct Stream {
-    /// End of its furthest request.
+    /// End of the furthest request of the stream.
     next: u64,
-    /// The blocks that were read ahead; those before `next` may have been requested since.
+    /// The blocks that were read ahead; blocks before `next` may have been requested since.
     ahead: Range<u64>,
-    /// Blocks that it may be ahead.
+    /// Number of blocks that may be read ahead of the stream.
     window: u64,
-    /// Most blocks that it may be ahead, as far as is known from evictions.
+    /// Maximum of `window`, as far as it is known from evictions.
     most: u64,
-    /// It has had more than one request.
+    /// The stream has had more than one request.
     is_sequential: bool,
-    /// It reads ahead.
+    /// Whether the server reads ahead of the stream.
     is_active: bool,
-    /// Number of the last read of the disk that took part in it.
+    /// Number of the last read of the disk that belonged to the stream.
     last_read: u64,
 }
 
 impl Stream {
-    /// Whether a request belongs to this stream: it begins between the last requests and the end of the
-    /// blocks read ahead, or a little before or after.
+    /// Whether a request belongs to this stream: the request begins between the last requests and the end of
+    /// the blocks that were read ahead, or a little before or after them.
     fn includes(&self, request: &Range<u64>) -> bool {
         let slack = (2 * (request.end - request.start)).max(LEAST_SLACK);
         let end = self.next.max(self.ahead.end) + slack;
         (self.next.saturating_sub(slack)..=end).contains(&request.start)
     }
 
-    /// Stops reading ahead.
+    /// Stops reading ahead of the stream.
     fn stop(&mut self) {
         self.is_active = false;
         self.window = 0;
@@ -72,8 +72,8 @@ impl Stream {
         self.most = (self.most + GROWTH).min(AHEAD_WINDOW);
     }
 
-    /// If half of the window is used, doubles it and returns the blocks to read ahead now. By halves, since a
-    /// hard disk that serves several streams seeks for each.
+    /// If half of the window is used, doubles the window and returns the blocks to read ahead now. Half of it
+    /// is read at a time, since a hard disk that serves several streams seeks for each read.
     fn plan(&mut self, limits: &Limits) -> Option<Range<u64>> {
         if self.next >= limits.end {
             self.stop();
@@ -99,35 +99,36 @@ impl Stream {
     }
 }
 
-/// The bounds of reading ahead.
+/// The limits of reading ahead on a disk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Blocks of the disk.
+    /// Number of blocks of the disk.
     pub end: u64,
-    /// Most blocks ahead of a stream; below [`AHEAD_CHUNK`], none reads ahead.
+    /// Maximum number of blocks that are read ahead of a stream. Below [`AHEAD_CHUNK`], nothing is read
+    /// ahead.
     pub window: u64,
 }
 
-/// The state of the stream of a read that may wait.
+/// What the streams know about a read that may wait.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Blocks after it to read together with it; `None` if its request continues no stream.
+    /// Number of blocks after the read to read together with it; `None` if its request continues no stream.
     pub together: Option<u64>,
-    /// It was read ahead.
+    /// The blocks of the read were read ahead.
     pub is_expected: bool,
-    /// Blocks to read ahead now.
+    /// Range of blocks that should be read ahead now.
     pub plan: Option<Range<u64>>,
 }
 
 #[derive(Default)]
 struct Table {
     streams: Vec<Stream>,
-    /// Reads of the disk that were reported.
+    /// Number of reads of the disk that were reported to this type.
     reads: u64,
 }
 
 impl Table {
-    /// The stream to which a request belongs.
+    /// Finds the stream to which a request belongs.
     fn find(&mut self, request: &Range<u64>) -> Option<&mut Stream> {
         let reads = self.reads;
         let found = self.streams.iter_mut().find(|stream| stream.includes(request))?;
@@ -135,8 +136,8 @@ impl Table {
         Some(found)
     }
 
-    /// Begins a stream with its first request, in place of one that is idle, or of the oldest one that has
-    /// only one request.
+    /// Begins a stream with its first request. It replaces a stream that is idle, or the oldest stream that
+    /// has only one request.
     fn begin(&mut self, request: &Range<u64>) {
         let stream = Stream {
             next: request.end,
@@ -157,7 +158,7 @@ impl Table {
         }
     }
 
-    /// Counts a read.
+    /// Counts a read of the disk.
     fn count(&mut self) {
         self.reads += 1;
         if self.reads.is_multiple_of(IDLE_READS) {
@@ -215,8 +216,8 @@ impl Streams {
         })
     }
 
-    /// Records that a read had to read the store itself, and up to `together` blocks after it: after what
-    /// [`Streams::begin`] has `seen` of it. Returns blocks to read ahead.
+    /// Records that a read had to read the store itself, and up to `together` blocks after it. `seen` is what
+    /// [`Streams::begin`] returned for it. Returns blocks to read ahead.
     pub fn missed(
         &self,
         read: &Range<u64>,
@@ -259,7 +260,7 @@ impl Streams {
         })
     }
 
-    /// Records that a planned range was read ahead up to a block only.
+    /// Records that the read-ahead of a planned range ended at a block before the end of the range.
     pub fn stopped(&self, plan: &Range<u64>, at: u64) {
         self.update(|table| {
             if let Some(stream) = table.streams.iter_mut().find(|s| s.ahead.end == plan.end) {
@@ -268,7 +269,7 @@ impl Streams {
         });
     }
 
-    /// Records that nothing in a planned range had to be read.
+    /// Records that all blocks of a planned range were cached already.
     pub fn was_cached(&self, plan: &Range<u64>) {
         self.update(|table| {
             if let Some(stream) = table.streams.iter_mut().find(|s| s.ahead.end == plan.end) {

@@ -1,9 +1,9 @@
-//! Locks and atomics shared between threads: those of `parking_lot` and the standard library; under `--cfg
-//! shuttle` those of shuttle, which runs `tests/threads.rs` under many schedules.
+//! Locks and atomics shared between threads: the types of `parking_lot` and the standard library; under
+//! `--cfg shuttle` the types of shuttle, which runs `tests/threads.rs` under many schedules.
 //!
-//! All locks of the engine are taken from here: shuttle runs all threads on one, so a foreign lock held at a
-//! point where it switches threads would deadlock. Counters on which nothing depends use the standard
-//! library.
+//! All locks of the engine are taken from here. Shuttle runs all threads of a test on one thread, so a lock
+//! of another library would deadlock if it were held when shuttle switches threads. Counters on which nothing
+//! depends use the standard library.
 
 #[cfg(not(shuttle))]
 pub(crate) use parking_lot::{Mutex, RwLock};

@@ -1,4 +1,4 @@
-//! Hosts, and parts of the engine on a store in memory for unit tests of one part without a pool.
+//! Hosts for unit tests, and parts of the engine on a store in memory, to test one part without a pool.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

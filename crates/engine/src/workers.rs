@@ -1,20 +1,21 @@
 //! CPU work that is divided among threads.
 //!
-//! The engine starts no threads: its host provides [`Workers`]. A result depends neither on their number nor
-//! on the order in which they run; so a simulation, which has one thread, replays what a server does on many.
+//! The engine starts no threads: its host provides [`Workers`]. A result does not depend on the number of
+//! threads or on the order in which they run, so a simulation, which has one thread, replays what a server
+//! does on many threads.
 
 use crate::sync::Mutex;
 
 /// Threads on which the engine's CPU work runs.
 pub trait Workers: Send + Sync + 'static {
-    /// Number of threads, at least one.
+    /// Number of threads that work, at least one.
     fn threads(&self) -> usize;
     /// Calls `each` with every number below `count`, on any of the threads and in any order. Returns when all
     /// calls have returned.
     fn run(&self, count: usize, each: &(dyn Fn(usize) + Sync));
 }
 
-/// The calling thread.
+/// Runs all work on the calling thread.
 pub(crate) struct Inline;
 
 impl Workers for Inline {
@@ -50,7 +51,7 @@ pub(crate) fn map<T: Send, R: Send>(
 mod tests {
     use super::*;
 
-    /// Runs each call on a separate thread, the last one first.
+    /// Runs each call on a separate thread, beginning with the last call.
     struct Many;
 
     impl Workers for Many {

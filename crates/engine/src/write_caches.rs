@@ -7,7 +7,7 @@ use crate::disk::Disk;
 use crate::limits::zeroes_budget;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// The write caches of all desktops.
+/// The write caches of all desktops together.
 pub(crate) struct WriteCaches {
     /// Bytes in the write caches.
     cached: AtomicI64,
@@ -41,12 +41,12 @@ impl WriteCaches {
         self.cached.load(Relaxed).max(0) as u64
     }
 
-    /// Most bytes that the write caches may hold.
+    /// Maximum bytes that the write caches may hold.
     pub fn budget(&self) -> u64 {
         self.budget.load(Relaxed)
     }
 
-    /// Changes the budget.
+    /// Changes the budget of the write caches.
     pub fn set_budget(&self, bytes: u64) {
         self.budget.store(bytes, Relaxed);
         self.wake();
@@ -57,7 +57,7 @@ impl WriteCaches {
         self.wake.notify_one();
     }
 
-    /// Lets the largest desktop overflow, whatever the budgets.
+    /// Requires the largest desktop to overflow, even if the budgets are not spent.
     pub fn require_overflow(&self) {
         self.required.store(true, Relaxed);
         self.wake();
@@ -74,7 +74,7 @@ impl WriteCaches {
     }
 
     /// Whether a write of `len` bytes (0: a zeroed range) fits into the budget of its desktop and the common
-    /// one.
+    /// budget.
     pub fn fits(&self, desktop: &Disk, len: u64) -> bool {
         // Zeroes free pages more often than they take room, so they have a reserve.
         let fits = |used: u64, budget: u64| match len {
@@ -84,7 +84,7 @@ impl WriteCaches {
         fits(desktop.cached(), desktop.write_cache()) && fits(self.cached(), self.budget())
     }
 
-    /// Records growth of a desktop's cache.
+    /// Records that a desktop's cache grew by `grown` bytes; negative if it shrank.
     pub fn add(&self, desktop: &Disk, grown: i64) {
         let cached = desktop.record_cached(grown);
         let all = self.cached.fetch_add(grown, Relaxed) + grown;
@@ -103,13 +103,14 @@ impl WriteCaches {
         }
     }
 
-    /// Counts `bytes` of a desktop's cache as write buffer of a persistent volume from now on; negative for
-    /// the reverse.
+    /// Counts `bytes` of a desktop's cache as write buffer of a persistent volume from now on. Negative
+    /// `bytes` are counted back.
     pub fn move_to_volumes(&self, bytes: i64) {
         self.cached.fetch_sub(bytes, Relaxed);
     }
 
-    /// Whether the cache of a desktop, or all caches together, are so full that writers wait or soon will.
+    /// Whether the cache of a desktop, or all caches together, are so full that writers wait or will wait
+    /// soon.
     pub fn is_short(&self, desktop: &Disk) -> bool {
         let is_spent = |used: u64, budget: u64| used > budget - budget / 16;
         is_spent(desktop.cached(), desktop.write_cache()) || is_spent(self.cached(), self.budget())

@@ -1,4 +1,5 @@
-//! Loops over tables that grow with the pool, which yield so that other tasks of the thread do not pause.
+//! A counter for loops over tables that grow with the pool. Such a loop yields, so that other tasks of the
+//! thread do not wait long.
 
 use tokio::task::yield_now;
 
@@ -9,7 +10,7 @@ use crate::limits::YIELD_STEPS;
 pub(crate) struct YieldCounter(usize);
 
 impl YieldCounter {
-    /// Called in each step.
+    /// Counts one step of the loop; yields if it is time.
     #[inline]
     pub async fn step(&mut self) {
         self.0 += 1;

@@ -1,7 +1,7 @@
 //! Detection of zeroes.
 
-/// Whether all bytes are zero. Most data fails the test in its first bytes; the rest is tested in lines
-/// without a branch in each, which the compiler vectorises.
+/// Whether all bytes are zero. Most data fails the test in its first bytes. Further bytes are tested in long
+/// lines without branches, which the compiler vectorises.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (lines, rest) = bytes.as_chunks::<128>();
     bytes.iter().take(16).all(|b| *b == 0)

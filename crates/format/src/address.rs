@@ -21,9 +21,9 @@ impl std::fmt::Display for SegmentId {
 pub struct Slot(pub u32);
 
 impl Slot {
-    /// Bytes of one slot unit.
+    /// Bytes of the unit in which slots are numbered.
     pub const UNIT: usize = 64;
-    /// One past the highest slot: segments are at most 1 GiB.
+    /// Exclusive upper limit of slots: segments are at most 1 GiB.
     pub const LIMIT: u32 = 1 << 24;
     /// Byte offset in the segment. Never overflows, for any number.
     pub const fn offset(self) -> u64 {
@@ -39,9 +39,9 @@ impl Slot {
 /// The logical address of a stored block: never reused, never changed when data moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Address {
-    /// The segment in which it was first written.
+    /// The segment in which the block or node was first written.
     pub segment: SegmentId,
-    /// Its position in the segment.
+    /// Position of the block or node in the segment.
     pub slot: Slot,
 }
 
@@ -51,7 +51,7 @@ impl Address {
         ((self.segment.0 as u64) << 24) | self.slot.0 as u64
     }
 
-    /// The address with this number.
+    /// Returns the address with this number.
     pub const fn from_u64(number: u64) -> Address {
         Address { segment: SegmentId((number >> 24) as u32), slot: Slot(number as u32 & 0xff_ffff) }
     }
@@ -61,9 +61,9 @@ impl Address {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
-    /// Uncompressed.
+    /// The block is stored uncompressed.
     Raw = 0,
-    /// One LZ4 block.
+    /// The block is stored as one LZ4 block.
     Lz4 = 1,
     /// A member of a group that is compressed together with zstd.
     ZstdGroup = 2,
@@ -76,7 +76,7 @@ pub enum Codec {
 pub struct Form(pub u8);
 
 impl Form {
-    /// A whole block, uncompressed.
+    /// Form of a whole block that is stored uncompressed.
     pub const RAW_BLOCK: Form = Form(63);
 
     /// Uncompressed, in `len` bytes, rounded up to the slot unit; 1 to 4096.
@@ -84,7 +84,7 @@ impl Form {
         assert!(len > 0 && len <= crate::BLOCK);
         Form((len.div_ceil(Slot::UNIT) - 1) as u8)
     }
-    /// One LZ4 block of `len` bytes, rounded up to the slot unit; 1 to 4096.
+    /// Returns the form of one LZ4 block of `len` bytes (1 to 4096), rounded up to the slot unit.
     pub const fn lz4(len: usize) -> Form {
         Form(Form::raw(len).0 | (Codec::Lz4 as u8) << 6)
     }
@@ -93,7 +93,7 @@ impl Form {
     pub const fn full_node(len: usize) -> Form {
         Form::lz4(len)
     }
-    /// For the form of a map node: whether the node is full; `None` for other forms.
+    /// Returns whether the map node of this form is full; `None` for forms of other contents.
     pub const fn of_node(self) -> Option<bool> {
         match self.codec() {
             Some(Codec::Raw) => Some(false),
@@ -101,7 +101,7 @@ impl Form {
             _ => None,
         }
     }
-    /// Member `number` of a group, below 64.
+    /// Returns the form of member `number` of a group, below 64.
     pub const fn member(number: u8) -> Form {
         assert!(number < 64);
         Form(number | (Codec::ZstdGroup as u8) << 6)
@@ -110,7 +110,7 @@ impl Form {
     pub const fn member_number(self) -> u8 {
         self.0 & 63
     }
-    /// The codec; `None` for the reserved value.
+    /// Returns the codec; `None` for the reserved value.
     pub const fn codec(self) -> Option<Codec> {
         match self.0 >> 6 {
             0 => Some(Codec::Raw),
@@ -143,23 +143,23 @@ layout!(block_ref, "block reference", 12, {
 /// A stored block: its address, its form, and the checksum of its plain contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockRef {
-    /// Its location.
+    /// Address of the stored block.
     pub addr: Address,
-    /// Its storage form.
+    /// Form in which the block is stored.
     pub form: Form,
-    /// CRC-32C of its plain content.
+    /// CRC-32C of the block's plain content.
     pub crc: u32,
 }
 
 /// The value of one block in a block map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum MapValue {
-    /// Never written, or discarded: reads as zeroes.
+    /// The block was never written, or was discarded: it reads as zeroes.
     #[default]
     Hole,
     /// Written as zeroes and reported as allocated: reads as zeroes, occupies no slot.
     Zero,
-    /// Stored.
+    /// The block is stored at this reference.
     At(BlockRef),
 }
 
@@ -167,7 +167,7 @@ impl MapValue {
     /// Encoded size in bytes.
     pub const SIZE: usize = block_ref::SIZE;
 
-    /// Encodes into 12 bytes.
+    /// Encodes the block reference into 12 bytes.
     pub fn encode(self) -> [u8; 12] {
         let mut b = [0; 12];
         let w = self.to_words();

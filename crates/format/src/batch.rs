@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) const MAGIC: &[u8; 8] = b"FBBATCH\0";
 const WHAT: &str = "batch";
-/// Flag: the last batch of its group.
+/// The flag of the last batch of a group.
 pub const GROUP_END: u32 = 1;
 
 layout!(batch_header, "batch header", 96, {
@@ -41,21 +41,21 @@ layout!(batch_header, "batch header", 96, {
 /// Header of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchHeader {
-    /// The pool.
+    /// Id of the pool.
     pub pool: PoolId,
-    /// Epoch of the writer.
+    /// Epoch of the server that wrote the batch.
     pub epoch: u64,
-    /// Sequence number.
+    /// Sequence number of the batch.
     pub seq: u64,
     /// Checksum of the previous batch.
     pub chain: u64,
-    /// The segment that contains it.
+    /// The segment that contains the batch.
     pub segment: SegmentId,
-    /// Its byte offset there.
+    /// Byte offset of the batch in the segment.
     pub offset: u32,
-    /// [`GROUP_END`] or 0.
+    /// Flags of the batch: [`GROUP_END`] or 0.
     pub flags: u32,
-    /// Sequence number of the first batch of its group, at least 1 and at most `seq`.
+    /// Sequence number of the first batch of the batch's group, at least 1 and at most `seq`.
     pub group: u64,
 }
 
@@ -114,13 +114,13 @@ pub(crate) fn check(head: &[u8], payload: &[u8]) -> u64 {
 /// A batch that was read and verified.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
-    /// Its header.
+    /// Header of the batch.
     pub header: BatchHeader,
-    /// Its checksum, which the header of the next batch repeats.
+    /// Checksum of the batch, which the header of the next batch repeats.
     pub check: u64,
-    /// First slot of its payload.
+    /// First slot of the batch's payload.
     pub payload_slot: Slot,
-    /// Its payload.
+    /// Payload of the batch.
     pub payload: &'a [u8],
     entries: &'a [u8],
 }
@@ -153,7 +153,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Whether `b` may be the header of the batch at `offset` of `segment` of `pool`: a search for batches
-    /// checks this before it reads and verifies one.
+    /// checks this before it reads and verifies a batch.
     pub fn may_begin(b: &[u8], pool: PoolId, segment: SegmentId, offset: u32) -> bool {
         use batch_header as l;
         Batch::peek_len(b).is_ok()
@@ -205,7 +205,7 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Its encoded entries, for an [`EntryIter`].
+    /// Encoded entries of the batch, for an [`EntryIter`].
     pub fn entry_bytes(&self) -> &'a [u8] {
         self.entries
     }
@@ -216,7 +216,7 @@ impl<'a> Batch<'a> {
         start..start + self.payload.len() as u64
     }
 
-    /// Its entries, in order; an entry whose contents are outside of the payload is an error.
+    /// Entries of the batch, in order; an entry whose contents are outside of the payload is an error.
     pub fn entries(&self) -> EntryIter<'a> {
         EntryIter::within(self.entries, self.payload_range())
     }

@@ -7,7 +7,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// CRC-64/NVME of `bytes`.
+/// Returns the CRC-64/NVME of `bytes`.
 pub fn check64(bytes: &[u8]) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
@@ -21,12 +21,12 @@ pub struct Sum64 {
 }
 
 impl Sum64 {
-    /// The sum of `bytes`.
+    /// Returns the checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Sum64 {
         Sum64 { sum: check64(bytes), len: bytes.len() as u64 }
     }
 
-    /// The sum of these bytes followed by those of `next`.
+    /// The checksum of the bytes of this piece followed by the bytes of `next`.
     #[must_use]
     pub fn join(self, next: Sum64) -> Sum64 {
         if self.is_empty() {
@@ -36,7 +36,7 @@ impl Sum64 {
         Sum64 { sum: shifted ^ next.sum, len: self.len + next.len }
     }
 
-    /// Number of bytes.
+    /// Number of bytes that were added.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -46,7 +46,7 @@ impl Sum64 {
         self.len == 0
     }
 
-    /// The checksum.
+    /// Returns the checksum of all added bytes.
     pub fn finish(&self) -> u64 {
         self.sum
     }
@@ -55,7 +55,7 @@ impl Sum64 {
 /// The polynomial of CRC-64/NVME without its highest term; the highest bit is the coefficient of 1.
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
-/// The product of two polynomials, modulo [`POLYNOMIAL`].
+/// Returns the product of two polynomials, modulo [`POLYNOMIAL`].
 const fn times(a: u64, mut b: u64) -> u64 {
     let (mut product, mut bit) = (0, 64);
     while bit > 0 {
@@ -76,12 +76,12 @@ static POWERS: [u64; 64] = {
     powers
 };
 
-/// The factors whose product is that of `len` further bytes.
+/// The factors whose product is the factor for `len` further bytes.
 fn powers(len: u64) -> impl Iterator<Item = u64> {
     (0..).zip(POWERS).filter_map(move |(bit, power)| (len >> bit & 1 == 1).then_some(power))
 }
 
-/// CRC-64/NVME over several pieces, one after another.
+/// A CRC-64/NVME over several pieces, one after another.
 #[derive(Debug)]
 pub struct Check64(Digest);
 
@@ -92,11 +92,11 @@ impl Default for Check64 {
 }
 
 impl Check64 {
-    /// Adds the next piece.
+    /// Adds the next piece of the input.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
-    /// The checksum of all pieces.
+    /// Returns the checksum of all pieces.
     pub fn finish(&self) -> u64 {
         self.0.finalize()
     }

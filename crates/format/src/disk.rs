@@ -3,7 +3,7 @@
 use crate::layout::*;
 use crate::{FormatError, MAX_BLOCKS, MAX_LEVEL, MapValue, Result, SECTOR};
 
-/// Longest name of a disk, in bytes.
+/// Maximum length of the name of a disk, in bytes.
 pub const MAX_NAME: usize = 255;
 
 /// Number of a disk; starts at 1 and is never reused.
@@ -14,7 +14,7 @@ pub struct DiskId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
-    /// A writable disk.
+    /// The disk is writable.
     Volume = 1,
     /// An immutable point in time of a volume, its parent.
     Snapshot = 2,
@@ -33,7 +33,7 @@ impl Role {
     }
 }
 
-/// When a write is durable.
+/// When a write to the disk is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum SyncMode {
@@ -42,23 +42,23 @@ pub enum SyncMode {
     Flush = 1,
     /// Every acknowledged write is durable.
     Always = 2,
-    /// No guarantee; flushes are answered immediately.
+    /// Writes have no guarantee; flushes are answered immediately.
     Never = 3,
 }
 
 /// Whether clients may hold answers to writes that are not durable yet, and whether such writes are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Mark {
-    /// All answered writes are durable.
+    /// All writes that were answered are durable.
     #[default]
     None,
-    /// Clients of the host that serves the disk may hold such answers.
+    /// Clients of the host that serves the disk may hold answers to writes that are not durable.
     Local,
-    /// Clients of any host may.
+    /// Clients of any host may hold answers to writes that are not durable.
     Remote,
-    /// Such writes are lost.
+    /// Answered writes that were not durable are lost.
     Lost {
-        /// Clients of other hosts may have had them answered.
+        /// Clients of other hosts may have received answers to the lost writes.
         remote: bool,
         /// When the loss was detected, in milliseconds since the boot of the host.
         since_ms: u64,
@@ -108,26 +108,26 @@ layout!(disk, "disk record", 96, {
     LOST_MS @ 80, 8, "of a mark of 3 or 4: when the loss was detected, milliseconds since boot; else 0";
 });
 
-/// A disk.
+/// The record of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskRecord {
-    /// Its number.
+    /// Number of the disk.
     pub id: DiskId,
-    /// Its role.
+    /// Role of the disk.
     pub role: Role,
-    /// When its writes are durable.
+    /// When writes to the disk are durable.
     pub sync: SyncMode,
     /// Its name: at most [`MAX_NAME`] bytes of UTF-8. A snapshot's name does not include the volume's.
     pub name: String,
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
     /// Creation time in Unix milliseconds.
     pub created_ms: u64,
-    /// Of a snapshot: its volume. Of a note: the disk that it describes, if any.
+    /// For a snapshot: its volume. For a note: the disk that it describes; `None` if it describes the pool.
     pub parent: Option<DiskId>,
-    /// Of a clone: the snapshot or image that it was created from.
+    /// For a clone: the snapshot or image from which it was created.
     pub origin: Option<DiskId>,
-    /// Of a desktop: bytes of its RAM write cache.
+    /// For a desktop: bytes of its RAM write cache.
     pub write_cache: u64,
     /// Identity reported to guests and initiators.
     pub uuid: [u8; 16],
@@ -137,9 +137,9 @@ pub struct DiskRecord {
     pub root: MapValue,
     /// Deduplication domain: blocks are shared only among disks with the same number.
     pub dedup_domain: u32,
-    /// Of a desktop: it is reset when its guest disconnects.
+    /// For a desktop: it is reset when its guest disconnects.
     pub reset_at_disconnect: bool,
-    /// A node of its block map could not be read.
+    /// A node of the disk's block map could not be read.
     pub map_damaged: bool,
     /// Whether clients may hold answers to writes that are not durable.
     pub mark: Mark,
@@ -174,7 +174,8 @@ impl DiskRecord {
         }
     }
 
-    /// Whether its parent is present exactly if its role requires or permits one, and is another disk.
+    /// Whether the disk has a parent exactly if its role requires or permits a parent, and the parent is
+    /// another disk.
     fn is_parent_valid(&self) -> bool {
         match (self.role, self.parent) {
             (Role::Snapshot | Role::Metadata, Some(parent)) => parent != self.id,
@@ -297,26 +298,26 @@ pub enum CatalogueOp {
     Create {
         /// The disk; its root and height are not used.
         disk: DiskRecord,
-        /// The disk whose contents it starts with.
+        /// The disk with whose contents the new disk starts.
         from: Option<DiskId>,
     },
-    /// Deletes a disk.
+    /// The entry deletes a disk.
     Delete {
-        /// The disk.
+        /// The disk that is deleted.
         disk: DiskId,
     },
-    /// Replaces contents and size of the disk by those of `from`: rollback and reset.
+    /// Replaces contents and size of the disk by those of the disk `from`, as a rollback and a reset do.
     Copy {
-        /// The disk to change.
+        /// The disk that is changed.
         disk: DiskId,
-        /// The disk to copy from.
+        /// The disk whose contents are copied.
         from: DiskId,
     },
     /// Resizes a disk; blocks beyond a smaller size are discarded.
     Resize {
         /// The disk.
         disk: DiskId,
-        /// The new size in bytes.
+        /// The new size of the disk in bytes.
         size: u64,
     },
     /// Replaces everything except size, contents and mark.
@@ -327,7 +328,7 @@ pub enum CatalogueOp {
     /// Copies a range of `from`, with its contents at this position of the log, to a range of a disk. If both
     /// disks are the same, the ranges must not overlap.
     CopyRange {
-        /// The disk to change.
+        /// The disk that is changed.
         disk: DiskId,
         /// First logical block of the destination.
         block: u64,
@@ -335,20 +336,21 @@ pub enum CatalogueOp {
         from: DiskId,
         /// First logical block of the source.
         source_block: u64,
-        /// Number of blocks.
+        /// Number of blocks in the range.
         count: u64,
     },
     /// Replaces the mark of a disk. Has no effect on a disk that was deleted.
     Mark {
         /// The disk.
         disk: DiskId,
-        /// The new mark.
+        /// The new mark of the disk.
         mark: Mark,
     },
 }
 
 impl CatalogueOp {
-    /// A field with a value that writers never produce, if any, except for those of a disk record.
+    /// A field with a value that writers never produce; `None` if all fields are valid. Fields of a disk
+    /// record are not checked.
     fn bad_field(&self) -> Option<&'static str> {
         match self {
             CatalogueOp::Create { disk, from } if *from == Some(disk.id) => Some("from"),

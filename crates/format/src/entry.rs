@@ -71,57 +71,57 @@ layout!(relocate, "entry: relocation", 16, {
 pub enum Entry {
     /// A block of a disk, whose contents are in this batch's payload.
     Put {
-        /// The disk.
+        /// The disk that contains the block.
         disk: DiskId,
-        /// Logical block number.
+        /// Logical number of the block.
         block: u64,
-        /// Slot of the contents.
+        /// Slot in which the contents of the block are stored.
         slot: Slot,
-        /// Its storage form.
+        /// Form in which the contents of the block are stored.
         form: Form,
-        /// CRC-32C of the plain contents.
+        /// CRC-32C of the block's plain contents.
         crc: u32,
-        /// Fingerprint, or zeroes.
+        /// Fingerprint of the block; zeroes if it has none.
         fingerprint: Fingerprint,
     },
     /// A block of a disk, whose contents are stored already.
     Reference {
-        /// The disk.
+        /// The disk that contains the block.
         disk: DiskId,
-        /// Logical block number.
+        /// Logical number of the block.
         block: u64,
-        /// The stored block.
+        /// Where the content of the block is stored.
         target: BlockRef,
     },
     /// A range of blocks that are zero from this entry on.
     Zero {
-        /// The disk.
+        /// The disk that contains the range.
         disk: DiskId,
-        /// First logical block number.
+        /// First logical block number of the range.
         block: u64,
-        /// Number of blocks.
+        /// Number of blocks in the range.
         count: u64,
         /// Whether the range stays allocated.
         allocated: bool,
     },
     /// A node of a block map, in this batch's payload.
     Node {
-        /// Its slot.
+        /// Slot in which the map node is stored.
         slot: Slot,
-        /// Stored length.
+        /// Form of the map node, which states its stored length.
         form: Form,
-        /// CRC-32C of the stored bytes.
+        /// CRC-32C of the node's stored bytes.
         crc: u32,
     },
     /// Bytes in this batch's payload that other structures refer to: a piece of a checkpoint, or moved
     /// blocks.
     Blob {
-        /// Its first slot.
+        /// First slot of the bytes of the blob.
         slot: Slot,
-        /// Bytes.
+        /// Number of bytes of the blob.
         len: u32,
     },
-    /// A change to the catalogue.
+    /// The entry changes the catalogue.
     Catalogue(CatalogueOp),
     /// The live slots of a segment are located in the segment of this batch from this entry on.
     Relocate {
@@ -307,7 +307,7 @@ fn bad(field: &'static str) -> FormatError {
     FormatError::Value { what: WHAT, field }
 }
 
-/// The entries of a batch, in order; ends after the first one that cannot be decoded.
+/// The entries of a batch, in order; ends after the first entry that cannot be decoded.
 #[derive(Debug, Clone)]
 pub struct EntryIter<'a> {
     bytes: &'a [u8],

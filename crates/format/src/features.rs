@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-/// The feature words.
+/// The words of feature bits in a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
     /// Features that a release may ignore.
@@ -24,18 +24,18 @@ const KNOWN: Features = Features { compatible: 0, read_only: 0, incompatible: 0 
 /// What a release may do if it does not support a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeatureKind {
-    /// It may check and inspect the pool.
+    /// This release may only check and inspect the pool.
     ReadOnly,
-    /// It may not use the pool.
+    /// This release may not use the pool.
     Incompatible,
 }
 
 /// Features that this release does not support, and that do not allow what was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnknownFeatures {
-    /// What they allow.
+    /// What the features allow to a release that does not know them.
     pub kind: FeatureKind,
-    /// Their bits.
+    /// Bits of the features.
     pub bits: u64,
 }
 
@@ -50,7 +50,7 @@ impl Features {
         check(FeatureKind::ReadOnly, self.read_only & !KNOWN.read_only)
     }
 
-    /// The features of either.
+    /// Returns the features that either set contains.
     pub(crate) fn union(self, other: Features) -> Features {
         Features {
             compatible: self.compatible | other.compatible,

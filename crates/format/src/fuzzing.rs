@@ -16,7 +16,7 @@ use crate::*;
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
+/// All fuzzing targets.
 pub const TARGETS: &[Target] = &[
     ("superblock", superblock),
     ("checkpoint_root", checkpoint_root),
@@ -55,7 +55,7 @@ pub fn superblock(data: &[u8]) {
     if let Ok(superblock) = &patched {
         assert_eq!(Superblock::decode(&superblock.encode()).as_ref(), Ok(superblock));
     }
-    // The other copy: the bytes after the first, or else all of the input.
+    // The other copy is made of the bytes after the first copy, or of all of the input.
     let other = data.get(BLOCK..).filter(|rest| !rest.is_empty()).unwrap_or(data);
     let chosen = Superblock::choose([Some(&b), Some(other)]);
     assert_eq!(chosen.is_ok(), Superblock::choose([Some(other), Some(&b)]).is_ok());
@@ -162,7 +162,7 @@ pub fn segment_footer(data: &[u8]) {
 /// [`Batch`] with its entries and payload.
 pub fn batch(data: &[u8]) {
     use crate::batch::batch_header as l;
-    /// Longest batch that is tried: longer ones cover no more code, and cost memory.
+    /// Maximum length of a batch that is tried: longer batches cover no more code, and cost memory.
     const MAX_LEN: usize = 1 << 20;
     let mut b = with_magic(data, l::SIZE, crate::batch::MAGIC);
     put_u32(&mut b, l::VERSION, VERSION);

@@ -16,14 +16,14 @@ layout!(group, "group of blocks", 8, {
 pub struct GroupHeader {
     /// Blocks in the group, at most [`GroupHeader::MAX_MEMBERS`].
     pub members: u8,
-    /// Bytes of the frame.
+    /// Bytes of the compressed frame.
     pub frame_len: u32,
 }
 
 impl GroupHeader {
-    /// Bytes before the frame.
+    /// Bytes of the header, which precedes the frame.
     pub const SIZE: usize = group::SIZE;
-    /// Most blocks of a group: a form has six bits for the number of a member.
+    /// Maximum number of blocks of a group: a form has six bits for the number of a member.
     pub const MAX_MEMBERS: usize = 64;
 
     /// Encodes it into the front of `out`.

@@ -3,13 +3,13 @@
 /// One field of a persisted structure.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
-    /// Name, in upper case; the documentation prints it in lower case.
+    /// Name of the field, in upper case; the documentation prints it in lower case.
     pub name: &'static str,
-    /// First byte, from the start of the structure.
+    /// Offset of the field's first byte from the start of the structure.
     pub offset: usize,
-    /// Length in bytes.
+    /// Length of the field in bytes.
     pub len: usize,
-    /// Its meaning.
+    /// Meaning of the field.
     pub what: &'static str,
 }
 
@@ -18,9 +18,9 @@ pub struct Field {
 pub struct Layout {
     /// Name of the structure.
     pub name: &'static str,
-    /// Bytes of its fixed part.
+    /// Bytes of the fixed part of the structure.
     pub size: usize,
-    /// Its fields in order; gaps are reserved and written as zero.
+    /// Fields of the structure in order; gaps are reserved and written as zero.
     pub fields: &'static [Field],
 }
 

@@ -81,12 +81,12 @@ pub enum FormatError {
     /// The magic number differs: the bytes are not this structure.
     #[error("not a {0} (wrong magic number)")]
     Magic(&'static str),
-    /// Written by a newer release.
+    /// The structure was written by a newer release.
     #[error(
         "format version {found} is newer than version {VERSION}, the newest that this release supports: upgrade forebay"
     )]
     Newer {
-        /// The version in the bytes.
+        /// The version that was found in the bytes.
         found: u32,
     },
     /// Written by a build from before the first release.
@@ -95,13 +95,13 @@ pub enum FormatError {
          disks to a new pool with the build that wrote it"
     )]
     Older {
-        /// The version in the bytes.
+        /// The version that was found in the bytes.
         found: u32,
     },
     /// The pool has features that this release does not know.
     #[error("{0}")]
     Features(UnknownFeatures),
-    /// The checksum does not match.
+    /// The checksum of the named structure does not match.
     #[error("{0}: checksum mismatch")]
     Checksum(&'static str),
     /// The structure ends before its declared length.
@@ -110,17 +110,17 @@ pub enum FormatError {
     /// A field has a value that writers never produce.
     #[error("{what}: invalid value in {field}")]
     Value {
-        /// The structure.
+        /// Name of the structure that is damaged.
         what: &'static str,
-        /// The field in it.
+        /// Name of the field in the structure.
         field: &'static str,
     },
     /// The structure is intact, but belongs to another pool or another position.
     #[error("{what}: {field} belongs to another pool, segment or offset")]
     Foreign {
-        /// The structure.
+        /// Name of the structure that is damaged.
         what: &'static str,
-        /// The field in it.
+        /// Name of the field in the structure.
         field: &'static str,
     },
 }

@@ -12,9 +12,9 @@ use crate::{BLOCK, BlockRef, Form, FormatError, MapValue, Result, Slot, align_up
 const MAGIC: u32 = u32::from_le_bytes(*b"FBMN");
 /// Highest level of a node; seven levels of 256 entries cover [`MAX_BLOCKS`].
 pub const MAX_LEVEL: u8 = 6;
-/// Most blocks of a disk: 2^64 bytes.
+/// Maximum number of blocks of a disk: 2^64 bytes.
 pub const MAX_BLOCKS: u64 = 1 << 52;
-/// Entries of a node.
+/// Number of entries of a node.
 pub const FANOUT: usize = 256;
 const FULL: u8 = 1;
 const _: () = assert!(32 + FANOUT * (1 + MAX_BYTES) <= BLOCK, "any node fits a block");
@@ -32,13 +32,14 @@ layout!(map_node, "map node", 32, {
 /// The entries listed in a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeEntries {
-    /// All 256.
+    /// The node lists all 256 entries.
     Full(Vec<MapValue>),
-    /// Some, in ascending order; the others are those of the base.
+    /// The node lists some entries, in ascending order; all other entries are those of the base.
     Sparse {
-        /// The node with the other entries, if any: full, or sparse without a base.
+        /// The node that has the other entries: a full node, or a sparse node without a base. `None` if the
+        /// other entries are holes.
         base: Option<BlockRef>,
-        /// Index and value.
+        /// Index and value of each listed entry.
         places: Vec<(u8, MapValue)>,
     },
 }
@@ -46,11 +47,11 @@ pub enum NodeEntries {
 /// A node of a block map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapNode {
-    /// 0 for a leaf.
+    /// Level of the node; 0 for a leaf.
     pub level: u8,
     /// Number of this node in its level.
     pub index: u64,
-    /// Its entries.
+    /// Entries of the node.
     pub entries: NodeEntries,
 }
 
@@ -66,7 +67,7 @@ impl MapNode {
         }
     }
 
-    /// The form for storing an encoded node: it distinguishes a full node from a sparse one.
+    /// Returns the form for storing an encoded node: it distinguishes a full node from a sparse node.
     pub fn form(encoded: &[u8]) -> Form {
         match encoded.get(map_node::KIND.start) {
             Some(&FULL) => Form::full_node(encoded.len()),

@@ -27,9 +27,9 @@ layout!(table_record, "table page record", 8, {
 /// A table of the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table {
-    /// Its number.
+    /// Number of the table.
     pub id: u8,
-    /// Keys whose records are on one page.
+    /// Number of keys whose records are on one page.
     pub span: u32,
 }
 
@@ -46,7 +46,7 @@ impl Table {
         key / self.span
     }
 
-    /// The directory page that lists a page.
+    /// Returns the number of the directory page that lists a page.
     pub const fn directory_of(page: u32) -> u32 {
         page / Table::DIRECTORY_SPAN
     }
@@ -56,9 +56,9 @@ impl Table {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageLevel {
-    /// Holds records.
+    /// The page holds records.
     Records = 0,
-    /// Lists pages.
+    /// The page lists pages.
     Directory = 1,
 }
 
@@ -76,7 +76,7 @@ impl PageLevel {
 pub struct PageEncoder {
     bytes: Vec<u8>,
     count: u32,
-    /// The keys that may still follow.
+    /// The keys that can still follow.
     keys: std::ops::Range<u64>,
 }
 

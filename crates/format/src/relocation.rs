@@ -12,7 +12,7 @@ use crate::{
 pub(crate) const MAGIC: &[u8; 8] = b"FBRELOCM";
 const WHAT: &str = "relocation map";
 
-/// Most slot units of a group.
+/// Maximum number of slot units of a group.
 const GROUP_UNITS: u32 = (GroupHeader::SIZE + GroupHeader::MAX_MEMBERS * BLOCK).div_ceil(Slot::UNIT) as u32;
 
 layout!(relocation_map, "relocation map", 32, {
@@ -36,32 +36,32 @@ layout!(relocation, "relocation map entry", 40, {
 /// A slot of a moved segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocation {
-    /// Its slot in the segment.
+    /// Slot in the moved segment.
     pub slot: Slot,
-    /// The form in references to it.
+    /// Form that references to the slot state.
     pub form: Form,
-    /// The kind of its contents.
+    /// Kind of the slot's contents.
     pub kind: SlotKind,
-    /// CRC-32C of its plain contents.
+    /// CRC-32C of the slot's plain contents.
     pub crc: u32,
-    /// Fingerprint, or zeroes.
+    /// Fingerprint of the contents; zeroes if they have none.
     pub fingerprint: Fingerprint,
-    /// The slot of its bytes in the container, or, for a member of a group, the first slot of the group.
+    /// Slot of the bytes in the container; for a member of a group, the first slot of the group.
     pub place: Slot,
-    /// Its storage form there.
+    /// Form in which the bytes are stored in the container.
     pub place_form: Form,
-    /// Stored length there in slot units; for a member of a group, the length of the group.
+    /// Stored length in the container, in slot units; for a member of a group, the length of the group.
     pub units: u32,
 }
 
 /// The new locations of the slots of one segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelocationMap {
-    /// The segment.
+    /// The segment that was moved.
     pub segment: SegmentId,
-    /// The segment whose object contains them.
+    /// The segment whose object contains the moved slots.
     pub container: SegmentId,
-    /// Its slots, in ascending order.
+    /// Moved slots of the segment, in ascending order.
     pub entries: Vec<Relocation>,
 }
 
@@ -105,7 +105,7 @@ impl RelocationMap {
         }
     }
 
-    /// Encodes the map.
+    /// Encodes the relocation map.
     pub fn encode(&self) -> Vec<u8> {
         use {relocation as r, relocation_map as l};
         assert_eq!(self.bad_field(), None, "the encoded map would be rejected when decoded");

@@ -9,7 +9,7 @@ use crate::checksum::crc32c;
 use crate::layout::*;
 use crate::{BLOCK, FormatError, Result};
 
-/// Format version of retained memory that this release writes, and the only one that it reads.
+/// Format version of retained memory that this release writes. It reads no other version.
 pub const RETAINED_VERSION: u32 = 1;
 
 pub(crate) const MAGIC: &[u8; 8] = b"FBRETAIN";
@@ -103,7 +103,7 @@ impl RetainedHeader {
         b
     }
 
-    /// Decodes a header and its version, which may be another than [`RETAINED_VERSION`]: only the position of
+    /// Decodes a header and its version, which can differ from [`RETAINED_VERSION`]: only the position of
     /// magic number, version and tag is the same in all versions. `None` if the tag is 0.
     pub fn decode(b: &[u8; RETAINED_HEADER_BYTES]) -> Result<Option<(u32, RetainedHeader)>> {
         use retained_header as l;
@@ -133,7 +133,7 @@ pub struct RetainedCover {
     pub number: u64,
     /// Sequence number of the batch.
     pub seq: u64,
-    /// The order.
+    /// Order number: records with a lower order are in the log up to `seq`.
     pub order: u64,
     /// Sequence number of a batch that history reaches: records that the log has up to it were removed.
     pub floor: u64,
@@ -177,7 +177,7 @@ impl RetainedCover {
 pub enum RetainedChunk {
     /// Pages, and a record for each at the front.
     Pages = 1,
-    /// Records without pages.
+    /// The chunk holds records, and no pages.
     Records = 2,
 }
 
@@ -219,34 +219,34 @@ impl RetainedChunk {
     }
 }
 
-/// What a record describes.
+/// What a record of retained memory describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetainedKind {
-    /// The page of the same number.
+    /// The record describes the page of the same number.
     Page {
-        /// The block that it holds.
+        /// The block that the page holds.
         block: u64,
-        /// Its valid sectors.
+        /// Sectors of the page that are valid.
         mask: u8,
-        /// CRC-32C of its bytes.
+        /// CRC-32C of the bytes of the page.
         crc: u32,
-        /// Freezes of the disk's buffer before it.
+        /// Number of freezes of the disk's buffer before the write.
         generation: u64,
     },
-    /// A zeroed range.
+    /// The record is a zeroed range.
     Range {
-        /// The first block.
+        /// The first block of the range.
         start: u64,
-        /// The block after the last one.
+        /// The block after the last block of the range.
         end: u64,
-        /// Whether its blocks stay allocated.
+        /// Whether the blocks of the range stay allocated.
         allocated: bool,
-        /// Freezes of the disk's buffer before it.
+        /// Number of freezes of the disk's buffer before the zeroing.
         generation: u64,
     },
-    /// A flag of the disk.
+    /// The record is a flag of the disk.
     Flag {
-        /// Its kind.
+        /// Kind of the flag.
         kind: u8,
     },
 }
@@ -254,11 +254,11 @@ pub enum RetainedKind {
 /// A record of retained memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetainedRecord {
-    /// The disk.
+    /// Number of the disk.
     pub disk: u32,
-    /// Number in the order of publication.
+    /// Number of the record in the order of publication.
     pub order: u64,
-    /// What it describes.
+    /// What the record describes.
     pub kind: RetainedKind,
 }
 
@@ -296,7 +296,7 @@ impl RetainedRecord {
         b
     }
 
-    /// Decodes a record; `None` if there is none.
+    /// Decodes a record; `None` if the bytes are free.
     pub fn decode(b: &[u8; RETAINED_RECORD_BYTES]) -> Result<Option<RetainedRecord>> {
         use retained_record as l;
         const WHAT: &str = "record";

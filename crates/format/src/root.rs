@@ -28,11 +28,11 @@ const MAX_SAMPLING: u8 = 64;
 /// The location of a directory page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryRef {
-    /// The number of its table.
+    /// Number of the table to which the page belongs.
     pub table: u8,
-    /// Its number.
+    /// Number of the directory page.
     pub number: u32,
-    /// Its location.
+    /// Location of the directory page.
     pub at: BlobRef,
 }
 
@@ -41,9 +41,9 @@ pub struct DirectoryRef {
 pub struct CheckpointRoot {
     /// Sequence number of the last batch that the checkpoint covers.
     pub seq: u64,
-    /// Next disk id.
+    /// Id of the next disk.
     pub next_disk: u32,
-    /// Next segment id.
+    /// Id of the next segment.
     pub next_segment: u32,
     /// The directory pages of all tables.
     pub directories: Vec<DirectoryRef>,

@@ -47,20 +47,20 @@ layout!(segment_header, "segment header", BLOCK, {
 /// The first block of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
-    /// The pool it belongs to.
+    /// Id of the pool to which the segment belongs.
     pub pool: PoolId,
-    /// Its number.
+    /// Number of the segment.
     pub segment: SegmentId,
-    /// Its stream.
+    /// Stream of the segment.
     pub stream: Stream,
-    /// Epoch of its writer.
+    /// Epoch of the server that began the segment.
     pub epoch: u64,
-    /// Sequence number of its first batch.
+    /// Sequence number of the segment's first batch.
     pub first_seq: u64,
 }
 
 impl SegmentHeader {
-    /// Encodes into one block.
+    /// Encodes the header into one block.
     pub fn encode(&self) -> Vec<u8> {
         use segment_header as l;
         let mut b = vec![0; l::SIZE];
@@ -114,7 +114,7 @@ impl SegmentHeader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SlotKind {
-    /// A guest's block.
+    /// A block of a guest.
     Block = 1,
     /// A node of a block map.
     Node = 2,
@@ -137,15 +137,15 @@ layout!(directory_entry, "directory entry", 32, {
 /// A slot in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryEntry {
-    /// Its position.
+    /// Position of the slot.
     pub slot: Slot,
-    /// Its storage form.
+    /// Form in which the contents of the slot are stored.
     pub form: Form,
-    /// The kind of its contents.
+    /// Kind of the slot's contents.
     pub kind: SlotKind,
-    /// CRC-32C of its plain contents.
+    /// CRC-32C of the slot's plain contents.
     pub crc: u32,
-    /// Its fingerprint, or zeroes.
+    /// Fingerprint of the contents; zeroes if they have none.
     pub fingerprint: Fingerprint,
 }
 
@@ -170,9 +170,9 @@ layout!(segment_footer, "segment footer", BLOCK, {
 /// Footer of a sealed segment, at the offset of the next batch; its directory follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentFooter {
-    /// The pool.
+    /// The pool to which the segment belongs.
     pub pool: PoolId,
-    /// The segment.
+    /// The id of the segment.
     pub segment: SegmentId,
     /// Byte offset of the footer.
     pub offset: u32,

@@ -20,32 +20,32 @@ layout!(segment_record, "segment record", 40, {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SegmentState {
-    /// Batches may be appended by its writer.
+    /// The writer of the segment may append batches.
     Open = 1,
-    /// Complete, with footer and directory.
+    /// The segment is complete, with footer and directory.
     Sealed = 2,
 }
 
-/// A segment in the checkpoint.
+/// The record of a segment in the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentRecord {
-    /// Its number.
+    /// Number of the segment.
     pub segment: SegmentId,
-    /// Its stream.
+    /// Stream of the segment.
     pub stream: Stream,
-    /// Whether it is open for appends.
+    /// Whether the segment is open for appends.
     pub state: SegmentState,
     /// Whether it is known to be sealed with a durable footer.
     pub footer: bool,
-    /// The object that contains its live slots.
+    /// Number of the object that contains the live slots of the segment.
     pub container: u32,
     /// Bytes up to the end of its last batch.
     pub written: u32,
-    /// Sequence number of its first batch.
+    /// Sequence number of the segment's first batch.
     pub first_seq: u64,
-    /// Sequence number of its last batch.
+    /// Sequence number of the segment's last batch.
     pub last_seq: u64,
-    /// Byte offset and length of its relocation map in its container, once it is moved.
+    /// Byte offset and length of the relocation map in the container, once the segment is moved.
     pub map: Option<(u32, u32)>,
 }
 
@@ -89,7 +89,7 @@ impl SegmentRecord {
         put_u32(at, s::MAP_LEN, self.map.map_or(0, |m| m.1));
     }
 
-    /// Decodes a record, of which `at` has all bytes and no others.
+    /// Decodes a record; `at` has exactly the bytes of the record.
     pub fn decode(at: &[u8]) -> Result<SegmentRecord> {
         use segment_record as s;
         const WHAT: &str = "segment record";

@@ -8,7 +8,7 @@ use crate::layout::*;
 use crate::{BLOCK, Features, FormatError, MAX_SEGMENT, Result, SegmentId, VERSION, check_version};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FOREBAY\0";
-/// Most pieces of the root of a checkpoint.
+/// Maximum number of pieces of the root of a checkpoint.
 pub const MAX_BLOBS: usize = 128;
 
 /// Identity of a pool: 16 random bytes.
@@ -36,13 +36,13 @@ layout!(blob_ref, "blob reference", 24, {
 /// A piece or a page of a checkpoint: `len` bytes at `offset` of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlobRef {
-    /// The segment.
+    /// The segment that contains the piece.
     pub segment: SegmentId,
-    /// Byte offset in it.
+    /// Byte offset of the piece in the segment.
     pub offset: u32,
-    /// Bytes.
+    /// Length of the piece in bytes.
     pub len: u32,
-    /// CRC-64/NVME of the bytes.
+    /// CRC-64/NVME of the piece.
     pub check: u64,
 }
 
@@ -67,32 +67,32 @@ layout!(superblock, "superblock", BLOCK, {
     CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
 });
 
-/// The superblock.
+/// The contents of a superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
     /// The identity of the pool.
     pub pool: PoolId,
     /// Number of this superblock.
     pub generation: u64,
-    /// Ownership epoch.
+    /// Epoch of the pool's ownership.
     pub epoch: u64,
     /// Key of the pool's fingerprints.
     pub fingerprint_key: [u8; 32],
-    /// Creation time in Unix milliseconds.
+    /// Time of the pool's creation, in Unix milliseconds.
     pub created_ms: u64,
     /// Size at which segments are sealed.
     pub segment_bytes: u32,
     /// Sequence number of the last batch that the checkpoint covers.
     pub seq: u64,
-    /// That batch's checksum.
+    /// Checksum of the last batch that the checkpoint covers.
     pub chain: u64,
-    /// Id of the retained memory that belongs to the pool; 0 if none does.
+    /// Id of the retained memory that belongs to the pool; 0 if the pool has none.
     pub memory: u64,
-    /// CRC-64/NVME of the host's boot id when local clients were last served; 0 if none were.
+    /// CRC-64/NVME of the host's boot id when local clients were last served; 0 if they never were.
     pub boot: u64,
     /// The checkpoint's pieces; empty in a pool without a checkpoint.
     pub blobs: Vec<BlobRef>,
-    /// The features of the pool. All are kept, including those that this release does not know.
+    /// The features of the pool. All are kept, including features that this release does not know.
     pub features: Features,
 }
 
@@ -103,7 +103,7 @@ fn is_checksum_valid(b: &[u8]) -> bool {
 }
 
 impl BlobRef {
-    /// Encodes the reference.
+    /// Encodes the blob reference.
     pub fn encode(&self) -> [u8; blob_ref::SIZE] {
         let mut b = [0; blob_ref::SIZE];
         put_u32(&mut b, blob_ref::SEGMENT, self.segment.0);
@@ -226,8 +226,8 @@ impl Superblock {
         self.features.check_writable().map_err(FormatError::Features)
     }
 
-    /// The newer of the two copies that decodes, with the features of both; if neither does, the error of the
-    /// better one.
+    /// Returns the newer of the two copies that decodes, with the features of both; if neither decodes, the
+    /// error of the better copy.
     pub fn choose(copies: [Option<&[u8]>; 2]) -> Result<Superblock> {
         let mut decoded = Vec::new();
         for copy in copies.into_iter().flatten() {

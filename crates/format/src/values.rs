@@ -20,16 +20,16 @@ const ZERO: u8 = 0xc1;
 const IN_SEGMENT: u8 = 0xc2;
 const ANYWHERE: u8 = 0xc3;
 
-/// Longest encoding of a value, in bytes.
+/// Maximum length of the encoding of a value, in bytes.
 pub(crate) const MAX_BYTES: usize = 13;
 
-/// The address directly after `last`.
+/// Returns the address that directly follows the block `last`.
 fn address_after(last: &BlockRef) -> Address {
     let slot = last.addr.slot.0 + (last.form.stored_len() / Slot::UNIT) as u32;
     Address { slot: Slot(slot), ..last.addr }
 }
 
-/// Encodes values.
+/// Encodes values of a map node.
 pub(crate) fn pack(values: impl Iterator<Item = MapValue>, out: &mut Vec<u8>) {
     let mut last: Option<BlockRef> = None;
     for value in values {

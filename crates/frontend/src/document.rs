@@ -12,7 +12,7 @@ struct Version {
     version: u32,
 }
 
-/// Decodes a document of this version; the error states the defect, and begins with `is` or `has`.
+/// Decodes a document of this version. The error states the defect, as a text that begins with `is` or `has`.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8], version: u32, [is, has]: [&str; 2]) -> Result<T, String> {
     let damaged = |e: serde_json::Error| format!("{is} damaged: {e}");
     // The version is checked first: other fields may be unknown for this reason.
@@ -23,8 +23,8 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8], version: u32, [is, has]: [&str;
     serde_json::from_slice(bytes).map_err(damaged)
 }
 
-/// Reads a document of the pool. Without it, the result is the default; the error states why it cannot be
-/// read.
+/// Reads a document of the pool. If there is no document, the result is the default; the error states why it
+/// cannot be read.
 pub async fn load<T: Default>(
     pool: &Pool,
     name: &str,

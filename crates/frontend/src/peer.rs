@@ -11,12 +11,12 @@ pub(crate) fn cookie_of(socket: RawFd) -> u64 {
     socket_option(socket, libc::SOL_SOCKET, libc::SO_COOKIE).map_or(0, u64::from_ne_bytes)
 }
 
-/// The process that connected a UNIX socket, or made a socket pair; it may have ended since. `None` if that
-/// is unknown, or the descriptor is of something else.
+/// The process that connected a UNIX socket, or made a socket pair; it may have ended since. `None` if the
+/// process is unknown, or the descriptor is not a UNIX socket.
 pub fn peer_of(socket: BorrowedFd<'_>) -> Option<i32> {
     let peer: [u8; size_of::<libc::ucred>()] =
         socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED).ok()?;
-    // Its first field (unix(7)).
+    // The process id is the first field (unix(7)).
     let pid = i32::from_ne_bytes(*peer.first_chunk()?);
     (pid > 0).then_some(pid)
 }

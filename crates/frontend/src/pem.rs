@@ -11,23 +11,23 @@ use rustls::{CertificateError, OtherError};
 /// Why a file cannot be used.
 #[derive(Debug)]
 pub enum PemError {
-    /// It is missing, unreadable or invalid.
+    /// The file is missing, unreadable or invalid.
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         error: Error,
     },
     /// Other users than the owner can read or change the key.
     OpenKey {
-        /// The file of the key.
+        /// Path of the file of the key.
         path: PathBuf,
-        /// Its permissions.
+        /// Permissions of the file.
         mode: u32,
     },
     /// A certificate has X.509 version 1.
     Version1 {
-        /// The file of the certificate.
+        /// Path of the file of the certificate.
         path: PathBuf,
     },
 }
@@ -36,7 +36,7 @@ pub enum PemError {
 pub const VERSION_1: &str = "the certificate cannot be used: it has X.509 version 1, which has no \
     extensions; issue it again with one, such as subjectAltName (openssl x509 -req -extfile FILE)";
 
-/// The certificates in a file, at least one.
+/// The certificates in a file; there is at least one.
 pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let text = text(path)?;
     let found = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>().map_err(file(path))?;
@@ -49,7 +49,7 @@ pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
 /// The certificates in a file with which a server proves its identity.
 pub fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let chain = certificates(path)?;
-    // Authorities may have version 1, but then they are not part of the chain.
+    // Certificates of authorities may have version 1, but then they are not part of the chain.
     let is_version_1 = |certificate| {
         matches!(webpki::EndEntityCert::try_from(certificate), Err(webpki::Error::UnsupportedCertVersion))
     };

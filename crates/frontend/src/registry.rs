@@ -1,12 +1,12 @@
-//! What is in progress now, such as sessions and connections: registered by what serves it, listed for
-//! administrators.
+//! A registry of what is in progress now, such as sessions and connections. Whatever serves an entry
+//! registers it; administrators see the list.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Entries, in the order in which they began.
+/// The registered entries, in the order in which they began.
 #[derive(Debug)]
 pub struct Registry<T>(Arc<Mutex<Entries<T>>>);
 
@@ -16,7 +16,7 @@ struct Entries<T> {
     all: BTreeMap<u64, T>,
 }
 
-/// An entry, which ends when this is dropped.
+/// A registered entry. The entry ends when this guard is dropped.
 #[derive(Debug)]
 #[must_use = "the entry is listed until this is dropped"]
 pub struct Registered<T> {
@@ -30,7 +30,7 @@ impl<T> Default for Registry<T> {
     }
 }
 
-/// Another handle of the same entries.
+/// A clone is another handle of the same registry.
 impl<T> Clone for Registry<T> {
     fn clone(&self) -> Registry<T> {
         Registry(self.0.clone())
@@ -38,7 +38,7 @@ impl<T> Clone for Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// Begins an entry.
+    /// Adds an entry, which ends with the returned guard.
     pub fn begin(&self, entry: T) -> Registered<T> {
         let mut entries = self.0.lock();
         let id = entries.next;
@@ -47,7 +47,7 @@ impl<T> Registry<T> {
         Registered { registry: self.clone(), id }
     }
 
-    /// The number of entries.
+    /// The number of entries in the registry.
     pub fn count(&self) -> usize {
         self.0.lock().all.len()
     }

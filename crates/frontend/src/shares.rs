@@ -1,11 +1,11 @@
-//! Shares of a bounded table that clients fill: when the table is full, the client with the largest share
-//! gives way. So a client that fills the table displaces only its own entries.
+//! Shares of a bounded table that clients fill. When the table is full, entries of the client with the
+//! largest share give way, so a client that fills the table displaces only its own entries.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// How much of a table each owner has.
+/// How many entries of a table each owner has.
 #[derive(Debug)]
 pub struct Shares<K>(HashMap<K, usize>);
 
@@ -34,7 +34,7 @@ impl<K: Eq + Hash> Shares<K> {
         }
     }
 
-    /// The share of an owner.
+    /// Size of the share of an owner.
     pub fn of<Q: Eq + Hash + ?Sized>(&self, owner: &Q) -> usize
     where
         K: Borrow<Q>,
@@ -42,7 +42,7 @@ impl<K: Eq + Hash> Shares<K> {
         self.0.get(owner).copied().unwrap_or(0)
     }
 
-    /// The largest share.
+    /// Size of the largest share.
     pub fn largest(&self) -> usize {
         self.0.values().copied().max().unwrap_or(0)
     }

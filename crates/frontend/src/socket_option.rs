@@ -1,4 +1,4 @@
-//! Options of sockets that are read.
+//! Reading the options of sockets.
 
 use std::io;
 use std::os::fd::RawFd;

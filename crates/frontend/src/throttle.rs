@@ -1,17 +1,17 @@
-//! Rate limits for log lines that a peer can cause: a few lines in each interval, then a count of the dropped
-//! ones.
+//! Rate limits for log lines that a peer can cause: a few lines in each interval, then the number of lines
+//! that were dropped.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Length of an interval.
+/// Length of the interval in which lines of the log are counted.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Most lines of one kind in an interval.
+/// Maximum number of lines of one kind in an interval.
 const LINES: u32 = 10;
 
-/// Rate limit of one kind of line.
+/// A rate limit for one kind of log line.
 pub(crate) struct Throttle(Mutex<State>);
 
 struct State {
@@ -25,8 +25,8 @@ impl Throttle {
         Throttle(Mutex::new(State { began: None, lines: 0, left_out: 0 }))
     }
 
-    /// Returns the number of lines dropped since the last one if a line may be logged now; `Some(None)` if
-    /// none was dropped, so that the log then has no such field.
+    /// Returns `Some` if a line may be logged now, with the number of lines that were dropped since the last
+    /// line; `Some(None)` if no line was dropped, so that the log line then has no such field.
     pub fn permit(&self) -> Option<Option<NonZeroU64>> {
         self.permit_at(Instant::now())
     }

@@ -10,7 +10,8 @@ pub const BLOCK: u64 = 4096;
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Class {
-    /// Blocks of no other class: ordinary file data, unknown file systems, gaps between partitions.
+    /// Blocks that belong to no other class: ordinary file data, unknown file systems, gaps between
+    /// partitions.
     Other = 0,
     /// Page, swap and hibernation files, and swap partitions.
     Page = 1,
@@ -20,12 +21,12 @@ pub enum Class {
     Code = 3,
     /// File system metadata and partition tables.
     Metadata = 4,
-    /// Not allocated.
+    /// Blocks that the file system has not allocated.
     Free = 5,
 }
 
 impl Class {
-    /// Number of classes.
+    /// Number of block classes.
     pub const COUNT: usize = 6;
     /// All classes, in the order of their numbers.
     pub const ALL: [Class; Class::COUNT] =
@@ -36,7 +37,7 @@ impl Class {
         Class::ALL.get(usize::from(number)).copied()
     }
 
-    /// Its name in configuration, output and metrics.
+    /// Name of the class in configuration, output and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Class::Other => "other",

@@ -16,7 +16,7 @@ use crate::map::Builder;
 
 /// Read access to a virtual disk.
 pub trait Blocks {
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     fn size(&self) -> u64;
     /// Fills `out` with the bytes at `offset`. Never called beyond [`Blocks::size`].
     fn read(&mut self, offset: u64, out: &mut [u8]) -> std::result::Result<(), ReadError>;
@@ -31,9 +31,9 @@ pub trait Blocks {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the disk at byte {offset}")]
 pub struct ReadError {
-    /// Start of the read.
+    /// Offset of the failed read.
     pub offset: u64,
-    /// The cause, if known.
+    /// The cause of the failure, if it is known.
     pub source: Option<std::io::Error>,
 }
 
@@ -52,19 +52,19 @@ impl Blocks for &[u8] {
 /// The budget of a scan. It limits actual reads, work and memory, not the sizes that a disk claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Calls of [`Blocks::read`].
+    /// Maximum number of calls of [`Blocks::read`].
     pub reads: u64,
-    /// Bytes read.
+    /// Maximum number of bytes that are read.
     pub read_bytes: u64,
-    /// Records, entries, extents and path components that are examined.
+    /// Maximum number of records, entries, extents and path components that are examined.
     pub work: u64,
     /// Bytes of memory for directories and files.
     pub names_bytes: usize,
     /// Bytes of memory for each list of a single file: its extents, or its records.
     pub file_bytes: usize,
-    /// Classified ranges; 16 bytes each during the scan.
+    /// Maximum number of classified ranges; they take 16 bytes each during the scan.
     pub claims: usize,
-    /// Runs of the resulting map; 8 bytes each.
+    /// Maximum number of runs of the resulting map; they take 8 bytes each.
     pub runs: usize,
 }
 
@@ -163,19 +163,19 @@ pub(crate) struct Disk<'a> {
     blocks: &'a mut dyn Blocks,
     size: u64,
     left: Limits,
-    /// Work that can still be earned.
+    /// Units of work that can still be earned.
     unearned: u64,
-    /// Zero bytes that may still be read.
+    /// Number of zero bytes that may still be read.
     zeroes: u64,
-    /// Read counters of regions with non-zero data.
+    /// Counters of reads of regions with non-zero data.
     charges: Vec<u32>,
-    /// Work since the last call of [`Blocks::pause`].
+    /// Units of work since the last call of [`Blocks::pause`].
     since_pause: u64,
-    /// The initial budget.
+    /// The budget at the beginning of the scan.
     pub limits: Limits,
-    /// The claims so far.
+    /// The claims that were found so far.
     pub found: Builder,
-    /// Failed reads within the disk.
+    /// Number of failed reads within the disk.
     pub failed_reads: u64,
     /// Something was skipped because a limit was reached.
     pub incomplete: bool,
@@ -209,7 +209,7 @@ impl<'a> Disk<'a> {
         self.left
     }
 
-    /// Charges `units` of work.
+    /// Charges `units` of work to the budget.
     pub fn work(&mut self, units: u64) -> Result<()> {
         self.left.work = self.left.work.checked_sub(units).ok_or(Fault::BudgetExhausted)?;
         self.since_pause += units;
@@ -234,7 +234,7 @@ impl<'a> Disk<'a> {
         self.left.reads = self.left.reads.checked_sub(1).ok_or(Fault::BudgetExhausted)?;
         self.left.read_bytes = self.left.read_bytes.checked_sub(len).ok_or(Fault::BudgetExhausted)?;
         if regions(offset, len).any(|(slot, _)| self.charges[slot] >= REGION_CHARGE) {
-            // Skip the structure as if it were unreadable; the rest of the disk may be valid.
+            // The structure is skipped as if it were unreadable; other parts of the disk may be valid.
             self.incomplete = true;
             return self.work(1).and(Err(Fault::Invalid));
         }

@@ -11,9 +11,9 @@ use crate::paths::{Patterns, State};
 /// An extent: a range of a file that is contiguous on the volume, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// Offset in the file.
+    /// Offset of the extent in the file.
     pub logical: u64,
-    /// Offset on the volume.
+    /// Offset of the extent on the volume.
     pub physical: u64,
     pub len: u64,
 }
@@ -85,7 +85,7 @@ impl ExtentList {
     }
 }
 
-/// A directory entry.
+/// An entry of a directory.
 pub(crate) struct Entry<'b> {
     pub name: &'b [u8],
     pub inode: u64,

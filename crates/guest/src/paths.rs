@@ -8,9 +8,9 @@
 /// Patterns of temporary files, for Windows (case-insensitive) and for Linux (case-sensitive).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Temporary {
-    /// For NTFS.
+    /// Patterns of paths on NTFS.
     pub windows: Vec<String>,
-    /// For ext and XFS.
+    /// Patterns of paths on ext and XFS.
     pub linux: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ impl Default for Temporary {
     }
 }
 
-/// Parsed patterns.
+/// The patterns of paths, parsed.
 #[derive(Debug)]
 pub(crate) struct Patterns {
     patterns: Vec<Vec<Vec<char>>>,

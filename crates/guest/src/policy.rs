@@ -12,13 +12,13 @@ use crate::class::Class;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CachePriority {
-    /// Not admitted.
+    /// The block is not admitted to the read cache.
     Never,
-    /// Evicted first.
+    /// The block is evicted first.
     Low,
-    /// The default.
+    /// The block has the default priority.
     Normal,
-    /// Evicted last.
+    /// The block is evicted last.
     High,
 }
 

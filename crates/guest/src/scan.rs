@@ -16,7 +16,7 @@ use crate::{ext, ntfs, partition, xfs};
 pub struct Options {
     /// Paths of temporary files.
     pub temporary: Temporary,
-    /// The budget.
+    /// The budget of the scan.
     pub limits: Limits,
 }
 
@@ -24,11 +24,11 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Content {
-    /// NTFS.
+    /// An NTFS file system.
     Ntfs,
     /// ext2, ext3 or ext4.
     Ext,
-    /// XFS.
+    /// An XFS file system.
     Xfs,
     /// A Linux swap area.
     Swap,
@@ -43,11 +43,11 @@ pub struct Scan {
     pub map: ClassMap,
     /// The byte ranges of the partitions, or of the whole disk, with their contents.
     pub volumes: Vec<(Range<u64>, Content)>,
-    /// Whether the limits were sufficient. If not, blocks that were not reached are `Other`.
+    /// Whether the limits were sufficient. If they were not, blocks that the scan did not reach are `Other`.
     pub complete: bool,
-    /// Failed reads; blocks that depend on them are `Other`.
+    /// Number of failed reads; blocks that depend on these reads are `Other`.
     pub failed_reads: u64,
-    /// Bytes read.
+    /// Number of bytes that were read.
     pub read_bytes: u64,
 }
 
@@ -83,7 +83,7 @@ fn scan_partitions(
 }
 
 fn scan_volume(volume: &mut Volume, windows: &Patterns, linux: &Patterns) -> Result<Content> {
-    // The size of the largest swap header.
+    // The largest header of a swap area has this size.
     let len = volume.len().min(64 << 10) as usize;
     let Some(head) = volume.read_vec(0, len).tolerate()? else { return Ok(Content::Unknown) };
     if let Some(swap) = magic::swap(&head, volume.len()) {

@@ -11,7 +11,7 @@ pub fn unix_ms() -> u64 {
 /// Milliseconds since the boot of the host, including time asleep: the clock on which the kernel records the
 /// start of processes.
 pub fn boot_ms() -> u64 {
-    /// Later than any process can have started.
+    /// A time that is later than the start of any process.
     const NEVER: u64 = 1 << 60;
     read(libc::CLOCK_BOOTTIME).map_or(NEVER, |time| time.as_secs() * 1000 + u64::from(time.subsec_millis()))
 }
@@ -32,8 +32,8 @@ pub fn ticks_per_second() -> u64 {
     u64::try_from(ticks).ok().filter(|ticks| *ticks > 0).unwrap_or(100)
 }
 
-/// Identity of the present boot. Without it, all boots count as one: the clients of an earlier one are not
-/// assumed to have died.
+/// Identity of the present boot. Without it, all boots count as one boot: the clients of an earlier boot are
+/// not assumed to have died.
 pub(crate) fn boot_id() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     parse_uuid(text.trim()).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! The host services of the engine: a clock, randomness, and a separate thread for its background tasks, so
-//! that neither the requests of guests nor the control plane can delay these.
+//! The host services of the engine: a clock, randomness, and a separate thread for its background tasks.
+//! Neither the requests of guests nor the control plane can delay these tasks.
 
 use std::future::{Future, poll_fn};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub struct EngineThread {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// [`Host`] of a server.
+/// The [`Host`] of an engine in a server.
 struct EngineHost {
     start: Instant,
     handle: Handle,
@@ -55,12 +55,12 @@ async fn in_turn<T>(turn: Arc<Turn>, task: impl Future<Output = T>) -> T {
 
 impl EngineThread {
     /// Starts the thread, for an engine whose retained memory ends with the process. Its CPU work is divided
-    /// among `workers` threads, this one included.
+    /// among `workers` threads, including this thread.
     pub fn start(workers: usize) -> std::io::Result<EngineThread> {
         EngineThread::start_with(MemoryFiles::default(), workers)
     }
 
-    /// As [`EngineThread::start`], for an engine whose retained memory is in files of this directory.
+    /// Works like [`EngineThread::start`], for an engine whose retained memory is in files of this directory.
     pub fn retaining(directory: &Path, workers: usize) -> std::io::Result<EngineThread> {
         EngineThread::start_with(MemoryFiles::in_directory(directory), workers)
     }

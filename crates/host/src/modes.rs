@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// All permissions of the group and of other users.
 const OTHERS: u32 = 0o077;
-/// Of these, the permission of the group to read.
+/// The permission of the group to read.
 const GROUP_READS: u32 = 0o040;
 const PERMISSIONS: u32 = 0o777;
 const ROOT: u32 = 0;
@@ -30,7 +30,7 @@ pub fn open_to_others(path: &Path) -> Option<u32> {
     })
 }
 
-/// As [`open_to_others`]; `is_alone` decides whether the server's user is the only one in a group.
+/// Works like [`open_to_others`]; `is_alone` decides whether the server's user is the only user in a group.
 fn of(found: &Metadata, is_alone: impl FnOnce(u32) -> bool) -> Option<u32> {
     let mode = found.mode() & PERMISSIONS;
     let is_closed = match mode & OTHERS {

@@ -22,23 +22,24 @@ const PREFIX: &str = "forebay-";
 const OTHERS_WRITE: u32 = 0o022;
 /// All permissions of other users.
 const OTHERS: u32 = 0o077;
-/// How often another random number is tried.
+/// Number of random numbers that are tried for a name.
 const ATTEMPTS: usize = 10;
 
 /// The directories with files of this user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Directories {
-    /// New files are made in it: no other user can make files there.
+    /// Directory in which new files are made: no other user can make files in it.
     pub own: PathBuf,
     /// The configured directory, if other users can make files in it.
     shared: Option<PathBuf>,
 }
 
 impl Directories {
-    /// The directories that belong to a configured one. Makes the one for this user if it is missing.
+    /// Returns the directories that belong to a configured directory. Makes the directory for this user if it
+    /// is missing.
     ///
     /// # Errors
-    /// The configured directory cannot be listed, or the other one cannot be made.
+    /// The configured directory cannot be listed, or the other directory cannot be made.
     pub fn open(configured: &Path) -> io::Result<Directories> {
         let user = effective_user();
         if is_private(&std::fs::metadata(configured)?, user, OTHERS_WRITE) {
@@ -51,7 +52,7 @@ impl Directories {
         Ok(Directories { own, shared: Some(configured.to_owned()) })
     }
 
-    /// All of them; the one for new files is the first.
+    /// All directories; the first is the directory for new files.
     pub fn all(&self) -> impl Iterator<Item = &Path> {
         std::iter::once(&*self.own).chain(self.shared.as_deref())
     }
@@ -111,7 +112,7 @@ fn make(configured: &Path, user: u32) -> io::Result<PathBuf> {
                 return Ok(path);
             }
         }
-        // A server of this user may have made it at the same time.
+        // Another server of this user may have made the directory at the same time.
         if let Some(made) = existing(configured, user)? {
             return Ok(made);
         }

@@ -60,7 +60,7 @@ pub struct Location {
     pub device: u64,
     /// Inode of the superblock file.
     pub inode: u64,
-    /// CRC-32C of the path.
+    /// CRC-32C of the pool's path.
     path: u32,
 }
 
@@ -78,7 +78,7 @@ impl PoolDirectory {
         self.at.name(pool)
     }
 
-    /// Whether memory that was created then, by an earlier release, can be that of this directory.
+    /// Whether memory that an earlier release created at this time can belong to this directory.
     fn may_have_used(&self, memory_created: SystemTime) -> bool {
         self.created.is_none_or(|created| created <= memory_created)
     }
@@ -105,7 +105,7 @@ impl Location {
         (at.name(pool) == name).then_some(at)
     }
 
-    /// Whether both are of the same superblock file, or of the same path.
+    /// Whether both belong to the same superblock file, or to the same path.
     pub fn is_of(&self, directory: &PoolDirectory) -> bool {
         self.is_same_file(&directory.at) || self.path == directory.at.path
     }
@@ -115,7 +115,7 @@ impl Location {
     }
 }
 
-/// The name without a directory.
+/// The file name without the part for a directory.
 pub fn short_name(pool: PoolId) -> String {
     format!("{FILE_PREFIX}{pool}")
 }
@@ -146,7 +146,7 @@ impl Selected {
 struct Search<'a> {
     directories: &'a Directories,
     pool: PoolId,
-    /// Of the memory; 0 if the superblock names none.
+    /// Id of the memory; 0 if the superblock names none.
     id: u64,
 }
 
@@ -247,7 +247,7 @@ impl Search<'_> {
             leave(&memory, &own)?;
         }
         match stale {
-            // Its contents are of no use to any pool, and would stay.
+            // The contents of the file are of no use to any pool, and would never be removed.
             Some(path) if !own.exists() => Ok(renamed(path)),
             _ => Ok(Selected::as_is(own)),
         }
@@ -292,7 +292,7 @@ pub(super) struct MemoryFiles {
 }
 
 impl MemoryFiles {
-    /// Files in `directory`.
+    /// The files of retained memory in `directory`.
     pub fn in_directory(directory: &Path) -> MemoryFiles {
         MemoryFiles { directory: Some(directory.to_owned()), ..MemoryFiles::default() }
     }
@@ -441,7 +441,7 @@ mod tests {
     fn memory_of_another_directory_is_neither_used_nor_changed() {
         let others = [
             at(|it| (it.inode, it.path) = (78, 9)),
-            // The same file system, copied as a whole.
+            // The file system was copied as a whole.
             at(|it| (it.device, it.path) = (0xfd07, 9)),
         ];
         for other in others {
@@ -449,7 +449,7 @@ mod tests {
             let original = dir.path().join(HERE.at.name(POOL));
             memory(&original, 5);
             let own = dir.path().join(other.at.name(POOL));
-            // It may be that of a directory that was moved.
+            // The file may belong to a directory that was moved.
             let copy = MemoryFiles::in_directory(dir.path());
             copy.set_pool_directory(Some(other));
             let refused = copy.open(POOL, 5, LIMIT).err().unwrap().to_string();
@@ -464,7 +464,7 @@ mod tests {
         }
     }
 
-    /// Otherwise a pool would be opened without memory that is there.
+    /// A pool must not be opened without memory that exists.
     #[test]
     fn memory_that_cannot_be_read_is_selected() {
         for located in [HERE.at.name(POOL), at(|it| it.path = 9).at.name(POOL), short_name(POOL)] {
@@ -502,7 +502,7 @@ mod tests {
         assert_eq!(select(dir.path(), POOL, 5, &HERE).unwrap(), Selected::as_is(short));
         assert_eq!(select(dir.path(), POOL, 4, &HERE).unwrap(), Selected::as_is(own.clone()));
         assert_eq!(select(dir.path(), POOL, 6, &HERE).unwrap(), Selected::as_is(own.clone()));
-        // A file that cannot be opened is an error, not a reason to use another one.
+        // A file that cannot be opened is an error, not a reason to use another file.
         std::fs::remove_file(&own).unwrap();
         std::fs::create_dir(&own).unwrap();
         assert_eq!(select(dir.path(), POOL, 6, &HERE).unwrap(), Selected::as_is(own));
@@ -594,7 +594,7 @@ mod tests {
             let opened = MemoryFiles::in_directory(dir.path());
             opened.set_pool_directory(Some(HERE));
             opened.open(POOL, 5, LIMIT).unwrap();
-            // The name of the second one is of another path, so the file is renamed.
+            // The name of the second file contains another path, so the file is renamed.
             let used = if *name == names[1] { own.join(&names[0]) } else { path };
             assert!(SharedFile::is_in_use(&used).unwrap(), "{name}");
             opened.remove();
@@ -603,7 +603,7 @@ mod tests {
             assert!(own.join(&names[0]).exists());
             opened.remove();
         }
-        // The one that the superblock names is preferred, wherever it is.
+        // The file that the superblock names is preferred, in any directory.
         for (ours, theirs) in [(5, 4), (4, 5)] {
             memory(&own.join(&names[0]), ours);
             memory(&dir.path().join(&names[0]), theirs);

@@ -12,10 +12,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
 
-/// Most timers that are kept; seldom more than one is in use.
+/// Maximum number of timers that are kept; seldom more than one is in use.
 const MOST_KEPT: usize = 4;
 
-/// Most sleeps at a time, since each takes a descriptor. Others use the runtime's timer.
+/// Maximum number of concurrent sleeps, since each takes a descriptor. Others use the runtime's timer.
 const MOST_SLEEPS: usize = 16;
 
 /// Kernel timers that are not in use, on the runtime in which they were created.

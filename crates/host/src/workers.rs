@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 pub(super) struct WorkerThreads {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
-    /// Held by the caller that is being helped.
+    /// The caller that is being helped holds this lock.
     helped: Mutex<()>,
 }
 
@@ -26,18 +26,18 @@ type Task = &'static (dyn Fn() + Sync);
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// There is a task, or the threads end.
+    /// Signalled when there is a task, or the threads have to end.
     begun: Condvar,
-    /// No helper is busy.
+    /// Notified when no helper is busy.
     left: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     task: Option<Task>,
-    /// Helpers that may still begin the task.
+    /// Number of helpers that may still begin the task.
     wanted: usize,
-    /// Helpers that began the task and have not ended it.
+    /// Number of helpers that began the task and have not ended it.
     busy: usize,
     has_panicked: bool,
     is_ending: bool,
@@ -62,7 +62,7 @@ impl Drop for WorkerThreads {
         self.shared.state.lock().is_ending = true;
         self.shared.begun.notify_all();
         for helper in self.helpers.drain(..) {
-            // It cannot have panicked: `help` catches that.
+            // The thread cannot have panicked: `help` catches panics.
             let _ = helper.join();
         }
     }
@@ -90,7 +90,7 @@ impl Shared {
         }
     }
 
-    /// Lets up to `helpers` do `task` as well, until the result is dropped.
+    /// Lets up to `helpers` helper threads do `task` as well, until the result is dropped.
     fn begin<'a>(&'a self, helpers: usize, task: &'a (dyn Fn() + Sync)) -> Helped<'a> {
         // SAFETY: the task is used only by helpers that are busy with it. Dropping `Helped` takes it from
         // those that have not begun, and waits for the others; it is not leaked, so that happens while the
@@ -141,7 +141,7 @@ impl Workers for WorkerThreads {
             }
         };
         let helpers = self.helpers.len().min(count.saturating_sub(1));
-        // A second caller helps itself.
+        // A second caller does its work without helpers.
         let alone = self.helped.try_lock().filter(|_| helpers > 0);
         let _helped = alone.as_ref().map(|_| self.shared.begin(helpers, &take));
         take();

@@ -3,40 +3,40 @@
 /// To whom the contents of a memory belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// The pool.
+    /// Id of the pool.
     pub pool: [u8; 16],
-    /// The boot of the host: memory does not survive the next one.
+    /// Id of the boot of the host: memory does not survive the next boot.
     pub boot: [u8; 16],
 }
 
 /// Why the contents of a memory cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Lost {
-    /// It has no contents.
+    /// The memory has no contents.
     #[error("the retained memory is empty")]
     Empty,
-    /// It belongs to another pool.
+    /// The memory belongs to another pool.
     #[error("the retained memory belongs to another pool")]
     OtherPool,
-    /// It was written before the host was started.
+    /// The memory was written before the host was started.
     #[error("the retained memory was written before the last start of the host")]
     OtherBoot,
-    /// It was written by an older release.
+    /// An older release wrote the memory.
     #[error("the retained memory has format version {found}, which this release no longer reads")]
     OlderFormat {
-        /// The version in its header.
+        /// The version in the header of the memory.
         found: u32,
     },
-    /// It was written by a newer release.
+    /// A newer release wrote the memory.
     #[error("the retained memory has format version {found}, which is newer than this release supports")]
     NewerFormat {
-        /// The version in its header.
+        /// The version in the header of the memory.
         found: u32,
     },
     /// A part of it is not as a kill of its writer could have left it.
     #[error("the retained memory is damaged: {0}")]
     Damaged(&'static str),
-    /// Another owner in this process has it.
+    /// Another owner in this process has the memory.
     #[error("the retained memory is in use")]
     InUse,
 }
@@ -46,51 +46,51 @@ pub enum Lost {
 pub struct Cover {
     /// Sequence number of the batch.
     pub seq: u64,
-    /// The order number.
+    /// Order number of the record.
     pub order: u64,
 }
 
 /// The description of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRecord {
-    /// The disk.
+    /// Number of the disk.
     pub disk: u32,
     /// The block that the page holds.
     pub block: u64,
-    /// Its sectors that are valid, a bit for each.
+    /// Mask of the valid sectors of the block, a bit for each.
     pub mask: u8,
     /// Number of freezes of the disk's buffer before it.
     pub generation: u64,
 }
 
-/// A zeroed range.
+/// The record of a zeroed range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeRecord {
-    /// The disk.
+    /// Number of the disk.
     pub disk: u32,
-    /// First block.
+    /// First block of the range.
     pub start: u64,
-    /// The block after the last one.
+    /// The block after the last block of the range.
     pub end: u64,
-    /// Whether the blocks stay allocated.
+    /// Whether the blocks of the range stay allocated.
     pub allocated: bool,
     /// Number of freezes of the disk's buffer before it.
     pub generation: u64,
 }
 
-/// The use of a memory.
+/// How much of a memory is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
     /// Bytes in use: of all chunks that are present.
     pub bytes: u64,
-    /// The limit of that number.
+    /// Limit of `bytes`.
     pub limit: u64,
-    /// Published pages.
+    /// Number of pages that are published.
     pub pages: u64,
-    /// Published ranges and flags.
+    /// Number of published ranges and flags.
     pub ranges: u64,
-    /// Pages, ranges and flags that exist now and are not retained, because there was no room.
+    /// Number of present pages, ranges and flags that are not retained, because there was no room.
     pub unretained: u64,
-    /// How many were not retained since the memory was opened.
+    /// Number of pages, ranges and flags that were not retained since the memory was opened.
     pub unretained_total: u64,
 }

@@ -3,7 +3,7 @@
 /// A set of numbers below a fixed limit, a bit for each.
 pub(crate) struct Bits {
     words: Box<[u64]>,
-    /// All words before this one are zero.
+    /// Index of a word; all words before it are zero.
     first: usize,
     len: u32,
 }
@@ -43,7 +43,7 @@ impl Bits {
         removed
     }
 
-    /// The lowest number.
+    /// Returns the lowest number of the set.
     pub fn lowest(&mut self) -> Option<u32> {
         if self.len == 0 {
             self.first = self.words.len();
@@ -62,7 +62,7 @@ impl Bits {
         Some(lowest)
     }
 
-    /// The highest number.
+    /// Returns the highest number of the set.
     pub fn highest(&self) -> Option<u32> {
         let word = self.words.iter().rposition(|w| *w != 0)?;
         Some(word as u32 * 64 + 63 - self.words[word].leading_zeros())

@@ -19,7 +19,7 @@ use crate::{BlockRecord, CHUNK, Contents, HeapMemory, Identity, PAGE, Retained};
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
+/// All fuzzing targets.
 pub const TARGETS: &[Target] = &[("retained_memory", retained_memory)];
 
 /// Chunks of the memory of an input.
@@ -27,7 +27,7 @@ const CHUNKS: u32 = 4;
 const LIMIT: u64 = 64 << 20;
 /// Length of the header of a piece: chunk, offset and length.
 const PIECE_HEAD: usize = 6;
-/// Zeroes that end a piece.
+/// Number of zeroes that end a piece.
 const GAP: usize = 16;
 
 /// Opens a memory in the format of [`pack`], with the checksums as given and corrected.
@@ -113,7 +113,7 @@ pub fn correct(content: &mut Content) {
         for slot in slots.clone() {
             let record = &mut records[slot as usize * RETAINED_RECORD_BYTES..][..RETAINED_RECORD_BYTES];
             let page = pages.get((slot - slots.start) as usize * PAGE..).and_then(|rest| rest.get(..PAGE));
-            // Some pages remain damaged.
+            // Some pages stay damaged.
             seal::seal_retained_record(record, page.filter(|page| page[0] < 0xf0));
         }
     }

@@ -35,7 +35,7 @@ pub(crate) struct Mapping {
     pub file: File,
     base: NonNull<u8>,
     present: Box<[AtomicBool]>,
-    /// Held while the memory of a chunk is taken or given back.
+    /// Locked while the memory of a chunk is taken or given back.
     changing: Mutex<()>,
 }
 
@@ -83,7 +83,7 @@ impl Mapping {
         let added = self.allocate(chunk, 0).inspect(|()| step()).and_then(|()| self.populate(chunk));
         match added {
             Ok(()) => self.set_present(chunk, true),
-            // A part may have been added.
+            // A part of the chunk may have been added.
             Err(_) => drop(self.punch(chunk)),
         }
         added
@@ -124,7 +124,7 @@ impl Mapping {
         let at = self.address(chunk);
         // SAFETY: the chunk is in the mapping. The advice does not change its contents.
         match retry(|| unsafe { libc::madvise(at.as_ptr().cast(), CHUNK, libc::MADV_POPULATE_WRITE) }) {
-            // Linux before 5.14.
+            // The kernel is Linux before 5.14.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 for page in (0..CHUNK).step_by(PAGE) {
                     // SAFETY: the chunk is in the mapping, has memory, and is not in use yet.
@@ -187,7 +187,7 @@ impl Drop for Joiner {
     fn drop(&mut self) {
         if let Some((sender, thread)) = self.0.take().flatten() {
             drop(sender);
-            // It has nothing that a panic could damage.
+            // The thread has no data that a panic could damage.
             let _ = thread.join();
         }
     }
@@ -196,11 +196,11 @@ impl Drop for Joiner {
 fn join_all(mapping: &Mapping, chunks: &mpsc::Receiver<u32>) {
     while let Ok(chunk) = chunks.recv() {
         match mapping.join_pages(chunk).map_err(|e| e.raw_os_error()) {
-            // Linux before 6.1.
+            // The kernel is Linux before 6.1.
             Err(Some(libc::EINVAL)) => return,
             // The kernel has searched for a free huge page without finding one, and would again.
             Err(Some(libc::ENOMEM)) => while chunks.try_recv().is_ok() {},
-            // Others may use this page at the moment.
+            // Other threads may be using this page.
             Ok(()) | Err(_) => {}
         }
     }

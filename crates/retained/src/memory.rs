@@ -30,16 +30,16 @@ pub unsafe trait Memory: Send + Sync {
     fn add(&self, chunk: u32) -> io::Result<()>;
     /// Gives the memory of a chunk back. It is not present afterwards.
     fn release(&self, chunk: u32);
-    /// Takes the memory for one owner; false if it has one already.
+    /// Takes the memory for one owner; returns false if the memory has an owner already.
     fn claim(&self) -> bool;
-    /// Ends the ownership.
+    /// Ends the ownership of the memory.
     fn unclaim(&self);
 }
 
 /// Memory on the heap: for tests, and for servers that retain nothing.
 pub struct HeapMemory {
     chunks: Box<[AtomicPtr<u8>]>,
-    /// Held while chunks are added, released or copied.
+    /// Locked while chunks are added, released or copied.
     changes: Mutex<()>,
     claimed: AtomicBool,
 }
@@ -102,7 +102,7 @@ impl HeapMemory {
     }
 }
 
-/// The ownership of a memory.
+/// The exclusive right to use a memory.
 pub(crate) struct Claim(Arc<dyn Memory>);
 
 impl Claim {

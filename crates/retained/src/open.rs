@@ -24,13 +24,13 @@ use crate::{BlockRecord, CHUNK, Cover, Identity, Lost, Memory, RangeRecord};
 const MAX_COUNT: u64 = 1 << 62;
 /// Chunks without which nothing can be retained: the header, pages, records.
 const MIN_CHUNKS: u64 = 3;
-/// At least this many pages are verified by each thread.
+/// Minimum number of pages that each thread verifies.
 const PAGES_PER_THREAD: usize = 16_384;
 
 /// What a memory held when it was opened. Pages, ranges and flags are in ascending order.
 #[derive(Default)]
 pub struct Contents {
-    /// The last statement about the log.
+    /// The last statement about what the log contains.
     pub cover: Option<Cover>,
     /// Sequence number of a batch: records that the log has up to it were removed.
     pub floor: u64,
@@ -39,7 +39,7 @@ pub struct Contents {
     pub pages: Vec<(BlockRecord, u64, Page)>,
     /// Zeroed ranges with their order.
     pub ranges: Vec<(RangeRecord, u64, Range)>,
-    /// Flags: disk and kind.
+    /// Flags, each with its disk and kind.
     pub flags: Vec<(u32, u8, Flag)>,
     /// Disks with a page whose checksum does not match, in ascending order. The page is not in `pages`.
     pub damaged: Vec<u32>,
@@ -120,7 +120,7 @@ impl Retained {
         // SAFETY: the header is in the first chunk of the claimed memory, which is present. No other thread
         // uses it yet, and no reference to its bytes exists.
         unsafe {
-            // Without its tag the header does not exist, so the rest can be changed in any order.
+            // Without its tag the header does not exist, so its other words can be changed in any order.
             words::store_tag(header.add(RETAINED_HEADER_BYTES - 8), 0);
             header.add(RETAINED_HEADER_BYTES).write_bytes(0, CHUNK - RETAINED_HEADER_BYTES);
         }
@@ -157,7 +157,7 @@ struct Found {
     cover: Option<RetainedCover>,
     /// The chunks of the table, in ascending order.
     chunks: Vec<(u32, RetainedChunk)>,
-    /// In ascending order.
+    /// Records with their places, in ascending order of the places.
     records: Vec<(Place, RetainedRecord)>,
 }
 
@@ -314,7 +314,8 @@ fn read_header(memory: &Claim, identity: &Identity) -> Result<RetainedHeader, Lo
     }
 }
 
-/// The statement with the higher number. A kill leaves the last two, the last one, or none.
+/// Returns the statement with the higher number. A kill leaves the last two statements, only the last one, or
+/// none.
 fn read_cover(memory: &Claim) -> Result<Option<RetainedCover>, Lost> {
     let mut last: Option<RetainedCover> = None;
     for (index, at) in RETAINED_COVERS.into_iter().enumerate() {

@@ -21,18 +21,18 @@ use crate::{BlockRecord, Cover, PAGE, RangeRecord, Stats};
 /// Pages, zeroed ranges and flags in a memory.
 pub struct Retained {
     memory: Claim,
-    /// Address of chunk 0.
+    /// Address at which chunk 0 is mapped.
     header: NonNull<u8>,
     id: u64,
-    /// The next order number.
+    /// The order number of the next record.
     order: AtomicU64,
     space: Mutex<Space>,
-    /// Held while chunks are added, so that `space` need not be.
+    /// Locked while chunks are added, so that `space` need not be locked.
     growth: Mutex<Growth>,
-    /// The last statement about the log.
+    /// The last statement about what the log contains.
     cover: Mutex<RetainedCover>,
     is_frozen: AtomicBool,
-    /// Another process may own the memory.
+    /// The memory was left: another process may own it.
     is_left: AtomicBool,
     unretained: AtomicU64,
     unretained_total: AtomicU64,
@@ -49,7 +49,7 @@ unsafe impl Send for Retained {}
 // SAFETY: as above.
 unsafe impl Sync for Retained {}
 
-/// Room for pages and ranges. The rest is given back when it is dropped.
+/// Reserved room for pages and ranges. Unused room is given back when the reservation is dropped.
 pub struct Reservation {
     retained: Arc<Retained>,
     pages: u32,
@@ -146,7 +146,7 @@ impl Page {
         self.crc
     }
 
-    /// Its order number.
+    /// Order number of the record.
     pub fn order(&self) -> u64 {
         self.order
     }
@@ -189,12 +189,12 @@ impl Range {
         Range { _slot: Slot::new(retained, Some(place)), record, order }
     }
 
-    /// The range.
+    /// Returns the record of the range.
     pub fn record(&self) -> RangeRecord {
         self.record
     }
 
-    /// Its order number.
+    /// Order number of the record.
     pub fn order(&self) -> u64 {
         self.order
     }
@@ -244,7 +244,7 @@ impl Retained {
         cover: Option<RetainedCover>,
         space: Space,
     ) -> Arc<Retained> {
-        // Without a statement, the log has nothing.
+        // Without a statement, the log contains nothing.
         let cover = cover.unwrap_or(RetainedCover { number: 0, seq: u64::MAX, order: 0, floor: 0 });
         let header = memory.address(0);
         let retained = Retained {
@@ -347,20 +347,20 @@ impl Retained {
         (slot, order)
     }
 
-    /// The next order number: every record published before has a smaller one.
+    /// Returns the next order number, which is higher than the numbers of all published records.
     pub fn order(&self) -> u64 {
         self.order.load(Ordering::Acquire)
     }
 
-    /// Records in the header that records with a smaller order are in the log if its history reaches a batch.
-    /// A kill leaves this statement or the previous one. Returns false if the memory is frozen: then the
-    /// previous statement stays.
+    /// States in the header that records with a smaller order are in the log, if the history of the log
+    /// reaches a batch. A kill leaves this statement or the previous statement. Returns false if the memory
+    /// is frozen: then the previous statement stays.
     pub fn set_cover(&self, Cover { seq, order }: Cover) -> bool {
         self.state_cover(|cover| (cover.seq, cover.order) = (seq, order))
     }
 
-    /// Records in the header that the log's history reaches this batch. To be called before records are
-    /// dropped because the log has them: without that history, the rest is of no use.
+    /// States in the header that the log's history reaches this batch. To be called before records are
+    /// dropped because the log has them: without that history, the remaining records are useless.
     pub fn set_floor(&self, seq: u64) {
         self.state_cover(|cover| cover.floor = seq);
     }
@@ -394,7 +394,7 @@ impl Retained {
         self.is_frozen.load(Ordering::Acquire)
     }
 
-    /// The use of the memory.
+    /// How much of the memory is used.
     pub fn stats(&self) -> Stats {
         let space = self.space.lock();
         let (pages, ranges) = space.used();
@@ -415,7 +415,7 @@ impl Retained {
         self.shrink(RetainedChunk::Records);
     }
 
-    /// Whether nothing is published.
+    /// Whether no record is published.
     pub fn is_empty(&self) -> bool {
         self.space.lock().used() == (0, 0)
     }
@@ -426,12 +426,12 @@ impl Retained {
         self.space.lock().keep_pages(bytes);
     }
 
-    /// The last error of adding memory, if there was one since the last call.
+    /// Returns the last error of adding memory, if an error has occurred since the last call.
     pub fn take_growth_error(&self) -> Option<io::Error> {
         self.growth.lock().error.take()
     }
 
-    /// Takes a slot: a reserved one, a free one, or one of a new chunk.
+    /// Takes a slot: a reserved slot, a free slot, or a slot of a new chunk.
     fn take(&self, kind: RetainedChunk, is_reserved: bool) -> Option<Place> {
         if self.is_frozen() {
             return None;
@@ -487,7 +487,7 @@ impl Retained {
     }
 }
 
-/// Takes one of a reservation; false if it is used up.
+/// Takes one slot of a reservation; false if the reservation is used up.
 fn take_one(
     retained: &Arc<Retained>,
     room: &mut Reservation,
@@ -501,7 +501,7 @@ fn take_one(
 }
 
 impl Place {
-    /// Address of the record.
+    /// Address at which the record is mapped.
     pub fn record(&self) -> NonNull<u8> {
         // SAFETY: the slot is within its chunk, which is present: records have less bytes than pages.
         unsafe { self.base.add(self.slot as usize * RETAINED_RECORD_BYTES) }

@@ -25,9 +25,9 @@ use crate::mapping::{Joiner, Mapping, retry, seek};
 use crate::space::MAX_CHUNKS;
 use crate::{CHUNK, Memory};
 
-/// Largest size of the file.
+/// Maximum size of the file in bytes.
 const MAX_BYTES: u64 = MAX_CHUNKS as u64 * CHUNK as u64;
-/// How often the path is opened again because the file was removed at the same time.
+/// Number of times that the path is opened again because the file was removed at the same time.
 const ATTEMPTS: usize = 10;
 /// Bytes of a block of `st_blocks` (stat(2)).
 const STAT_BLOCK: u64 = 512;
@@ -45,7 +45,7 @@ pub struct SharedFile {
 /// To which memory a file belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peeked {
-    /// The pool.
+    /// Id of the pool.
     pub pool: [u8; 16],
     /// The id of the memory.
     pub id: u64,
@@ -56,9 +56,9 @@ pub struct Peeked {
 /// The properties of a file that are visible without opening its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Examined {
-    /// Bytes of memory that it occupies.
+    /// Bytes of memory that the file occupies.
     pub bytes: u64,
-    /// Whether a server has it open.
+    /// Whether a server has the file open.
     pub is_in_use: bool,
     /// The pool, and the id of the memory; `None` if it has no contents, or contents of another version.
     pub memory: Option<([u8; 16], u64)>,
@@ -75,7 +75,7 @@ impl SharedFile {
         let found = file.metadata()?.len();
         if let Err(e) = require_tmpfs(&file) {
             if found == 0 {
-                // It was made just now, or holds nothing.
+                // The file was made just now, or has no contents.
                 let _ = std::fs::remove_file(path);
             }
             return Err(describe(path, e));
@@ -160,7 +160,7 @@ impl SharedFile {
         })
     }
 
-    /// Gives the file another name, which may be that of a file that is replaced.
+    /// Gives the file another name. If a file with this name exists, it is replaced.
     pub fn rename(&mut self, to: &Path) -> io::Result<()> {
         std::fs::rename(&self.path, to).map_err(|e| {
             let (from, to) = (self.path.display(), to.display());

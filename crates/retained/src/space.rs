@@ -17,11 +17,11 @@ use crate::{CHUNK, PAGE};
 pub(crate) const EMERGENCY: u64 = 16;
 /// Free chunks of each kind that are kept for later use, unless more are wanted.
 const KEPT_CHUNKS: u64 = 4;
-/// One of this many used slots is kept free for later use, if that is more.
+/// Number of used slots for which one free slot is kept, if that is more.
 const KEPT_PART: u64 = 8;
 
 const PAGES_IN_CHUNK: u32 = (CHUNK / PAGE) as u32;
-/// Pages at the front of a chunk, for the records of the others.
+/// Number of pages at the front of a chunk that hold the records of the chunk's other pages.
 const RECORD_PAGES: u32 = PAGES_IN_CHUNK * RETAINED_RECORD_BYTES as u32 / PAGE as u32;
 /// Chunks that the chunk table has room for.
 pub(crate) const MAX_CHUNKS: u32 = ((CHUNK - RETAINED_TABLE) / 8) as u32;
@@ -41,11 +41,11 @@ pub(crate) fn slots(kind: RetainedChunk) -> std::ops::Range<u32> {
 pub(crate) struct Place {
     pub chunk: u32,
     pub slot: u32,
-    /// Address of the chunk.
+    /// Address at which the chunk is mapped.
     pub base: NonNull<u8>,
 }
 
-/// A chunk in use.
+/// A chunk that is in use.
 struct Used {
     kind: RetainedChunk,
     base: NonNull<u8>,
@@ -54,7 +54,7 @@ struct Used {
 
 enum State {
     Absent,
-    /// Its memory is being added or released.
+    /// The memory of the chunk is being added or released.
     Changing,
     Used(Used),
 }
@@ -76,16 +76,16 @@ impl Slots {
     }
 }
 
-/// All chunks but the first, which has the header.
+/// The space of all chunks but the first, which has the header.
 pub(crate) struct Space {
     chunks: Box<[State]>,
     pages: Slots,
     records: Slots,
-    /// Chunks that are not absent.
+    /// Number of chunks that are not absent.
     present: u32,
     /// The largest number of bytes of chunks that may be present.
     limit_bytes: u64,
-    /// Free chunks with pages that are kept.
+    /// Number of free chunks with pages that are kept.
     kept_pages: u64,
 }
 
@@ -285,7 +285,7 @@ impl Space {
         self.limit_bytes
     }
 
-    /// Used pages and used records.
+    /// Number of used pages, and of used records.
     pub fn used(&self) -> (u64, u64) {
         (self.pages.used, self.records.used)
     }

@@ -21,10 +21,11 @@ const MIB: usize = 1 << 20;
 struct Args {
     /// A directory for the pools: on the disk to be measured, or on tmpfs.
     directory: PathBuf,
-    /// Threads on which a commit prepares blocks, in addition to one [default: all cores].
+    /// Number of threads on which a commit prepares blocks, in addition to the first thread [default: all
+    /// cores].
     #[arg(long)]
     workers: Option<usize>,
-    /// Measurements of each.
+    /// Number of measurements of each load.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// MiB of a group.
@@ -38,7 +39,7 @@ struct Args {
     volume: usize,
 }
 
-/// What is written.
+/// The load that is measured.
 #[derive(Clone, Copy)]
 struct Load {
     /// Compressible content instead of noise.
@@ -47,7 +48,7 @@ struct Load {
     sequential: bool,
 }
 
-/// Content and offsets, from a seed.
+/// A source of content and offsets, from a seed.
 struct Source(u64);
 
 impl Source {

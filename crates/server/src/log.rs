@@ -22,7 +22,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 /// The environment variable that sets the filter.
 pub const FILTER_VARIABLE: &str = "FOREBAY_LOG";
-/// The filter without any setting.
+/// The filter that is used without any setting.
 pub const DEFAULT_FILTER: &str = "info";
 
 /// Form of the log.
@@ -39,9 +39,9 @@ pub enum LogFormat {
 /// Configuration of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogConfig {
-    /// Form.
+    /// Form of the log lines.
     pub format: LogFormat,
-    /// Filter, such as `warn` or `info,forebay_engine=debug`.
+    /// Filter of the log, such as `warn` or `info,forebay_engine=debug`.
     pub filter: String,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn init(config: &LogConfig) {
         }
     };
     match tracing_subscriber::registry().with(filter).with(layer).try_init() {
-        // The first log of the process; there is no other.
+        // This is the first subscriber of the process, so there is no other filter.
         Ok(()) => drop(FILTER.set(handle)),
         Err(e) => eprintln!("forebay: {}", one_line(&e.to_string())),
     }

@@ -90,8 +90,8 @@ pub async fn create(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// The expected contents of a snapshot or clone of `source`: those of `source` at some moment of the
-/// operation.
+/// Returns the expected contents of a snapshot or clone of `source`: the contents that `source` had at some
+/// moment of the operation.
 fn copy_of(ctx: &Ctx, source: &str, role: Role, sync: SyncMode) -> DiskState {
     let model = ctx.model.borrow();
     let from = model.disk(source).expect("the source is busy, so it exists");

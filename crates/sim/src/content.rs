@@ -18,15 +18,15 @@ use crate::rng::mix;
 /// Number of a write; 0 stands for zeroes.
 pub type WriteId = u32;
 
-/// Bytes of a block with one write as their origin: start and end, the write, and the distance in bytes by
-/// which they were copied upwards since then, to another position of that disk or of another one.
+/// Bytes of a block whose origin is one write: start, end, the write, and the distance in bytes by which they
+/// were copied upwards since, to another position of the same disk or of another disk.
 type Run = (u16, u16, WriteId, i64);
 
 /// The content of one block: disjoint runs of bytes by ascending start; bytes outside all runs are zero.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Content(Rc<[Run]>);
 
-/// Writes with the same content everywhere have one of these numbers instead of a unique one.
+/// Numbers of writes that have the same content everywhere; other writes have unique numbers.
 const TWINS: std::ops::RangeInclusive<WriteId> = u32::MAX - 4..=u32::MAX;
 /// Eight-byte words of a block.
 const WORDS: u64 = BLOCK as u64 / 8;
@@ -93,14 +93,14 @@ impl Content {
         self.0.iter().find(|(s, e, ..)| (*s as usize..*e as usize).contains(&at)).map(|r| r.2)
     }
 
-    /// This content with the bytes `range` replaced by those of `write`.
+    /// Returns this content with the bytes `range` replaced by those of `write`.
     pub fn with(&self, range: Range<usize>, write: WriteId) -> Content {
         let run = (range.start as u16, range.end as u16, write, 0);
         self.with_runs(range, (write != 0).then_some(run))
     }
 
-    /// This content with the bytes from `at` replaced by the bytes `range` of another block, whose position
-    /// is `shift` bytes before the new one.
+    /// Returns this content with the bytes from `at` on replaced by the bytes `range` of another block, whose
+    /// position is `shift` bytes before the new position.
     pub fn with_copy(&self, at: usize, from: &Content, range: Range<usize>, shift: i64) -> Content {
         let clip = |&(s, e, w, moved): &Run| {
             let (s, e) = ((s as usize).max(range.start), (e as usize).min(range.end));

@@ -25,7 +25,7 @@ pub struct Tolerance {
     pub closed: bool,
     /// The store may be full.
     pub full: bool,
-    /// Reads may fail or find damage.
+    /// Whether reads may fail or find damage.
     pub unreadable: bool,
     /// The pool may have latched.
     pub latched: bool,
@@ -59,19 +59,19 @@ struct Slot {
     handles: Vec<Arc<DiskHandle>>,
 }
 
-/// See the module.
+/// What the clients of a run share; see the module documentation.
 pub struct Ctx {
-    /// The pool.
+    /// The pool that the run uses.
     pub pool: Arc<Pool>,
-    /// The world.
+    /// The simulated environment of the pool.
     pub host: Arc<SimHost>,
-    /// The reference.
+    /// The model with which the pool is compared.
     pub model: Rc<RefCell<Model>>,
     /// The shape of the run.
     pub plan: Plan,
-    /// Operations left in this life.
+    /// Number of operations left in this life.
     pub left: Cell<u64>,
-    /// An operation found the pool latched.
+    /// Whether an operation has found the pool latched.
     pub latched: Cell<bool>,
     /// The tolerated errors, apart from [`Ctx::is_superseded`].
     pub tolerance: Cell<Tolerance>,
@@ -81,7 +81,7 @@ pub struct Ctx {
     next_name: Cell<u64>,
 }
 
-/// A disk held busy; released on drop.
+/// A disk that is held busy until this guard is dropped.
 pub struct Busy {
     ctx: Rc<Ctx>,
     name: String,
@@ -93,7 +93,7 @@ impl Drop for Busy {
     }
 }
 
-/// A disk taken; released on drop.
+/// A disk that is taken until this guard is dropped.
 pub struct Taken {
     ctx: Rc<Ctx>,
     name: String,
@@ -101,7 +101,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// The disk.
+    /// Name of the disk.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -120,7 +120,7 @@ impl Drop for Taken {
     }
 }
 
-/// Blocks locked against other writers; unlocked on drop.
+/// Blocks that are locked against other writers. Dropping this guard unlocks them.
 pub struct Locked {
     ctx: Rc<Ctx>,
     name: String,
@@ -148,7 +148,7 @@ impl Drop for Locked {
 }
 
 impl Ctx {
-    /// A new life of the pool.
+    /// Returns the context of a new life of the pool.
     pub fn new(pool: Arc<Pool>, host: Arc<SimHost>, model: Rc<RefCell<Model>>, plan: Plan) -> Ctx {
         let names = model.borrow();
         let slots = names.names.keys().map(|n| (n.clone(), Slot::default())).collect();
@@ -197,7 +197,7 @@ impl Ctx {
         format!("{prefix}{}", self.next_name.get())
     }
 
-    /// Sleeps.
+    /// Sleeps for `ms` milliseconds of virtual time.
     pub async fn sleep(&self, ms: u64) {
         self.host.sleep(Duration::from_millis(ms)).await;
     }
@@ -215,7 +215,7 @@ impl Ctx {
         model.names.keys().filter(public).filter(is).filter(|n| self.is_free(n)).cloned().collect()
     }
 
-    /// One of those names.
+    /// Returns a random name among those that `want` accepts.
     pub fn pick(&self, rng: &mut Rng, want: impl Fn(&crate::model::DiskState) -> bool) -> Option<String> {
         let names = self.names(want);
         (!names.is_empty()).then(|| rng.pick(&names).clone())
@@ -260,7 +260,7 @@ impl Ctx {
         self.slot(name, |s| s.handles.len())
     }
 
-    /// A handle to a disk: a shared one, or a new one, which may become shared.
+    /// Returns a handle to a disk: a shared handle, or a new handle, which can become shared.
     pub fn handle(&self, name: &str, rng: &mut Rng) -> Option<Arc<DiskHandle>> {
         let shared = self.slot(name, |s| match s.handles.len() {
             0 => None,

@@ -43,14 +43,14 @@ struct State {
     now: Duration,
     next_timer: u64,
     timers: BTreeMap<(Duration, u64), Waker>,
-    /// Ascending: the order in which one poll woke several tasks must have no effect, because tokio's watch
-    /// channel wakes its waiters in a random order.
+    /// Ready tasks in ascending order. The order in which one poll woke several tasks must have no effect,
+    /// because tokio's watch channel wakes its waiters in a random order.
     ready: Vec<usize>,
-    /// With the process of each.
+    /// Tasks that were spawned, each with its process.
     spawned: Vec<(u64, &'static str, BoxFuture<'static, ()>)>,
 }
 
-/// State shared by tasks and executor.
+/// The state that tasks and executor share.
 struct World {
     state: Mutex<State>,
     random: Mutex<Rng>,
@@ -78,7 +78,7 @@ pub struct SimHost {
 }
 
 impl SimHost {
-    /// The same machine as another process sees it.
+    /// Returns this machine as another process sees it.
     pub fn of_process(&self, process: u64) -> SimHost {
         SimHost { world: self.world.clone(), process, machine: self.machine.clone() }
     }
@@ -160,7 +160,7 @@ impl Wake for TaskWaker {
 struct Task {
     process: u64,
     name: &'static str,
-    /// It was started by the engine, not by a client.
+    /// The engine started the task, not a client.
     is_engine: bool,
     future: LocalFuture,
     waker: Arc<TaskWaker>,
@@ -169,7 +169,7 @@ struct Task {
 /// The result of a wait.
 #[derive(Debug)]
 pub enum Ran<T> {
-    /// The future completed with this result.
+    /// The future has completed with this result.
     Done(T),
     /// The given number of steps was used up.
     OutOfSteps,
@@ -183,14 +183,14 @@ struct Kill {
 }
 
 struct KillState {
-    /// Stores until then.
+    /// Number of stores to retained memory until the kill.
     stores: u64,
     /// The memory as the killed process left it.
     found: Option<HeapMemory>,
 }
 
 impl Kill {
-    /// Is to be called after each store.
+    /// Returns a hook that is called after each store.
     fn hook(self: Rc<Kill>) -> Box<dyn FnMut()> {
         Box::new(move || {
             let mut state = self.state.borrow_mut();
@@ -203,19 +203,19 @@ impl Kill {
     }
 }
 
-/// See the module.
+/// The deterministic executor; see the module documentation.
 pub struct Executor {
     world: Arc<World>,
     tasks: Vec<Option<Task>>,
     rng: Rng,
-    /// One in this many steps fires a timer although tasks are ready; 0: never.
+    /// Number of steps of which one fires a timer although tasks are ready; 0 stands for none.
     pub hasty_clock: u64,
     hash: u64,
     steps: u64,
     /// The kill that is due.
     kill: Option<Rc<Kill>>,
     machine: Arc<Machine>,
-    /// Processes whose tasks do not run for now.
+    /// Processes whose tasks do not run at present.
     paused: BTreeSet<u64>,
 }
 
@@ -248,7 +248,7 @@ impl Executor {
         Arc::new(SimHost { world: self.world.clone(), process, machine })
     }
 
-    /// As [`Machine::end_process`], of the machine of [`Executor::host`].
+    /// Ends the process of the machine of [`Executor::host`]; see [`Machine::end_process`].
     pub fn end_process(&mut self, fate: MemoryFate) {
         self.machine.end_process(fate);
     }
@@ -278,7 +278,7 @@ impl Executor {
         self.spawn_in(0, name, future);
     }
 
-    /// As [`Executor::spawn`], in a process.
+    /// Spawns a task in a process; see [`Executor::spawn`].
     pub fn spawn_in(&mut self, process: u64, name: &'static str, future: impl Future<Output = ()> + 'static) {
         self.add(process, name, false, Box::pin(future));
     }
@@ -308,7 +308,7 @@ impl Executor {
         true
     }
 
-    /// One of the tasks that are ready, apart from those of paused processes.
+    /// Takes one of the ready tasks, except tasks of paused processes.
     fn take_ready(&mut self) -> Option<usize> {
         let ready = &mut self.world.state.lock().ready;
         if self.paused.is_empty() {
@@ -417,8 +417,8 @@ impl Executor {
         self.paused.remove(&process);
     }
 
-    /// The end of one process: its tasks are dropped. What they start in another process while they are
-    /// dropped continues.
+    /// Ends one process: its tasks are dropped. What they start in another process while they are dropped
+    /// continues.
     pub fn kill_process(&mut self, process: u64) {
         self.take_spawned();
         let of_it = |task: &&mut Option<Task>| task.as_ref().is_some_and(|task| task.process == process);

@@ -20,7 +20,7 @@ use crate::rng::Rng;
 
 const B: u64 = BLOCK as u64;
 
-/// One operation of a guest on a random disk.
+/// Makes one operation of a guest on a random disk.
 pub async fn guest_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let writes = rng.percent(55);
     let wanted = |d: &crate::model::DiskState| d.taken_from.is_none() && (!writes || d.role == Role::Volume);
@@ -80,7 +80,7 @@ pub fn range(ctx: &Ctx, name: &str, rng: &mut Rng) -> (u64, u64) {
     (offset, len.min(size - offset).max(1))
 }
 
-/// A read, or several that continue each other, so that the engine reads ahead of them.
+/// A read, or several reads that continue each other, so that the engine reads ahead.
 async fn read(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) {
     let (mut offset, len) = range(ctx, name, rng);
     let reads = if rng.one_in(6) { rng.range(2, 24) } else { 1 };
@@ -306,8 +306,8 @@ async fn carry_out(
     }
 }
 
-/// Reads those of `blocks` whose contents are not certain, so that a partial write has a certain base. False
-/// if a read failed.
+/// Reads those of `blocks` whose contents are not certain, so that a partial write has a certain base.
+/// Returns false if a read failed.
 pub async fn settle(ctx: &Rc<Ctx>, name: &str, disk: &DiskHandle, blocks: &[u64]) -> bool {
     for &block in blocks {
         if ctx.model.borrow().certain(name, block).is_none() && !settle_block(ctx, name, disk, block).await {

@@ -17,9 +17,9 @@ use crate::verify::read_damaged;
 /// The damage to the medium in the last life but one.
 #[derive(Clone, Copy, Default)]
 pub struct Harm {
-    /// Before it, while no pool is open.
+    /// Harm before the life, while no pool is open.
     pub at_rest: Option<Inject>,
-    /// As faults during it.
+    /// Harm during the life, as faults.
     pub under_way: Option<Inject>,
     /// Whether it ends with a crash; otherwise the pool is closed.
     pub crash: bool,

@@ -12,9 +12,9 @@
 
 use std::fmt;
 
-/// A moment.
+/// A moment of a run, as a number that only increases.
 pub type Stamp = u64;
-/// Later than all other moments.
+/// A moment later than all other moments.
 pub const NEVER: Stamp = u64::MAX;
 
 /// A set of moments: disjoint ascending intervals that include their ends.
@@ -46,7 +46,7 @@ impl TimeSet {
     pub fn last(&self) -> Option<Stamp> {
         self.0.last().map(|s| s.1)
     }
-    /// The moments in both.
+    /// The moments that are in both sets.
     pub fn and(&self, other: &TimeSet) -> TimeSet {
         let mut out = Vec::new();
         let (mut i, mut j) = (0, 0);
@@ -59,7 +59,7 @@ impl TimeSet {
         }
         TimeSet(out)
     }
-    /// The moments in either.
+    /// The moments that are in either set.
     pub fn or(&self, other: &TimeSet) -> TimeSet {
         let mut spans: Vec<_> = self.0.iter().chain(&other.0).copied().collect();
         spans.sort_unstable();
@@ -87,28 +87,28 @@ impl fmt::Debug for TimeSet {
 /// How an operation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It has not ended.
+    /// The operation has not ended.
     Pending,
-    /// It failed: it may have taken effect partially, or not; no effect follows later.
+    /// The operation failed: it may have taken effect partially, or not at all; it has no effect later.
     Failed {
-        /// When.
+        /// When the operation failed.
         at: Stamp,
     },
-    /// It was acknowledged.
+    /// The operation was acknowledged.
     Acknowledged {
-        /// When.
+        /// When the operation was acknowledged.
         at: Stamp,
         /// Whether the acknowledgement promised durability.
         durable: bool,
     },
 }
 
-/// An operation.
+/// An operation of the workload, with its begin and its end.
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
-    /// When it began.
+    /// When the operation began.
     pub begin: Stamp,
-    /// How it ended.
+    /// How the operation ended.
     pub end: End,
 }
 
@@ -122,29 +122,29 @@ pub type Ops = Vec<Op>;
 /// One value of a cell.
 #[derive(Debug, Clone)]
 pub struct Version<T> {
-    /// The operation that made it.
+    /// The operation that made the version.
     pub op: OpId,
-    /// The value.
+    /// The value of the version.
     pub value: T,
-    /// A read that ended at this moment saw it.
+    /// Latest end of a read that saw the version.
     pub seen: Stamp,
-    /// A read that began at this moment saw an older one.
+    /// Latest begin of a read that saw an older version.
     pub after: Stamp,
-    /// It is durable independently of its operation: a snapshot contains it, or a read showed it to a client
-    /// whose writes are durable when they are answered.
+    /// The version is durable independently of its operation: a snapshot contains it, or a read showed it to
+    /// a client whose writes are durable when they are answered.
     pub durable: bool,
-    /// No operation made it: a read observed a state left by other versions. No flush makes a promise about
-    /// it.
+    /// No operation made the version: a read observed a state that other versions left. No flush makes a
+    /// promise about it.
     pub observed: bool,
-    /// It is in the log for some time before it is visible: a read of an older version does not determine its
-    /// position in history.
+    /// The version is in the log for some time before it is visible: a read of an older version does not
+    /// determine its position in history.
     pub late: bool,
 }
 
 /// A cell with a history. The first version is its value at the last recovery, or when its disk began.
 #[derive(Debug, Clone)]
 pub struct Cell<T> {
-    /// By ascending begin.
+    /// Versions, ordered by the begin of their operations.
     pub versions: Vec<Version<T>>,
 }
 
@@ -176,7 +176,7 @@ impl<T> Cell<T> {
         self.versions[last].observed = true;
     }
 
-    /// As [`Cell::push`], of a copy.
+    /// Works like [`Cell::push`], for a version that a copy made.
     pub fn push_late(&mut self, op: OpId, value: T) {
         self.push(op, value);
         let last = self.versions.len() - 1;
@@ -236,7 +236,7 @@ impl<T> Cell<T> {
         (0..self.versions.len()).filter(|&i| !self.window(ops, i).and(span).is_empty()).collect()
     }
 
-    /// Records that a read from `begin` to `end` saw version `i` and cannot have seen any other.
+    /// Records that a read from `begin` to `end` saw version `i` and cannot have seen any other version.
     pub fn saw(&mut self, ops: &Ops, i: usize, begin: Stamp, end: Stamp) {
         let is_later = |&j: &usize| !self.versions[j].late && self.is_after(ops, j, i);
         let later: Vec<_> = (0..self.versions.len()).filter(is_later).collect();

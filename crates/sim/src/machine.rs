@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_retained::HeapMemory;
 use parking_lot::Mutex;
 
-/// A machine: its memory outlives a process.
+/// A machine, whose memory outlives a process.
 pub struct Machine {
     number: u8,
     memory: Mutex<MachineMemory>,
@@ -29,7 +29,7 @@ impl Machine {
         self.memory.lock().retained.clone()
     }
 
-    /// The next process finds this memory.
+    /// Lets the next process find this memory.
     pub(crate) fn set_retained(&self, found: HeapMemory) {
         self.memory.lock().retained = Arc::new(found);
     }
@@ -40,8 +40,8 @@ impl Machine {
         id
     }
 
-    /// Ends the process as far as its retained memory is concerned: the next one finds it as it is now, or
-    /// none. What the present process still does to it has no effect.
+    /// Ends the process as far as its retained memory is concerned: the next process finds the memory as it
+    /// is now, or none. What the present process still does to the memory has no effect.
     pub fn end_process(&self, fate: MemoryFate) {
         let mut memory = self.memory.lock();
         memory.retained = Arc::new(match fate {
@@ -55,10 +55,10 @@ impl Machine {
 /// The effect on the machine's memory of the end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum MemoryFate {
-    /// It is as the process left it.
+    /// The retained memory is as the process left it.
     #[default]
     Kept,
-    /// It was removed.
+    /// The retained memory was removed.
     Wiped,
     /// The machine was restarted.
     Restarted,

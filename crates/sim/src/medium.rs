@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use forebay_store::{Crash, FaultyStore, Store};
 
-/// The medium.
+/// The state of a machine that survives a crash.
 pub struct Medium {
     opening: Arc<FaultyStore>,
 }
 
 impl Medium {
-    /// An empty medium whose random choices follow from `seed`; each operation takes up to `delay` polls more
-    /// than one. Every other medium makes appends durable that request it, without a sync.
+    /// Makes an empty medium whose random choices follow from `seed`; each operation takes up to `delay`
+    /// further polls. On every second medium, an append that requests it is durable without a sync.
     pub fn new(seed: u64, delay: u32) -> Medium {
         let opening = FaultyStore::new(seed);
         opening.set_delay(delay);
@@ -29,7 +29,7 @@ impl Medium {
         self.opening.clone()
     }
 
-    /// The store, for the next pool.
+    /// Returns the store for the next pool.
     pub fn store(&self) -> Arc<dyn Store> {
         self.opening.clone()
     }

@@ -19,34 +19,34 @@ use crate::machine::MemoryFate;
 /// An era of a name: the name and the number of the era.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EraId {
-    /// The name.
+    /// Name of the disk.
     pub name: String,
-    /// Index of the version.
+    /// Number of the era: the index of its version.
     pub era: usize,
 }
 
 /// A disk during one era.
 #[derive(Debug, Clone)]
 pub struct DiskState {
-    /// Its role.
+    /// Role of the disk.
     pub role: Role,
-    /// Bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Its durability.
+    /// When writes to the disk are durable.
     pub sync: SyncMode,
     /// The disk from which it was cloned.
     pub origin: Option<String>,
-    /// Its writes are discarded when the pool is opened again.
+    /// Writes to the disk are discarded when the pool is opened again.
     pub desktop: bool,
-    /// It is reset when its user disconnects.
+    /// The disk is reset when its user disconnects.
     pub resets: bool,
     /// The blocks that were ever written or are not zero; all others are zero.
     pub blocks: BTreeMap<u64, Cell<Content>>,
-    /// Its contents are those of that era at some moment of this era's operation, and not known yet.
+    /// The contents are those of that era at some moment of this era's operation, and are not known yet.
     pub taken_from: Option<EraId>,
     /// A flush promised that all changes acknowledged before this moment are durable.
     pub flushed: Stamp,
-    /// The latest begin of an acknowledged change.
+    /// The latest beginning of an acknowledged change of the disk.
     pub changed: Stamp,
 }
 
@@ -66,11 +66,11 @@ impl DiskState {
             changed: 0,
         }
     }
-    /// Whether it can be copied and resized.
+    /// Whether the disk can be copied and resized.
     pub fn is_source(&self) -> bool {
         self.taken_from.is_none() && !self.desktop
     }
-    /// Number of blocks, including a partial last one.
+    /// Number of blocks, including a partial last block.
     pub fn block_count(&self) -> u64 {
         self.size.div_ceil(BLOCK as u64)
     }
@@ -83,9 +83,9 @@ impl DiskState {
 /// The content that a change puts into a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// These bytes.
+    /// The write has these bytes.
     Write(WriteId),
-    /// Zeroes.
+    /// The write has zeroes.
     Zero,
     /// Zeroes in whole blocks (a block cut by the end of the disk is whole); partial blocks are unchanged.
     Discard,
@@ -160,7 +160,8 @@ impl Model {
         model
     }
 
-    /// A process has the memory of the one before, and so every change that was acknowledged.
+    /// Records that a process has the memory of the process before, and so every change that was
+    /// acknowledged.
     pub fn expect_all(&mut self) {
         let now = self.tick();
         self.all_flushed(now);
@@ -190,7 +191,7 @@ impl Model {
         OpId(self.ops.len() - 1)
     }
 
-    /// When `op` began.
+    /// Returns the moment at which `op` began.
     pub fn begun(&self, op: OpId) -> Stamp {
         self.ops[op.0].begin
     }
@@ -227,7 +228,7 @@ impl Model {
         self.floor = self.floor.max(changed);
     }
 
-    /// All changes acknowledged before `moment` are durable.
+    /// Records that all changes acknowledged before `moment` are durable.
     pub fn all_flushed(&mut self, moment: Stamp) {
         self.floor = self.floor.max(moment);
     }
@@ -253,12 +254,12 @@ impl Model {
         era.and_then(|v| v.value.as_mut()).expect("the workload uses disks that exist")
     }
 
-    /// The newest era of a name.
+    /// Returns the newest era of a name.
     pub fn era(&self, name: &str) -> EraId {
         EraId { name: name.to_owned(), era: self.names[name].versions.len() - 1 }
     }
 
-    /// `op` begins a new era of `name`.
+    /// Begins a new era of `name` with the operation `op`.
     pub fn new_era(&mut self, name: &str, op: OpId, disk: Option<DiskState>) {
         let cell = self.names.entry(name.to_owned()).or_insert_with(|| Cell::new(OpId(0), None));
         cell.push(op, disk);
@@ -465,7 +466,7 @@ impl Model {
         Ok(())
     }
 
-    /// The history of a block as text.
+    /// Returns the history of a block as text.
     pub(crate) fn explain(&self, era: &EraId, block: u64) -> String {
         let disk = self.names[&era.name].versions[era.era].value.as_ref();
         match disk.and_then(|d| d.blocks.get(&block)) {

@@ -11,7 +11,7 @@ use crate::rng::Rng;
 pub struct Plan {
     /// Number of concurrent clients.
     pub clients: u64,
-    /// Operations in one life of the pool, of all clients together.
+    /// Number of operations in one life of the pool, of all clients together.
     pub ops: u64,
     /// Number of lives of the pool: between two of them it crashes or is closed.
     pub lives: u64,
@@ -25,7 +25,7 @@ pub struct Plan {
     pub huge: bool,
     /// Whether some disks have maps of many leaves, in two or three levels, with writes all over.
     pub wide: bool,
-    /// Consecutive requests of a guest that writes.
+    /// Number of consecutive requests of a guest that writes.
     pub scatter: u64,
     /// Whether some clones of images are desktops.
     pub desktops: bool,
@@ -41,12 +41,11 @@ pub struct Plan {
     pub crashes: u64,
     /// Maximum number of steps of a life before its crash.
     pub steps: u64,
-    /// Maximum number of polls of a store operation after the first one.
+    /// Maximum number of polls of a store operation after the first poll.
     pub delay: u32,
-    /// Percentage of operations on the catalogue.
+    /// Percentage of operations that change the catalogue.
     pub admin: u64,
-    /// Maximum delay between a requested reclaim and the next one; `None`: only administrators start
-    /// reclaims.
+    /// Maximum delay between a requested reclaim and the next; `None`: only administrators start reclaims.
     pub reclaim_every: Option<u64>,
 }
 
@@ -54,7 +53,7 @@ impl Plan {
     /// The plan of a seed, with at most `ops` operations in a life.
     pub fn new(rng: &mut Rng, ops: Option<u64>) -> Plan {
         let mut pool = PoolConfig {
-            // Only the largest one has room for reading ahead.
+            // Only the largest cache has room for reading ahead.
             read_cache: *rng.pick(&[0, 16 << 10, 64 << 10, 1 << 20, 32 << 20]),
             map_cache: *rng.pick(&[0, 8 << 10, 64 << 10, 1 << 20]),
             write_buffer: *rng.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
@@ -111,7 +110,7 @@ impl Plan {
         self.pool.segment_bytes = *rng.pick(&[128 << 10, 1 << 20]);
     }
 
-    /// A random durability for a new volume.
+    /// Returns a random durability for a new volume.
     pub fn pick_sync(&self, rng: &mut Rng) -> SyncMode {
         [SyncMode::Flush, SyncMode::Always, SyncMode::Never][rng.weighted(&self.sync)]
     }

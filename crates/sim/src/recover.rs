@@ -36,11 +36,11 @@ pub const IMPORT: &str = "import#";
 
 /// A disk in the state found.
 pub struct Found {
-    /// Its role.
+    /// Role of the disk.
     pub role: Role,
-    /// Bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Its durability.
+    /// When writes to the disk are durable.
     pub sync: SyncMode,
     /// The disk from which it was cloned.
     pub origin: Option<String>,

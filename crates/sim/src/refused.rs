@@ -9,7 +9,7 @@ use crate::model::DiskState;
 use crate::note;
 use crate::rng::Rng;
 
-/// One such request.
+/// Makes a request that must be refused.
 pub async fn refused(ctx: &Rc<Ctx>, rng: &mut Rng) {
     match rng.below(7) {
         0 => bad_names(ctx, rng).await,
@@ -40,7 +40,7 @@ async fn bad_names(ctx: &Rc<Ctx>, rng: &mut Rng) {
         && let Some(_busy) = ctx.busy(&source)
     {
         let clone = |name: &str| CloneRequest { name: name.into(), ..CloneRequest::default() };
-        // One invalid name among valid ones: none is created.
+        // If one name among valid names is invalid, no clone is created.
         let both = [clone(&ctx.new_name("c")), clone("a/b")];
         let made = ctx.pool.clone_disk(&source, &both).await;
         check(ctx, "clone with a bad name", made, |e| matches!(e, Error::BadName { .. }));

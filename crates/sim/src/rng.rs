@@ -1,5 +1,5 @@
-//! The only source of randomness: a small generator whose children are independent of the number of values
-//! drawn from others.
+//! The only source of randomness: a small generator. A generator that is forked from it is independent of the
+//! number of values drawn from other generators.
 
 /// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 #[derive(Debug, Clone)]

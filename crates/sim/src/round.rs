@@ -30,15 +30,15 @@ pub type Wrap = fn(Arc<dyn Store>, u64) -> Arc<dyn Store>;
 
 /// A pool that is simulated.
 pub struct Round {
-    /// The world.
+    /// The executor of all tasks of the round.
     pub exec: Executor,
     /// The state that survives a crash.
     pub medium: Medium,
-    /// The reference.
+    /// The model with which the pool is compared.
     pub model: Rc<RefCell<Model>>,
     /// The shape of the run.
     pub plan: Plan,
-    /// The random source.
+    /// The random numbers of the round.
     pub rng: Rng,
     /// The store between pool and medium.
     pub wrap: Option<Wrap>,
@@ -66,7 +66,7 @@ pub struct Round {
 /// See [`Round::faults`].
 pub type Inject = fn(&FaultyStore, &mut Rng);
 
-/// Outages in a life.
+/// Number of outages in a life.
 const OUTAGES: u32 = 6;
 /// Longer than any pause after which the engine repeats changes for which there was no room.
 const RETRIES: Duration = Duration::from_secs(5);
@@ -276,7 +276,7 @@ impl Round {
         self.exec.kill_tasks();
     }
 
-    /// The process ends; the next one finds its retained memory, or does not.
+    /// Ends the process; the next process finds its retained memory, or does not.
     fn end_process(&mut self, fate: MemoryFate) {
         self.exec.end_process(fate);
         let mut model = self.model.borrow_mut();
@@ -289,7 +289,7 @@ impl Round {
         self.medium.faults().set_quota(None);
     }
 
-    /// Compares the contents of the pool with the permitted ones.
+    /// Compares the contents of the pool with the permitted contents.
     pub fn judge(&mut self, pool: &Arc<Pool>) {
         let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
         let damaged = self.damaged;
@@ -335,14 +335,14 @@ impl Round {
         unfinished.map(|(name, _)| name).filter(exists).cloned().collect()
     }
 
-    /// One life, from open to crash or close.
+    /// Simulates one life of the pool, from its opening to a crash or a close.
     pub(crate) fn live(&mut self) {
         let pool = self.open();
         self.judge(&pool);
         self.live_on(pool);
     }
 
-    /// The rest of a life whose pool is open and has passed the verdict.
+    /// The remaining part of a life whose pool is open and has passed the verdict.
     pub(crate) fn live_on(&mut self, pool: Arc<Pool>) {
         let end = match self.rng.below(100) {
             n if n < self.plan.crashes => End::Crash,
@@ -468,7 +468,7 @@ pub(crate) fn start_clients(
     let running = Rc::new(Cell::new(ctx.plan.clients));
     if let Some(most) = ctx.plan.reclaim_every {
         let (ctx, mut rng, running) = (ctx.clone(), rng.fork(), running.clone());
-        // It counts as running, and ends when it is the only one.
+        // The task counts as a running client, and ends when it is the only one.
         running.set(running.get() + 1);
         exec.spawn_in(process, "cleaner", async move {
             while running.get() > 1 && !ctx.latched.get() {
@@ -488,7 +488,7 @@ pub(crate) fn start_clients(
     running
 }
 
-/// One client: works until the operations of this life are used up or the pool closes.
+/// Runs one client: it works until the operations of this life are used up or the pool closes.
 async fn client(ctx: &Rc<Ctx>, rng: &mut Rng) {
     while ctx.left.get() > 0 {
         ctx.left.set(ctx.left.get() - 1);

@@ -63,7 +63,7 @@ pub async fn users(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// Writes and disconnects.
+/// Simulates one user of a desktop, who writes and disconnects.
 async fn one_user(ctx: &Rc<Ctx>, name: &str, rng: &mut Rng) -> bool {
     let Some(disk) = attach(ctx, name).await else { return false };
     ctx.model.borrow_mut().sessions.insert(name.to_owned(), false);

@@ -32,7 +32,8 @@ impl IoBuf {
         // SAFETY: the size is not zero.
         let ptr = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         if capacity >= HUGE_PAGE {
-            // Before the memory is used, and best effort: an error leaves pages of the usual size.
+            // The advice is given before the memory is used. An error is ignored: the pages then have the
+            // usual size.
             // SAFETY: the range was allocated above, and the advice does not change its contents.
             unsafe { libc::madvise(ptr.as_ptr().cast(), capacity, libc::MADV_HUGEPAGE) };
         }
@@ -53,7 +54,7 @@ impl IoBuf {
         Layout::from_size_align(capacity, align).expect("a buffer is far smaller than the address space")
     }
 
-    /// Bytes that fit without growing.
+    /// Number of bytes that fit into the buffer without growing.
     pub fn capacity(&self) -> usize {
         self.capacity
     }

@@ -26,24 +26,26 @@ pub struct Completion<T, E = StoreError> {
 }
 
 enum State<T, E> {
-    /// `None` when it was returned.
+    /// The operation has ended with this result; `None` once the result was returned.
     Ended(Option<Result<T, E>>),
-    /// Another thread sends the result.
+    /// The operation is in progress; another thread sends the result.
     Awaited(oneshot::Receiver<Result<T, E>>),
     Steps(BoxFuture<'static, Result<T, E>>),
 }
 
-/// An operation that is measured: its kind and the time at which it began, or neither if only failures count.
+/// What an observer learns about an operation: its kind and the time at which it began; `None` if only
+/// failures count.
 pub(crate) type Observed = Option<(usize, Duration)>;
 
-/// Learns how operations end. An operation whose completion is dropped has no end.
+/// An observer learns how operations end. It never learns the end of an operation whose completion was
+/// dropped.
 pub(crate) trait Observer: Send + Sync {
     fn ended(&self, operation: Observed, is_success: bool);
 }
 
-/// An error type with a value for an operation whose result is not sent any more.
+/// An error type that has a value for an operation whose result will never be sent.
 pub trait Unsent {
-    /// That value.
+    /// Returns the error for an operation that was not sent.
     fn unsent() -> Self;
 }
 
@@ -63,7 +65,8 @@ impl<T, E> Completion<T, E> {
         Completion { state: State::Ended(Some(result)), observer: None }
     }
 
-    /// An operation that ends with a future. What the future begins, begins when it is first polled.
+    /// An operation that ends when a future ends. What the future begins, begins when the future is first
+    /// polled.
     pub fn of(steps: impl Future<Output = Result<T, E>> + Send + 'static) -> Completion<T, E> {
         Completion { state: State::Steps(Box::pin(steps)), observer: None }
     }
@@ -73,13 +76,13 @@ impl<T, E> Completion<T, E> {
         Completion { state: State::Awaited(result), observer: None }
     }
 
-    /// Reports the end to an observer, which replaces an earlier one.
+    /// Reports the end of the operation to an observer, which replaces any earlier observer.
     pub(crate) fn observed(self, by: Arc<dyn Observer>, operation: Observed) -> Completion<T, E> {
         Completion { observer: Some((by, operation)), ..self }
     }
 }
 
-/// No field is pinned: the future in it has a separate allocation.
+/// No field is pinned: the future in the completion has a separate allocation.
 impl<T, E> Unpin for Completion<T, E> {}
 
 impl<T, E: Unsent> Future for Completion<T, E> {

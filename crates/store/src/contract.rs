@@ -28,10 +28,10 @@ use crate::{BoxFuture, Completion, IoBuf, StoreError};
 /// An object in a [`Store::list`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectStat {
-    /// Its number.
+    /// Number of the object.
     pub id: SegmentId,
-    /// Upper bound of its length in bytes: a preallocated file is longer than its appended data, and reads as
-    /// zeroes after it.
+    /// Upper bound of the object's length in bytes: a preallocated file is longer than its appended data, and
+    /// reads as zeroes after the data.
     pub len: u64,
 }
 
@@ -43,10 +43,10 @@ pub type Selection = Box<dyn Fn(SegmentId) -> bool + Send + Sync>;
 pub struct Capacity {
     /// Total space.
     pub total: u64,
-    /// Free space, with the room that the store owns.
+    /// Free space, including the room that the store owns.
     pub free: u64,
-    /// The store holds less room than it was requested to own ([`Store::reserve`]). Then the free space is
-    /// the room that it holds: that room is for operations that make room.
+    /// The store holds less room than it was requested to own ([`Store::reserve`]). The free space is then
+    /// the room that it holds, which is only for operations that free room.
     pub is_short: bool,
 }
 
@@ -78,11 +78,12 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes an object; succeeds if it does not exist.
     fn delete(&self, id: SegmentId) -> Completion<()>;
 
-    /// All objects, by ascending number, with the lengths of selected objects; those of others may be
-    /// [`u64::MAX`]. A store that must query each length separately does so for these objects only.
+    /// Lists all objects, by ascending number, with the lengths of the selected objects; the lengths of other
+    /// objects may be [`u64::MAX`]. A store that must query each length separately does so for the selected
+    /// objects only.
     fn list_lengths_of(&self, selected: Selection) -> Completion<Vec<ObjectStat>>;
 
-    /// Reads both superblock copies; `None` for a missing one.
+    /// Reads both superblock copies; `None` for a missing copy.
     fn read_superblock(&self) -> Completion<[Option<Vec<u8>>; 2]>;
 
     /// Overwrites the copy `new.generation % 2` with `new`, durably, if the newest valid copy has the
@@ -90,10 +91,10 @@ pub trait Store: Send + Sync + 'static {
     /// [`StoreError::Fenced`] otherwise.
     fn swap_superblock(&self, new: &Superblock) -> Completion<()>;
 
-    /// Returns the total and the free space. Cheap enough to be asked after each commit.
+    /// Returns the total and the free space. The call is cheap enough to be made after each commit.
     fn capacity(&self) -> Completion<Capacity>;
 
-    /// All objects with their lengths, by ascending number.
+    /// Lists all objects with their lengths, by ascending number.
     fn list(&self) -> Completion<Vec<ObjectStat>> {
         self.list_lengths_of(Box::new(|_| true))
     }
@@ -110,9 +111,9 @@ pub trait Store: Send + Sync + 'static {
         Completion::ended(Ok(()))
     }
 
-    /// As [`Store::append`] to an object of which everything before `offset` is durable. The caller syncs the
-    /// object next: a store that can append and sync in one operation does so, and completes that sync at
-    /// once. May block its caller for as long as a small write to a fast disk takes.
+    /// Works like [`Store::append`] to an object of which everything before `offset` is durable. The caller
+    /// syncs the object next: a store that can append and sync in one operation does so, and completes that
+    /// sync at once. May block its caller for as long as a small write to a fast disk takes.
     ///
     /// # Errors
     /// [`StoreError::Full`] only if the append found no room; then it was not synced.
@@ -129,9 +130,9 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::pending())
     }
 
-    /// The objects of `listed` that exist, and all from number `from` on, by ascending number, with their
-    /// lengths. The numbers from `from` on are few: a store that can find these objects without listing all
-    /// does so.
+    /// Returns the objects of `listed` that exist, and all objects from number `from` on, by ascending
+    /// number, with their lengths. Few objects have numbers from `from` on: a store that can find these
+    /// objects without listing all objects does so.
     fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> Completion<Vec<ObjectStat>> {
         let is_wanted = move |id: SegmentId| id >= from || listed.contains(&id);
         let is_selected = is_wanted.clone();
@@ -147,7 +148,7 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::ready(None))
     }
 
-    /// Whether another host may open the pool next, while clients of this one live.
+    /// Whether another host may be the next to open the pool, while clients of this host still run.
     fn is_shared(&self) -> bool {
         false
     }
@@ -177,12 +178,12 @@ pub(crate) fn assert_aligned(what: &str, id: SegmentId, offset: u64, len: usize)
     );
 }
 
-/// An operation that is refused.
+/// A completion of an operation that is refused.
 pub(crate) fn refuse<T>(error: StoreError) -> Completion<T> {
     Completion::ended(Err(error))
 }
 
-/// Names an operation and its object.
+/// Text that names an operation and its object.
 pub(crate) fn describe(what: &str, id: SegmentId) -> impl FnOnce() -> String {
     move || format!("{what} object {id}")
 }

@@ -23,21 +23,21 @@ pub enum StoreError {
     /// The directory contains files other than those of a store.
     #[error("{0:?} contains other files and no pool; use an empty directory, or the directory of a pool")]
     NotAStore(std::path::PathBuf),
-    /// The superblock is not the expected one: another server has opened the pool.
+    /// The superblock is not the expected superblock: another server has opened the pool.
     #[error("the superblock was changed by another server; this one has lost the pool")]
     Fenced,
-    /// An append takes longer than it should: see [`Store::overdue`](crate::Store::overdue). No operation
-    /// returns this.
+    /// An append takes longer than it should: see [`Store::overdue`](crate::Store::overdue). No operation of
+    /// a store returns this error.
     #[error("an object of the store does not answer")]
     Overdue,
     /// Another error of the operating system.
     #[error("{what}: {reason}")]
     Io {
-        /// The operation and its object.
+        /// Text that names the operation and its object.
         what: String,
         /// The error text of the system.
         reason: String,
-        /// Its errno, or 0 without one.
+        /// The errno of the error, or 0 if it has none.
         errno: i32,
     },
 }
@@ -61,8 +61,8 @@ impl StoreError {
     }
 }
 
-/// The error of an operation after which the state of the store is unknown: lack of space is as permanent
-/// there as any other failure, and never [`StoreError::Full`].
+/// The error of an operation after whose failure the state of the store is unknown. Lack of space is then as
+/// permanent as any other failure, and is not reported as [`StoreError::Full`].
 pub fn for_good(e: StoreError, what: &str) -> StoreError {
     match e {
         StoreError::Full => StoreError::Io {
@@ -74,7 +74,8 @@ pub fn for_good(e: StoreError, what: &str) -> StoreError {
     }
 }
 
-/// The error after an earlier append or sync of the same object failed: no later one may succeed.
+/// The error of an operation on an object after an earlier append or sync of the object failed: no later
+/// operation on it may succeed.
 pub(crate) fn failed_before(what: impl FnOnce() -> String) -> StoreError {
     let reason = "an earlier write or sync of it failed, so the state of its last bytes is unknown".into();
     StoreError::Io { what: what(), reason, errno: libc::EIO }

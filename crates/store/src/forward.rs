@@ -1,4 +1,4 @@
-//! Wrappers of stores: what a wrapper does not change is forwarded.
+//! Macros for wrappers of stores: operations that a wrapper does not change are forwarded.
 
 /// Implements the operations of [`Store`](crate::Store) by those of the store in a field, or of the store
 /// that a method returns, in an `impl Store` block: `forward_store!(inner; except sync)`. The operations that

@@ -20,7 +20,7 @@ pub struct Limited {
     taken: Arc<Mutex<Taken>>,
 }
 
-/// Reserved space.
+/// Space that objects have reserved.
 #[derive(Default)]
 struct Taken {
     objects: HashMap<SegmentId, u64>,
@@ -40,7 +40,7 @@ impl Taken {
         true
     }
 
-    /// Reduces the reservation of an object to which nothing is appended any more, to `room` bytes.
+    /// Reduces the reservation of an object to `room` bytes, when nothing is appended to it any more.
     fn finish(&mut self, id: SegmentId, room: u64) {
         if let Some(taken) = self.objects.get_mut(&id) {
             self.bytes -= *taken - room.min(*taken);
@@ -84,7 +84,7 @@ impl Limited {
         let (appended, taken) = (append(), self.taken.clone());
         Completion::of(async move {
             let result = appended.await;
-            // The inner store is full as well, so the object was not created.
+            // The inner store is also full, so the object was not created.
             if offset == 0 && matches!(result, Err(StoreError::Full)) {
                 taken.lock().release(id);
             } else if offset > 0 && end == expected && result.is_ok() {
@@ -122,7 +122,7 @@ impl Store for Limited {
         })
     }
 
-    /// If the future is dropped, the space counts until the store is opened again.
+    /// Deletes an object. If the future is dropped, its space counts until the store is opened again.
     fn delete(&self, id: SegmentId) -> Completion<()> {
         let (deleted, taken) = (self.inner.delete(id), self.taken.clone());
         Completion::of(async move {

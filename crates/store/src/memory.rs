@@ -35,7 +35,7 @@ struct State {
 #[derive(Default)]
 struct Object {
     bytes: Vec<u8>,
-    /// It was created ahead of its first append.
+    /// The object was created ahead of its first append.
     is_prepared: bool,
     /// Accounted space: the larger of the appended and the expected length.
     reserved: u64,
@@ -65,7 +65,8 @@ impl MemoryStore {
         MemoryStore { state: Mutex::new(state) }
     }
 
-    /// Changes the capacity. If more is in use, appends that need space fail, and no data is lost.
+    /// Changes the capacity in bytes. If more bytes are in use, appends that need space fail, but no data is
+    /// lost.
     pub fn set_capacity(&self, bytes: u64) {
         self.state.lock().capacity = bytes;
     }
@@ -105,7 +106,7 @@ impl State {
         let before = object.map_or(0, |o| o.reserved);
         let reserved = match offset {
             0 => before.max(expected).max(end),
-            // The last append: space reserved beyond it is returned.
+            // After the last append, space that was reserved beyond it is returned.
             _ if end == expected => end,
             _ => before.max(end),
         };

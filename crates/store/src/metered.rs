@@ -14,25 +14,25 @@ use crate::mean::Mean;
 use crate::superblock::COPY_BYTES;
 use crate::{Completion, IoBuf, ObjectStat, Selection, Store};
 
-/// Operations and bytes of one kind.
+/// A count of operations and bytes of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpCount {
-    /// Operations.
+    /// Number of operations.
     pub ops: u64,
-    /// Bytes.
+    /// Bytes of these operations.
     pub bytes: u64,
 }
 
 /// Counts of a [`Metered`] store since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreCounts {
-    /// Reads of objects and of the superblock (both copies: one operation).
+    /// Reads of objects and of the superblock. A read of both superblock copies counts as one operation.
     pub read: OpCount,
     /// Appends and superblock swaps.
     pub write: OpCount,
-    /// Syncs of objects; the one inside a superblock swap is part of the swap.
+    /// Syncs of objects. The sync within a superblock swap counts as part of the swap.
     pub sync: u64,
-    /// Deletes.
+    /// Number of deleted objects.
     pub delete: u64,
     /// Lists of all objects.
     pub list: u64,
@@ -64,7 +64,7 @@ struct Meters {
     delete: AtomicU64,
     list: AtomicU64,
     failed: AtomicU64,
-    /// Seconds of an [`APPEND`], and of a [`SYNC`].
+    /// Mean seconds of an [`APPEND`], and of a [`SYNC`].
     times: [Mean; 2],
 }
 
@@ -87,7 +87,7 @@ impl Observer for Meters {
 /// Returns the time since some fixed moment.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// A store that counts the operations passed to another one.
+/// A store that counts the operations that it passes to another store.
 pub struct Metered {
     inner: Arc<dyn Store>,
     meters: Arc<Meters>,
@@ -127,25 +127,25 @@ impl Metered {
         }
     }
 
-    /// The present cost of a commit, in microseconds: the running mean of an append plus that of a sync. 0
-    /// before the first.
+    /// The present cost of a commit, in microseconds: the running mean of an append plus the running mean of
+    /// a sync. 0 before the first append.
     pub fn commit_us(&self) -> u64 {
         self.meters.times.iter().map(|mean| (mean.get().unwrap_or(0.0) * 1e6) as u64).sum()
     }
 
-    /// An operation of a kind that begins now.
+    /// Begins to measure an operation of this kind.
     fn timed(&self, kind: usize) -> Observed {
         Some((kind, (self.meters.clock)()))
     }
 
-    /// Counts the failure of an operation that was issued already, and measures its time if it is timed.
+    /// Counts the failure of an operation that was issued already, and measures its time if it is measured.
     fn watch<T>(&self, issued: Completion<T>, operation: Observed) -> Completion<T> {
         issued.observed(self.meters.clone(), operation)
     }
 }
 
-/// Neither the creation of an object ahead of its first append is counted, because the append that would
-/// create it counts once, too; nor a query of the capacity, because it causes no I/O.
+/// Two operations are not counted: the creation of an object ahead of its first append, because the append
+/// that would create it counts, too; and a query of the capacity, because it causes no I/O.
 impl Store for Metered {
     crate::forward_store!(
         inner; except append, append_synced, sync, read, delete, list_lengths_of, tail, read_superblock,
@@ -158,8 +158,8 @@ impl Store for Metered {
         self.watch(self.inner.append(id, offset, data, expected), timed)
     }
 
-    /// If the time of the sync is in the append, the sync that follows takes none: their sum is the time of
-    /// both.
+    /// If the append includes the time of the sync, the sync that follows adds no time: their sum is the
+    /// time of both.
     fn append_synced(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Completion<IoBuf> {
         self.meters.write.add(data.len());
         let timed = self.timed(APPEND);
@@ -187,7 +187,7 @@ impl Store for Metered {
         self.watch(self.inner.list_lengths_of(selected), None)
     }
 
-    /// Not counted: few lengths.
+    /// Queries of few lengths are not counted.
     fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> Completion<Vec<ObjectStat>> {
         self.watch(self.inner.tail(listed, from), None)
     }

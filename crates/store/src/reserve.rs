@@ -5,13 +5,14 @@ use crate::Capacity;
 /// The use for which a part of the room is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The bytes of an object.
+    /// The room is used for bytes of an object.
     Data,
-    /// A superblock copy, or the deletion of an object: without these, no room is ever freed.
+    /// The room is used for a superblock copy, or for the deletion of an object: without these operations, no
+    /// room is ever freed.
     Freeing,
 }
 
-/// One part in this number is given up for [`Purpose::Freeing`] only.
+/// One part in this number of the room is given up only for [`Purpose::Freeing`].
 const FREEING_PART: u64 = 16;
 
 /// The room that a store owns, in bytes.
@@ -19,12 +20,13 @@ const FREEING_PART: u64 = 16;
 pub(crate) struct OwnedRoom {
     /// The bytes that the store is to hold.
     pub goal: u64,
-    /// The bytes that the store holds.
+    /// The bytes that the store holds in reserve.
     pub held: u64,
 }
 
 impl OwnedRoom {
-    /// The capacity of a store with `total` bytes, of which `unused` are free in addition to the owned room.
+    /// The capacity of a store with `total` bytes, of which `unused` bytes are free in addition to the owned
+    /// room.
     pub fn capacity(&self, total: u64, unused: u64) -> Capacity {
         let is_short = !self.is_whole();
         let unused = if is_short { 0 } else { unused };
@@ -35,8 +37,8 @@ impl OwnedRoom {
         self.held >= self.goal
     }
 
-    /// The bytes that are held after `bytes` were given up, in multiples of `granule`; `None` if nothing is
-    /// left for the purpose.
+    /// The bytes that are still held after `bytes` were given up, in multiples of `granule`; `None` if
+    /// nothing is left for the purpose.
     pub fn without(&self, bytes: u64, purpose: Purpose, granule: u64) -> Option<u64> {
         let kept = match purpose {
             Purpose::Data => (self.goal / FREEING_PART).next_multiple_of(granule),

@@ -31,7 +31,7 @@ pub struct DiskArray {
 }
 
 impl DiskArray {
-    /// Time to move to another position.
+    /// Time to move the heads of a disk to another position.
     fn position(&self) -> Duration {
         self.seek + Duration::from_secs_f64(30.0 / f64::from(self.rpm.max(1)))
     }
@@ -55,9 +55,9 @@ pub struct Slow {
 
 #[derive(Clone, Copy)]
 struct Spindle {
-    /// The time on the clock at which all of its queued operations are served.
+    /// The time on the clock at which the disk has served all of its queued operations.
     free: Duration,
-    /// Its position then.
+    /// Position of the disk at the time `free`.
     at: (SegmentId, u64),
 }
 
@@ -102,7 +102,7 @@ impl Slow {
         &mut spindles[(stripe % count) as usize]
     }
 
-    /// Returns the result of an operation when it has completed and the time has passed.
+    /// Returns the result of an operation when the operation has completed and the time `took` has passed.
     fn after<T: Send + 'static>(&self, took: Duration, op: Completion<T>) -> Completion<T> {
         let pause = (self.sleep)(took);
         Completion::of(async move {

@@ -4,10 +4,11 @@ use forebay_format::Superblock;
 
 use crate::{Result, StoreError};
 
-/// Bytes of one copy.
+/// Bytes of one superblock copy.
 pub(crate) const COPY_BYTES: usize = forebay_format::BLOCK;
 
-/// The copies in bytes that hold one after the other; a copy that was never written is all zero, or missing.
+/// The copies in `bytes`, which holds one after the other. A copy that was never written is all zero, or
+/// missing.
 pub(crate) fn written_copies(bytes: &[u8]) -> [Option<Vec<u8>>; 2] {
     [0, 1].map(|n| {
         let copy = bytes.get(n * COPY_BYTES..(n + 1) * COPY_BYTES)?;
@@ -20,8 +21,8 @@ pub(crate) fn copy_of(new: &Superblock) -> usize {
     (new.generation % 2) as usize
 }
 
-/// Checks that `new` may be written over the present copies: the newest valid copy must belong to the same
-/// pool and be one generation older. A copy of an unsupported format counts as another server's.
+/// Checks that `new` may replace the present copies: the newest valid copy must belong to the same pool and
+/// be one generation older. A copy of an unsupported format counts as written by another server.
 pub(crate) fn check_swap(copies: [Option<&[u8]>; 2], new: &Superblock) -> Result<()> {
     let newest = match Superblock::choose(copies) {
         Ok(newest) => newest,

@@ -13,10 +13,10 @@ pub struct Size(pub u64);
 /// Reasons for which a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// It is not a number with a known unit.
+    /// The text is not a number with a known unit.
     #[error("'{0}' is not a size; write bytes, or a number with K, M, G or T, such as 40G")]
     Syntax(String),
-    /// It exceeds 64 bits.
+    /// The number exceeds 64 bits.
     #[error("'{0}' is too large for a size")]
     TooLarge(String),
 }

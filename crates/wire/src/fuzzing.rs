@@ -11,7 +11,7 @@ use crate::{iscsi, scsi};
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
+/// All fuzzing targets.
 pub const TARGETS: &[Target] = &[
     ("iscsi_pdus", iscsi_pdus),
     ("iscsi_text", iscsi_text),

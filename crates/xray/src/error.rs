@@ -14,7 +14,7 @@ pub enum Error {
     /// A program is not installed.
     #[error("{program} is not installed: run apt-get install {package}")]
     Missing {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
         /// The Debian package that has it.
         package: &'static str,
@@ -22,19 +22,19 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// The attempted action.
+        /// The action that was attempted.
         what: String,
-        /// The system's error.
+        /// The error that the system reported.
         source: io::Error,
     },
     /// A server ended early, or was not ready in time.
     #[error("{server} {what}; the end of its log: {log}")]
     Server {
-        /// The server.
+        /// Name of the server.
         server: &'static str,
-        /// What happened.
+        /// What happened to the server.
         what: &'static str,
-        /// The end of its log.
+        /// The end of the server's log.
         log: String,
     },
     /// A command failed.
@@ -42,7 +42,7 @@ pub enum Error {
     Command {
         /// The command line.
         command: String,
-        /// Its output to standard error.
+        /// The command's output to standard error.
         stderr: String,
     },
     /// The output of a program is not in the expected format.
@@ -50,25 +50,25 @@ pub enum Error {
     Output {
         /// The command line.
         command: String,
-        /// The missing part.
+        /// The part of the output that is missing.
         wanted: &'static str,
     },
     /// A load could not be run, or a request of a client failed.
     #[error("the load on {server} failed: {source}")]
     Load {
-        /// The server.
+        /// Name of the server.
         server: &'static str,
-        /// The cause.
+        /// Why the load failed.
         source: LoadError,
     },
     /// A server answered requests with errors.
     #[error("{server} answered {count} requests with errors, the first with {code} ({code:#08x})")]
     Errors {
-        /// The server.
+        /// Name of the server.
         server: &'static str,
         /// Number of errors.
         count: u64,
-        /// The first error, in the numbers of the protocol.
+        /// The first error, as a number of the protocol.
         code: u32,
     },
 }
@@ -87,7 +87,7 @@ impl Error {
 
 /// Adds the attempted action to a system error.
 pub(crate) trait During<T> {
-    /// `what`: "cannot …".
+    /// Adds to an error what was attempted: `what` returns a text such as "cannot …".
     fn during(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 

@@ -20,7 +20,7 @@ const MAX_DIRECTORIES: usize = 30_000;
 
 /// The files of one directory.
 pub struct Package {
-    /// Name in an image.
+    /// Name of the directory in an image.
     name: String,
     files: Vec<PathBuf>,
     bytes: u64,
@@ -95,13 +95,13 @@ pub fn files<'a>(packages: impl IntoIterator<Item = &'a Package>) -> Vec<(String
 
 /// The content of an image.
 pub struct Recipe<'a> {
-    /// The packages.
+    /// The packages that the image contains.
     pub packages: Vec<&'a Package>,
     /// Seed of the order in which files are written.
     pub order: u64,
-    /// One in this many files is modified; 0: none.
+    /// Number of files of which one is modified; 0 stands for none.
     pub patch_one_of: u64,
-    /// Free space.
+    /// Bytes of free space in the image.
     pub free: u64,
 }
 

@@ -4,18 +4,18 @@ use std::fs;
 
 use serde::Serialize;
 
-/// The machine.
+/// The machine on which a benchmark runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
     /// Cores that this process may use.
     pub cores: usize,
-    /// CPU model.
+    /// Model of the CPU.
     pub cpu: String,
-    /// Kernel release.
+    /// Release of the kernel.
     pub kernel: String,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Whether it is a virtual machine.
+    /// Whether the machine is virtual.
     pub virtualised: bool,
     /// Load average of the minute before the start.
     pub load_before: f64,
@@ -64,16 +64,16 @@ impl Machine {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuTimes {
     total: u64,
-    /// Used by any process, or taken by the hypervisor for other machines.
+    /// Ticks used by any process, or taken by the hypervisor for other machines.
     used: u64,
-    /// Taken by the hypervisor for other machines, or for its emulation of this one.
+    /// Ticks taken by the hypervisor for other machines, or for its emulation of this machine.
     stolen: u64,
-    /// Used by this process and by children that it has waited for.
+    /// Ticks used by this process and by children that it has waited for.
     own: u64,
 }
 
 impl CpuTimes {
-    /// The values now.
+    /// Returns the CPU times at this moment.
     pub fn now() -> CpuTimes {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let (total, used, stolen) = machine_ticks(&stat);

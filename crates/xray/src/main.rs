@@ -72,7 +72,7 @@ fn print(r: &Report) {
     }
 }
 
-/// The server binary given on the command line, or the one built together with this program.
+/// Returns the server binary that the command line names, or the binary built together with this program.
 fn server(named: Option<&PathBuf>) -> Result<PathBuf, Box<dyn std::error::Error>> {
     let binary = match named {
         Some(binary) => binary.clone(),

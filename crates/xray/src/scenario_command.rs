@@ -24,7 +24,7 @@ pub enum ScenarioCommand {
 }
 
 impl ScenarioCommand {
-    /// Runs it.
+    /// Runs the command.
     pub fn run(&self) -> Result<(), Box<dyn std::error::Error>> {
         match self {
             ScenarioCommand::List => {

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Most messages that one call sends: more in one call gain nothing.
+/// Maximum number of messages that one call sends: more messages in one call gain nothing.
 const MESSAGES_PER_SEND: usize = 64;
 
 /// Sends as much as the socket accepts now; `None` if it accepts nothing.

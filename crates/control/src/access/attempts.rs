@@ -15,16 +15,16 @@ use forebay_frontend::plane::network;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Failures at once before the limit applies.
+/// Number of failures that are permitted before the limit applies.
 const BURST: u32 = 10;
-/// One more failure is permitted after this time.
+/// Time after which one more failure is permitted.
 const INTERVAL: Duration = Duration::from_secs(6);
-/// Most records.
+/// Maximum number of addresses with failed attempts that are recorded.
 const MAX: usize = 4096;
 
 #[derive(Debug)]
 struct Record {
-    /// Failures that count now.
+    /// Number of failures that count now.
     count: u32,
     last: Instant,
 }
@@ -41,13 +41,13 @@ impl Record {
     }
 }
 
-/// Failed attempts by address.
+/// Failed attempts to authenticate, by address.
 #[derive(Debug, Default)]
 pub struct Failures(Mutex<HashMap<IpAddr, Record>>);
 
 impl Failures {
-    /// Counts a failure. Returns the time to wait if the limit is exceeded; then the failure is to be
-    /// answered as such, and not to be logged.
+    /// Counts a failed attempt. Returns the time to wait if the limit is exceeded; the caller then answers
+    /// the client with this time, and does not log the attempt.
     pub fn record(&self, address: Option<IpAddr>) -> Option<Duration> {
         let key = network(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED)));
         let now = Instant::now();

@@ -20,28 +20,28 @@ use serde::Serialize;
 
 use super::principal::{Principal, Via};
 
-/// Longest path in an event, and in the log, in bytes; a request may have one of many KiB.
+/// Maximum length of a path in an event, and in the log, in bytes; the path of a request may have many KiB.
 pub(crate) const MAX_PATH: usize = 256;
 
-/// Longest method in an event, in bytes.
+/// Maximum length of a method in an event, in bytes.
 const MAX_METHOD: usize = 16;
 
-/// An event.
+/// An event of the audit log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditRecord<'a> {
-    /// Time in Unix milliseconds.
+    /// Time of the event in Unix milliseconds.
     time_ms: u64,
-    /// Name of the principal; `None` without one.
+    /// Name of the principal; `None` for a client without a principal.
     who: Option<&'a str>,
     role: Option<Role>,
     via: Option<Via>,
-    /// Address of the client, over TCP.
+    /// Address of the client; `None` if the client does not use TCP.
     from: Option<IpAddr>,
     method: Cow<'a, str>,
     path: Cow<'a, str>,
-    /// HTTP status of the result.
+    /// HTTP status of the response.
     status: u16,
-    /// Code of the error, if the request failed.
+    /// Code of the error; `None` if the request succeeded.
     code: Option<&'a str>,
 }
 
@@ -88,7 +88,7 @@ impl fmt::Display for AuditRecord<'_> {
             401 | 403 => "was refused",
             _ => "failed",
         };
-        // The result precedes what the client chose.
+        // The result is written before the text that the client chose.
         write!(f, ": {result} ({}", self.status)?;
         self.code.map_or(Ok(()), |code| write!(f, " {code}"))?;
         write!(f, "): {} {}", self.method, quoted(&self.path))

@@ -34,22 +34,22 @@ pub use tokens::{FILE_NAME, TokenError, Tokens};
 pub enum Denied {
     /// No token has this secret: it never existed, or was revoked.
     Unknown,
-    /// The token has expired.
+    /// The token of the credentials has expired.
     Expired,
 }
 
 /// The access control of one server. Its parts lock separately and briefly.
 #[derive(Debug)]
 pub struct Access {
-    /// Tokens.
+    /// Tokens that requests can present.
     pub tokens: Tokens,
     /// Sessions of web pages.
     pub sessions: Sessions,
-    /// Failed attempts by address.
+    /// Failed attempts to authenticate, by address.
     pub failures: Failures,
-    /// The audit log.
+    /// The audit log, in which changes and refusals are recorded.
     pub audit: Audit,
-    /// Tokens are demanded on loopback addresses too, even if none exists.
+    /// Tokens are required on loopback addresses too, even if no token exists.
     demand_tokens: bool,
 }
 

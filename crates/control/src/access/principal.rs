@@ -96,30 +96,31 @@ pub(super) const LOOPBACK: &str = "loopback";
 /// A client of the API that was authenticated.
 #[derive(Debug, Clone)]
 pub struct Principal {
-    /// Name of the token; for a client without one, that of the way in.
+    /// Name of the token; for a client without a token, the name of the way in.
     pub name: Arc<str>,
-    /// Role.
+    /// Role of the principal.
     pub role: Role,
-    /// The disks to which it is restricted; `None` for the whole server.
+    /// The disks to which the principal is restricted; `None` for the whole server.
     pub scope: Option<Scope>,
-    /// Most disks in its scope: with as many, it creates no further ones. `None` for no limit.
+    /// Maximum number of disks in the principal's scope: at this number, the principal cannot create further
+    /// disks. `None` for no limit.
     pub max_disks: Option<u32>,
-    /// How it was authenticated.
+    /// How the principal was authenticated.
     pub via: Via,
-    /// Address of the client, over TCP.
+    /// Address of the client; `None` if the client does not use TCP.
     pub address: Option<IpAddr>,
-    /// The id of its token.
+    /// Id of the principal's token.
     pub(super) token: Option<Arc<str>>,
-    /// The hash of the secret of its session.
+    /// Hash of the secret of the principal's session.
     pub(super) session: Option<Hash>,
 }
 
 /// A disk, for the decision of [`may`].
 #[derive(Debug, Clone, Copy)]
 pub struct DiskRef<'a> {
-    /// Name; for a snapshot, `volume@snapshot`.
+    /// Name of the disk; for a snapshot, `volume@snapshot`.
     pub name: &'a str,
-    /// Tenant; for a snapshot, that of its volume.
+    /// Tenant of the disk; for a snapshot, the tenant of its volume.
     pub tenant: Option<&'a str>,
 }
 
@@ -134,7 +135,7 @@ impl Principal {
         Principal::administrator(LOOPBACK, Via::Loopback, address)
     }
 
-    /// The id of its token, which no other token has, also not a later one with its name.
+    /// Id of the principal's token. No other token has this id, not even a later token with the same name.
     pub fn token_id(&self) -> Option<&str> {
         self.token.as_deref()
     }

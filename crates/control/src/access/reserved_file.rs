@@ -24,7 +24,7 @@ pub(super) fn reserve(path: &Path, len: usize) -> io::Result<()> {
     for extension in spares {
         let file = open_spare(&path.with_extension(extension))?;
         let has = usize::try_from(file.metadata()?.len()).unwrap_or(0);
-        // Not for each change that adds some bytes.
+        // The file does not grow for each change that adds some bytes.
         if has < len + GROWTH / 2 {
             file.write_all_at(&vec![b' '; len + GROWTH - has], has as u64)?;
             file.sync_all()?;
@@ -46,7 +46,7 @@ pub(super) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
         // There is no file yet, or the file system cannot exchange names.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENOSYS)) => {
             fs::rename(&spare, path)?;
-            // Without one, the next change makes one.
+            // Without a spare file, the next change makes one.
             let _ = fs::rename(&second, &spare);
         }
         exchanged => exchanged?,
@@ -63,7 +63,7 @@ fn open_spare(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(path)?;
-    // It may have been made with another mode.
+    // The file may have been created with another mode.
     file.set_permissions(PermissionsExt::from_mode(0o600))?;
     Ok(file)
 }

@@ -15,7 +15,7 @@ use super::hash::{Hash, hash, random};
 
 /// How long a session lasts, whether it is used or not.
 pub const LIFETIME: Duration = Duration::from_secs(8 * 3600);
-/// Most sessions.
+/// Maximum number of sessions.
 const MAX: usize = 1024;
 
 /// The secret of a new session.
@@ -29,7 +29,7 @@ impl fmt::Debug for SessionSecret {
 
 #[derive(Debug)]
 struct Session {
-    /// The id of its token.
+    /// Id of the session's token.
     token: String,
     begun: Instant,
 }

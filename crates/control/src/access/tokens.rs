@@ -27,46 +27,47 @@ use super::reserved_file::{replace, reserve};
 /// Name of the file in the data directory.
 pub const FILE_NAME: &str = "tokens.json";
 const VERSION: u32 = 1;
-/// Most tokens.
+/// Maximum number of tokens.
 const MAX: usize = 1024;
-/// Most bytes of a name.
+/// Maximum bytes of a token's name.
 const MAX_NAME: usize = 64;
 /// Beginning of each secret, so that scanners for leaked secrets find it.
 const PREFIX: &str = "forebay_";
-/// Most disks in the scope of a token that creates disks, unless the token states another number.
+/// Default for the maximum number of disks in the scope of a token that creates disks.
 const DEFAULT_MAX_DISKS: u32 = 10_000;
-/// Longest life of a token: beyond it, one that never expires is meant.
+/// Maximum lifetime of a token. A longer lifetime is refused: a token that never expires should be created
+/// instead.
 const MAX_LIFE_S: u64 = 100 * 365 * 86_400;
 
 /// Why tokens cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// The request is invalid.
+    /// The request for a token is invalid.
     #[error("{0}")]
     Bad(String),
-    /// The name is taken.
+    /// A token with this name exists already.
     #[error("a token named '{0}' exists; revoke it first, or choose another name")]
     Exists(String),
-    /// No token has the name.
+    /// The pool has no token of this name.
     #[error("no token is named '{0}'; 'forebay token list' lists them")]
     NotFound(String),
-    /// Too many tokens.
+    /// The maximum number of tokens is reached.
     #[error("there are {MAX} tokens already; revoke some first")]
     Full,
-    /// The file cannot be read.
+    /// The file of tokens cannot be read.
     #[error("the tokens in {} cannot be read: {why}; restore the file, or remove it and restart the server", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Why the file cannot be read.
         why: String,
     },
-    /// The file cannot be written.
+    /// The file of tokens cannot be written.
     #[error("cannot write the tokens to {}: {error}", path.display())]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// The error that the system reported.
         error: io::Error,
     },
     /// The system has no random numbers.
@@ -152,9 +153,9 @@ impl Found {
 struct State {
     /// The tokens, or the reason why the file cannot be read.
     tokens: Result<Vec<Token>, String>,
-    /// The file exists.
+    /// Whether the file of tokens exists.
     created: bool,
-    /// Times of last use changed since the file was written.
+    /// Times of last use have changed since the file was written.
     used: bool,
 }
 
@@ -283,7 +284,7 @@ impl Tokens {
         })
     }
 
-    /// Writes the times of last use, if there are new ones.
+    /// Writes the times of last use to the file, if they have changed.
     ///
     /// # Errors
     /// [`TokenError::Write`].

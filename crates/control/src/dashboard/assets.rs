@@ -1,14 +1,14 @@
 //! The files of the dashboard, which are part of the program.
 
-/// A file.
+/// A file of the dashboard.
 pub(super) struct Asset {
-    /// Path after `/assets/VERSION/`.
+    /// Path of the file after `/assets/VERSION/`.
     pub path: &'static str,
     pub media_type: &'static str,
     pub bytes: &'static [u8],
 }
 
-/// The page that loads the others.
+/// The shell: the page that loads all other files.
 pub(super) const SHELL: &str = include_str!("../../dashboard/index.html");
 
 pub(super) const SCRIPT: &str = "text/javascript; charset=utf-8";
@@ -17,7 +17,7 @@ const PICTURE: &str = "image/svg+xml";
 
 macro_rules! assets {
     ($($path:literal $media_type:ident;)+) => {
-        /// All files but the shell.
+        /// All files of the dashboard except the shell.
         pub(super) const ASSETS: &[Asset] = &[$(Asset {
             path: $path,
             media_type: $media_type,

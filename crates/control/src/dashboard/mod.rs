@@ -33,7 +33,7 @@ const MODULES: &str = "{modules}";
 static PAGES: LazyLock<Pages> = LazyLock::new(Pages::new);
 
 struct Pages {
-    /// Hash of all files.
+    /// Hash of all files of the dashboard.
     version: String,
     shell: String,
     tag: HeaderValue,
@@ -54,7 +54,7 @@ impl Pages {
     }
 }
 
-/// Links to the modules that others import: all scripts but those that the shell has elements for.
+/// Links to the modules that other scripts import: all scripts except those for which the shell has elements.
 fn links_to_modules() -> String {
     let imported = ASSETS
         .iter()
@@ -64,7 +64,7 @@ fn links_to_modules() -> String {
     links.collect::<Vec<_>>().join("\n")
 }
 
-/// Whether a request is for the shell. Links on pages of other sites may lead to it.
+/// Whether a request is for the shell. Links on pages of other sites may lead to the shell.
 pub(crate) fn is_shell(method: &Method, path: &str) -> bool {
     method.is_safe() && path == "/"
 }

@@ -57,7 +57,7 @@ fn session_of(headers: &HeaderMap, tls: bool) -> Option<&str> {
     sessions.next().filter(|_| sessions.next().is_none())
 }
 
-/// Determines the principal of a request, runs the rest, and writes the audit log.
+/// Determines the principal of a request, executes the request, and writes the audit log.
 pub(crate) async fn authenticate(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().copied().unwrap_or_default().0;
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -90,7 +90,7 @@ fn audit(
     response: &Response,
 ) {
     let code = response.extensions().get::<Code>().copied();
-    // A login determines its principal.
+    // The login itself determines the principal of its request.
     let principal = principal.or_else(|| response.extensions().get());
     let result = (response.status().as_u16(), code.map(|code| code.0));
     let is_bad_credential = code.is_some_and(Code::is_bad_credential);
@@ -209,12 +209,12 @@ impl Caller {
         Client { control: &self.api.control, principal: &self.principal, right: self.right }
     }
 
-    /// Runs an operation, as [`Client::run`].
+    /// Runs an operation; see [`Client::run`].
     pub async fn run<O: Operation>(&self, operation: O) -> Result<O::Reply> {
         Ok(self.client().run(operation).await?)
     }
 
-    /// Refuses a disk outside of the scope like one that does not exist.
+    /// Refuses a disk outside of the scope with the same error as a disk that does not exist.
     pub fn check(&self, disk: &str) -> Result<()> {
         Ok(self.client().check(disk)?)
     }

@@ -21,7 +21,7 @@ use super::response_memory::{self, Reservation, Waiting};
 use crate::access::Principal;
 use crate::operations::ControlError;
 
-/// Largest response that gets a tag; others are sent as they are.
+/// Maximum bytes of a response that gets a tag; larger responses are sent without a tag.
 const MAX: usize = 4 << 20;
 
 /// The state of [`conditions`].
@@ -52,14 +52,14 @@ pub(super) async fn conditions(
             request.extensions_mut().insert(memory);
             next.run(request).await
         }
-        // Without a principal the route refuses it.
+        // Without a principal, the route refuses the request.
         Method::PUT if request.extensions().get::<Principal>().is_some() => {
-            // A slow client must not make others wait.
+            // The body is buffered first, so that a slow client does not make other clients wait.
             let request = match buffer(request).await {
                 Ok((parts, bytes)) => Request::from_parts(parts, Body::from(bytes)),
                 Err(refused) => return refused.into_response(),
             };
-            // One resource can be written in several ways in an address.
+            // An address can write the same resource in several ways, so the path is decoded.
             let resource = percent_decode_str(request.uri().path()).decode_utf8_lossy().into_owned();
             let _order = api.control.replacing(&resource).await;
             if request.headers().contains_key(header::IF_MATCH) {

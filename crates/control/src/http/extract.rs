@@ -1,4 +1,4 @@
-//! Request extractors: those of axum, with errors in the API's format.
+//! Request extractors: the extractors of axum, with errors in the API's format.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use serde::de::DeserializeOwned;
 
 use super::problem::{ApiError, Refusal};
 
-/// Longest body. The longest that is useful names some thousand volumes.
+/// Maximum bytes of a body. The longest useful body names some thousand volumes.
 pub(crate) const MAX_BODY: usize = 1 << 20;
-/// Time for a complete body.
+/// Time within which a body must be complete.
 const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A JSON body.
@@ -64,7 +64,7 @@ fn json_refusal(e: &JsonRejection) -> Refusal {
     }
 }
 
-/// `?force=true`.
+/// The parameter `?force=true`.
 pub(crate) struct Force(pub bool);
 
 impl<S: Send + Sync> FromRequestParts<S> for Force {
@@ -75,7 +75,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Force {
     }
 }
 
-/// `?snapshots=true`.
+/// The parameter `?snapshots=true`.
 pub(crate) struct WithSnapshots(pub bool);
 
 impl<S: Send + Sync> FromRequestParts<S> for WithSnapshots {
@@ -99,7 +99,7 @@ fn flag(parts: &Parts, name: &str) -> Result<bool, ApiError> {
     }
 }
 
-/// The parameters of the path, percent-decoded.
+/// The parameters in the path of a request, percent-decoded.
 pub(crate) struct Param<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Param<T> {

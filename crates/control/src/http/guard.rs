@@ -27,7 +27,7 @@ use crate::dashboard;
 #[derive(Clone)]
 pub(super) struct Guard {
     origin: Origin,
-    /// Schemes of pages of this server.
+    /// URL schemes of pages that this server may have delivered.
     schemes: &'static [&'static str],
     /// Configured names of this server, in addition to those that [`Guard::names_this_server`] always
     /// accepts.
@@ -37,7 +37,7 @@ pub(super) struct Guard {
 impl Guard {
     pub fn new(entry: &Entry) -> Guard {
         let schemes: &[&str] = match (entry.origin, entry.tls) {
-            // Its clients are forwarded by other programs, such as ssh, which may add TLS.
+            // Clients of the control socket are forwarded by other programs, such as ssh, which may add TLS.
             (Origin::Socket, _) => &["http://", "https://"],
             (_, true) => &["https://"],
             (_, false) => &["http://"],
@@ -101,12 +101,12 @@ impl Guard {
     }
 }
 
-/// Whether there is exactly one such header and it passes the test.
+/// Whether there is exactly one header of this name, and it passes the test.
 fn only(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
     headers.get_all(name).iter().count() == 1 && all(headers, name, test)
 }
 
-/// Whether each such header passes the test; true without such a header.
+/// Whether each header of this name passes the test; true without such a header.
 fn all(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
     headers.get_all(name).iter().all(|value| value.to_str().is_ok_and(&test))
 }

@@ -32,7 +32,7 @@ use crate::access::Principal;
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// Longest key.
+/// Maximum bytes of an idempotency key.
 const MAX_KEY: usize = 128;
 const KEEP: Duration = Duration::from_secs(24 * 3600);
 const MAX_KEYS: usize = 1024;
@@ -65,7 +65,7 @@ impl Entry {
     }
 }
 
-/// The requests with keys.
+/// The requests with keys that were received recently.
 #[derive(Clone, Default)]
 pub(super) struct Keys(Arc<Mutex<HashMap<Key, Entry>>>);
 
@@ -159,7 +159,7 @@ fn other_request() -> Response {
     ApiError::refused(Refusal::KeyReused, detail).into_response()
 }
 
-/// Handles requests with a key; passes others on.
+/// Handles requests with a key; passes requests without a key on.
 pub(super) async fn once(State(api): State<Api>, request: Request, next: Next) -> Response {
     // Responses with secrets are not kept, and keys have no effect.
     let has_secret = request.uri().path().strip_prefix(PREFIX).is_some_and(is_of_access);
@@ -191,7 +191,7 @@ pub(super) async fn once(State(api): State<Api>, request: Request, next: Next) -
         begun.kept = true;
         keep(&begun.keys, &begun.key, response).await
     };
-    // On its own: this future is dropped when the client disconnects.
+    // The request runs in a separate task, because this future is dropped when the client disconnects.
     tokio::spawn(run.in_current_span())
         .await
         .unwrap_or_else(|e| ApiError::refused(Refusal::Panicked, e.to_string()).into_response())

@@ -65,7 +65,7 @@ pub(crate) struct ListQuery {
     name: Option<NamePattern>,
     tenant: Option<String>,
     origin: Option<String>,
-    /// The memory for the response.
+    /// The reserved memory for the response.
     memory: Option<Reservation>,
 }
 
@@ -116,7 +116,7 @@ fn parse(path: String, text: &str) -> Result<ListQuery> {
 }
 
 impl ListQuery {
-    /// For lists of other things than disks.
+    /// Refuses filters; used by lists that do not list disks.
     pub fn refuse_filters(&self) -> Result<()> {
         match self.filters.is_empty() {
             true => Ok(()),
@@ -149,7 +149,7 @@ impl ListQuery {
     }
 }
 
-/// Responds with a JSON array; other requests are served in between.
+/// Responds with a JSON array; other requests are served while it is made.
 async fn array<T: Serialize>(all: &[T]) -> Result<Response> {
     let mut elements = Elements::default();
     for stretch in all.chunks(STRETCH) {

@@ -53,7 +53,7 @@ use response_memory::Reservation;
 pub use route::Route;
 pub(crate) use streams::Streams;
 
-/// Most lists that are built as a whole at the same time.
+/// Maximum number of lists that are built as a whole at the same time.
 const MAX_BUILT: usize = 4;
 
 /// Where a request arrived.
@@ -61,25 +61,25 @@ const MAX_BUILT: usize = 4;
 pub enum Origin {
     /// The control socket, which only the server's user can open.
     Socket,
-    /// TCP on a loopback address.
+    /// The request arrived over TCP on a loopback address.
     Loopback,
-    /// TCP on any other address.
+    /// The request arrived over TCP on an address other than a loopback address.
     Remote,
 }
 
 /// A listener of the API.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// Where it listens.
+    /// Where the listener receives requests.
     pub origin: Origin,
-    /// Its clients use TLS.
+    /// Clients of the listener use TLS.
     pub tls: bool,
     /// Names by which clients may address this server, in addition to `localhost` and IP addresses.
     pub hosts: Arc<[String]>,
 }
 
 impl Entry {
-    /// A listener without TLS.
+    /// Makes a listener without TLS.
     pub fn new(origin: Origin, hosts: &[String]) -> Entry {
         Entry { origin, tls: false, hosts: hosts.into() }
     }
@@ -92,11 +92,11 @@ pub(crate) struct Api {
     pub access: Arc<Access>,
     pub entry: Entry,
     keys: idempotent::Keys,
-    /// Clients that follow the events.
+    /// Streams of clients that follow the events.
     pub streams: Streams,
     /// Memory of responses that clients have not read.
     memory: response_memory::ResponseMemory,
-    /// Permits for lists that are built as a whole.
+    /// Permits to build a list as a whole.
     pub built: Arc<Semaphore>,
     /// Image files that clients send.
     pub uploads: Uploads,

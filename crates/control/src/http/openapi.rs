@@ -84,7 +84,7 @@ fn operation(route: &Route) -> Value {
     operation
 }
 
-/// `get_volumes_name_limits`
+/// Id of an operation, such as `get_volumes_name_limits`.
 fn operation_id(route: &Route) -> String {
     let path = route.path.replace(['{', '}', '.'], "").replace('/', "_");
     format!("{}{path}", route.method.as_str().to_ascii_lowercase())

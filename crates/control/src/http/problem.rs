@@ -21,7 +21,7 @@ pub(crate) type Result<T> = std::result::Result<T, ApiError>;
 pub struct ApiError {
     kind: Kind,
     detail: String,
-    /// Seconds after which the request can be repeated.
+    /// Seconds after which the client can repeat the request.
     retry_after_s: Option<u64>,
 }
 
@@ -30,7 +30,7 @@ pub struct ApiError {
 pub(crate) enum Refusal {
     /// The path, the query or the syntax of the body is invalid.
     Malformed,
-    /// The body is too long.
+    /// The body of the request is too long.
     BodyTooLong,
     /// The body did not arrive in time.
     BodyTooSlow,
@@ -56,7 +56,7 @@ pub(crate) enum Refusal {
     BadToken,
     /// The token has expired.
     TokenExpired,
-    /// Too many attempts with invalid tokens.
+    /// The address has made too many attempts with invalid tokens.
     TooManyAttempts,
     /// The principal does not have the right.
     Forbidden,
@@ -64,7 +64,7 @@ pub(crate) enum Refusal {
     TooManyStreams,
     /// No memory is left for a long response.
     TooManyResponses,
-    /// The resource is not the one of `If-Match`.
+    /// The resource has changed: it is not the resource that `If-Match` names.
     Changed,
     /// A request with the same `Idempotency-Key` is running, or its response was not kept.
     KeyInUse,
@@ -274,7 +274,7 @@ impl ApiError {
         ApiError { retry_after_s: Some(seconds), ..self }
     }
 
-    /// The body.
+    /// The body of the response.
     pub fn problem(&self) -> Problem {
         let (status, title, remedy) = self.describe();
         Problem {

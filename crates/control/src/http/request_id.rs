@@ -15,9 +15,9 @@ use tracing::Instrument;
 
 use crate::access::MAX_PATH;
 
-/// The header.
+/// The header that has the id of a request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest id of a client.
+/// Maximum length of an id that a client sends.
 const MAX_LEN: usize = 64;
 
 /// Whether an id of a client is used. It is written to the log as it is.

@@ -24,9 +24,9 @@ use super::problem::{ApiError, Refusal, Result};
 
 /// Bytes of a response that need no reservation.
 pub(super) const FREE: usize = 64 << 10;
-/// Most bytes that the reservations of a listener have together.
+/// Maximum bytes of all reservations of a listener together.
 pub(super) const TOTAL: usize = 32 << 20;
-/// Most bytes of a piece that is given to the connection.
+/// Maximum bytes of a piece that is given to the connection.
 const PIECE: usize = 32 << 10;
 
 /// The reservations of a listener.
@@ -114,12 +114,12 @@ pub(super) fn refused() -> ApiError {
     ApiError::refused(Refusal::TooManyResponses, detail).retry_after(1)
 }
 
-/// The body of a response that was read into memory, and the rest of that body.
+/// The body of a response: the part that was read into memory, and the part that was not read yet.
 pub(super) struct Waiting {
     pieces: VecDeque<Bytes>,
-    /// Bytes in `pieces`.
+    /// Number of bytes in `pieces`, all together.
     pub len: usize,
-    /// Dropped with the last piece.
+    /// The reservation for the pieces; dropped with the last piece.
     reservation: Option<Reservation>,
     rest: Option<Body>,
 }
@@ -134,13 +134,13 @@ impl Waiting {
         self.pieces.push_back(piece);
     }
 
-    /// What was read of the body.
+    /// The parts of the body that were read.
     pub fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         self.pieces.iter()
     }
 
-    /// Reads a body until it has more than `most` bytes, or no memory can be reserved. Returns whether the
-    /// body was read completely; if not, the rest is sent after the part that was read.
+    /// Reads a body until the part in memory has more than `most` bytes, or no memory can be reserved.
+    /// Returns whether the body was read completely; if not, the unread part is sent after the read part.
     pub async fn fill(&mut self, mut body: Body, most: usize) -> std::result::Result<bool, axum::Error> {
         while let Some(frame) = body.frame().await {
             if let Ok(piece) = frame?.into_data() {

@@ -23,13 +23,13 @@ pub struct Route {
     pub path: &'static str,
     /// The description in `docs/api.md`.
     pub about: &'static str,
-    /// The right that it requires.
+    /// The right that the route requires.
     pub right: Right,
     pub(crate) body: Option<Shape>,
     /// The body is a sequence of bytes.
     pub(crate) takes_bytes: bool,
     pub(crate) reply: Reply,
-    /// With `Prefer: respond-async`, the response is a job.
+    /// With `Prefer: respond-async`, the response of the route is a job.
     pub(crate) or_job: bool,
     pub(crate) query: &'static [QueryParameter],
     pub(crate) handler: MethodRouter<Api>,
@@ -39,7 +39,7 @@ pub struct Route {
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub name: fn() -> Cow<'static, str>,
-    /// Adds the schemas of the type and of its parts.
+    /// Adds the schemas of the type and of the types of its fields.
     pub collect: fn(&mut Vec<(String, RefOr<Schema>)>),
 }
 
@@ -63,17 +63,17 @@ pub(crate) struct Reply {
 /// The body of a response.
 #[derive(Clone, Copy)]
 pub(crate) enum Content {
-    /// `{}`
+    /// The response is `{}`.
     Empty,
-    /// One value.
+    /// The response is one value.
     One(Shape),
-    /// An array.
+    /// The response is an array of values.
     Many(Shape),
-    /// One value for each line, while the work runs.
+    /// The response has one value in each line, sent while the work runs.
     Lines(Shape),
-    /// Server-sent events.
+    /// The response is a stream of server-sent events.
     Events(Shape),
-    /// An arbitrary JSON document.
+    /// The response is an arbitrary JSON document.
     Document,
 }
 
@@ -85,8 +85,8 @@ pub(crate) struct QueryParameter {
 }
 
 impl Route {
-    /// Creates a route that responds with status 200 and `{}`; `takes` and the following methods describe
-    /// others.
+    /// Creates a route that responds with status 200 and `{}`. `takes` and the following methods describe
+    /// routes with other responses.
     pub(crate) fn new<H, T>(
         method: Method,
         path: &'static str,

@@ -36,7 +36,7 @@ impl Elements {
         serde_json::to_writer(&mut self.text, one).map_err(|e| ControlError::internal(e.to_string()))
     }
 
-    /// Ends the array.
+    /// Ends the JSON array.
     pub fn end(&mut self) {
         if self.count == 0 {
             self.text.push(b'[');
@@ -62,7 +62,7 @@ struct Streamed<F> {
 }
 
 impl<F> Streamed<F> {
-    /// Adds the next stretch.
+    /// Adds the next stretch of elements to the response.
     fn advance<T: Serialize>(&mut self) -> Result<(), ControlError>
     where
         F: FnMut() -> Stretch<T>,

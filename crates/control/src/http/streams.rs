@@ -6,7 +6,7 @@ use forebay_frontend::shares::Shares;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Most streams of a listener: less than its connections.
+/// Maximum number of streams of a listener: less than its maximum number of connections.
 const MAX_STREAMS: usize = 32;
 
 /// The streams of a listener, in the order in which they began.
@@ -19,7 +19,7 @@ pub(crate) struct Streams(Arc<Mutex<Vec<Arc<Follower>>>>);
 
 struct Follower {
     owner: String,
-    /// Notified when another client takes the place.
+    /// Notified when another client takes the place of this stream.
     displaced: Notify,
 }
 
@@ -49,7 +49,7 @@ impl Streams {
 }
 
 impl Place {
-    /// Waits until another client takes the place.
+    /// Waits until another client takes the place of this stream.
     pub async fn displaced(&self) {
         self.follower.displaced.notified().await;
     }
@@ -73,7 +73,7 @@ mod tests {
         let administrator: Vec<_> = std::iter::from_fn(|| streams.begin("administrator".into())).collect();
         assert_eq!(administrator.len(), MAX_STREAMS / 2);
         assert_eq!(streams.0.lock().len(), MAX_STREAMS);
-        // No client displaces streams of the other one now.
+        // Neither client displaces streams of the other client now.
         assert!(streams.begin("reader".into()).is_none() && streams.begin("administrator".into()).is_none());
         assert!(streams.begin("third".into()).is_some());
         drop(reader);

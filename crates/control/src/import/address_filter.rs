@@ -11,12 +11,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::own_addresses::{IsOwn, is_own};
 use super::url::Url;
 
-/// Which addresses the import of a client may reach.
+/// The addresses that the import of a client may reach.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
-    /// No address is refused.
+    /// Whether no address is refused, not even a private one.
     pub allow_private: bool,
-    /// The client uses the control socket: it can send requests to this machine itself.
+    /// The client uses the control socket: it is on this machine and can send requests to it anyway.
     pub on_host: bool,
     /// Recognizes the addresses of this machine.
     pub is_own: IsOwn,
@@ -32,7 +32,7 @@ pub(super) struct AddressRefused {
     remedy: &'static str,
 }
 
-/// Describes the addresses of [`is_local`].
+/// Text that describes the addresses of [`is_local`].
 const LOCAL: &str = "a loopback or link-local address";
 /// Remedy for an address that no client may reach.
 const ALLOW: &str = "to allow this, start the server with --import-allow-private";
@@ -44,8 +44,8 @@ const USE_SOCKET: &str = "import from there over the control socket, on this ser
 #[derive(Debug)]
 pub(super) struct AddressFilter {
     reach: Reach,
-    /// Addresses of the URL's host; `None` before the first hop. Empty if a proxy made it, which resolves the
-    /// name itself.
+    /// Addresses of the URL's host; `None` before the first hop. Empty if a proxy made the connection, since
+    /// the proxy resolves the name itself.
     url_host: Option<Vec<IpAddr>>,
 }
 
@@ -142,8 +142,8 @@ fn is_local(addr: IpAddr) -> bool {
     }
 }
 
-/// Whether an address is globally reachable: none of the special-purpose addresses of RFC 6890 and of the
-/// IANA registries that update it.
+/// Whether an address is globally reachable, that is, not one of the special-purpose addresses of RFC 6890
+/// and of the IANA registries that update it.
 fn is_public(addr: IpAddr) -> bool {
     match addr.to_canonical() {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -167,7 +167,7 @@ fn is_public_v6(v6: Ipv6Addr) -> bool {
         // NAT64 (RFC 6052) and 6to4 (RFC 3056) embed an IPv4 address.
         (0x64, 0xff9b) => v6.segments()[2..6] == [0; 4] && is_public_v4(embedded(y, z)),
         (0x2002, high) => is_public_v4(embedded(high, v6.segments()[2])),
-        // Teredo and other protocol assignments; documentation prefixes.
+        // Teredo and other protocol assignments, and prefixes for documentation.
         (0x2001, 0..=0x1ff) | (0x2001, 0xdb8) | (0x3fff, 0..=0xfff) => false,
         // The IANA assigns global unicast addresses from 2000::/3 only.
         _ => (0x2000..0x4000).contains(&a),
@@ -310,7 +310,7 @@ mod tests {
             filter.allowed(host, vec![text.parse().unwrap()]).unwrap_err();
         }
         filter.allowed("example.org", vec!["1.1.1.1:80".parse().unwrap()]).unwrap();
-        // A later host does not become that of the URL.
+        // A later host does not become the host of the URL.
         filter.allowed("images.lan", vec!["10.0.0.5:80".parse().unwrap()]).unwrap_err();
 
         let mut filter = AddressFilter::new(ON_HOST);

@@ -50,7 +50,7 @@ fn first(bundles: &[&Path]) -> Option<Vec<CertificateDer<'static>>> {
     bundles.iter().filter_map(|bundle| read(bundle).ok()).find(|found| !found.is_empty())
 }
 
-/// Returns the certificates in a file; damaged ones are skipped.
+/// Returns the certificates in a file; damaged certificates are skipped.
 fn read(bundle: &Path) -> Result<Vec<CertificateDer<'static>>, rustls::pki_types::pem::Error> {
     Ok(CertificateDer::pem_file_iter(bundle)?.flatten().collect())
 }

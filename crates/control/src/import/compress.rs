@@ -10,9 +10,9 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 /// Compression type of a qcow2 file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compression {
-    /// A raw DEFLATE stream (RFC 1951).
+    /// The cluster is a raw DEFLATE stream (RFC 1951).
     Deflate,
-    /// A Zstandard frame (RFC 8878).
+    /// The cluster is a Zstandard frame (RFC 8878).
     Zstd,
 }
 
@@ -88,7 +88,7 @@ mod tests {
         frame
     }
 
-    /// A window of 64 MiB.
+    /// The window descriptor of a window of 64 MiB.
     const LARGE_WINDOW: u8 = 16 << 3;
 
     #[test]

@@ -31,10 +31,10 @@ const REDIRECTS: usize = 10;
 /// Timeout of a connection: to one address, and of a TLS handshake.
 const CONNECT: Duration = Duration::from_secs(30);
 
-/// Why a request has no response.
+/// Why a request got no response.
 #[derive(Debug)]
 pub(super) enum RequestError {
-    /// A repetition would fail likewise.
+    /// Another attempt would fail in the same way.
     Permanent(String),
     /// The server cannot be reached.
     Unreachable(String),
@@ -42,7 +42,7 @@ pub(super) enum RequestError {
     Unanswered(String),
 }
 
-/// A connection, possibly with TLS.
+/// A connection to the server, possibly with TLS.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
@@ -53,7 +53,7 @@ pub(super) struct Requester {
     pub reach: Reach,
     /// Time from the request to the response.
     pub first_byte: Duration,
-    /// Reads the certificate authorities.
+    /// Source of the certificate authorities.
     pub tls: TlsSource,
 }
 
@@ -64,10 +64,10 @@ pub(super) type TlsSource = fn() -> Result<Arc<ClientConfig>, String>;
 pub(super) struct Answer {
     pub status: StatusCode,
     pub headers: HeaderMap,
-    /// The URL after redirects.
+    /// The URL that was reached after redirects.
     pub url: Url,
     body: Incoming,
-    /// Drives the connection; ended with the answer.
+    /// The task that drives the connection; aborted when the answer is dropped.
     _driver: AbortOnDrop,
 }
 
@@ -92,7 +92,7 @@ impl Answer {
             match self.body.frame().await {
                 None => return Ok(None),
                 Some(Ok(frame)) => {
-                    // Trailers are not used.
+                    // Trailers of the response are not used.
                     if let Ok(data) = frame.into_data() {
                         return Ok(Some(data));
                     }
@@ -200,7 +200,7 @@ impl Requester {
             all.extend(headers);
         }
         let request = request.body(Empty::<Bytes>::new()).map_err(invalid)?;
-        // The options accept what browsers accept.
+        // The options let the parser accept what browsers accept.
         let mut builder = http1::Builder::new();
         builder.ignore_invalid_headers_in_responses(true).allow_spaces_after_header_name_in_responses(true);
         builder.allow_obsolete_multiline_headers_in_responses(true);

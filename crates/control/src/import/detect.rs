@@ -59,7 +59,7 @@ const UNSUPPORTED: [(Magic, &str, Remedy); 12] = [
     ((0, b"#!"), "is a script", Remedy::UseRaw),
 ];
 
-/// Extensions of file names that name other contents than a raw disk.
+/// Extensions of file names that indicate other contents than a raw disk.
 const OTHER_EXTENSIONS: [&str; 38] = [
     "qcow", "qcow2", "vmdk", "vhd", "vhdx", "avhd", "avhdx", "vdi", "qed", "hdd", "hds", "vma", "e01",
     "ex01", "aff", "dmg", "ova", "ovf", "gz", "tgz", "xz", "txz", "zst", "bz2", "lz4", "lzo", "lz", "zip",

@@ -16,7 +16,7 @@ pub type Result<T> = std::result::Result<T, ImportError>;
 pub enum Remedy {
     /// Convert the file with `qemu-img`, in which its format has this name.
     Convert {
-        /// The name of the format.
+        /// Name of the format for `qemu-img`.
         from: &'static str,
     },
     /// Repair the file with `qemu-img`.
@@ -44,18 +44,18 @@ impl Remedy {
 /// Why an import fails. Each message is one line that also states the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// The file cannot be opened.
+    /// The image file cannot be opened.
     #[error("cannot open {path}: {error}")]
     Open {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The operating system's error.
+        /// The error that the operating system reported.
         error: io::Error,
     },
     /// The server finds no file at the path.
     #[error("cannot open {path}: there is no such file as the server sees the file system{view}")]
     Missing {
-        /// The path.
+        /// Path of the file.
         path: String,
         /// How the server's view differs from the view of clients, if a difference is known.
         view: &'static str,
@@ -63,52 +63,52 @@ pub enum ImportError {
     /// The path is neither a regular file nor a block device.
     #[error("{path} is {what}; use a regular file or a block device")]
     NotAFile {
-        /// The path.
+        /// Path that was given.
         path: String,
         /// The type of the file, with its article.
         what: &'static str,
     },
-    /// The path is relative.
+    /// The path is relative, and the server needs an absolute path.
     #[error("'{0}' is not an absolute path")]
     RelativePath(String),
-    /// Reading failed.
+    /// Reading the image file failed.
     #[error("cannot read {path} at byte {offset}: {error}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The offset.
+        /// Offset of the read in bytes.
         offset: u64,
-        /// The operating system's error.
+        /// The error that the operating system reported.
         error: io::Error,
     },
     /// The file is shorter than its structures require.
     #[error("{path} is truncated: it has {len} bytes, and at least {needed} are needed; copy it again")]
     Truncated {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The length of the file.
         len: u64,
         /// The end of the range that was to be read.
         needed: u64,
     },
-    /// The file violates its format.
+    /// The image file violates its format.
     #[error("{path} is damaged: {what}; copy it again from its source")]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The damage.
+        /// What is damaged in the image file.
         what: &'static str,
     },
     /// The file uses a feature or a format that is not supported.
     #[error("{path} {what}; {}", .remedy.text(.file))]
     Unsupported {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The feature or format, as the predicate of a sentence.
         what: &'static str,
-        /// The remedy.
+        /// What the user can do.
         remedy: Remedy,
-        /// The file as a word of a shell.
+        /// Path of the file as a word of a shell.
         file: String,
     },
     /// The disk has sectors that are not served.
@@ -118,7 +118,7 @@ pub enum ImportError {
          the sector size themselves, import it with --format {format}"
     )]
     LargeSectors {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The format of the file.
         format: Format,
@@ -126,7 +126,7 @@ pub enum ImportError {
     /// The file is an archive.
     #[error("{path} is {what}; unpack it first (if it is a raw disk, import it with --format raw)")]
     Archive {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The type of the archive, with its article.
         what: &'static str,
@@ -137,12 +137,12 @@ pub enum ImportError {
     /// The scheme of the URL is not supported.
     #[error("'{0}' is not a supported URL; use http://HOST/PATH or https://HOST/PATH")]
     BadUrl(String),
-    /// The download failed.
+    /// The download of the image failed.
     #[error("cannot fetch {url}: {reason}")]
     Fetch {
-        /// The URL.
+        /// The URL of the file.
         url: String,
-        /// The cause.
+        /// Why the download failed.
         reason: String,
     },
     /// A compressed file cannot be decompressed.
@@ -163,7 +163,7 @@ pub enum ImportError {
         work: String,
         /// The directory.
         path: String,
-        /// Free room of its file system.
+        /// Free room of the directory's file system.
         free: Size,
         /// Room that imports leave free.
         keep: Size,
@@ -171,18 +171,18 @@ pub enum ImportError {
     /// Data that was received or decompressed cannot be stored.
     #[error("cannot store the file in {path}: {error}")]
     Spool {
-        /// The directory.
+        /// Directory to which the file is downloaded.
         path: String,
-        /// The operating system's error.
+        /// The error that the operating system reported.
         error: io::Error,
     },
     /// The client disconnected, or the server is stopping.
     #[error("the import was interrupted and rolled back")]
     Cancelled,
-    /// The pool returned an error.
+    /// The pool returned an error during the import.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
-    /// A defect of the server.
+    /// The server has a defect.
     #[error("the import failed: {0}; see the server's log")]
     Internal(&'static str),
 }

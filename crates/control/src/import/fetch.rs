@@ -25,10 +25,10 @@ use super::unpack::Packing;
 use super::url::{Url, masked};
 use super::{ImportError, Result};
 
-/// Most successive retries that receive no data.
+/// Maximum number of successive retries that receive no data.
 const RETRIES: u32 = 5;
-/// Most retries of the first request. An error without any data is more likely a wrong URL than a transient
-/// failure, unless the server is known to be there.
+/// Maximum number of retries of the first request. An error before any data is more likely a wrong URL than a
+/// transient failure, unless the server is known to be there.
 const FIRST_RETRIES: u32 = 2;
 /// Delay before a retry, multiplied by the number of the attempt.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
@@ -39,7 +39,7 @@ const REPORT: Duration = Duration::from_secs(1);
 /// A server has to send this many bytes in this time, or the download fails.
 const LEAST: (u64, Duration) = (64 << 10, Duration::from_secs(120));
 
-/// Longest name of a content coding in an error, in bytes.
+/// Maximum length of the name of a content coding in an error, in bytes.
 const MAX_CODING: usize = 64;
 
 /// Receives the bytes done and the total, if known.
@@ -88,20 +88,20 @@ struct Download {
     least: (u64, Duration),
     spool: Spool,
     total: Option<u64>,
-    /// Entity tag or modification time for `If-Range`: a file that has changed is not resumed (RFC 9110,
-    /// section 13.1.5).
+    /// Entity tag or modification time for `If-Range`: the download is not resumed if the file has changed
+    /// (RFC 9110, section 13.1.5).
     validator: Option<HeaderValue>,
     /// What the server states about the file.
     stated: file::Download,
 }
 
-/// Why an attempt failed.
+/// Why an attempt to download failed.
 enum AttemptError {
     /// The server is there, and a retry may succeed.
     Transient(String),
     /// A retry may succeed if data was received before.
     Unreachable(String),
-    /// A retry would fail too.
+    /// Another attempt would fail as well.
     Permanent(ImportError),
 }
 
@@ -224,7 +224,7 @@ impl Download {
             header::USER_AGENT,
             HeaderValue::from_static(concat!("forebay/", env!("CARGO_PKG_VERSION"))),
         );
-        // Of compressed data, the offset that has been received is not known.
+        // For compressed data, the offset up to which the file was received is not known.
         if done != 0 && !self.spool.is_coded() {
             let range = HeaderValue::try_from(format!("bytes={done}-"));
             headers.extend(range.ok().map(|range| (header::RANGE, range)));

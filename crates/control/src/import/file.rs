@@ -21,10 +21,10 @@ const EXPANSION: u64 = 1032;
 /// zeroes exceeds [`EXPANSION`].
 const EXPANSION_SLACK: u64 = 1 << 30;
 
-/// An open image file.
+/// An image file that is open.
 pub(super) struct ImageFile {
     file: File,
-    /// Empty for a download, which has no name on this machine.
+    /// Path of the file; empty for a download, which has no name on this machine.
     path: PathBuf,
     display_name: String,
     /// The name that the server of a URL gives to the file, and its media type.
@@ -32,7 +32,7 @@ pub(super) struct ImageFile {
     len: u64,
     /// Bytes that were read as contents of the disk.
     contents: Cell<u64>,
-    /// Bytes into which compressed contents were decompressed.
+    /// Number of bytes that decompression has produced.
     decompressed: Cell<u64>,
     /// The length that limits `decompressed`: of the file that was given, from which this file may have been
     /// decompressed.
@@ -53,12 +53,12 @@ pub(super) struct FileIdentity {
 pub(super) struct Download {
     /// The last segment of the URL's path.
     pub file_name: String,
-    /// The media type, in lower case and without parameters.
+    /// Media type of the file, in lower case and without parameters.
     pub content_type: Option<String>,
 }
 
 impl ImageFile {
-    /// Opens a file or a block device. Other files (a pipe, a directory) are refused without blocking.
+    /// Opens a file or a block device. Anything else (a pipe, a directory) is refused without blocking.
     pub fn open(path: &Path) -> Result<ImageFile> {
         if !path.is_absolute() {
             return Err(ImportError::RelativePath(path.display().to_string()));
@@ -146,12 +146,12 @@ impl ImageFile {
         Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
     }
 
-    /// Length in bytes.
+    /// Length of the file in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Path or URL for messages.
+    /// Path or URL of the file, for messages.
     pub fn display_name(&self) -> &str {
         &self.display_name
     }
@@ -246,7 +246,8 @@ impl ImageFile {
             Ok(data) if data > offset => Ok(Run { len: data.min(self.len) - offset, data: false }),
             Ok(_) => match self.seek(offset, libc::SEEK_HOLE) {
                 Ok(hole) if hole > offset => Ok(Run { len: hole.min(self.len) - offset, data: true }),
-                // The file changed concurrently, or the file system is inconsistent: read the rest as data.
+                // The file changed concurrently, or the file system is inconsistent, so everything from here
+                // on is read as data.
                 _ => Ok(rest),
             },
             Err(e) if e.raw_os_error() == Some(libc::ENXIO) => Ok(Run { len: rest.len, data: false }),
@@ -295,27 +296,27 @@ fn quoted(word: &str) -> String {
 
 /// Little- and big-endian numbers in a byte slice. The functions panic if the slice is too short.
 pub(super) mod bytes {
-    /// The two bytes at `at`.
+    /// Returns the number in the two bytes at `at`, little-endian.
     pub fn le16(b: &[u8], at: usize) -> u16 {
         u16::from_le_bytes(array(b, at))
     }
-    /// The four bytes at `at`.
+    /// Returns the number in the four bytes at `at`, little-endian.
     pub fn le32(b: &[u8], at: usize) -> u32 {
         u32::from_le_bytes(array(b, at))
     }
-    /// The eight bytes at `at`.
+    /// Returns the number in the eight bytes at `at`, little-endian.
     pub fn le64(b: &[u8], at: usize) -> u64 {
         u64::from_le_bytes(array(b, at))
     }
-    /// The four bytes at `at`.
+    /// Returns the number in the four bytes at `at`, big-endian.
     pub fn be32(b: &[u8], at: usize) -> u32 {
         u32::from_be_bytes(array(b, at))
     }
-    /// The eight bytes at `at`.
+    /// Returns the number in the eight bytes at `at`, big-endian.
     pub fn be64(b: &[u8], at: usize) -> u64 {
         u64::from_be_bytes(array(b, at))
     }
-    /// The `N` bytes at `at`.
+    /// Returns the `N` bytes at `at`.
     pub fn array<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
         let mut out = [0; N];
         out.copy_from_slice(&b[at..at + N]);

@@ -17,11 +17,11 @@ use super::{Image, ImportError, Result, detect};
 
 /// Maximum number of runs that are visited: a fuzzer's time is limited, and a disk can have 64 TiB.
 const RUNS: usize = 4096;
-/// Bytes per read.
+/// Bytes of one read.
 const READ: u64 = 64 << 10;
 /// Maximum length of a file.
 const MAX_FILE: u64 = 16 << 20;
-/// Unit of packed files.
+/// Unit of packed files in bytes.
 const SECTOR: usize = 512;
 /// Flag of the first byte of an input: checksums are corrected, which a fuzzer cannot guess.
 const CORRECTED: u8 = 0x80;
@@ -176,7 +176,7 @@ pub fn import_url(data: &[u8]) {
     if url.credentials().is_some() {
         assert!(shown.contains("://***@"), "the credentials are displayed");
     }
-    // What is requested is a URL again, and the same one.
+    // The target of the request is a URL again, and the same one.
     let again = Url::parse(&url.absolute_form()).unwrap();
     assert_eq!(again.absolute_form(), url.absolute_form());
     assert!(url.origin_form().is_ascii() && url.origin_form().starts_with('/'));

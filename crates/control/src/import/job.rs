@@ -24,8 +24,8 @@ use crate::view::disk_view;
 
 /// Minimum interval between progress events.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
-/// Of a larger file system, downloads keep only as much free as of this size: a tenth of a large disk is more
-/// than writes need while a download stops.
+/// Maximum size of a file system that counts for the room that downloads keep free. A tenth of a larger disk
+/// would be more than writes need while a download stops.
 const KEPT_FREE_OF: u64 = 64 << 30;
 /// Maximum length of the path or URL of a file, and of a redirect; errors repeat them. Signed URLs have a few
 /// KiB.
@@ -39,7 +39,7 @@ pub type EventResult = std::result::Result<Event, ControlError>;
 /// The client that requests an import.
 #[derive(Clone, Copy)]
 pub struct Client<'a> {
-    /// The name of the client.
+    /// Name of the client.
     pub name: &'a str,
     /// The uploads of the listener, and the owner of the uploads of this client; `None` without uploads.
     pub uploads: Option<(&'a Uploads, &'a str)>,
@@ -47,7 +47,7 @@ pub struct Client<'a> {
     pub on_host: bool,
 }
 
-/// Starts an import. It is rolled back when the receiver is dropped or its job is cancelled.
+/// Starts an import. The import is rolled back when the receiver is dropped or its job is cancelled.
 ///
 /// # Errors
 /// The name is invalid or taken, the server stops, or a file on the server or an upload cannot be opened or
@@ -264,7 +264,8 @@ async fn fill(
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     pump::copy(image, disk, |copied| reporter.report(Phase::Import, copied, Some(size))).await?;
-    // Here an import can still be cancelled, and other commands can run: the write buffer may hold all of it.
+    // At this point an import can still be cancelled, and other commands can run. The write buffer may hold
+    // the whole import.
     Ok(disk.flush().await?)
 }
 

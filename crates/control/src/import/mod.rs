@@ -49,7 +49,7 @@ pub use job::{Client, EventResult, start};
 /// A run of bytes of the disk that are all data or all zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
-    /// Length in bytes, at least one.
+    /// Length of the range in bytes, at least one.
     len: u64,
     /// Whether the run has data; otherwise it is all zero.
     data: bool,

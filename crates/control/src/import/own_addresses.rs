@@ -23,7 +23,8 @@ fn is_routed_here(addr: IpAddr) -> io::Result<bool> {
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((unspecified, 0))?;
-    // This chooses a route and sends nothing, so any port will do. Without a route, a connection fails too.
+    // `connect` chooses a route and sends nothing, so any port will do. Without a route, a connection would
+    // fail too.
     if socket.connect((addr, 9)).is_err() {
         return Ok(false);
     }

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 
 use super::url::{Scheme, Url, masked};
 
-/// The variables of the environment.
+/// The proxies that the environment variables name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Proxies {
     http: Option<String>,
     https: Option<String>,
-    /// Hosts, domains, addresses and networks that are reached directly.
+    /// Hosts, domains, addresses and networks that are reached without a proxy.
     direct: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ impl Proxies {
         Proxies { http: Some(proxy.to_owned()), ..Proxies::default() }
     }
 
-    /// The same proxies, except for a host.
+    /// Returns these proxies, but none for the given host.
     #[cfg(test)]
     pub fn without(self, host: &str) -> Proxies {
         Proxies { direct: vec![host.to_owned()], ..self }

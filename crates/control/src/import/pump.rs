@@ -11,28 +11,28 @@ use tokio::sync::mpsc;
 
 use super::{Image, ImportError, Result};
 
-/// Bytes per window.
+/// Bytes of the disk in one window of the copy.
 const WINDOW: u64 = 1 << 20;
-/// Windows between reader and writer.
+/// Number of windows between reader and writer.
 const IN_FLIGHT: usize = 8;
 /// The engine's mapping unit; zeroes are detected in blocks of this size.
 const BLOCK: usize = 4096;
 
-/// A window of the disk.
+/// A window of the disk, with its contents.
 struct Window {
-    /// Offset on the disk.
+    /// Offset of the window on the disk.
     offset: u64,
     bytes: Vec<u8>,
     /// The ranges of `bytes` that are not zero.
     runs: Vec<Range<usize>>,
 }
 
-/// Progress of a copy.
+/// What a copy has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Copied {
     /// Bytes of the disk that are done, including holes.
     pub done: u64,
-    /// Bytes written.
+    /// Bytes that were written to the disk.
     pub written: u64,
 }
 
@@ -73,7 +73,7 @@ pub(super) async fn copy(
 struct Reader {
     image: Box<dyn Image>,
     recycled: std::sync::mpsc::Receiver<Vec<u8>>,
-    /// The buffer of a window that was not sent.
+    /// The buffer of a window that did not have to be sent.
     spare: Option<Vec<u8>>,
 }
 

@@ -11,7 +11,7 @@ use super::file::ImageFile;
 use super::file::bytes::{be32, be64};
 use super::{Image, Result, Run};
 
-/// The first bytes of a file.
+/// The first bytes of a qcow2 file.
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
 /// Header length of version 2; the header of version 3 is longer ([`HEADER_V3`]).
 const HEADER_V2: usize = 72;
@@ -33,11 +33,11 @@ const SUBCLUSTERS: u64 = 32;
 const FLATTEN: Remedy = Remedy::Convert { from: "qcow2" };
 const NEWER: Remedy = Remedy::Say("convert it to raw with the release of QEMU that made it");
 
-/// Incompatible features (header, byte 72).
+/// Incompatible features of a qcow2 file (header, byte 72).
 mod feature {
     /// Reference counts may be inconsistent; irrelevant for reading.
     pub const DIRTY: u64 = 1;
-    /// QEMU has detected damage.
+    /// QEMU has detected damage of the file.
     pub const CORRUPT: u64 = 2;
     /// The data is in an external data file.
     pub const DATA_FILE: u64 = 4;
@@ -51,9 +51,10 @@ mod feature {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Location {
     Zero,
-    /// Uncompressed, at this offset of the file.
+    /// The cluster is uncompressed, at this offset of the file.
     Plain(u64),
-    /// In the compressed cluster at `at..at + len` of the file, which begins at guest offset `cluster`.
+    /// The data is in the compressed cluster at `at..at + len` of the file, which begins at guest offset
+    /// `cluster`.
     Compressed {
         at: u64,
         len: u64,
@@ -81,11 +82,11 @@ pub(super) struct Qcow2 {
     /// The cached L2 table: its offset in the file and its bytes. One is enough, because reads are
     /// sequential.
     l2: (u64, Vec<u8>),
-    /// The cached mapping.
+    /// The mapping that was looked up last.
     mapping: Option<Mapping>,
     /// The cached decompressed cluster: its guest offset and its bytes.
     decompressed: (Option<u64>, Vec<u8>),
-    /// Buffer for compressed data.
+    /// Buffer for the compressed data of a cluster.
     compressed: Vec<u8>,
 }
 
@@ -99,8 +100,7 @@ impl Qcow2 {
         let version = be32(&header, 4);
         match version {
             2 => header.resize(HEADER_V3, 0),
-            // A version 3 header has at least 104 bytes and is followed by at least eight bytes of
-            // extensions.
+            // A version 3 header has at least 104 bytes, and at least eight bytes of extensions follow it.
             3 => header = file.read_vec(0, HEADER_V3 as u64)?,
             1 => return file.unsupported("is a qcow file of version 1", Remedy::Convert { from: "qcow" }),
             _ => return file.unsupported("is a qcow2 file of a version after 3", NEWER),
@@ -209,7 +209,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Returns the mapping at `offset`, merged with subsequent ones that continue it.
+    /// Returns the mapping at `offset`, merged with subsequent mappings that continue it.
     fn map(&mut self, offset: u64) -> Result<Mapping> {
         if let Some(m) = self.mapping
             && (m.start..m.end).contains(&offset)

@@ -3,7 +3,7 @@
 use super::file::ImageFile;
 use super::{Image, Result, Run};
 
-/// A raw disk.
+/// A raw disk image.
 pub(super) struct Raw(ImageFile);
 
 impl Raw {

@@ -16,13 +16,14 @@ use forebay_text::Size;
 
 use super::{ImportError, Result};
 
-/// Bytes that are decompressed at once. They become at most about 1,000 times as many.
+/// Number of bytes that are decompressed at once. Their decompressed form has at most about 1,000 times as
+/// many bytes.
 const DECODED: usize = 4096;
 
 /// A part of the capacity that is kept free, as a function of the file system's total bytes.
 pub(super) type KeepFree = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
-/// The file.
+/// The file in which a download is stored.
 pub(super) struct Spool {
     file: File,
     directory: PathBuf,
@@ -38,13 +39,13 @@ enum Decoder {
     Deflate(ZlibDecoder<Vec<u8>>),
 }
 
-/// Why data cannot be stored.
+/// Why downloaded data cannot be stored.
 pub(super) enum SpoolError {
     /// The data is not in the content coding that the server stated.
     Coding(io::Error),
-    /// The file system.
+    /// The file system returned an error.
     Storage(io::Error),
-    /// Free bytes, and those that are kept free.
+    /// The file system has too little room: its free bytes, and the bytes that are kept free.
     NoRoom { free: Size, keep: Size },
 }
 
@@ -56,7 +57,7 @@ impl Spool {
         Ok(Spool { file, directory: directory.to_owned(), keep_free, decoder: Decoder::Identity, len: 0 })
     }
 
-    /// The directory of the file.
+    /// The directory of the spool file.
     pub fn directory(&self) -> String {
         self.directory.display().to_string()
     }
@@ -66,7 +67,7 @@ impl Spool {
         self.len
     }
 
-    /// Whether what is written is decompressed.
+    /// Whether the received data is decompressed.
     pub fn is_coded(&self) -> bool {
         !matches!(self.decoder, Decoder::Identity)
     }
@@ -96,7 +97,7 @@ impl Spool {
         }
     }
 
-    /// Appends data that was received.
+    /// Appends data that was received from the server of the URL.
     pub fn write(&mut self, data: &[u8]) -> std::result::Result<(), SpoolError> {
         match self.decoder {
             Decoder::Identity => self.append(data),

@@ -20,8 +20,8 @@ pub(super) fn is_text(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.iter().all(|b| is_printed(char::from(*b)))
 }
 
-/// Whether a character is displayed, or moves the position of printing. Of the bytes above ASCII, all do in
-/// one of the encodings.
+/// Whether a character is displayed, or moves the position of printing. Each byte above ASCII is such a
+/// character in one of the encodings.
 fn is_printed(c: char) -> bool {
     !c.is_ascii_control() || matches!(c, '\x08'..='\x0d' | '\x1b')
 }

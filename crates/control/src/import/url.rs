@@ -57,12 +57,12 @@ pub(super) struct Url {
     pub scheme: Scheme,
     /// User and password, still encoded.
     credentials: Option<String>,
-    /// In lower case, and in brackets if it is an IPv6 address.
+    /// Host of the URL, in lower case, and in brackets if it is an IPv6 address.
     pub host: String,
     pub port: u16,
-    /// Begins with a slash; encoded.
+    /// Path of the URL; begins with a slash, and is still encoded.
     path: String,
-    /// Without the question mark; encoded.
+    /// Query of the URL without the question mark, still encoded.
     query: Option<String>,
 }
 
@@ -134,7 +134,7 @@ impl Url {
         }
     }
 
-    /// The host without brackets.
+    /// The host of the URL without brackets.
     pub fn bare_host(&self) -> &str {
         self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host)
     }

@@ -11,7 +11,7 @@ use super::file::ImageFile;
 use super::file::bytes::{be32, be64};
 use super::{Image, Result, Run};
 
-/// The first bytes of a footer.
+/// The first bytes of the footer of a VHD file.
 const MAGIC: &[u8] = b"conectix";
 /// Length of the footer and of a sector.
 const FOOTER_LEN: u64 = 512;
@@ -39,12 +39,12 @@ pub(super) fn is_vhd(file: &ImageFile) -> Result<bool> {
 pub(super) struct Vhd {
     file: ImageFile,
     size: u64,
-    /// `None` for a fixed disk.
+    /// Table of blocks; `None` for a fixed disk.
     blocks: Option<Blocks>,
 }
 
 struct Blocks {
-    /// Size of a block without its bitmap.
+    /// Size of a block without its bitmap, in bytes.
     size: u64,
     bitmap_len: u64,
     table: Vec<u32>,

@@ -11,7 +11,7 @@ const PRIVATE: &str = "systemd-private-";
 /// Returns how the server's view of `path` differs from the view of other programs, as the continuation of a
 /// sentence; empty if no difference is known.
 pub(super) fn of_server(path: &Path) -> &'static str {
-    // Without the table, nothing is known.
+    // Without the table of mounts, nothing is known.
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     in_table(&String::from_utf8_lossy(&mounts), path)
 }
@@ -20,7 +20,7 @@ pub(super) fn of_server(path: &Path) -> &'static str {
 /// file system that is mounted, the fifth is where.
 fn in_table(mounts: &str, path: &Path) -> &'static str {
     let lines = mounts.lines().map(|line| line.split(' ').skip(3).take(2).collect::<Vec<_>>());
-    // Later mounts hide earlier ones at the same place.
+    // Later mounts hide earlier mounts at the same place.
     let over = lines.filter(|fields| fields.len() == 2 && path.starts_with(fields[1]));
     let nearest = over.max_by_key(|fields| Path::new(fields[1]).as_os_str().as_bytes().len());
     match nearest.as_deref() {

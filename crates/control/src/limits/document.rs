@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Entry, Table};
 
-/// Name of the document.
+/// Name of the document of limits.
 pub(super) const NAME: &str = "limits";
 const VERSION: u32 = 1;
 
@@ -20,7 +20,7 @@ struct Document {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct VolumeEntry {
-    /// 32 hexadecimal digits.
+    /// UUID of the volume as 32 hexadecimal digits.
     uuid: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tenant: Option<String>,

@@ -22,7 +22,7 @@ use crate::view::View;
 /// The weight of a volume or tenant for which none is set.
 pub const DEFAULT_WEIGHT: u16 = 100;
 
-/// Most bytes of a tenant's name.
+/// Maximum bytes of a tenant's name.
 const MAX_TENANT_NAME: usize = 64;
 
 /// The limits of the engine for limits of the API.
@@ -66,28 +66,28 @@ pub enum LimitError {
     /// A value is outside of its bounds.
     #[error("{0}")]
     Bad(&'static str),
-    /// The document cannot be read.
+    /// The document of limits cannot be read.
     #[error(
         "the limits of this pool cannot be read: {0}; start the release that wrote them, or restore the pool"
     )]
     Unreadable(String),
-    /// The pool failed.
+    /// The pool returned an error when limits were changed.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
 }
 
-/// Result of a change.
+/// Result of a change of limits.
 pub type Result<T> = std::result::Result<T, LimitError>;
 
-/// The contents of the document.
+/// The contents of the document of limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Table {
-    /// By UUID.
+    /// Limits of volumes, by UUID of the volume.
     volumes: BTreeMap<[u8; 16], Entry>,
     tenants: BTreeMap<String, LimitSet>,
 }
 
-/// The limits of a disk.
+/// The limits of a disk in this document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Entry {
     tenant: Option<String>,

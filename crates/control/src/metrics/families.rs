@@ -1,5 +1,5 @@
-//! All metrics. Their names are a contract with dashboards and alerts: a release may add some, and removes or
-//! renames none.
+//! All metrics. Their names are a contract with dashboards and alerts: a release may add metrics, but does
+//! not remove or rename any.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::operations::{Observed, VolumeSeries};
 
 /// The input of one scrape.
 pub(super) struct Sample<'a> {
-    /// `None` if the store did not report its free room in time.
+    /// Statistics of the pool; `None` if the store did not report its free room in time.
     pub stats: Option<&'a PoolStats>,
     pub disks: Vec<DiskGuestStats>,
     pub sessions: usize,
@@ -328,7 +328,7 @@ fn volumes(text: &mut Text, disks: &[DiskGuestStats], wanted: &VolumeSeries) {
         d.role == Role::Volume && wanted.volumes.iter().any(|pattern| pattern.matches(&d.name))
     };
     let mut all: Vec<&DiskGuestStats> = disks.iter().filter(is_wanted).collect();
-    // The same ones in each scrape, also after others were removed.
+    // The order is fixed, so that each scrape has the same volumes even after others were removed.
     all.sort_by(|a, b| a.name.cmp(&b.name));
     one(text, &VOLUMES_OMITTED, all.len().saturating_sub(wanted.max) as u64);
     all.truncate(wanted.max);

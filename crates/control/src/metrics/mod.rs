@@ -19,7 +19,7 @@ use crate::operations::Control;
 
 /// The media type of the text format, version 0.0.4.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Longest wait for the store to report its free room.
+/// Maximum wait for the store to report its free room.
 const POOL_WAIT: Duration = Duration::from_secs(2);
 /// Renders all metrics.
 pub async fn render(control: &Control) -> String {

@@ -5,10 +5,10 @@
 
 use std::fmt::Write;
 
-/// A metric.
+/// A metric of Prometheus: its name, type and help text.
 pub(super) struct Metric {
     pub name: &'static str,
-    /// `counter`, `gauge` or `histogram`.
+    /// Type of the metric: `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
     pub help: &'static str,
 }
@@ -28,7 +28,7 @@ impl Text {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// Adds a series.
+    /// Adds a series of the current metric.
     pub fn series(&mut self, name: &str, labels: Labels<'_>, value: f64) {
         self.0.push_str(name);
         for (i, (label, text)) in labels.iter().enumerate() {

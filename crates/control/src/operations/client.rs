@@ -9,11 +9,11 @@ use crate::access::{DiskRef, Principal, Right, may};
 
 /// The client of a route, with the right that the route requires.
 pub(crate) struct Client<'a> {
-    /// The control plane.
+    /// The control plane of the server.
     pub control: &'a Control,
     /// The principal of the client.
     pub principal: &'a Principal,
-    /// The right of the route.
+    /// The right that the route requires.
     pub right: Right,
 }
 
@@ -58,7 +58,7 @@ impl Client<'_> {
         Ok(if self.principal.scope.is_some() { reply.visible_to(self).await } else { reply })
     }
 
-    /// Refuses a disk outside of the scope like one that does not exist.
+    /// Refuses a disk outside of the scope with the same error as a disk that does not exist.
     pub fn check(&self, disk: &str) -> Result<(), Failure> {
         match self.sees(disk) {
             true => Ok(()),
@@ -76,8 +76,8 @@ impl Client<'_> {
         may(self.principal, self.right, Some(&DiskRef { name: disk, tenant: tenant.as_deref() }))
     }
 
-    /// Refuses more disks than the token may have in its scope: each costs memory of the server, also if it
-    /// holds no data. Further requests of such tokens wait for the returned guard.
+    /// Refuses to create more disks than the token may have in its scope: each disk costs memory of the
+    /// server, even if it holds no data. Further requests of such tokens wait for the returned guard.
     async fn check_count(&self, created: u32) -> Result<Option<OwnedMutexGuard<()>>> {
         let (Some(most), 1..) = (self.principal.max_disks, created) else {
             return Ok(None);

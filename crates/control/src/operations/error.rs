@@ -16,7 +16,7 @@ pub type Result<T, E = ControlError> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ControlError {
-    /// The kind.
+    /// Kind of the error.
     pub kind: ErrorKind,
     /// Message for the user.
     pub message: String,
@@ -29,20 +29,20 @@ pub struct ControlError {
 /// A name in an error that the request did not contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignName {
-    /// What has the name.
+    /// The object to which the name belongs.
     pub owner: NameOwner,
-    /// The message without the name.
+    /// The message with the name left out.
     pub message: String,
 }
 
 /// What has a name that not every client may learn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NameOwner {
-    /// This disk.
+    /// The name is that of this disk.
     Disk(String),
-    /// This tenant.
+    /// The name is that of this tenant.
     Tenant(String),
-    /// A target.
+    /// The name is that of a target.
     Target,
 }
 
@@ -81,7 +81,7 @@ impl ControlError {
         ControlError::new(ErrorKind::Upgrading, message)
     }
 
-    /// Creates the error of a server whose pool another one may have taken over.
+    /// Creates the error of a server whose pool another server may have taken over.
     pub fn not_owner() -> ControlError {
         let message = "this server is not certain to own the pool: it could not renew its claim in Ceph for 3 s, and \
                        another server may have taken the pool over";

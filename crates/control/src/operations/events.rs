@@ -94,7 +94,7 @@ fn names<S: Serializer>(disks: &[EventDisk], serializer: S) -> Result<S::Ok, S::
 
 #[derive(Default)]
 struct Ring {
-    /// By increasing ids.
+    /// Events, by increasing id.
     events: VecDeque<Arc<Event>>,
     /// The number of events of each client.
     shares: Shares<Arc<str>>,
@@ -116,9 +116,9 @@ impl Ring {
 
 struct Shared {
     ring: Mutex<Ring>,
-    /// The id of the next event.
+    /// Id of the next event.
     next: watch::Sender<u64>,
-    /// The id of the first event of this process.
+    /// Id of the first event of this process.
     first: u64,
 }
 
@@ -158,14 +158,16 @@ impl Events {
         self.0.next.receiver_count() > 0
     }
 
-    /// Subscribes to the events after the one with the id `after`; without it, to those from now on.
+    /// Subscribes to the events after the event with the id `after`; without `after`, to all events from now
+    /// on.
     pub fn subscribe(&self, after: Option<u64>) -> Subscription {
         let receiver = self.0.next.subscribe();
         let now = *receiver.borrow();
         let (next, unknown) = match after {
             None => (now, false),
             Some(after) if (self.0.first..=now).contains(&after.saturating_add(1)) => (after + 1, false),
-            // Of another process: at least its end was missed.
+            // The id belongs to an event of another process: at least the last events of that process were
+            // missed.
             Some(_) => (self.0.first, true),
         };
         Subscription { events: self.clone(), receiver, next, unknown }
@@ -176,7 +178,7 @@ impl Events {
 pub struct Subscription {
     events: Events,
     receiver: watch::Receiver<u64>,
-    /// The id of the next event.
+    /// Id of the next event that is delivered.
     next: u64,
     /// An unknown number of events before `next` was missed.
     unknown: bool,

@@ -24,7 +24,7 @@ use super::operation::MAX_LOGGED;
 
 /// Number of ended jobs that are kept.
 const HISTORY: usize = 256;
-/// Least time between two events about the progress of a job.
+/// Minimum time between two events about the progress of a job.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 struct Shared {
@@ -46,19 +46,19 @@ impl Shared {
 /// The jobs of a server.
 #[derive(Default)]
 pub struct Jobs {
-    /// By increasing id.
+    /// Jobs, by increasing id.
     all: Mutex<VecDeque<Arc<Shared>>>,
 }
 
 /// A new job.
 pub struct NewJob<'a> {
-    /// Kind.
+    /// Kind of the job.
     pub kind: JobKind,
-    /// The disk that it concerns, and its tenant.
+    /// The disk that the job concerns, and its tenant.
     pub disk: Option<EventDisk>,
-    /// Name of the principal that begins it.
+    /// Name of the principal that begins the job.
     pub owner: &'a str,
-    /// Whether it can be cancelled.
+    /// Whether the job can be cancelled.
     pub cancellable: bool,
 }
 
@@ -101,7 +101,7 @@ impl Jobs {
         self.all.lock().iter().rev().map(|job| job.view.lock().clone()).collect()
     }
 
-    /// The job with an id.
+    /// The job with this id.
     pub fn get(&self, id: u64) -> Option<JobView> {
         self.find(id).map(|job| job.view.lock().clone())
     }
@@ -152,8 +152,8 @@ impl Jobs {
     }
 }
 
-/// Forgets the oldest of the ended jobs of the client with the most of them, if there are more than
-/// [`HISTORY`].
+/// Forgets the oldest ended job of the client that has most ended jobs, if there are more than [`HISTORY`] of
+/// them in all.
 fn forget_oldest(all: &mut VecDeque<Arc<Shared>>) {
     // The owner of each job that has ended.
     let owner = |job: &Arc<Shared>| {
@@ -179,7 +179,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Its state.
+    /// The state of the job.
     pub fn view(&self) -> JobView {
         self.shared.view.lock().clone()
     }

@@ -18,9 +18,9 @@ const EXAMINED: usize = 64;
 /// A list of disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskList {
-    /// All images.
+    /// The list of all images.
     Images,
-    /// All volumes.
+    /// The list of all volumes.
     Volumes,
     /// The snapshots of this volume.
     Snapshots(String),
@@ -32,7 +32,7 @@ pub struct DiskStretches {
     role: Role,
     /// All names of the list begin with this prefix.
     prefix: String,
-    /// The name after which the next stretch begins.
+    /// The name after which the next stretch of the list begins.
     after: String,
 }
 
@@ -43,12 +43,12 @@ pub(crate) struct Names<'a> {
 }
 
 impl Names<'_> {
-    /// The names that follow this one.
+    /// Returns the names that follow this name.
     pub fn after<'a>(pool: &'a Pool, name: &str) -> Names<'a> {
         Names { pool, last: name.to_owned() }
     }
 
-    /// The next names; `None` after the last one.
+    /// Returns the next names; `None` after the last name.
     pub async fn next(&mut self) -> Option<Vec<String>> {
         tokio::task::yield_now().await;
         let names = self.pool.names_after(&self.last, STRETCH);

@@ -62,7 +62,7 @@ pub struct ServerInfo {
     pub host: String,
     /// The data directory.
     pub data: PathBuf,
-    /// Where the pool is: the data directory, or an address in Ceph.
+    /// Location of the pool: the data directory, or an address in Ceph.
     pub pool: String,
     /// Addresses on which NBD clients are served.
     pub nbd: Vec<ServedListener>,
@@ -94,10 +94,10 @@ struct Inner {
     jobs: Jobs,
     events: Events,
     replacements: replacements::Replacements,
-    /// Held while a token with a limited number of disks creates some.
+    /// Locked while a token with a limited number of disks creates disks.
     creations: Arc<tokio::sync::Mutex<()>>,
     upgrades: upgrade::Upgrades,
-    /// Open while the server is certain to own the pool.
+    /// Gate that is open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
     observed: RwLock<Observed>,
     noticed: health::Noticed,
@@ -136,7 +136,7 @@ impl Control {
 
     /// Queries are answered only while this gate is open.
     pub fn set_gate(&self, gate: Gate) {
-        // It is set once, before the API is served.
+        // The gate is set once, before the API is served.
         let _ = self.inner.gate.set(gate);
     }
 
@@ -206,7 +206,7 @@ impl Control {
         EventDisk { name: name.to_owned(), tenant: self.tenant_of(name) }
     }
 
-    /// The tenant of a disk; that of its volume for a snapshot.
+    /// The tenant of a disk; for a snapshot, the tenant of its volume.
     pub fn tenant_of(&self, disk: &str) -> Option<String> {
         let volume = disk.split_once('@').map_or(disk, |(volume, _)| volume);
         self.pool().limits(volume).ok()?.tenant
@@ -251,7 +251,7 @@ impl Control {
         let _ = self.inner.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 
-    /// Refuses new jobs, cancels long ones, and waits at most `timeout` for running jobs.
+    /// Refuses new jobs, cancels long jobs, and waits for running jobs; `timeout` is the maximum wait.
     pub async fn stop(&self, timeout: Duration) {
         self.inner.stopping.send_replace(true);
         let all = Arc::clone(&self.inner.running).acquire_many_owned(MAX_RUNNING);

@@ -14,9 +14,9 @@ const MAX_VOLUMES: usize = 2000;
 /// The volumes with separate series.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSeries {
-    /// Names; none by default.
+    /// Name patterns of the volumes; there are none by default.
     pub volumes: Vec<NamePattern>,
-    /// Most volumes.
+    /// Maximum number of volumes.
     pub max: usize,
 }
 
@@ -29,13 +29,13 @@ impl Default for VolumeSeries {
 /// The ownership of a pool in Ceph.
 #[derive(Clone)]
 pub struct Held {
-    /// This server, as the pool names it.
+    /// Name of this server, as the pool states it.
     pub owner: String,
-    /// Number of the ownership.
+    /// Term of the ownership.
     pub term: u64,
     /// How long it is still certain that no other server has the pool.
     pub lease_left: Arc<dyn Fn() -> Duration + Send + Sync>,
-    /// The servers that wait for the pool; `None` before the first look.
+    /// The servers that wait for the pool; `None` before they were first read.
     pub standbys: Option<Vec<Standby>>,
 }
 
@@ -44,9 +44,9 @@ pub struct Held {
 pub struct Observed {
     /// Counters of the data plane.
     pub plane: PlaneCounters,
-    /// The ownership of a pool in Ceph.
+    /// The ownership of the pool, if the pool is in Ceph.
     pub held: Option<Held>,
-    /// The NBD clients.
+    /// The connected NBD clients.
     pub nbd: Clients,
     /// Budget of the write buffers in bytes.
     pub write_buffer: u64,

@@ -40,12 +40,12 @@ impl Change {
         Change { verb, done, object: shortened(object, MAX_LOGGED) }
     }
 
-    /// Describes a creation.
+    /// Describes the creation of an object, for the log.
     pub fn create(object: fmt::Arguments<'_>) -> Change {
         Change::new("create", "created", object)
     }
 
-    /// Describes a removal.
+    /// Describes the removal of an object, for the log.
     pub fn remove(object: fmt::Arguments<'_>) -> Change {
         Change::new("remove", "removed", object)
     }
@@ -110,7 +110,7 @@ pub(crate) trait Operation: Send + Sync + Sized + 'static {
     fn execute(&self, control: &Control, owner: &str) -> impl Future<Output = Result<Self::Reply>> + Send;
 }
 
-/// The reply to an operation.
+/// A value with which an operation replies.
 pub(crate) trait Reply: Serialize + Send + 'static {
     /// The names of the disks in the reply. The event of the operation is published once for each disk.
     fn disks(&self) -> impl Iterator<Item = &str> {

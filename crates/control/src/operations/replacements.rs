@@ -37,7 +37,7 @@ mod tests {
     async fn a_replacement_waits_only_for_those_of_the_same_resource() {
         let all = Replacements::default();
         let first = all.begin("/a").await;
-        // Would wait for ever.
+        // This would wait for ever if '/b' waited for '/a'.
         let _other = all.begin("/b").await;
         let mut second = Box::pin(all.begin("/a"));
         tokio::select! {

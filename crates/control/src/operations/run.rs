@@ -15,7 +15,7 @@ const MAX_DISK_EVENTS: usize = 1000;
 /// How long an operation that requires exclusive use of a disk or target is retried while connections use it:
 /// the server detects a disconnect a moment after the client has disconnected.
 const IN_USE_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval of these retries.
+/// Interval between attempts while a disk is in use.
 const IN_USE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Control {
@@ -74,7 +74,8 @@ impl Control {
         match result {
             Ok(reply) => {
                 let Some(what) = O::EVENT else { return };
-                // One event for each disk, so that a client sees those of its scope; only a few of many.
+                // Each disk has a separate event, so that a client sees the events of disks in its scope; if
+                // there are many disks, only a few have events.
                 let in_reply = reply.disks().take(MAX_DISK_EVENTS).map(|name| self.event_disk(name));
                 for disk in before.into_iter().chain(in_reply) {
                     events.publish(owner, Topic::Volume, what, vec![disk], serde_json::Value::Null);

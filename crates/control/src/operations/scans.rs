@@ -96,7 +96,7 @@ struct Reader {
     runtime: Handle,
     control: Control,
     stopping: watch::Receiver<bool>,
-    /// When the last pause ended.
+    /// When the work after the last pause began.
     burst_began: Instant,
 }
 

@@ -1,10 +1,10 @@
-//! Work on all disks, divided into stretches: the thread that does it serves other requests in between, so a
-//! list of many disks does not delay them by its whole length.
+//! Work on all disks, divided into stretches. Between two stretches, the thread serves other requests, so
+//! that a list of many disks does not delay them by its whole length.
 
 /// Number of disks, or other elements, of a stretch.
 pub const STRETCH: usize = 128;
 
-/// The elements for which `is_meant` is true.
+/// Returns the elements for which `is_meant` is true.
 pub async fn retain<T>(all: Vec<T>, is_meant: impl Fn(&T) -> bool) -> Vec<T> {
     let mut retained = Vec::new();
     for (i, one) in all.into_iter().enumerate() {
@@ -28,7 +28,7 @@ mod tests {
         let seen = Cell::new(0);
         let all = (0..10 * STRETCH).collect::<Vec<usize>>();
         let filter = retain(all, |n| {
-            // How many elements passed since the other work had its turn.
+            // Number of elements that passed since the other work had its turn.
             seen.set(seen.get() + 1);
             most.set(most.get().max(seen.get()));
             n % 2 == 0

@@ -12,9 +12,9 @@ use super::{Arc, Control, ControlError, Duration, MAX_RUNNING, Result};
 /// A request to the loop of the server, and where its result is sent.
 #[derive(Debug)]
 pub enum ServerRequest {
-    /// Another process takes the place of this one.
+    /// Another process takes the place of this process.
     Upgrade(Upgrade, oneshot::Sender<Result<Upgraded>>),
-    /// Another server takes the pool.
+    /// Another server takes the pool over.
     HandOver(Handover, oneshot::Sender<Result<NewOwner>>),
 }
 
@@ -23,7 +23,7 @@ pub enum ServerRequest {
 pub(super) struct Upgrades {
     requests: std::sync::OnceLock<mpsc::Sender<ServerRequest>>,
     running: AtomicBool,
-    /// Another process is taking over.
+    /// The request was begun: another process is taking over.
     begun: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl Upgrades {
 impl Control {
     /// Passes requests for upgrades and handovers to `requests`.
     pub fn accept_upgrades(&self, requests: mpsc::Sender<ServerRequest>) {
-        // It is set once, before the API is served.
+        // The value is set once, before the API is served.
         let _ = self.inner.upgrades.requests.set(requests);
     }
 
@@ -88,10 +88,10 @@ impl Control {
         done
     }
 
-    /// Lets no job begin until the returned permit is dropped, once the running ones have ended.
+    /// Lets no job begin until the returned permit is dropped, and waits until the running jobs have ended.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] if they have not after `timeout`.
+    /// [`ErrorKind::InUse`] if they have not ended after `timeout`.
     pub async fn pause(&self, timeout: Duration) -> Result<OwnedSemaphorePermit> {
         let all = Arc::clone(&self.inner.running).acquire_many_owned(MAX_RUNNING);
         match tokio::time::timeout(timeout, all).await {

@@ -14,7 +14,7 @@ use crate::operations::{
 };
 use crate::view::{disk_view, sync_mode};
 
-/// Most clones that one request creates.
+/// Maximum number of clones that one request creates.
 pub const MAX_CLONES: u32 = 10_000;
 /// Smallest write cache of a desktop: one block.
 const MIN_WRITE_CACHE: u64 = 4096;
@@ -89,7 +89,7 @@ async fn last_number(control: &Control, prefix: &str) -> LastNumber {
     while let Some(stretch) = names.next().await {
         let numbers = stretch.iter().filter_map(|name| LastNumber::of(name, prefix));
         last = numbers.fold(last, LastNumber::max);
-        // The names are in order.
+        // The names of disks are in order.
         if !stretch.last().is_some_and(|name| name.starts_with(&beginning)) {
             break;
         }
@@ -105,7 +105,7 @@ struct LastNumber {
 }
 
 impl LastNumber {
-    /// The number of `PREFIX-NUMBER`; `None` for any other name.
+    /// The number in a name `PREFIX-NUMBER`; `None` for any other name.
     fn of(name: &str, prefix: &str) -> Option<LastNumber> {
         let digits = name.strip_prefix(prefix)?.strip_prefix('-')?;
         let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());

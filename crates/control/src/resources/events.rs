@@ -26,9 +26,9 @@ use crate::http::route::{Answer, QueryParameter, Route};
 use crate::http::streams::Place;
 use crate::operations::{Delivery, Event, Subscription, Topic};
 
-/// How long a stream lasts.
+/// Duration after which a stream of events ends.
 const LIFETIME: Duration = Duration::from_secs(900);
-/// Interval of comments that keep the connection open, and reveal one that is not.
+/// Interval of comments that keep the connection open, and that reveal a dead connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 const QUERY: &[QueryParameter] = &[QueryParameter {
@@ -73,7 +73,7 @@ async fn events(caller: Caller, headers: HeaderMap, RawQuery(query): RawQuery) -
     };
     let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()).and_then(|id| id.parse().ok());
     let subscription = caller.api.control.events().subscribe(after);
-    // One event is on its way; the ring has the others.
+    // The channel holds one event; the ring holds the others.
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(follow(caller, topics, subscription, sender, place));
     Ok(([(header::CONTENT_TYPE, "text/event-stream")], axum::body::Body::new(Stream(receiver)))
@@ -132,7 +132,7 @@ fn sees(caller: &Caller, event: &Arc<Event>) -> bool {
     match event.topic {
         Topic::Security => may(principal, Right::Administer, None),
         _ if principal.scope.is_none() => true,
-        // All disks of the event are in the scope; one without disks concerns the server.
+        // All disks of the event are in the scope. An event without disks concerns the server.
         _ => {
             let in_scope = |disk: &crate::operations::EventDisk| {
                 let disk = DiskRef { name: &disk.name, tenant: disk.tenant.as_deref() };

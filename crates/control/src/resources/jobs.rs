@@ -26,7 +26,7 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 impl Caller {
-    /// Whether the principal can see a job: one on a disk in its scope, or any without a scope.
+    /// Whether the principal can see a job: a job on a disk in its scope, or any job without a scope.
     fn sees_job(&self, job: &JobView) -> bool {
         self.principal.scope.is_none() || job.disk.as_ref().is_some_and(|disk| self.check(disk).is_ok())
     }

@@ -28,13 +28,13 @@ pub(super) struct Login {
 /// The client of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClientView {
-    /// Name of its token.
+    /// Name of the client's token.
     name: String,
-    /// Role.
+    /// Role of the session's user.
     role: Role,
     /// The disks to which it is restricted; `null` for the whole server.
     scope: Option<Scope>,
-    /// How it was authenticated.
+    /// How the client was authenticated.
     via: Via,
 }
 
@@ -73,7 +73,7 @@ async fn login(
     end_sessions(&api, &headers);
     let mut response = (StatusCode::CREATED, Json(ClientView::from(&principal))).into_response();
     set_cookie(&mut response, api.entry.tls, &session.0, SESSION_LIFETIME.as_secs())?;
-    // For the audit log.
+    // The audit log needs the principal.
     response.extensions_mut().insert(principal);
     Ok(response)
 }

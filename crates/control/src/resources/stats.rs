@@ -37,7 +37,7 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-/// One element for each disk, so the list can be long.
+/// The list has one element for each disk, so it can be long.
 async fn activity(caller: Caller) -> Answer {
     caller.api.control.check_running()?;
     let mut after = String::new();

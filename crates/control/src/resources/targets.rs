@@ -190,7 +190,7 @@ impl Operation for RemoveTargets {
     }
 }
 
-/// Ends a session, and waits for that.
+/// Ends a session, and waits until it has ended.
 struct DisconnectSession {
     target: String,
     session: String,

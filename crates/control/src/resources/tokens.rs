@@ -32,7 +32,7 @@ async fn list(caller: Caller) -> Result<Json<Vec<TokenView>>> {
 }
 
 async fn create(caller: Caller, Body(new): Body<CreateToken>) -> Result<(StatusCode, Json<CreatedToken>)> {
-    // Not while another process takes over: it has read the file already.
+    // A token cannot be created while another process takes over: it has read the file already.
     let _permit = caller.api.control.job_permit().await?;
     Ok((StatusCode::CREATED, Json(caller.api.access.tokens.create(new)?)))
 }

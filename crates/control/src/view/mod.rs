@@ -1,4 +1,5 @@
-//! Conversions of types of the engine and the front ends to types of the API, which depends on neither.
+//! Conversions of types of the engine and the front ends to types of the API. The API depends on neither of
+//! them.
 
 mod cache;
 mod desktops;
@@ -18,10 +19,10 @@ pub(crate) use space::disk_space_view;
 
 /// A value of the engine or a front end that the API shows.
 pub(crate) trait View {
-    /// The type of the API.
+    /// The type of the API that shows the value.
     type View;
 
-    /// The value as the API shows it.
+    /// Returns the value as the API shows it.
     fn view(self) -> Self::View;
 }
 

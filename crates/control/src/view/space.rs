@@ -6,7 +6,7 @@ use forebay_engine::{DiskSpace, ReductionStats, Room, SpaceStats};
 
 use super::{View, ratio};
 
-/// Bytes per block.
+/// Bytes in a block of a disk.
 const BLOCK: u64 = 4096;
 
 impl View for Room {

@@ -21,7 +21,7 @@ pub(crate) struct CatalogueEditor {
     pub intake: Arc<Intake>,
     pub space: Arc<SpaceGovernor>,
     pub catalogue: Arc<RwLock<Catalogue>>,
-    /// Held for the duration of an administrative operation.
+    /// Lock that is held for the duration of an administrative operation.
     pub lock: tokio::sync::Mutex<()>,
 }
 
@@ -54,7 +54,7 @@ impl CatalogueEditor {
         Ok(())
     }
 
-    /// Whether two disks are known to have the same stored contents, because nothing was committed to a
+    /// Whether two disks are known to have the same stored contents, because nothing was committed to the
     /// clone.
     pub(crate) fn have_same_map(&self, one: DiskId, other: DiskId) -> bool {
         let record = |id| disk_by_id(&self.catalogue, id).and_then(|disk| disk.tree.read().record());

@@ -9,7 +9,7 @@ pub(crate) enum DiskMetadata {
     Profile,
     /// The classes of the disk's blocks; see [`crate::classes`].
     Classes,
-    /// SCSI persistent reservations, stored for a front end.
+    /// SCSI persistent reservations of the disk, which a front end defines.
     Reservations,
 }
 

@@ -23,9 +23,9 @@ use crate::read::Reader;
 use crate::text::shorten;
 use crate::{Error, Result};
 
-/// Bytes before the content, which hold its length, little-endian.
+/// Bytes before the content of a hidden disk, which hold the length of the content, little-endian.
 const HEADER: usize = 8;
-/// Longest content.
+/// Maximum length of the content of a hidden disk.
 const MAX_CONTENT: usize = 64 << 20;
 
 /// Reads and replaces the metadata of disks, and the documents of the pool.
@@ -97,7 +97,7 @@ impl Metadata {
     }
 
     async fn read(&self, of: Option<DiskId>, name: &str) -> Result<Option<Vec<u8>>> {
-        // Prevents that it is replaced and its blocks are freed during the read.
+        // The lock prevents that the hidden disk is replaced and its blocks are freed during the read.
         let _admin = self.editor.lock.lock().await;
         let Some(disk) = self.hidden_disk(of, name) else { return Ok(None) };
         let mut header = [0; HEADER];

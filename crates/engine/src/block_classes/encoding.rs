@@ -5,7 +5,7 @@ use forebay_guest::{ClassMap, Content};
 use super::state::Learned;
 
 const VERSION: u8 = 1;
-/// The file systems by their number in the encoding.
+/// The file systems, at the index that is their number in the encoding.
 const FILE_SYSTEMS: [Content; 5] =
     [Content::Unknown, Content::Ntfs, Content::Ext, Content::Xfs, Content::Swap];
 

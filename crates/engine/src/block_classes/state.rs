@@ -10,14 +10,14 @@ use forebay_guest::{Class, ClassMap, Content};
 use crate::ClassReads;
 use crate::sync::RwLock;
 
-/// One in this many reads is counted by class: counting all of them would cost more than it is worth.
+/// Number of reads of which one is counted by class: counting all reads would cost more than it is worth.
 const READ_SAMPLE: u64 = 16;
 
 /// The result of scanning a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Learned {
     pub(crate) map: ClassMap,
-    /// The contents of its partitions.
+    /// The contents of the disk's partitions.
     pub(crate) file_systems: Vec<Content>,
     /// Time of the scan, in Unix milliseconds.
     pub(crate) learned_ms: u64,
@@ -30,11 +30,11 @@ impl Learned {
     }
 }
 
-/// The classes of one disk.
+/// The block classes of one disk.
 #[derive(Default)]
 pub(crate) struct Classes {
     state: RwLock<State>,
-    /// Incremented when the disk gets other contents, for which a scan of the previous contents is invalid.
+    /// Incremented when the disk gets other contents. The result of a scan that began before is then invalid.
     contents_version: AtomicU64,
     /// Bytes written since the last scan to blocks that belonged to no file.
     changed_bytes: AtomicU64,
@@ -43,7 +43,8 @@ pub(crate) struct Classes {
 
 #[derive(Default)]
 struct State {
-    /// It results from a scan of this disk, even if that found nothing useful; otherwise it is inherited.
+    /// The map results from a scan of this disk, even if the scan found nothing useful; otherwise the map is
+    /// inherited.
     is_separate: bool,
     learned: Option<Arc<Learned>>,
 }
@@ -61,19 +62,19 @@ impl Classes {
         self.state.read().learned.clone()
     }
 
-    /// Whether the disk was scanned itself, even if the scan found nothing useful.
+    /// Whether this disk itself was scanned, even if the scan found nothing useful.
     pub fn is_scanned(&self) -> bool {
         self.state.read().is_separate
     }
 
-    /// Memory of the map, if no other disk shares it.
+    /// Bytes of the class map, if no other disk shares it.
     pub fn separate_bytes(&self) -> usize {
         let state = self.state.read();
         let separate = state.learned.as_ref().filter(|_| state.is_separate);
         separate.map_or(0, |learned| learned.map.len() * size_of::<u64>())
     }
 
-    /// Changes when the disk gets other contents.
+    /// A number that changes when the disk gets other contents.
     pub fn contents_version(&self) -> u64 {
         self.contents_version.load(Relaxed)
     }
@@ -83,7 +84,7 @@ impl Classes {
         self.changed_bytes.load(Relaxed)
     }
 
-    /// A scan was requested.
+    /// Resets [`Self::changed_bytes`], because a scan was requested.
     pub fn forget_changed_bytes(&self) {
         self.changed_bytes.store(0, Relaxed);
     }
@@ -111,8 +112,8 @@ impl Classes {
         *self.state.write() = State { is_separate: true, learned };
     }
 
-    /// Samples reads: counts this one if `before`, the number of earlier reads of the disk, is a multiple of
-    /// the sample interval, also in `total`. `hit`: it was served from RAM.
+    /// Samples reads. If `before`, the number of earlier reads of the disk, is a multiple of the sample
+    /// interval, counts this read here and in `total`. `hit`: it was served from RAM.
     pub fn record_read(&self, before: u64, offset: u64, hit: bool, total: &ReadsByClass) {
         if before.is_multiple_of(READ_SAMPLE) {
             self.sample_read(offset / BLOCK as u64, hit, total);
@@ -148,12 +149,13 @@ impl ReadsByClass {
     }
 }
 
-/// Looks up classes of blocks: fast if blocks are looked up disk by disk, and mostly in ascending order.
+/// Looks up the classes of blocks. It is fast if blocks are looked up disk by disk, and mostly in ascending
+/// order.
 #[derive(Default)]
 pub(crate) struct Classifier {
     disk: Option<DiskId>,
     learned: Option<Arc<Learned>>,
-    /// The run of blocks around the last one looked up, all of class `last`.
+    /// The run of blocks around the block that was looked up last; all have the class `last`.
     run: Range<u64>,
     last: Option<Class>,
 }
@@ -200,22 +202,22 @@ pub struct ClassesInfo {
     pub learned_ms: Option<u64>,
     /// The contents of the disk's partitions.
     pub file_systems: Vec<Content>,
-    /// Each class; empty without a map.
+    /// Figures of each class; empty without a map.
     pub classes: Vec<ClassStats>,
 }
 
-/// A class of one disk.
+/// Figures of one block class of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassStats {
-    /// The class.
+    /// Class of the block.
     pub class: Class,
     /// Bytes of the disk in blocks of this class.
     pub bytes: u64,
     /// Bytes written to these blocks since the pool was opened.
     pub written_bytes: u64,
-    /// Of a sample of the reads, those that were served from RAM ...
+    /// Sampled reads of these blocks that were served from RAM.
     pub read_hits: u64,
-    /// ... and those that were not.
+    /// Sampled reads of these blocks that were not served from RAM.
     pub read_misses: u64,
 }
 

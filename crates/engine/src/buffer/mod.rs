@@ -79,20 +79,20 @@ fn for_sectors(mask: u8, within: &Range<usize>, mut each: impl FnMut(Range<usize
 /// A block that was written, wholly or in part.
 pub(crate) struct Dirty {
     pub page: Page,
-    /// The written sectors.
+    /// The sectors of the block that were written, as a bit mask.
     pub mask: u8,
-    /// That of the page, if it was computed when the block was written.
+    /// Fingerprint of the page, if it was computed when the block was written.
     pub fingerprint: Option<Fingerprint>,
-    /// Time of the last write, counted in writes to this buffer.
+    /// Time of the last write to the block, as the number of writes to this buffer.
     stamp: u32,
 }
 
-/// Bytes that a zeroed range counts against the budget.
+/// Bytes that a zeroed range counts towards the budget.
 const ZERO_RANGE_COST: u64 = 64;
-/// The most that zeroing one range adds to the cost: it can split another range in two.
+/// Maximum bytes that zeroing one range adds to the cost: it can split another range in two.
 pub(crate) const ZEROES_COST: u64 = 2 * ZERO_RANGE_COST;
 
-/// The most written blocks that are searched linearly; this takes some hundred microseconds.
+/// Maximum number of written blocks that are searched linearly; this takes some hundred microseconds.
 const SEARCHED_BLOCKS: usize = 1 << 16;
 
 /// The retained memory of a buffer, and the fields that all of its records have in common.
@@ -119,9 +119,9 @@ impl Home {
 /// A zeroed range, or a part of one.
 #[derive(Clone)]
 struct Zeroes {
-    /// Its end, exclusive.
+    /// End of the range, exclusive.
     end: u64,
-    /// Whether it stays allocated.
+    /// Whether the zeroed range stays allocated.
     allocated: bool,
     generation: u64,
     /// The record of the original range in retained memory. All remaining parts of the range share the
@@ -135,7 +135,7 @@ pub(crate) struct WriteBuffer {
     /// Disjoint ranges, by first block. Declared above the blocks, so that their records are dropped first.
     zeroes: BTreeMap<u64, Zeroes>,
     blocks: HashMap<u64, Dirty, BuildU64Hasher>,
-    /// Number of writes so far.
+    /// Number of writes to the buffer so far.
     clock: u32,
 }
 
@@ -148,7 +148,7 @@ impl WriteBuffer {
         self.blocks.is_empty() && self.zeroes.is_empty()
     }
 
-    /// Bytes that this buffer counts against the budget.
+    /// Bytes that this buffer counts towards the budget.
     pub fn cost(&self) -> u64 {
         self.blocks.len() as u64 * BLOCK as u64 + self.zeroes.len() as u64 * ZERO_RANGE_COST
     }
@@ -232,7 +232,7 @@ impl WriteBuffer {
         start..end
     }
 
-    /// Inserts a zeroed range in place of the parts of others that it covers.
+    /// Inserts a zeroed range in place of the parts of other zeroed ranges that it covers.
     fn put_zeroes(&mut self, start: u64, zeroes: Zeroes) {
         let from = self.zeroes.range(..start).next_back().map_or(start, |(&s, _)| s);
         let touching: Vec<u64> = self.zeroes.range(from..zeroes.end).map(|(&s, _)| s).collect();
@@ -262,7 +262,7 @@ impl WriteBuffer {
         blocks.chain(self.zeroes_touch())
     }
 
-    /// The same for the zeroed ranges and the `count` least recently written blocks.
+    /// Works like [`Self::touched`], for the zeroed ranges and the `count` least recently written blocks.
     pub fn coldest_touched(&self, count: usize) -> Vec<Touch> {
         let coldest = self.coldest(count);
         let touch = |block: &u64| Some(self.touch(*block, self.blocks.get(block)?));
@@ -273,7 +273,8 @@ impl WriteBuffer {
         Touch { block, count: 1, is_read: dirty.mask != ALL_SECTORS && !self.zeroed(block) }
     }
 
-    /// Of the leaves below a zeroed range, only those at its two ends remain.
+    /// The map changes of the zeroed ranges. Of the leaves below a zeroed range, only those at its two ends
+    /// remain.
     fn zeroes_touch(&self) -> impl Iterator<Item = Touch> {
         let ends = self.zeroes.iter().flat_map(|(&start, z)| [start, z.end - 1]);
         ends.map(|block| Touch { block, count: FANOUT, is_read: false })
@@ -293,8 +294,8 @@ impl WriteBuffer {
         by_age[..count].iter().map(|(_, block)| *block).collect()
     }
 
-    /// Removes and returns all zeroed ranges and the `count` least recently written blocks. No remaining part
-    /// is beneath a part that is removed.
+    /// Removes and returns all zeroed ranges and the `count` least recently written blocks. No part that
+    /// remains in this buffer is older than a removed part of the same block.
     fn take_coldest(&mut self, count: usize) -> WriteBuffer {
         let mut taken = WriteBuffer::new(self.home.clone());
         taken.zeroes = std::mem::take(&mut self.zeroes);
@@ -393,7 +394,7 @@ impl WriteBuffer {
         self.zeroes.iter().map(|(&s, z)| (s..z.end, z.allocated))
     }
 
-    /// As [`Buffers::runs`].
+    /// See [`Buffers::runs`].
     fn runs(&self, range: &Range<u64>) -> Vec<(Range<u64>, Option<bool>)> {
         let mut written: Vec<u64>;
         if range.end.saturating_sub(range.start) < self.blocks.len() as u64 {
@@ -460,7 +461,7 @@ fn lay_over<T: Copy>(above: Vec<(Range<u64>, T)>, below: Vec<(Range<u64>, T)>) -
     all
 }
 
-/// The sectors of `above`, and below them those of `below`.
+/// The sectors of `above`, and for all other sectors the sectors of `below`.
 fn merge(home: &Home, block: u64, above: &Dirty, below: &Dirty) -> Dirty {
     let mask = above.mask | below.mask;
     let page = home.page(None, block, mask, |page| {
@@ -470,7 +471,8 @@ fn merge(home: &Home, block: u64, above: &Dirty, below: &Dirty) -> Dirty {
     Dirty { page, mask, fingerprint: None, stamp: above.stamp }
 }
 
-/// A range that is being read for a read-modify-write; records whether it is written in between.
+/// A range of blocks that is being read for a read-modify-write. Records whether the range is written in the
+/// meantime.
 struct Watch {
     id: u64,
     blocks: Range<u64>,
@@ -491,7 +493,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 #[derive(Default)]
 pub(crate) struct DiskRecords {
     pub blocks: Vec<(BlockRecord, Page)>,
-    /// With the order of each.
+    /// Zeroed ranges, with the order of each.
     pub ranges: Vec<(RangeRecord, u64, RangeToken)>,
 }
 
@@ -541,7 +543,7 @@ impl Buffers {
         self.active.cost()
     }
 
-    /// Takes the active buffer; later writes are in the next generation.
+    /// Takes the active buffer; later writes belong to the next generation.
     fn take_active(&mut self) -> WriteBuffer {
         let home = Home { generation: self.active.home.generation + 1, ..self.active.home.clone() };
         let next = WriteBuffer { clock: self.active.clock, ..WriteBuffer::new(home) };
@@ -569,7 +571,8 @@ impl Buffers {
         self.active.cost() as i64 - before
     }
 
-    /// As [`WriteBuffer::overlay`], over both layers.
+    /// Copies the written bytes of a block into `out`, from the active and the frozen buffer; see
+    /// [`WriteBuffer::overlay`].
     pub fn overlay(&self, block: u64, within: &Range<usize>, out: &mut [u8]) -> u8 {
         let have = self.active.overlay(block, within, 0, out);
         match &self.frozen {
@@ -678,7 +681,8 @@ impl Buffers {
         self.next_watch
     }
 
-    /// Stops recording; returns whether there was a write, or a copy into the blocks is under way.
+    /// Stops recording for a watch. Returns whether its blocks were written, or a copy into them is under
+    /// way.
     pub fn unwatch(&mut self, id: u64) -> bool {
         let Some(at) = self.watches.iter().position(|w| w.id == id) else { return false };
         let watch = self.watches.swap_remove(at);
@@ -701,7 +705,7 @@ impl Buffers {
         self.copies.iter().any(|copy| overlap(copy, blocks))
     }
 
-    /// Ends a copy: it was applied to the map, or never will be.
+    /// Ends a copy: the copy was applied to the map, or never will be.
     pub fn end_copy(&mut self, blocks: &Range<u64>) {
         if let Some(at) = self.copies.iter().position(|copy| copy == blocks) {
             self.copies.swap_remove(at);

@@ -36,23 +36,23 @@ use crate::CacheAdvice;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The larger sizes, in percent of the present one.
+/// The larger sizes of the cache, in percent of the present size.
 const LARGER: [u64; 4] = [110, 125, 150, 200];
 const CACHES: usize = 1 + LARGER.len();
-/// Most frames of the miniature of the present size.
+/// Maximum number of frames of the simulated cache of the present size.
 const MAX_FRAMES: usize = 4096;
-/// Fewest of them. With less there is no advice: that is the case in caches under 60 MiB.
+/// Minimum number of these frames. Caches under 60 MiB would have fewer, and get no advice.
 const MIN_FRAMES: usize = 448;
-/// One block of this many is sampled at most.
+/// Minimum number of blocks of which one is sampled.
 const MIN_ONE_OF: u64 = 32;
-/// Fewest misses of the miniature of the present size in a round.
+/// Minimum number of misses of the simulated cache of the present size in a round.
 const ROUND_MISSES: u64 = 256;
-/// Rates are means over a time between this and its double, or longer if a round takes longer.
+/// Rates are means over a time between this duration and its double, or longer if a round takes longer.
 const WINDOW: Duration = Duration::from_secs(60);
-/// A rate over less time means nothing.
+/// Minimum time for a rate. A rate over less time would be meaningless.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
 
-/// The range of [`draw`].
+/// Exclusive upper limit of the numbers that [`draw`] returns.
 const DRAWS: u64 = 1 << 24;
 
 /// A number below [`DRAWS`] for each block, independent of the bits by which shards and indexes are
@@ -64,12 +64,12 @@ fn draw(key: u64) -> u64 {
 /// Simulates larger caches next to a read cache.
 #[derive(Default)]
 pub(super) struct Advisor {
-    /// Blocks whose [`draw`] is lower are sampled.
+    /// A block is sampled if its [`draw`] is lower than this number.
     sampled_below: AtomicU64,
     simulation: Mutex<Simulation>,
 }
 
-/// Numbers of saved reads at a time.
+/// A time, and the numbers of saved reads at this time.
 type Mark = (Duration, [u64; LARGER.len()]);
 
 /// The counts at the start of a round.
@@ -81,26 +81,27 @@ struct Round {
 
 #[derive(Default)]
 struct Simulation {
-    /// One block of this many is sampled; 0 if none is.
+    /// Number of blocks of which one is sampled; 0 if none is sampled.
     one_of: u64,
-    /// Frames of the miniature of the present size.
+    /// Number of frames of the simulated cache of the present size.
     frames: usize,
-    /// That of the present size, then those of [`LARGER`].
+    /// The simulated cache of the present size, then the simulated caches of [`LARGER`].
     caches: [Shard<0>; CACHES],
-    /// Misses of each, since all of them are full.
+    /// Misses of each simulated cache since all of them are full.
     misses: [u64; CACHES],
-    /// Misses that the larger ones have had less; never decreases.
+    /// By how many misses each larger cache has had fewer than the cache of the present size; never
+    /// decreases.
     spared: [u64; LARGER.len()],
     round: Option<Round>,
-    /// The advice: misses of the cache that larger ones would have saved in all complete rounds.
+    /// The advice: misses of the real cache that larger caches would have saved in all complete rounds.
     saved: [u64; LARGER.len()],
     has_advice: bool,
-    /// Start of the window of rates, and of the next one.
+    /// Start of the present window of rates, and of the next window.
     marks: Option<[Mark; 2]>,
 }
 
 impl Advisor {
-    /// Simulates for a cache of this many frames; returns the most bytes that this takes.
+    /// Sets the number of frames of the real cache. Returns the maximum bytes that the simulation takes.
     pub fn set_frames(&self, frames: usize) -> u64 {
         let one_of = (frames.div_ceil(MAX_FRAMES).next_power_of_two() as u64).max(MIN_ONE_OF);
         let present = frames / one_of as usize;
@@ -140,12 +141,12 @@ impl Advisor {
         self.simulation.lock().tick(now, cache_misses);
     }
 
-    /// The advice for a cache with this budget; empty before the first round is complete.
+    /// The advice for a cache with this budget; empty until the first round is complete.
     pub fn advice(&self, now: Duration, budget: u64) -> Vec<CacheAdvice> {
         self.simulation.lock().advice(now, budget)
     }
 
-    /// Bytes on the heap.
+    /// Bytes of the simulation on the heap.
     pub fn heap_bytes(&self) -> u64 {
         self.simulation.lock().caches.iter().map(Shard::heap_bytes).sum()
     }
@@ -171,8 +172,8 @@ impl Simulation {
         cost
     }
 
-    /// Whether the caches have been filled: the smallest one twice, so that the largest one, of its
-    /// double size, is full or holds all that was read.
+    /// Whether the simulated caches have been filled. The smallest must have been filled twice, so that the
+    /// largest, which has double its size, is full or holds all that was read.
     fn is_filled(&self) -> bool {
         self.one_of > 0 && self.caches[0].evictions >= self.frames as u64
     }
@@ -182,7 +183,7 @@ impl Simulation {
         for (cache, misses) in self.caches.iter_mut().zip(&mut self.misses) {
             if !cache.get(key, 0, &mut [], reader) {
                 *misses += counted;
-                // Otherwise its insertion into the cache follows.
+                // If the block was not held, its insertion into the cache follows.
                 if was_held {
                     insert(cache, key, Rank::Normal, reader);
                 }

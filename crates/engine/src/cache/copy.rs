@@ -5,7 +5,7 @@
 
 use forebay_format::{Address, BLOCK, crc32c};
 
-/// Bytes of the address and of the flag.
+/// Bytes of the address and of the flag in front of the block.
 const HEAD: usize = 12;
 
 /// A block of the read cache, with its address and whether it was used since it was inserted.
@@ -21,7 +21,7 @@ const HEAD: usize = 12;
 pub struct CachedBlock([u8; CachedBlock::SIZE]);
 
 impl CachedBlock {
-    /// Bytes of a copy.
+    /// Size of a copy in bytes.
     pub const SIZE: usize = HEAD + BLOCK + 4;
 
     pub(super) fn new(key: u64, is_used: bool, content: &[u8]) -> CachedBlock {
@@ -32,18 +32,19 @@ impl CachedBlock {
         CachedBlock(bytes)
     }
 
-    /// Computes the checksum. Separate, because copies are made under the lock of a shard.
+    /// Computes the checksum of the copy. This is a separate step, because copies are made under the lock of
+    /// a shard.
     pub(super) fn seal(&mut self) {
         let crc = crc32c(&self.0[..HEAD + BLOCK]);
         self.0[HEAD + BLOCK..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Its bytes.
+    /// The bytes of the copy.
     pub fn as_bytes(&self) -> &[u8; CachedBlock::SIZE] {
         &self.0
     }
 
-    /// Address, use and content of a copy; `None` if it is damaged.
+    /// Decodes a copy into address, use and content; `None` if the copy is damaged.
     pub(super) fn decode(copy: &[u8; CachedBlock::SIZE]) -> Option<(Address, bool, &[u8; BLOCK])> {
         let (key, rest) = copy.split_first_chunk()?;
         let (used, rest) = rest.split_first_chunk()?;

@@ -12,30 +12,30 @@ use forebay_format::BLOCK;
 use super::pages::{HUGE, Pages};
 use super::share::Owner;
 
-/// Frames of a full chunk: one huge page.
+/// Number of frames of a full chunk: one huge page.
 pub(super) const CHUNK_FRAMES: usize = HUGE / BLOCK;
-/// The number of no frame.
+/// A frame number that stands for no frame.
 pub(super) const NIL: u32 = u32::MAX;
 
 /// Metadata of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Meta {
-    /// The address of its block, as a number.
+    /// Address of the block in the frame, as a number.
     pub key: u64,
-    /// The next frame of the queue that it is in.
+    /// The next frame of the same queue.
     pub next: u32,
-    /// Hits since it entered its queue, up to the counted maximum.
+    /// Hits since the frame entered its queue, up to the counted maximum.
     pub hits: u8,
-    /// It is evicted first; see [`super::Rank::Low`].
+    /// The frame is evicted first; see [`super::Rank::Low`].
     pub is_low: bool,
-    /// It is in the main queue.
+    /// The frame is in the main queue.
     pub is_main: bool,
-    /// The disk to which it belongs.
+    /// The disk to which the frame belongs.
     pub owner: Owner,
 }
 
 impl Meta {
-    /// Of a frame that was never filled.
+    /// Metadata of a frame that was never filled.
     const FREE: Meta =
         Meta { key: 0, next: NIL, hits: 0, is_low: false, is_main: false, owner: Owner::SHARED };
 }
@@ -47,14 +47,14 @@ pub(super) struct Chunk<const BYTES: usize> {
 }
 
 impl<const BYTES: usize> Chunk<BYTES> {
-    /// New frames; `None` if the system has no memory. Slow, unless the blocks have no bytes: not to be
-    /// called under a lock.
+    /// Allocates the frames of a chunk; `None` if the system has no memory. This is slow, unless the blocks
+    /// have no bytes: it must not be called under a lock.
     pub fn new(frames: usize) -> Option<Self> {
         let meta = vec![Meta::FREE; frames].into();
         Some(Chunk { meta, bytes: Pages::new(frames * BYTES)? })
     }
 
-    /// Number of its frames.
+    /// Number of frames of the chunk.
     pub fn len(&self) -> usize {
         self.meta.len()
     }
@@ -99,12 +99,12 @@ impl<const BYTES: usize> Default for Frames<BYTES> {
 }
 
 impl<const BYTES: usize> Frames<BYTES> {
-    /// Number of frames.
+    /// Number of frames of the shard.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Bytes on the heap.
+    /// Bytes of the frames on the heap.
     pub fn heap_bytes(&self) -> usize {
         self.chunks.iter().map(Chunk::heap_bytes).sum::<usize>()
             + self.chunks.capacity() * size_of::<Chunk<BYTES>>()
@@ -115,7 +115,7 @@ impl<const BYTES: usize> Frames<BYTES> {
     }
 
     /// Length of the chunk that [`Frames::add`] is to receive next, so that there are at most `limit` frames
-    /// in all; `None` at that number. A short last chunk is replaced by a longer one.
+    /// in all; `None` if there are that many. A short last chunk is replaced by a longer chunk.
     pub fn wanted(&self, limit: usize) -> Option<usize> {
         let missing = limit.checked_sub(self.capacity).filter(|missing| *missing > 0)?;
         let short = self.last_len() % CHUNK_FRAMES;
@@ -133,19 +133,20 @@ impl<const BYTES: usize> Frames<BYTES> {
         let first = self.chunks.len() * CHUNK_FRAMES;
         let new = (first + short) as u32..(first + chunk.len()) as u32;
         self.capacity += new.len();
-        // Exactly one more: a cache has few chunks, and doubling the capacity would be noticeable.
+        // Reserves exactly one more chunk: a cache has few chunks, and doubling the capacity would be
+        // noticeable.
         self.chunks.reserve_exact(1);
         self.chunks.push(chunk);
         new
     }
 
-    /// Number of the first frame that [`Frames::cut`] will remove; at most one chunk is removed at a time.
+    /// Number of the first frame that [`Frames::cut`] will remove. One call removes at most one chunk.
     pub fn cut_from(&self, limit: usize) -> u32 {
         let last = self.chunks.len().saturating_sub(1) * CHUNK_FRAMES;
         limit.clamp(last, last + self.last_len()) as u32
     }
 
-    /// Frees the frames from [`Frames::cut_from`] on; they must not be in use.
+    /// Frees the frames from [`Frames::cut_from`] on; none of these frames may be in use.
     pub fn cut(&mut self, from: u32) {
         let (_, kept) = split(from);
         let Some(mut chunk) = self.chunks.pop() else { return };

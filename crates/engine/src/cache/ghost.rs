@@ -6,7 +6,7 @@
 
 const WAYS: usize = 8;
 
-/// Tags of blocks that left, newest first in each set; 0 means no tag.
+/// Tags of blocks that were evicted, the newest first in each set; 0 means no tag.
 #[derive(Default)]
 pub(super) struct Ghost {
     sets: Box<[[u32; WAYS]]>,
@@ -18,7 +18,7 @@ impl Ghost {
         Ghost { sets: vec![[0; WAYS]; frames.div_ceil(WAYS)].into() }
     }
 
-    /// Bytes on the heap.
+    /// Bytes of the ghost entries on the heap.
     pub fn heap_bytes(&self) -> usize {
         size_of_val(&*self.sets)
     }

@@ -38,7 +38,7 @@ struct Flight<T>(Mutex<State<T>>);
 
 struct State<T> {
     outcome: Option<Outcome<T>>,
-    /// Waiting followers, each by its number.
+    /// Followers that wait for the leader, each with its number.
     waiting: Vec<(u64, Waker)>,
     next_follower: u64,
 }
@@ -50,9 +50,9 @@ enum Outcome<T> {
 
 /// The role of a reader that missed.
 pub(crate) enum MissRole<T> {
-    /// Read the store, and complete.
+    /// This reader reads the store, and completes the miss.
     Leader(Leader<T>),
-    /// Wait for the leader.
+    /// This reader waits for the leader.
     Follower(Follower<T>),
 }
 
@@ -69,7 +69,7 @@ impl<T> Default for MissTable<T> {
 }
 
 impl<T> MissTable<T> {
-    /// Joins the read of `addr` that is under way, or begins one.
+    /// Joins the read of `addr` that is under way, or begins such a read.
     pub fn enter(&self, addr: Address) -> MissRole<T> {
         let mut flights = self.flights.lock();
         if let Some(flight) = flights.get(&addr) {
@@ -82,14 +82,15 @@ impl<T> MissTable<T> {
         MissRole::Leader(Leader { table: self.clone(), addr, flight: Some(flight) })
     }
 
-    /// Misses under way.
+    /// Number of misses under way.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.flights.lock().len()
     }
 }
 
-/// The obligation to read an address. Dropping it without completing sends the followers back to the start.
+/// The obligation to read an address. If the leader is dropped without completing, the followers look the
+/// block up again.
 pub(crate) struct Leader<T> {
     table: MissTable<T>,
     addr: Address,
@@ -120,7 +121,8 @@ impl<T> Drop for Leader<T> {
     }
 }
 
-/// Waits for a leader: its value, or `None` if it gave up and the caller must restart.
+/// A reader that waits for the leader: the result is the leader's value, or `None` if the leader gave up and
+/// the reader must look the block up again.
 pub(crate) struct Follower<T> {
     flight: Arc<Flight<T>>,
     number: Option<u64>,
@@ -147,7 +149,7 @@ impl<T: Clone> Future for Follower<T> {
                 return Poll::Pending;
             }
         }
-        // Dropping a waker may drop a task, which runs arbitrary code: not under the lock.
+        // Dropping a waker may drop a task, which runs arbitrary code, so wakers are dropped after the lock.
         drop(state);
         drop(waker);
         Poll::Pending

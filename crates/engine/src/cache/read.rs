@@ -16,8 +16,8 @@ use crate::{CacheAdvice, CacheStats};
 /// Maximum number of shards. Readers of different blocks seldom use the same shard, for the 100 ns of a copy.
 /// While a shard rebuilds its index, which takes milliseconds for each 100,000 blocks, its readers wait.
 const MAX_SHARDS: usize = 256;
-/// Least budget of a shard if there are several: with less, the neighbouring blocks that share a shard would
-/// make the load of the shards uneven.
+/// Minimum budget of a shard if there are several shards: with less, the neighbouring blocks that share a
+/// shard would make the load of the shards uneven.
 const MIN_SHARD_BYTES: u64 = 16 << 20;
 
 /// A shard on separate cache lines.
@@ -37,13 +37,14 @@ pub(crate) struct ReadCache {
     budget: AtomicU64,
     /// Some shard has no free frame: an insertion evicts a block.
     full: AtomicBool,
-    /// Held while the budget changes.
+    /// Locked while the budget of the cache changes.
     resizing: Mutex<()>,
     pub(super) advisor: Advisor,
 }
 
 impl ReadCache {
-    /// A cache that takes at most `budget` bytes, overhead included. With 0 it holds nothing.
+    /// Makes a cache that takes at most `budget` bytes, overhead included. With a budget of 0 it holds
+    /// nothing.
     pub fn new(budget: u64) -> ReadCache {
         let cache = ReadCache {
             places: (0..MAX_SHARDS).map(|_| PaddedShard::default()).collect(),
@@ -63,7 +64,8 @@ impl ReadCache {
     }
 
     /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit for the
-    /// disk `reader`; if the block is not held, counts a miss, leaves `out` unchanged, and returns `false`.
+    /// disk `reader`. If the cache does not hold the block, counts a miss, leaves `out` unchanged, and
+    /// returns `false`.
     pub fn get(&self, addr: Address, offset_in_block: usize, out: &mut [u8], reader: Owner) -> bool {
         let key = addr.to_u64();
         let mut shard = self.place(key).lock();
@@ -74,7 +76,7 @@ impl ReadCache {
         hit
     }
 
-    /// As [`ReadCache::get`], but counts no miss: for a caller that calls `get` after a miss.
+    /// Works like [`ReadCache::get`], but counts no miss: for a caller that calls `get` after a miss.
     pub fn probe(&self, addr: Address, offset_in_block: usize, out: &mut [u8], reader: Owner) -> bool {
         let key = addr.to_u64();
         let hit = self.place(key).lock().get(key, offset_in_block, out, reader);
@@ -84,14 +86,14 @@ impl ReadCache {
         hit
     }
 
-    /// As [`ReadCache::get`], but without counting a hit, a miss or a use: for a caller whose reads do not
+    /// Works like [`ReadCache::get`], but counts no hit, no miss and no use: for a caller whose reads do not
     /// indicate future reads of guests.
     pub fn peek(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
         let key = addr.to_u64();
         self.place(key).lock().peek(key, offset_in_block, out)
     }
 
-    /// [`ReadCache::insert_as`] with [`Rank::Normal`].
+    /// Inserts a block with [`Rank::Normal`]; see [`ReadCache::insert_as`].
     #[cfg(test)]
     pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
         self.insert_as(addr, block, Rank::Normal, Owner::SHARED);
@@ -123,7 +125,7 @@ impl ReadCache {
     /// Passes a copy of each block to `receive`, until that returns false. Blocks that are inserted or
     /// evicted at the same time may be left out.
     pub fn copy_all(&self, receive: &mut dyn FnMut(&CachedBlock) -> bool) {
-        // Allocated here, since no memory is allocated under the lock of a shard.
+        // Allocated before the loop, since no memory is allocated under the lock of a shard.
         let mut some = Vec::with_capacity(COPIED_AT_ONCE as usize);
         for place in &self.places {
             let mut next = Some(0);
@@ -156,19 +158,19 @@ impl ReadCache {
         is_wanted
     }
 
-    /// Whether an insertion evicts nothing.
+    /// Whether the cache has room for a block without an eviction.
     pub fn has_room(&self) -> bool {
         !self.full.load(Relaxed)
     }
 
-    /// Whether the block is held; not counted as a use. It may be evicted a moment later.
+    /// Whether the cache holds the block; not counted as a use. The block may be evicted a moment later.
     pub fn contains(&self, addr: Address) -> bool {
         let key = addr.to_u64();
         self.place(key).lock().contains(key)
     }
 
-    /// Whether the block is held and counts as used: by a hit since it entered or passed through its queue,
-    /// or by its rank. Not counted as a use.
+    /// Whether the cache holds the block and the block counts as used: by a hit since it entered or passed
+    /// through its queue, or by its rank. Not counted as a use.
     pub fn is_used(&self, addr: Address) -> bool {
         let key = addr.to_u64();
         self.place(key).lock().is_used(key)
@@ -197,12 +199,12 @@ impl ReadCache {
         }
     }
 
-    /// The budget in bytes.
+    /// The budget of the cache in bytes.
     pub fn budget(&self) -> u64 {
         self.budget.load(Relaxed)
     }
 
-    /// Hits, misses, bytes held including all overhead, budget.
+    /// Hits, misses, bytes in use including all overhead, and the budget.
     pub fn stats(&self) -> CacheStats {
         let mut stats = CacheStats { budget: self.budget.load(Relaxed), ..CacheStats::default() };
         for place in &self.places {
@@ -225,12 +227,12 @@ impl ReadCache {
         self.advisor.tick(now, self.places.iter().map(|place| place.0.lock().misses).sum());
     }
 
-    /// The reads that larger sizes would save; empty before that is known.
+    /// The reads that larger sizes of the cache would save; empty before that is known.
     pub fn advice(&self, now: Duration) -> Vec<CacheAdvice> {
         self.advisor.advice(now, self.budget())
     }
 
-    /// Number of blocks held.
+    /// Number of blocks in the cache.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.places.iter().map(|place| place.0.lock().len()).sum()

@@ -22,49 +22,50 @@ use super::share::{Owner, Shares};
 
 /// Hits that are counted: 0 to 3, as in the paper.
 const MAX_HITS: u8 = 3;
-/// Times that a used block of a disk below its share passes through the main queue before it is evicted: it
-/// may be used much more rarely than the blocks of busier disks.
+/// Number of times that a used block of a disk below its share passes through the main queue before it is
+/// evicted: it may be used much more rarely than the blocks of busier disks.
 const LAPS_BELOW_SHARE: u8 = 63;
-/// Hits in the small queue that promote a block to the main queue. The paper uses two; one gives the same hit
-/// rates on skewed loads and scans, and follows a moving working set sooner (see the tests).
+/// Hits in the small queue that promote a block to the main queue. The paper uses two. One hit gives the same
+/// hit rates on skewed loads and scans, and follows a moving working set sooner (see the tests).
 const PROMOTE_HITS: u8 = 1;
-/// Share of the small queue: one in ten.
+/// Share of the small queue: one part in this number of the frames.
 const SMALL_SHARE: usize = 10;
-/// Frames examined for one eviction; then the next one is evicted, hits or not, so that the lock is held
-/// briefly. Twice as many, if that one belongs to a disk below its share.
+/// Maximum number of frames examined for one eviction, so that the lock is held briefly. The next frame is
+/// then evicted even if it has hits; if its disk is below its share, twice as many frames are examined.
 const MAX_STEPS: usize = 128;
 
-/// Memory of a shard that does not depend on its frames: smallest index and ghosts, a chunk's record, shares.
+/// Bytes of a shard that do not depend on its frames: the smallest index and ghosts, a chunk's record, the
+/// shares.
 const BASE_COST: u64 = 512 + size_of::<Shares>() as u64;
-/// Most memory that a frame costs in addition to its block: 16 bytes of metadata; at most 23 in the index
-/// (5 per bucket, of which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond
-/// the size that its content needs); 8 in the ghosts; 17 in reserve.
+/// Maximum bytes of a frame in addition to its block: 16 bytes of metadata; at most 23 in the index (5 per
+/// bucket, of which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond the size
+/// that its content needs); 8 in the ghosts; 17 in reserve.
 const FRAME_OVERHEAD: u64 = 64;
 
-/// Frames that [`Shard::copy_some`] examines.
+/// Number of frames that [`Shard::copy_some`] examines.
 pub(super) const COPIED_AT_ONCE: u32 = 64;
 
-/// As [`PROMOTE_HITS`], for [`Rank::Low`].
+/// Like [`PROMOTE_HITS`], for blocks of [`Rank::Low`].
 const PROMOTE_HITS_LOW: u8 = 2;
 
 /// A block's priority in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    /// It is not inserted.
+    /// The block is not inserted.
     Never,
-    /// It is inserted only into a free frame: it does not displace another block.
+    /// The block is inserted only into a free frame: it does not displace another block.
     Spare,
-    /// It must be used twice before it is kept: it is not expected to be used again, or was not requested
-    /// yet.
+    /// The block must be used twice before it is kept: it is not expected to be used again, or was not
+    /// requested yet.
     Low,
-    /// It must be used again before it is kept.
+    /// The block must be used again before it is kept.
     Normal,
-    /// It is known to be used: it enters the main queue at once, and passes through it a second time before
-    /// eviction.
+    /// The block is known to be used: it enters the main queue at once, and passes through it a second time
+    /// before eviction.
     High,
 }
 
-/// Spreads a key over all bits; addresses are not chosen by an adversary, so no secret is mixed in.
+/// Spreads a key over all bits. An adversary cannot choose addresses, so no secret is mixed in.
 pub(super) fn hash_of(key: u64) -> u64 {
     let wide = u128::from(key ^ 0x2d35_8dcc_aa6c_78a5) * 0x9e37_79b9_7f4a_7c15_u128;
     (wide >> 64) as u64 ^ wide as u64
@@ -89,8 +90,8 @@ pub(super) fn place_of(key: u64) -> u64 {
     place ^ (tag << 57)
 }
 
-/// A part of the cache with a separate lock. With blocks of 0 bytes, it simulates one: the policy is the
-/// same, and it holds no contents.
+/// A part of the cache with a separate lock. A shard with blocks of 0 bytes simulates a cache: the policy is
+/// the same, but the shard holds no contents.
 pub(super) struct Shard<const BYTES: usize> {
     limit: usize,
     index: HashTable<u32>,
@@ -99,7 +100,8 @@ pub(super) struct Shard<const BYTES: usize> {
     small: Queue,
     main: Queue,
     ghost: Ghost,
-    /// Of disks below their share: the others evict too much for these to be remembered.
+    /// Evicted blocks of disks below their share. They need a separate list, since other disks evict many
+    /// blocks, so that these would soon be forgotten.
     ghost_below: Ghost,
     shares: Shares,
     pub hits: u64,
@@ -132,12 +134,12 @@ impl<const BYTES: usize> Shard<BYTES> {
         (budget.saturating_sub(BASE_COST) / (BYTES as u64 + FRAME_OVERHEAD)) as usize
     }
 
-    /// Most memory that a shard of this many frames takes.
+    /// Returns the maximum bytes that a shard of `frames` frames takes.
     pub fn cost(frames: usize) -> u64 {
         BASE_COST + frames as u64 * (BYTES as u64 + FRAME_OVERHEAD)
     }
 
-    /// Number of blocks held.
+    /// Number of blocks in the shard.
     pub fn len(&self) -> usize {
         self.small.len() + self.main.len()
     }
@@ -159,7 +161,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         self.index.find(place_of(key), |f| self.frames.meta(*f).key == key).copied()
     }
 
-    /// Whether the block is held; not counted as a hit.
+    /// Whether the shard holds the block; not counted as a hit.
     pub fn contains(&self, key: u64) -> bool {
         self.find(key).is_some()
     }
@@ -169,7 +171,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         self.find(key).is_some_and(|frame| self.frames.meta(frame).hits > 0)
     }
 
-    /// As [`Shard::get`], but not counted as a use of the block.
+    /// Works like [`Shard::get`], but does not count as a use of the block.
     pub fn peek(&self, key: u64, offset: usize, out: &mut [u8]) -> bool {
         let Some(frame) = self.find(key) else { return false };
         out.copy_from_slice(&self.frames.block(frame)[offset..offset + out.len()]);
@@ -196,7 +198,8 @@ impl<const BYTES: usize> Shard<BYTES> {
         if self.free.len() == 0 { self.frames.wanted(self.limit) } else { None }
     }
 
-    /// Adds a chunk, unless it is no longer wanted: the lock was free while it was allocated.
+    /// Adds a chunk, unless the shard no longer needs it: the lock was not held while the chunk was
+    /// allocated.
     pub fn add(&mut self, chunk: Chunk<BYTES>) {
         if self.wanted() == Some(chunk.len()) {
             for frame in self.frames.add(chunk) {
@@ -205,7 +208,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         }
     }
 
-    /// Inserts a block, or overwrites the one that is held for the same key.
+    /// Inserts a block, or overwrites the block that is held for the same key.
     pub fn insert(&mut self, key: u64, block: &[u8; BYTES], rank: Rank, owner: Owner) {
         if let Some(frame) = self.find(key) {
             self.frames.block_mut(frame).copy_from_slice(block);
@@ -228,7 +231,8 @@ impl<const BYTES: usize> Shard<BYTES> {
         queue.push(&mut self.frames, frame);
     }
 
-    /// A frame to fill: a free one, or that of an evicted block. `None` in a shard without a budget.
+    /// Takes a frame to fill: a free frame, or the frame of an evicted block. `None` in a shard without a
+    /// budget.
     fn take_frame(&mut self) -> Option<u32> {
         if self.free.len() == 0 {
             self.evict();
@@ -264,7 +268,7 @@ impl<const BYTES: usize> Shard<BYTES> {
                 let Some(frame) = self.main.pop(&self.frames) else { return };
                 let meta = self.frames.meta_mut(frame);
                 let is_below = self.shares.is_below(meta.owner);
-                // It may have been below its share when the block was used.
+                // The disk may have been below its share when the block was used.
                 let laps = if is_below { meta.hits } else { meta.hits.min(MAX_HITS) };
                 if laps == 0 || !(patient || is_below && step < 2 * MAX_STEPS) {
                     return self.release(frame);
@@ -275,7 +279,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         }
     }
 
-    /// Hits that a used block has when it enters the main queue.
+    /// Number of hits with which a used block enters the main queue.
     fn first_laps(&self, owner: Owner) -> u8 {
         if self.shares.is_below(owner) { LAPS_BELOW_SHARE } else { 0 }
     }
@@ -290,7 +294,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         self.free.push(&mut self.frames, frame);
     }
 
-    /// Sets how many blocks may be held. If the limit decreases, [`Shard::shrink`] must follow.
+    /// Sets the maximum number of blocks. If the limit decreases, the caller must call [`Shard::shrink`].
     pub fn set_limit(&mut self, limit: usize) {
         if limit != self.limit {
             self.limit = limit;
@@ -299,8 +303,8 @@ impl<const BYTES: usize> Shard<BYTES> {
         }
     }
 
-    /// Frees at most one chunk, moving the blocks in it that stay; returns whether there is more to do. One
-    /// chunk at a time, so that the caller can release the lock in between.
+    /// Frees at most one chunk, after its remaining blocks were moved; returns whether there is more to free.
+    /// Between two calls the caller can release the lock.
     pub fn shrink(&mut self) -> bool {
         if self.frames.capacity() <= self.limit {
             let frames = &self.frames;
@@ -326,7 +330,7 @@ impl<const BYTES: usize> Shard<BYTES> {
         true
     }
 
-    /// The same queue, with every frame from `first` on replaced by a free one below.
+    /// Returns the queue with every frame from `first` on replaced by a free frame below `first`.
     fn moved_below(&mut self, mut queue: Queue, first: u32) -> Queue {
         let mut kept = Queue::EMPTY;
         while let Some(frame) = queue.pop(&self.frames) {

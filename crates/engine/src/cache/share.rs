@@ -11,7 +11,7 @@
 
 use forebay_format::DiskId;
 
-/// Groups that are counted: all values of an [`Owner`].
+/// Number of groups that are counted: all values of an [`Owner`].
 const OWNERS: usize = 1 << u8::BITS;
 
 /// The group of a disk.
@@ -19,7 +19,7 @@ const OWNERS: usize = 1 << u8::BITS;
 pub(crate) struct Owner(u8);
 
 impl Owner {
-    /// Of blocks that several disks use, or whose disk is not known.
+    /// Owner of blocks that several disks use, or whose disk is not known.
     pub const SHARED: Owner = Owner(0);
 
     /// The group of a disk.
@@ -28,8 +28,8 @@ impl Owner {
     }
 }
 
-/// Number of blocks held for each owner, and which owners are active: had a use or an insertion in this
-/// period or the one before. A period has as many insertions as there are blocks.
+/// Counts the blocks of each owner, and which owners are active. An owner is active if it had a use or an
+/// insertion in this period or the one before. A period has as many insertions as there are blocks.
 pub(super) struct Shares {
     held: [u32; OWNERS],
     /// Sum of `held`.
@@ -37,9 +37,9 @@ pub(super) struct Shares {
     /// Period in which an owner was last active; 0 for never.
     last: [u32; OWNERS],
     period: u32,
-    /// Insertions in this period.
+    /// Number of insertions in this period.
     inserted: u32,
-    /// Active disks when this period began.
+    /// Number of disks that were active when this period began.
     active: u32,
     /// Disks clearly above their share held more than half of the blocks when this period began.
     is_crowded: bool,
@@ -82,8 +82,8 @@ impl Shares {
         self.is_crowded = above * 2 > total;
     }
 
-    /// Records that a block is used by a disk, and returns its owner from now on: none, if several disks use
-    /// it.
+    /// Records that a disk uses a block, and returns the owner of the block from now on: [`Owner::SHARED`] if
+    /// several disks use it.
     pub fn used_by(&mut self, owner: Owner, reader: Owner) -> Owner {
         self.used(owner);
         self.used(reader);
@@ -95,7 +95,7 @@ impl Shares {
         Owner::SHARED
     }
 
-    /// Counts a block that is evicted, which was added before.
+    /// Counts a block that is evicted; it was counted when it was inserted.
     pub fn remove(&mut self, owner: Owner) {
         self.held[usize::from(owner.0)] -= 1;
         self.total -= 1;
@@ -109,7 +109,8 @@ impl Shares {
         self.period - self.last[usize::from(owner.0)] <= 1
     }
 
-    /// Whether others take more than their share of the blocks, and this owner, which is active, does not.
+    /// Whether this owner is active and has at most its share of the blocks, while other owners have more
+    /// than their share.
     pub fn is_below(&self, owner: Owner) -> bool {
         let held = u64::from(self.held[usize::from(owner.0)]);
         let is_small = || self.is_active(owner) && held * u64::from(self.active) < u64::from(self.total);

@@ -37,12 +37,12 @@ impl Peek {
         Peek { classes, disk, contents_version }
     }
 
-    /// Export name.
+    /// Export name of the disk.
     pub fn name(&self) -> String {
         self.classes.catalogue.read().export_name(&self.disk)
     }
 
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.disk.size()
     }
@@ -100,7 +100,7 @@ impl ClassLearner {
         Ok(())
     }
 
-    /// Gives a new image the map of the disk from which it was made, and requests a scan.
+    /// Gives a new image the class map of the disk from which it was made, and requests a scan of the image.
     pub(crate) async fn give_to_image(&self, image: &Arc<Disk>, from: &Disk) {
         if let Some(learned) = from.classes.learned() {
             let contents_version = image.classes.contents_version();
@@ -111,7 +111,7 @@ impl ClassLearner {
         self.scans.request(image);
     }
 
-    /// Shares maps with the disks that were made from a disk and have no map.
+    /// Shares each class map with the disks that were made from its disk and have no map.
     fn propagate(&self) {
         let catalogue = self.catalogue.read();
         // A disk has a higher id than the disk from which it was made, so one pass in order of ids is
@@ -124,7 +124,7 @@ impl ClassLearner {
         }
     }
 
-    /// The disks with a separate map on the store.
+    /// The disks whose separate class map is on the store.
     fn with_stored_map(&self) -> BTreeSet<DiskId> {
         let catalogue = self.catalogue.read();
         let records = catalogue.iter().map(|disk| disk.record());
@@ -137,7 +137,7 @@ impl ClassLearner {
             let name = disk.record().name.clone();
             match self.metadata.get(&disk, DiskMetadata::Classes).await.map(|bytes| Learned::decode(&bytes?))
             {
-                // A scan may have completed since, which is newer.
+                // A scan may have completed in the meantime; its result is newer.
                 Ok(Some(learned)) if !disk.classes.is_scanned() => disk.classes.set(learned),
                 Ok(Some(_)) => {}
                 Ok(None) => {

@@ -22,7 +22,7 @@ use crate::{Error, Result};
 pub(crate) enum Change {
     /// Maps one block to a stored block.
     Put { block: u64, target: BlockRef },
-    /// Zeroes a range of blocks.
+    /// Makes a range of blocks read as zeroes.
     Zero { block: u64, count: u64, allocated: bool },
 }
 
@@ -68,12 +68,12 @@ pub(crate) struct Applier {
     /// Bytes appended to the log. Changes that are costly for recovery to apply again are added, so that the
     /// next checkpoint is made earlier.
     pub(super) appended: Arc<AtomicU64>,
-    /// Operations of guests on disks that were deleted since.
+    /// Operations of guests on disks that have since been deleted.
     pub retired: Mutex<GuestStats>,
 }
 
 impl Applier {
-    /// An applier for the disks of `catalogue`.
+    /// Returns an applier for the disks of `catalogue`.
     pub fn new(
         reader: Arc<Reader>,
         catalogue: Arc<RwLock<Catalogue>>,
@@ -92,7 +92,7 @@ impl Applier {
         &self.reader.nodes
     }
 
-    /// A disk by its number.
+    /// Returns the disk with this number.
     pub fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
         self.catalogue.read().get(id).cloned()
     }
@@ -111,7 +111,7 @@ impl Applier {
         self.each_copy(ops, |disk, blocks| disk.buffers.lock().begin_copy(blocks));
     }
 
-    /// Ends [`Applier::begin_copies`]: the copies were applied or given up.
+    /// Ends [`Applier::begin_copies`]: the copies were applied or abandoned.
     pub fn end_copies<'a>(&self, ops: impl Iterator<Item = &'a CatalogueOp>) {
         self.each_copy(ops, |disk, blocks| disk.buffers.lock().end_copy(&blocks));
     }
@@ -147,8 +147,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Loads a node that a change to the map of a disk needs, or replaces it by a stand-in and sets the
-    /// disk's damage flag.
+    /// Loads a map node that a change to the map of a disk needs. If the node is unreadable, replaces it by a
+    /// stand-in and sets the disk's damage flag.
     async fn load_or_stand_in(&self, disk: &Disk, need: NeedNode) -> Result<()> {
         self.nodes()
             .load_or_stand_in(need, |need, why| {
@@ -189,7 +189,8 @@ impl Applier {
                 disk.inherit_map_damage(&source);
                 disk.classes.inherit(&source.classes);
                 disk.set_record(record);
-                // The contents that replace those of its clients are durable.
+                // The new contents of the disk are durable, so its mark for the writes of its clients is no
+                // longer needed.
                 if matches!(disk.record().mark, Mark::Local | Mark::Remote) {
                     disk.set_mark(Mark::None);
                 }

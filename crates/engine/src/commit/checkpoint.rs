@@ -27,13 +27,14 @@ use crate::tables::{Contents, PageId, PagedTable, StoredTables};
 use crate::yield_counter::YieldCounter;
 use crate::{Error, Mutation, Result};
 
-/// A checkpoint that was taken.
+/// The state of the pool for a checkpoint, as it was taken.
 pub(crate) struct Taken {
     pub head: Head,
     pub checkpoint: Contents,
-    /// The maps of its disks, in the same order.
+    /// The maps of the checkpoint's disks, in the order of the disks.
     pub trees: Vec<Tree>,
-    /// Their values of [`crate::disk::Disk::map_damage`] at that time, in the same order.
+    /// The values of [`crate::disk::Disk::map_damage`] when the checkpoint was taken, in the order of the
+    /// disks.
     pub map_damage: Vec<u64>,
 }
 
@@ -55,8 +56,8 @@ impl Committer {
         self.take_checkpoint(0).await.map(drop)
     }
 
-    /// As [`Committer::checkpoint`]. Also stores up to `renew` of the oldest pages of the tables, which have
-    /// not changed. Returns the checkpoint, and the objects that hold its pages.
+    /// Works like [`Committer::checkpoint`]. Also stores up to `renew` of the oldest pages of the tables,
+    /// which have not changed. Returns the checkpoint, and the objects that hold its pages.
     pub async fn take_checkpoint(&self, renew: usize) -> Result<(Taken, BTreeSet<SegmentId>)> {
         let _alone = self.checkpoint_lock.lock().await;
         let taken = self.make_checkpoint(renew).await?;
@@ -119,7 +120,8 @@ impl Committer {
     }
 
     async fn take(&self) -> Result<Taken> {
-        // Fails if a commit that latched the pool may have left a group in the log that the maps lack.
+        // Writing fails if a commit has latched the pool: it may have left a group in the log that the maps
+        // lack.
         let log = self.write_log().await?;
         let (mut disks, mut trees): (Vec<TakenDisk>, _) = (Vec::new(), Vec::new());
         let next_disk = {
@@ -161,8 +163,8 @@ impl Committer {
         Ok(())
     }
 
-    /// Stores the pages in which the tables of a checkpoint differ from those of the one in effect, and
-    /// `renew` more.
+    /// Stores the pages in which the tables of a checkpoint differ from the tables of the current checkpoint,
+    /// and up to `renew` unchanged pages.
     async fn store_tables(&self, contents: &Contents, renew: usize) -> Result<StoredTables> {
         let mut tables = self.tables.lock().clone();
         let pages = tables.replace(contents, renew).await;
@@ -173,8 +175,8 @@ impl Committer {
         Ok(tables)
     }
 
-    /// Stores pages of tables, which `encode` encodes, or removes those without records. The log is locked
-    /// for some of them at a time, so that commits run in between. To be followed by
+    /// Stores pages of tables, which `encode` encodes, or removes pages without records. The log is locked
+    /// for some pages at a time, so that commits run in between. To be followed by
     /// [`Committer::store_directories`].
     pub async fn store_pages(
         &self,
@@ -200,7 +202,7 @@ impl Committer {
             for ((table, number, _), at) in encoded.iter().zip(self.write_pieces(&pieces).await?) {
                 tables[*table].set(*number, Some(at));
             }
-            // A store in memory never waits.
+            // Yields explicitly, since a store in memory never waits.
             yield_now().await;
         }
         Ok(())
@@ -231,7 +233,7 @@ impl Committer {
             sampling: *sampling,
         };
         let bytes = root.encode();
-        // Room for header and entry of each batch.
+        // Each batch needs room for its header and an entry.
         let piece = self.read_log().await.batch_limit() - 2 * BLOCK;
         let pieces: Vec<&[u8]> = bytes.chunks(piece).collect();
         if pieces.len() > MAX_BLOBS {

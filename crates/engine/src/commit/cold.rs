@@ -16,7 +16,7 @@ impl Intake {
         disk.cold.count() >= COLD_BLOCKS
     }
 
-    /// Records which of the blocks just written are cold. Those in `partial` were written partially.
+    /// Records which of the blocks just written are cold. The blocks in `partial` were written partially.
     pub fn record_cold(
         &self,
         disk: &Arc<Disk>,

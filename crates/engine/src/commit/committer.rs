@@ -75,13 +75,13 @@ pub(crate) struct Committer {
     pub(super) used: Arc<UsedCounter>,
     /// Locked by [`Committer::read_log`] and [`Committer::write_log`].
     log: tokio::sync::Mutex<Log>,
-    /// The tables of the checkpoint in effect.
+    /// The tables of the current checkpoint.
     pub(super) tables: Mutex<StoredTables>,
-    /// Bytes appended to the log; shared with it.
+    /// Bytes appended to the log; the applier shares this counter.
     pub(super) appended: Arc<AtomicU64>,
-    /// Held while a checkpoint is made: one at a time.
+    /// Locked while a checkpoint is made, so that only one is made at a time.
     pub(super) checkpoint_lock: tokio::sync::Mutex<()>,
-    /// `appended` at the last checkpoint.
+    /// The value that `appended` had at the last checkpoint.
     pub(super) checkpointed: AtomicU64,
     pub(super) commits: Counter,
     pub(super) checkpoints: Counter,
@@ -150,7 +150,7 @@ impl Committer {
         &self.cx
     }
 
-    /// A disk by its number.
+    /// Returns the disk with this number.
     pub fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
         self.applier.disk(id)
     }
@@ -159,7 +159,7 @@ impl Committer {
         self.applier.catalogue.read().export_name(disk)
     }
 
-    /// Reads ahead for a group that is to be frozen.
+    /// Makes a [`Warm`], which reads ahead for a group that is to be frozen.
     pub fn warm(&self) -> Warm<'_> {
         Warm::new(&self.reader)
     }
@@ -174,12 +174,12 @@ impl Committer {
         self.reducer.dedup.lock().dropped(segment, slots);
     }
 
-    /// Removes the fingerprints of a segment that the table does not list any more.
+    /// Removes the fingerprints of a segment that is no longer in the segment table.
     pub fn forget_segment(&self, segment: SegmentId) {
         self.reducer.dedup.lock().freed(segment);
     }
 
-    /// The map changes of all dirty buffers, which will be in the next group.
+    /// Returns the map changes that the next group will make: the changes of all dirty buffers.
     fn touched(&self) -> Touched {
         let disks = self.intake.disks.lock().clone();
         disks
@@ -202,7 +202,7 @@ impl Committer {
         }
     }
 
-    /// Has the store own a part of the reserve, and checks the free room.
+    /// Makes the store reserve room for a part of the reserve, and checks the free room.
     pub async fn reserve_room(&self) -> Result<()> {
         let store = &self.reader.source.store;
         let total = self.cx.fencing(store.capacity().await)?.total;
@@ -224,8 +224,8 @@ impl Committer {
     pub async fn commit_loop(self: Arc<Committer>) {
         let mut stuck = false;
         loop {
-            // Read before the check for work, which then includes everything that passed the gate before the
-            // pool began to close.
+            // Read before the check for work. The check then includes everything that passed the gate before
+            // the pool began to close.
             let closing = self.cx.is_closing();
             if self.cx.check_latch().is_err() {
                 break;
@@ -237,7 +237,7 @@ impl Committer {
                 }
                 tokio::select! {
                     biased;
-                    // Another task has latched the pool: whatever waits for this one has to end.
+                    // Another task has latched the pool: all requests that wait for this commit must end.
                     () = self.cx.latched() => {}
                     () = self.intake.pacing.schedule.wake.notified() => {}
                 }
@@ -265,22 +265,22 @@ impl Committer {
             }
         }
         let pending = {
-            // Requests that pass the gate from here on are refused.
+            // Requests that pass the gate after this point are refused.
             let _gate = self.intake.gate.write();
             std::mem::take(&mut *self.intake.ops.lock())
         };
         for op in pending {
-            // The receiver may have been dropped.
+            // The receiver may have been dropped, so the error is ignored.
             let _ = op.done.send(self.cx.check_running().and(Err(Error::Closed)));
         }
         self.space.refuse_waiting();
         self.progress.update(|p| p.stopped = true);
     }
 
-    /// Gives up a group for which the store has no room. Its data stays in the buffers, since it was
-    /// acknowledged. As long as a reclaim may help, its changes to the catalogue are retried with the next
-    /// group; otherwise they fail, and so do flushes. So a request that waits for reclaims gets one more
-    /// attempt after the last of them.
+    /// Abandons a group for which the store has no room. Its data stays in the buffers, since it was
+    /// acknowledged. As long as a reclaim may help, the group's changes to the catalogue are retried with the
+    /// next group; otherwise they fail, and so do flushes. A request that waits for reclaims thus gets one
+    /// more attempt after the last reclaim.
     pub fn give_up_group(&self, mut group: Group) {
         self.space.refused();
         self.unfreeze_group(&mut group);
@@ -348,8 +348,8 @@ impl Committer {
         let logged = self.try_log_group(log, group, stream, warm).await;
         match &logged {
             Err(_) if !group.is_written => self.withdraw_cover(),
-            // While the log is held, so that no checkpoint covers changes that the maps lack: see
-            // crate::read::damage.
+            // The pool latches while the log is locked, so that no checkpoint covers changes that the maps
+            // lack: see crate::read::damage.
             Err(e) => self.cx.latch(e),
             Ok(()) => {}
         }
@@ -395,7 +395,7 @@ impl Committer {
             }
             other => other?,
         };
-        // Before any buffer is dropped.
+        // The floor must be set before any buffer is dropped.
         self.cx.retained.set_floor(log.head().seq);
         self.space.store.accepted();
         group.frozen.iter().for_each(|(disk, _)| self.scans.request_if_changed(disk));
@@ -419,7 +419,7 @@ impl Committer {
     fn freeze(&self, group: &mut Group, seq: u64) -> Result<()> {
         let _gate = self.intake.gate.write();
         if !self.cx.retained.set_cover(Cover { seq, order: self.cx.retained.order() }) {
-            // Or the pool was dropped, and has left its memory.
+            // If the pool has not latched, it was dropped, and has left its memory.
             self.cx.check_latch()?;
         }
         self.intake.pacing.schedule.commit_begins();
@@ -535,9 +535,9 @@ impl Committer {
         Ok(results)
     }
 
-    /// Drops the frozen buffers, which frees their memory, and completes waiting requests.
+    /// Drops the frozen buffers of a group, which frees their memory, and completes the waiting requests.
     fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
-        // Changes to the catalogue show more about the catalogue than about the store.
+        // Groups with changes to the catalogue are not measured: their duration does not measure the store.
         if let Some(began) = group.began.filter(|_| group.ops.is_empty()) {
             let bytes = GroupBytes { buffered: group.buffered(), logged: group.logged };
             let now = self.cx.host.now();
@@ -556,8 +556,8 @@ impl Committer {
     }
 }
 
-/// The change that an item makes to the map of a disk. `refs` are the references of the items that have
-/// payload, from this one on, and `placed` those of the group so far.
+/// The change that an item makes to the map of a disk. `refs` are the references of the items with payload,
+/// beginning with this item; `placed` are the references of all such items of the group so far.
 fn change<'a>(
     item: &Item<'_>,
     refs: &mut impl Iterator<Item = &'a BlockRef>,
@@ -575,7 +575,7 @@ fn change<'a>(
     }
 }
 
-/// The map changes of a group.
+/// Returns the changes of maps in a group.
 fn touched_by(group: &Group) -> Touched {
     group.frozen.iter().map(|(disk, frozen)| (disk.clone(), by_leaf(frozen.touched()))).collect()
 }

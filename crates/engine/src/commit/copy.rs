@@ -18,21 +18,22 @@ use crate::{BoxFuture, Error, Result};
 struct Copying<'a> {
     /// The map of the source.
     from: Tree,
-    /// Blocks done.
+    /// Number of blocks that were copied.
     done: u64,
-    /// The part of `done` whose references were copied one by one.
+    /// The part of `done` whose references were copied block by block.
     copied: u64,
-    /// Nodes that the remaining copy needs.
+    /// Nodes that the rest of the copy needs.
     held: Vec<Held<'a>>,
 }
 
 impl Applier {
     /// Copies `count` references of `source`, from block `from` on, into the map of `disk`, from block
-    /// `first` on. Ranges that are damaged in the map of the source are then damaged in that of `disk`.
+    /// `first` on. Ranges that are damaged in the map of the source are then damaged in the map of `disk`
+    /// too.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]: nothing was changed. Any other: the copy is incomplete although it is in the
-    /// log.
+    /// [`Error::OutOfRange`]: nothing was changed. Any other error: the copy is incomplete although it is in
+    /// the log.
     pub async fn copy_range(
         &self,
         disk: &Disk,
@@ -46,8 +47,8 @@ impl Applier {
         if !fits(disk, first) || !fits(source, from) {
             return Err(Error::OutOfRange);
         }
-        // A clone of the source's map: it does not change even if source and destination are the same disk,
-        // and only one tree is locked at a time. A stand-in for damage in it affects only the copy.
+        // A clone of the source's map does not change even if source and destination are the same disk, and
+        // only one tree is locked at a time. A stand-in for damage in the clone affects only the copy.
         let state =
             Mutex::new(Copying { from: source.tree.read().clone(), done: 0, copied: 0, held: Vec::new() });
         let load = |need| -> BoxFuture<'_, Result<()>> {
@@ -80,7 +81,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Loads the nodes that the remaining copy needs, and loads or replaces the one that stopped it.
+    /// Loads the nodes that the remaining copy needs. The node that stopped the copy is loaded, or replaced
+    /// by a stand-in.
     async fn load_for_copy<'a>(
         &'a self,
         disk: &Disk,

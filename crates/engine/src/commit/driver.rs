@@ -26,21 +26,21 @@ use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::SeqCst;
 use crate::{BoxFuture, Host};
 
-/// Most dirty bytes with which a thread helps.
+/// Maximum dirty bytes of a group that another thread than the engine's commits.
 const HELPED_BYTES: u64 = 256 << 10;
 
 thread_local! {
     static MAY_COMMIT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread may make the commits that its requests wait for, and so be blocked by an append to a
-/// store that was fast until now. That is of use while it serves only one client, which waits for each reply:
-/// then no other waits for the store. Without this call it may not.
+/// Sets whether this thread may make the commits for which its requests wait. An append to a store that was
+/// fast until now may then block the thread. It is useful while the thread serves only one client that waits
+/// for each reply, because then no other client waits for the store. By default a thread may not.
 pub fn commit_here(may: bool) {
     MAY_COMMIT.set(may);
 }
 
-/// The permission of this thread.
+/// Whether this thread has the permission to commit.
 pub fn may_commit_here() -> bool {
     MAY_COMMIT.get()
 }
@@ -52,11 +52,11 @@ pub(crate) struct Driver {
     task: Mutex<Option<BoxFuture<'static, ()>>>,
     /// Wakes the engine's thread.
     engine: Mutex<Option<Waker>>,
-    /// A thread helps.
+    /// A thread other than the engine's is running the commit task.
     helps: AtomicBool,
-    /// That thread.
+    /// The thread that is running the commit task while `helps` is set.
     helper: Mutex<Option<ThreadId>>,
-    /// The task was woken while a thread helps.
+    /// The task was woken while another thread was running it.
     woken: AtomicBool,
 }
 
@@ -82,17 +82,18 @@ impl Driver {
         polled
     }
 
-    /// Whether this thread may help with a group of `dirty` bytes.
+    /// Whether this thread may commit a group of `dirty` bytes.
     pub fn may_help(&self, dirty: u64) -> bool {
         may_commit_here() && dirty <= HELPED_BYTES
     }
 
-    /// The thread that helps, which the store may block.
+    /// The thread other than the engine's that is running the commit task; the store may block it.
     pub fn helper(&self) -> Option<ThreadId> {
         *self.helper.lock()
     }
 
-    /// Requests a commit, and helps. Returns false, and does nothing, if another thread helps.
+    /// Requests a commit, and runs the commit task on this thread. Returns false, and does nothing, if
+    /// another thread is running it.
     pub fn help(self: &Arc<Driver>, host: &dyn Host, schedule: &Schedule) -> bool {
         if self.helps.swap(true, SeqCst) {
             return false;
@@ -100,8 +101,8 @@ impl Driver {
         let helping = Helping(self);
         *self.helper.lock() = Some(thread::current().id());
         schedule.request_and_help(host.now());
-        // The task finds now what it was woken for. What others did before they woke it is visible after a
-        // swap, not after a store.
+        // The task now finds the work for which it was woken. What other threads did before they woke the
+        // task is visible after a swap, but not after a store.
         self.woken.swap(false, SeqCst);
         let mut waits = false;
         host.run_step(&mut || {
@@ -115,7 +116,7 @@ impl Driver {
         true
     }
 
-    /// Leaves what follows to the engine's thread if a thread helps.
+    /// If another thread runs the commit task, leaves the rest of the work to the engine's thread.
     pub async fn end_turn(&self) {
         let mut has_yielded = false;
         poll_fn(|cx| {
@@ -145,7 +146,7 @@ impl Wake for Driver {
     fn wake_by_ref(self: &Arc<Driver>) {
         if self.helps.load(SeqCst) {
             self.woken.store(true, SeqCst);
-            // If it still helps, it has not looked at the note yet.
+            // If the thread still helps, it has not checked `woken` yet.
             if self.helps.load(SeqCst) {
                 return;
             }
@@ -154,7 +155,8 @@ impl Wake for Driver {
     }
 }
 
-/// A thread helps until this is dropped; then the engine's thread continues if the task was woken.
+/// While this value exists, a thread helps. When it is dropped, the engine's thread continues if the task was
+/// woken.
 struct Helping<'a>(&'a Driver);
 
 impl Drop for Helping<'_> {

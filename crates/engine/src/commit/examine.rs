@@ -10,41 +10,41 @@ use crate::dedup::Fingerprinter;
 use crate::lost::is_lost;
 use crate::zero::is_zero;
 
-/// A written block, and what is known of it.
+/// A written block, and what is known about it.
 pub(super) struct Given<'a> {
     pub content: &'a [u8; BLOCK],
     /// The checksum of the content, if it is known.
     pub crc: Option<u32>,
-    /// Its fingerprint, if it is known.
+    /// Fingerprint of the content, if it is known.
     pub fingerprint: Option<Fingerprint>,
-    /// The value in the map, unless the block is over a range that the same group zeroes.
+    /// Value of the block in the map, unless the same group zeroes a range that includes the block.
     pub now: Option<MapValue>,
-    /// `None` if the block is not to be deduplicated.
+    /// Computes the block's fingerprint; `None` if the block is not to be deduplicated.
     pub fingerprinter: Option<Arc<Fingerprinter>>,
     pub compress: bool,
-    /// Its rank in the read cache.
+    /// Rank of the block in the read cache.
     pub rank: Rank,
-    /// It is one of many consecutive blocks.
+    /// The block is one of many consecutive blocks.
     pub is_in_run: bool,
 }
 
-/// What a block was found to be.
+/// The result of examining a block.
 pub(super) enum Examined {
-    /// All zeroes; `known` if the map has that already.
+    /// The block is all zeroes; `known` if the map states that already.
     Zero { known: bool },
-    /// Equal to the block that the disk already has at this place, so nothing has to be stored.
+    /// The block is equal to the block that the disk already has at this place, so nothing has to be stored.
     Unchanged,
     Other {
         crc: u32,
         fingerprint: Option<Fingerprint>,
         /// The present block of the disk, if its checksum is equal.
         now: Option<BlockRef>,
-        /// Its rank in the read cache.
+        /// Rank of the block in the read cache.
         rank: Rank,
     },
 }
 
-/// Examines blocks. Those that need fingerprints are hashed together.
+/// Examines blocks. The blocks that need fingerprints are hashed together.
 pub(super) fn examine(blocks: &[Given<'_>], cache: &ReadCache) -> Vec<Examined> {
     let mut found: Vec<Examined> = blocks.iter().map(|given| examine_one(given, cache)).collect();
     let mut at = 0;
@@ -78,10 +78,10 @@ fn examine_one(given: &Given<'_>, cache: &ReadCache) -> Examined {
     Examined::Other { crc, fingerprint: None, now, rank: rank(given, cache) }
 }
 
-/// Blocks of large writes displace others from the read cache only if they overwrite a block that was read
-/// from it. What is written at length, by copies, backups and installations, is seldom read back soon, least
-/// of all by a guest that still has it in memory; and copying it into the cache would take a fifth of the CPU
-/// time of its commit. What guests do read stays cached when it is overwritten.
+/// The rank of a block in the read cache. A block of a large write displaces other blocks from the cache only
+/// if it overwrites a block that was read from the cache. Data of large writes (copies, backups,
+/// installations) is seldom read back soon, and the guest may still have it in memory. Copying it into the
+/// cache would take a fifth of the CPU time of its commit.
 fn rank(given: &Given<'_>, cache: &ReadCache) -> Rank {
     let replaces = || matches!(given.now, Some(MapValue::At(now)) if cache.is_used(now.addr));
     match given.rank {
@@ -96,7 +96,7 @@ fn is_cached_as(cache: &ReadCache, at: BlockRef, content: &[u8; BLOCK]) -> bool 
     cache.probe(at.addr, 0, &mut cached, Owner::SHARED) && cached == *content
 }
 
-/// Adds the fingerprints of the blocks of one dedup domain, as far as they are not known.
+/// Adds the missing fingerprints of the blocks of one dedup domain.
 fn add_fingerprints(fingerprinter: &Fingerprinter, blocks: &[Given<'_>], found: &mut [Examined]) {
     let (mut contents, mut places) = (Vec::with_capacity(blocks.len()), Vec::with_capacity(blocks.len()));
     for (given, found) in blocks.iter().zip(found) {

@@ -16,7 +16,7 @@ impl Committer {
         self.commits.get().ops
     }
 
-    /// Checkpoints since the pool was opened, and their bytes.
+    /// Number of checkpoints since the pool was opened, and their bytes.
     pub fn checkpoints(&self) -> Count {
         self.checkpoints.get()
     }
@@ -29,7 +29,7 @@ impl Committer {
         self.reducer.stats()
     }
 
-    /// Operations of guests on disks that were deleted since.
+    /// Operations of guests on disks that have since been deleted.
     pub fn retired(&self) -> GuestStats {
         *self.applier.retired.lock()
     }

@@ -10,7 +10,8 @@ use super::intake::PendingOp;
 use crate::buffer::{BlockBox, WriteBuffer};
 use crate::disk::Disk;
 
-/// Completed partial blocks. If the base of a block is damaged, a reference that marks the block as lost.
+/// Partial blocks that were completed. If the base of a block is damaged, a reference that marks the block as
+/// lost.
 pub(crate) type Completed = HashMap<(DiskId, u64), std::result::Result<BlockBox, BlockRef>>;
 
 /// The buffers and catalogue changes of one commit.
@@ -18,15 +19,15 @@ pub(crate) type Completed = HashMap<(DiskId, u64), std::result::Result<BlockBox,
 pub(crate) struct Group {
     pub frozen: Vec<(Arc<Disk>, Arc<WriteBuffer>)>,
     pub ops: Vec<PendingOp>,
-    /// A part of it may be in the log.
+    /// A part of the group may be in the log.
     pub is_written: bool,
-    /// Number of the freeze in which it was frozen.
+    /// Number of the freeze in which the group was frozen.
     pub freeze: u64,
-    /// Bytes that guests discarded.
+    /// Bytes that guests discarded in this group.
     pub discarded: u64,
-    /// Bytes that it has added to the log.
+    /// Bytes that the group has added to the log.
     pub logged: u64,
-    /// Time of that freeze; `None` for a group of a single disk.
+    /// Time of the freeze; `None` for a group of a single disk.
     pub began: Option<Duration>,
 }
 
@@ -36,12 +37,12 @@ impl Group {
         Group { frozen: vec![(disk, frozen)], ..Group::default() }
     }
 
-    /// Bytes that it takes in the write buffers.
+    /// Bytes of the group in the write buffers.
     pub fn buffered(&self) -> u64 {
         self.frozen.iter().map(|(_, frozen)| frozen.cost()).sum()
     }
 
-    /// Its changes to the catalogue.
+    /// Changes of the group to the catalogue.
     pub fn catalogue_ops(&self) -> impl Iterator<Item = &CatalogueOp> + Clone {
         self.ops.iter().flat_map(|pending| &pending.ops)
     }

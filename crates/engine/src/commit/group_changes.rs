@@ -10,16 +10,16 @@ use crate::disk::Disk;
 
 /// A change of a group to one disk.
 pub(super) enum GroupChange<'a> {
-    /// A zeroed range.
+    /// A range of a disk was zeroed.
     Zeroes { disk: &'a Arc<Disk>, block: u64, count: u64, allocated: bool },
-    /// A written block.
+    /// A block was written.
     Block(Written<'a>),
     /// A block whose contents are lost, with the reference that marks it.
     Lost { disk: &'a Arc<Disk>, block: u64, target: BlockRef },
 }
 
 impl<'a> GroupChange<'a> {
-    /// The block, if it is a written one.
+    /// The written block, if the change is a written block.
     pub fn written(&self) -> Option<&Written<'a>> {
         match self {
             GroupChange::Block(written) => Some(written),
@@ -27,23 +27,23 @@ impl<'a> GroupChange<'a> {
         }
     }
 
-    /// Whether both are written blocks, and `next` is the one that follows on the same disk.
+    /// Whether both changes are written blocks, and `next` follows this block on the same disk.
     pub fn is_before(&self, next: &GroupChange<'a>) -> bool {
         let (Some(this), Some(next)) = (self.written(), next.written()) else { return false };
         this.disk.id() == next.disk.id() && this.block + 1 == next.block
     }
 }
 
-/// A written block.
+/// A block that was written.
 pub(super) struct Written<'a> {
     pub disk: &'a Arc<Disk>,
     pub block: u64,
     pub content: &'a [u8; BLOCK],
     /// The checksum of the content, if it was computed when the block was written.
     pub crc: Option<u32>,
-    /// Likewise its fingerprint.
+    /// Fingerprint of the content, if it was computed when the block was written.
     pub fingerprint: Option<Fingerprint>,
-    /// It is over a range that the group zeroes.
+    /// The block is in a range that the same group zeroes.
     pub over_zeroes: bool,
 }
 

@@ -1,10 +1,10 @@
 //! Rebuilds the dedup index from the fingerprints in the store.
 //!
 //! When a pool is opened, the index is empty and the pool serves requests at once. A task reads the
-//! directories of all segments: first of those that had hits before (the checkpoint lists them), then of the
-//! others, newest first. Blocks written during this time are indexed as usual. A directory is read without
-//! the log's lock. Its entries are inserted under that lock, unless the segment was moved in between: slots
-//! that were dropped by the move must not be indexed again.
+//! directories of all segments: first the segments that had hits before (the checkpoint lists them), then all
+//! others, newest first. Blocks that are written during this time are indexed as usual. A directory is read
+//! without the log's lock. Its entries are inserted under the lock, unless the segment was moved in the
+//! meantime: slots that the move dropped must not be indexed again.
 
 use forebay_format::{SegmentId, SegmentRecord, SlotKind, Stream};
 use hashbrown::HashSet;
@@ -44,7 +44,7 @@ impl Committer {
                     tracing::debug!("rebuilding the dedup index has stopped: {e}");
                     break;
                 }
-                // Freed or damaged: its blocks are stored again if they are written again.
+                // The segment is freed or damaged: if its blocks are written again, they are stored again.
                 Err(e) => tracing::warn!(%segment, "cannot read the fingerprints of a segment: {e}"),
                 Ok(()) => {}
             }

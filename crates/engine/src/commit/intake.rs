@@ -42,12 +42,13 @@ pub(crate) struct PendingOp {
 /// When a write is answered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Answer {
-    /// When the caller has ensured more.
+    /// The write is answered later, when the caller has ensured more.
     Later,
-    /// At once, provided that the disk is marked for these clients.
+    /// The write is answered at once, provided that the disk is marked for these clients.
     IfMarked(Clientele),
-    /// When it is durable. So the next commit includes it: its blocks are fingerprinted on this thread, while
-    /// the commit before it is written. `is_last` if no other write of the request follows.
+    /// The write is answered when it is durable, so the next commit includes it. Its blocks are fingerprinted
+    /// on this thread, while the commit before is written. `is_last` if no other write of the request
+    /// follows.
     WhenDurable { is_last: bool },
 }
 
@@ -56,16 +57,16 @@ pub(crate) enum Answer {
 /// The quota is not part of it: whether blocks are within the quota is decided under the freeze gate,
 /// together with the change.
 pub(crate) struct Admitted<'a> {
-    /// Its share of the write buffers; `None` if the change is made at once.
+    /// The request's share of the write buffers; `None` if the change is made at once.
     space: Option<Admission<'a>>,
-    /// Its room in retained memory.
+    /// The room in retained memory that the request has reserved.
     pub room: Reservation,
-    /// Its share of the rate limits.
+    /// The request's share of the rate limits.
     pub tokens: Tokens<'a>,
 }
 
 impl Admitted<'_> {
-    /// As [`Admission::spend`].
+    /// See [`Admission::spend`].
     pub fn spend(&mut self, bytes: u64) {
         if let Some(space) = &mut self.space {
             space.spend(bytes);
@@ -82,7 +83,7 @@ pub(crate) struct Intake {
     pub(super) progress: Arc<CommitProgress>,
     /// Key of the pool's fingerprints.
     key: [u8; 32],
-    /// The freeze gate: held shared by every change, exclusively while the buffers are frozen.
+    /// The freeze gate. Every change holds it shared; it is held exclusively while the buffers are frozen.
     pub(super) gate: RwLock<()>,
     /// Number of freezes; changes only while the gate is closed.
     pub(super) freezes: AtomicU64,
@@ -97,7 +98,7 @@ pub(crate) struct Intake {
     pub(super) cold_wake: Notify,
     /// Whether the host has no room for more retained memory, and a warning was logged.
     lacks_memory: AtomicBool,
-    /// Host time from which on another warning about that is logged.
+    /// Host time from which on the next warning about missing memory is logged.
     next_memory_warning: Mutex<Duration>,
 }
 
@@ -144,17 +145,18 @@ impl Intake {
         self.space.is_divided(&disk.writes, len)
     }
 
-    /// Bytes of these pieces.
+    /// Bytes of a piece of a divided write.
     pub fn piece(&self) -> u64 {
         self.pacing.write_piece()
     }
 
-    /// Stored bytes that are garbage when the next group is durable. The freeze gate is held.
+    /// Adds stored bytes that become garbage when the next group is durable. The caller holds the freeze
+    /// gate.
     pub fn add_discards(&self, bytes: u64) {
         self.space.garbage.add_discards(bytes);
     }
 
-    /// Stored bytes that are garbage now.
+    /// Counts stored bytes of a durable group as garbage.
     pub fn committed_discards(&self, bytes: u64) {
         self.space.committed_discards(bytes);
     }
@@ -174,13 +176,13 @@ impl Intake {
         self.pacing.schedule.request();
     }
 
-    /// Whether a commit would have something to write.
+    /// Whether there is anything for a commit to write.
     pub fn has_work(&self) -> bool {
         !self.disks.lock().is_empty() || !self.ops.lock().is_empty()
     }
 
     /// Refuses changes from now on, and wakes the tasks that wait for changes. `last` returns the changes to
-    /// the catalogue that belong to the last commit, together with everything written before.
+    /// the catalogue that belong to the last commit, together with all writes before.
     pub fn close(&self, last: impl FnOnce() -> Vec<CatalogueOp>) {
         {
             let _gate = self.gate.write();
@@ -214,9 +216,10 @@ impl Intake {
         Ok(tokens.map(|tokens| Admitted { space: None, room, tokens }))
     }
 
-    /// Reserves retained memory for a request of `len` bytes; `None` without enough.
+    /// Reserves retained memory for a request of `len` bytes; `None` if there is not enough.
     fn reserve(&self, disk: &Disk, len: u64) -> Option<Reservation> {
-        // Both ends may be parts of blocks, and each zeroed block of a desktop may become a range.
+        // Both ends of the request may be parts of blocks, and each zeroed block of a desktop may become a
+        // range.
         let blocks = len.div_ceil(BLOCK as u64) as u32 + 2;
         self.cx.retained.reserve(blocks, if disk.is_desktop() { blocks } else { 1 })
     }
@@ -238,7 +241,7 @@ impl Intake {
             return Ok(false);
         }
         let fits = self.space.may_buffer(&disk.writes, len)?;
-        // Of a divided one, only a piece may have to wait for a commit.
+        // A write that is divided into pieces waits for a commit piece by piece.
         if !fits && !self.space.store.is_full() && !self.space.is_divided(&disk.writes, len) {
             self.request_commit();
         }
@@ -283,7 +286,7 @@ impl Intake {
         }
     }
 
-    /// As [`Intake::admit`], for a piece of a write that has begun ([`Intake::begin_write`]).
+    /// Works like [`Intake::admit`], for a piece of a write that has begun ([`Intake::begin_write`]).
     ///
     /// # Errors
     /// As [`Intake::try_admit`].
@@ -293,14 +296,15 @@ impl Intake {
         loop {
             progress.mark_unchanged();
             self.cx.check_running()?;
-            // The commit that frees memory needs no room in the buffers, so the room is kept until then.
+            // The commit that frees memory needs no room in the buffers, so this request keeps its room
+            // until then.
             let room = self.reserve(disk, len);
             self.report_memory(room.is_some());
             if let Some(room) = room {
                 return Ok(Admitted { space, room, tokens: Tokens::none() });
             }
             self.make_room(disk);
-            // Other processes may use up the memory, so its return is not always announced.
+            // Other processes may use the memory too, so no notification announces that it is available.
             tokio::select! {
                 biased;
                 changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
@@ -322,7 +326,8 @@ impl Intake {
                     return Ok(Admission::unbounded(&self.space, &disk.writes));
                 }
             } else if !self.has_max_cold_writes(disk) {
-                // Others may have made cold writes until then. Their reads need no room, so it is kept.
+                // Other requests may have made cold writes in the meantime. Their reads need no room, so this
+                // request keeps its room.
                 match space.take() {
                     Some(space) => return Ok(space),
                     None => space = Some(self.admit_in_turn(disk, len).await?),
@@ -352,7 +357,7 @@ impl Intake {
         }
     }
 
-    /// Logs when writers begin and cease to wait for memory that the host does not have.
+    /// Logs when writers begin to wait for memory that the host does not have, and when they no longer wait.
     fn report_memory(&self, has_room: bool) {
         if !has_room {
             if let Some(e) = self.cx.retained.take_growth_error() {
@@ -391,7 +396,7 @@ impl Intake {
         }
     }
 
-    /// Counts by how much the buffers of a disk grew other than by a write.
+    /// Adds `grown` bytes to the size of a disk's buffers, for a change other than a write.
     pub fn count_buffered(&self, disk: &Disk, grown: i64) {
         if disk.is_desktop() {
             self.caches.add(disk, grown);
@@ -403,8 +408,8 @@ impl Intake {
         }
     }
 
-    /// Drops the frozen buffers of a group that was written, and admits requests that wait for room. If some
-    /// still wait, requests the next commit.
+    /// Drops the frozen buffers of a group that was written, and admits requests that wait for room. If
+    /// requests still wait, requests the next commit.
     pub fn written(&self, group: impl Iterator<Item = (Arc<Disk>, Arc<WriteBuffer>)>) {
         let mut room = 0;
         for (disk, buffer) in group {
@@ -442,8 +447,8 @@ impl Intake {
         self.cx.check_latch()
     }
 
-    /// As [`Intake::change`], but for the check at the end. Returns whether the disk had nothing to commit
-    /// before; then the caller has to announce the data.
+    /// Works like [`Intake::change`], without the check at the end. Returns whether the disk had nothing to
+    /// commit before; if so, the caller has to announce the data.
     fn change_quietly(
         &self,
         disk: &Arc<Disk>,
@@ -514,7 +519,7 @@ impl Intake {
                     if data.len() < BLOCK {
                         buffer.write(block, within, data, Some(room));
                     } else {
-                        // One for each whole block, also for those that do not need it.
+                        // Each whole block has a fingerprint, even if the block does not need it.
                         let fingerprint = fingerprints.next();
                         match zeroes_are_kept || !is_zero(data) {
                             true => buffer.write_whole(block, data, fingerprint, Some(room)),
@@ -540,7 +545,7 @@ impl Intake {
         within_quota.map(|()| is_written)
     }
 
-    /// The fingerprints of the whole blocks of a write, in order; none of a short one, since blocks are
+    /// The fingerprints of the whole blocks of a write, in order. A short write has none, since blocks are
     /// hashed together.
     fn fingerprints(&self, disk: &Disk, offset: u64, data: &[u8]) -> Vec<Fingerprint> {
         let skipped = (offset.next_multiple_of(BLOCK as u64) - offset) as usize;
@@ -588,8 +593,7 @@ impl Intake {
         self.await_freeze(&mut progress, target).await
     }
 
-    /// Makes the next commit for the last write of a request to a disk that has to be durable, as
-    /// [`Intake::help`].
+    /// Makes the next commit for the last write of a request that has to be durable, as [`Intake::help`].
     fn commit_now(&self, disk: &Disk) -> bool {
         if disk.is_desktop() || !self.may_help() {
             return false;
@@ -598,13 +602,14 @@ impl Intake {
         self.help()
     }
 
-    /// Whether this thread may make the next commit. Changes to the catalogue can take long to apply.
+    /// Whether this thread may make the next commit. It may not if the catalogue changes, since that can take
+    /// long.
     fn may_help(&self) -> bool {
         self.driver.may_help(self.space.buffers.dirty()) && self.ops.lock().is_empty()
     }
 
-    /// Requests the next commit, and makes it on this thread as far as that needs no wait. Returns false, and
-    /// does nothing, if another thread does so.
+    /// Requests the next commit, and runs it on this thread until it has to wait. Returns false, and does
+    /// nothing, if another thread runs it.
     fn help(&self) -> bool {
         self.driver.help(&*self.cx.host, &self.pacing.schedule)
     }
@@ -649,8 +654,8 @@ impl Intake {
         result.await.unwrap_or(Err(Error::Closed))
     }
 
-    /// Commits changes to the catalogue that `choose` returns while no disk changes, all in one group, and
-    /// waits for the result.
+    /// Commits the changes to the catalogue that `choose` returns, all in one group, and waits for the
+    /// result. `choose` is called while no disk changes.
     pub async fn commit_chosen_ops(&self, choose: impl FnOnce() -> Vec<CatalogueOp>) -> Result<()> {
         let (done, result) = oneshot::channel();
         {

@@ -40,42 +40,44 @@ use crate::stored::Compressor;
 use crate::sync::Mutex;
 use crate::workers::{Workers, map};
 
-/// Most segments whose directories one slice reads, since flushes wait for it: this number, ...
+/// Maximum number of segments whose directories one slice reads, since flushes wait for these reads: this
+/// number, ...
 const DIRECTORIES_LEAST: usize = 4;
-/// ... plus one for each group of this many blocks.
+/// ... plus one segment for each group of this many blocks.
 const DIRECTORY_FOR: usize = 1024;
-/// A directory is about one part in this number of its segment: 32 bytes for each block of some 2 KiB.
+/// Estimated size of a directory, as one part in this number of its segment: 32 bytes for each block of some
+/// 2 KiB.
 const DIRECTORY_PART: u64 = 64;
 
-/// At least this number of consecutive blocks are a large write.
+/// Minimum number of consecutive blocks that count as a large write.
 const LARGE_BLOCKS: usize = 16;
 
-/// The decision on a block.
+/// The decision how a block is logged.
 enum Outcome {
     Zero,
     Unchanged,
-    /// Stored in the pool already.
+    /// The block is stored in the pool already.
     Known(BlockRef),
-    /// The same as the `n`th new block of this group.
+    /// The block is equal to the `n`th new block of this group.
     Same(usize),
     New(New),
 }
 
-/// A block to be stored.
+/// A new block, which is to be stored.
 struct New {
     form: Form,
-    /// Its compressed form, in one of the buffers of [`Reduced`]; empty if it is raw.
+    /// Compressed form of the block, in one of the buffers of [`Reduced`]; empty if the block is stored raw.
     packed: (usize, Range<usize>),
     crc: u32,
     fingerprint: Fingerprint,
 }
 
-/// The decisions on a slice.
+/// The decisions on the blocks of a slice.
 pub(super) struct Reduced<'a> {
     changes: Vec<GroupChange<'a>>,
-    /// Of its blocks, in order.
+    /// The outcome of each block, in the order of the blocks.
     outcomes: Vec<Outcome>,
-    /// Their ranks in the read cache.
+    /// Ranks of the blocks in the read cache.
     ranks: Vec<Rank>,
     packed: Vec<Vec<u8>>,
 }
@@ -84,7 +86,7 @@ pub(super) struct Reduced<'a> {
 pub(super) struct Candidate<'a> {
     content: &'a [u8; BLOCK],
     crc: u32,
-    /// `None` if it is not to be deduplicated.
+    /// Fingerprint of the block; `None` if the block is not to be deduplicated.
     fingerprint: Option<Fingerprint>,
     compress: bool,
     /// The present block of the disk, if its checksum is equal.
@@ -102,13 +104,13 @@ pub(crate) struct Reducer {
     counters: Counters,
 }
 
-/// Blocks, by their outcome.
+/// Numbers of blocks, by their outcome.
 #[derive(Default)]
 struct Counters {
     zero: Counter,
     unchanged: Counter,
     duplicate: Counter,
-    /// Stored blocks, with their stored bytes.
+    /// Number of stored blocks, and their stored bytes.
     new: Counter,
 }
 
@@ -123,7 +125,7 @@ impl Reducer {
         }
     }
 
-    /// The counters, and those of the index.
+    /// The counters of the reducer and of the index.
     pub fn stats(&self) -> ReductionStats {
         let Counters { zero, unchanged, duplicate, new } = &self.counters;
         let mut stats = ReductionStats {
@@ -138,7 +140,7 @@ impl Reducer {
         stats
     }
 
-    /// Begins to reduce a group, on these threads.
+    /// Begins to reduce a group, on the threads of `workers`.
     pub(super) fn begin<'r>(&'r self, workers: &'r dyn Workers) -> Reduction<'r> {
         Reduction {
             reducer: self,
@@ -170,7 +172,7 @@ impl Reducer {
         }
         let missed = candidates.iter().zip(&known).enumerate().filter(|(_, (_, known))| known.is_none());
         let misses = Misses::new(missed.filter_map(|(i, (c, _))| Some((i, c.fingerprint.as_ref()?))));
-        // All concurrently, since flushes wait for them.
+        // The directories are read concurrently, since flushes wait for them.
         let read = chosen.iter().map(|record| async move {
             match log.open_directory(record.segment) {
                 Some(directory) => Ok(Cow::Borrowed(directory)),
@@ -193,7 +195,7 @@ impl Reducer {
                     new_hits += 1;
                 }
             });
-            // An open segment's directory is in memory, and not complete.
+            // The directory of an open segment is in memory, and not complete.
             if let Cow::Owned(directory) = directory {
                 let hits: Vec<_> =
                     known.iter().flatten().filter(|at| at.addr.segment == segment).copied().collect();
@@ -203,7 +205,8 @@ impl Reducer {
         known
     }
 
-    /// The segments whose directories are worth reading for these candidates, of which some are `known`.
+    /// Chooses the segments whose directories are worth reading for these candidates, of which `known` are
+    /// stored already.
     fn choose_directories<'a>(
         &self,
         log: &'a Log,
@@ -215,8 +218,8 @@ impl Reducer {
         let leads = dedup.leads(blocks.filter_map(|(c, known)| Some((c.fingerprint.as_ref()?, *known))));
         let most = DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR;
         let records = leads.iter().filter_map(|segment| log.table().get(*segment));
-        // The directory of a segment that was sealed within this group lists slots that may be abandoned. The
-        // length of a directory is estimated.
+        // The directory of a segment that was sealed within this group is not read: it lists slots that may
+        // be abandoned. The length of a directory is estimated.
         let affordable = records.filter(|record| match log.is_open(record.segment) {
             true => true,
             false if !log.is_synced(record.segment) => false,
@@ -238,7 +241,7 @@ impl Reducer {
     }
 
     /// Adds the stored blocks of a group to the index. Called when all appends of the group have succeeded:
-    /// from then on it is either durable, or the pool latches.
+    /// from then on either the group is durable, or the pool latches.
     pub fn record_stored(&self, blocks: impl Iterator<Item = (Fingerprint, BlockRef)>) {
         let blocks: Vec<_> = blocks.collect();
         self.dedup.lock().insert_all(&blocks);
@@ -251,11 +254,11 @@ pub(super) struct Reduction<'r> {
     workers: &'r dyn Workers,
     keys: HashMap<u32, Arc<Fingerprinter>>,
     classifier: Classifier,
-    /// The last disk, and whether its blocks are cached when they are written.
+    /// The disk of the previous block, and whether its blocks are cached when they are written.
     visible: Option<(DiskId, bool)>,
     /// The new blocks of the group so far, by fingerprint, with their checksums.
     new: HashMap<Fingerprint, (usize, u32)>,
-    /// Their number.
+    /// Number of new blocks of the group so far.
     stored: usize,
 }
 
@@ -295,7 +298,7 @@ impl Reduction<'_> {
         Reduced { changes, outcomes, ranks, packed }
     }
 
-    /// What is known of a block without its contents.
+    /// What is known about a block without examining its contents.
     fn given<'a>(&mut self, written: &Written<'a>, is_in_run: bool) -> Given<'a> {
         let Written { disk, block, content, crc, fingerprint, over_zeroes } = *written;
         let (reducer, id) = (self.reducer, disk.id());
@@ -322,13 +325,13 @@ impl Reduction<'_> {
             _ => disk.role().is_visible(),
         };
         self.visible = Some((id, visible));
-        // At most normal: blocks that are written repeatedly, such as metadata, would leave stale versions at
-        // a high rank.
+        // The rank is at most normal: blocks that are written repeatedly, such as metadata, would leave stale
+        // versions at a high rank.
         let rank = if visible { reducer.reader.rank(class).min(Rank::Normal) } else { Rank::Never };
         Given { content, crc, fingerprint, now, fingerprinter, compress, rank, is_in_run }
     }
 
-    /// Decides on the candidates, of which `known` are stored already. Returns the new ones.
+    /// Decides on the candidates, of which `known` are stored already. Returns the new blocks.
     fn decide<'a>(
         &mut self,
         log: &mut Log,
@@ -340,7 +343,7 @@ impl Reduction<'_> {
         self.new.reserve(candidates.len());
         for (candidate, known) in candidates.into_iter().zip(known) {
             let fingerprint = candidate.fingerprint;
-            // As in `look_up`, equal fingerprints alone do not suffice.
+            // As in `look_up`, equal fingerprints do not suffice: the checksums are compared too.
             let first = || match self.new.get(&fingerprint?) {
                 Some((first, crc)) if *crc == candidate.crc => Some(*first),
                 _ => None,
@@ -386,7 +389,7 @@ impl Reduction<'_> {
         for (n, (forms, buffer)) in packed.into_iter().enumerate() {
             for ((form, range), candidate) in forms.into_iter().zip(&mut new) {
                 let Candidate { crc, fingerprint, outcome, .. } = *candidate;
-                // The default, all zeroes, means none: the index neither stores nor finds it.
+                // The default, all zeroes, stands for no fingerprint: the index neither stores nor finds it.
                 let fingerprint = fingerprint.unwrap_or_default();
                 outcomes[outcome] = Outcome::New(New { form, packed: (n, range), crc, fingerprint });
             }
@@ -397,7 +400,7 @@ impl Reduction<'_> {
 }
 
 impl Reduced<'_> {
-    /// The items of the log that make these changes.
+    /// The items of the log for the changes of a slice.
     pub fn items(&self) -> Vec<Item<'_>> {
         let mut items = Vec::with_capacity(self.changes.len());
         let mut outcomes = self.outcomes.iter().zip(&self.ranks);

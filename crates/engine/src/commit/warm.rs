@@ -38,7 +38,7 @@ use crate::read::{Gap, ReadMode, Reader};
 /// Disks with the upcoming changes to their maps, as returned by [`by_leaf`].
 pub(crate) type Touched = Vec<(Arc<Disk>, Vec<Touch>)>;
 
-/// The nodes and blocks that were read ahead for a group; they stay in memory until it is dropped.
+/// The nodes and blocks that were read ahead for a group. They stay in memory until this value is dropped.
 pub(crate) struct Warm<'a> {
     reader: &'a Reader,
     held: Held<'a>,
@@ -81,7 +81,7 @@ impl<'a> Warm<'a> {
         self.read_bases_ahead(&touched, at_once).await;
     }
 
-    /// Reads the bases of partial writes.
+    /// Reads ahead the stored blocks on which partial writes are based.
     async fn read_bases_ahead(&mut self, touched: &Touched, at_once: usize) {
         let mut jobs: Vec<(&Arc<Disk>, Vec<Wanted>)> = Vec::new();
         for (disk, touches) in touched {
@@ -94,7 +94,7 @@ impl<'a> Warm<'a> {
                 if self.bases.get(&key).is_some_and(|(at, _)| *at == target) {
                     continue;
                 }
-                // A copy, since the cache may evict the block before the commit needs it.
+                // The block is copied, since the cache may evict it before the commit needs it.
                 let mut page = Box::new([0; BLOCK]);
                 if self.reader.cache.probe(target.addr, 0, &mut page[..], Owner::of(disk.id())) {
                     self.bases.insert(key, (target, page));
@@ -141,7 +141,7 @@ pub(super) fn base_at(nodes: &NodeCache, disk: &Disk, block: u64) -> Result<Opti
     }
 }
 
-/// Reads bases of one disk. Returns none of them if a read fails.
+/// Reads several bases of one disk. Returns none of them if a read fails.
 async fn read_bases(
     reader: &Reader,
     disk: &Disk,
@@ -160,7 +160,7 @@ async fn read_bases(
     wanted.iter().zip(pages).map(|(w, page)| ((disk.id(), w.block), (w.target, page))).collect()
 }
 
-/// Merges touches: one for each leaf, in addition to one for each base that is read. The result is sorted.
+/// Merges touches: the result has one touch for each leaf, and one for each base that is read. It is sorted.
 pub(crate) fn by_leaf(touches: impl IntoIterator<Item = Touch>) -> Vec<Touch> {
     let mut merged = Vec::new();
     let mut leaves: HashMap<u64, Touch, BuildU64Hasher> = HashMap::default();

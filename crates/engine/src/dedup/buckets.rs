@@ -1,31 +1,32 @@
 //! A hash table in bounded memory that grows with its contents.
 //!
-//! It consists of sets of `WAYS` entries. While more than three in ten entries are used, each insertion adds
-//! a set and splits an existing one into it (linear hashing: sets that have not been split yet hold twice as
-//! much as the others), up to the limit. At that size all sets are alike again. Memory therefore follows the
-//! number of entries, and no insertion takes long. In a full set an insertion displaces another entry.
+//! The table consists of sets of `WAYS` entries. While more than three in ten entries are used, each
+//! insertion adds a set and splits an existing set into it, up to the limit. (This is linear hashing: sets
+//! that have not been split yet hold twice as much as split sets.) At the limit all sets are alike again.
+//! Memory therefore follows the number of entries, and no insertion takes long. In a full set an insertion
+//! displaces another entry.
 //!
-//! The entries of a set are at its beginning, in any order. So a search ends at the first empty one: most
-//! sets are a third full, and reading one from memory is most of the cost of a search.
+//! The entries of a set are at its beginning, in any order. A search therefore ends at the first empty entry:
+//! most sets are a third full, and reading a set from memory is most of the cost of a search.
 
-/// Bytes of a line of the core's caches.
+/// Bytes of a cache line of the processor.
 const CACHE_LINE: usize = 64;
 
-/// An entry of a set.
+/// An entry in a set of the index.
 pub(super) trait Entry: Copy {
     const EMPTY: Self;
 
     fn is_empty(&self) -> bool;
 
-    /// The hash by which it was inserted, or a number equal to it modulo `first * 2^n` for every size that
-    /// the table may have. `set` is the entry's present set.
+    /// The hash by which the entry was inserted, or a number that is equal to it modulo `first * 2^n` for
+    /// every size that the table may have. `set` is the entry's present set.
     fn hash(&self, set: usize, first: usize) -> usize;
 }
 
-/// The table; see the module documentation.
+/// A hash table of entries; see the module documentation.
 pub(super) struct Buckets<E, const WAYS: usize> {
-    /// At least `base` sets, fewer than twice as many: those from `base` on were split off from the first
-    /// ones. Draining removes sets from the end, without changing to which set a hash belongs.
+    /// At least `base` sets, but fewer than twice as many: the sets from `base` on were split off from the
+    /// first sets. Draining removes sets from the end, without changing to which set a hash belongs.
     sets: Vec<[E; WAYS]>,
     count: usize,
     base: usize,
@@ -41,24 +42,24 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         Buckets { sets: vec![[E::EMPTY; WAYS]; first], count: first, base: first, first, most, len: 0 }
     }
 
-    /// The number of sets that it had at the beginning.
+    /// The number of sets with which the table began.
     pub fn first(&self) -> usize {
         self.first
     }
 
-    /// The set to which a hash belongs.
+    /// Returns the index of the set to which a hash belongs.
     fn index(&self, hash: usize) -> usize {
         let index = hash % (2 * self.base);
         if index < self.count { index } else { index - self.base }
     }
 
-    /// The entries among which those of a hash are.
+    /// The entries of the set to which a hash belongs.
     pub fn of(&self, hash: usize) -> impl Iterator<Item = &E> {
         self.sets.get(self.index(hash)).into_iter().flatten().take_while(|e| !e.is_empty())
     }
 
-    /// Brings the sets of these hashes from memory into the core's caches. These loads do not depend on each
-    /// other, so they overlap; those of searches hardly do.
+    /// Loads the sets of these hashes from memory into the processor's caches. These loads do not depend on
+    /// each other, so they overlap; the loads of searches hardly do.
     pub fn fetch(&self, hashes: impl Iterator<Item = usize>) {
         let mut empty = 0;
         for hash in hashes {
@@ -71,7 +72,7 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         std::hint::black_box(empty);
     }
 
-    /// Inserts an entry, in place of the one that `is_same` accepts if there is one. Returns an entry that
+    /// Inserts an entry. It replaces the entry that `is_same` accepts, if it exists. Returns an entry that
     /// was displaced from a full set; `random` chooses it.
     pub fn insert(
         &mut self,
@@ -95,7 +96,7 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         None
     }
 
-    /// Adds a set, and moves into it the entries that now belong there from the set that held them.
+    /// Adds a set, and moves into it the entries of an older set that now belong to the new set.
     fn split(&mut self) {
         let (new, old) = (self.count, self.count - self.base);
         self.sets.push([E::EMPTY; WAYS]);
@@ -113,7 +114,7 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         }
     }
 
-    /// Whether it has its largest size, and more than three in four entries are used.
+    /// Whether the table has its largest size, and more than three quarters of its entries are used.
     pub fn is_full(&self) -> bool {
         self.count == self.most && self.len > self.count * WAYS / 4 * 3
     }
@@ -143,8 +144,8 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         true
     }
 
-    /// Takes the entries of one set out of the table, and frees its memory. Nothing may be inserted any more.
-    /// `None` if no set is left.
+    /// Takes the entries of one set out of the table, and frees the memory of the set; `None` if no set is
+    /// left. After this call nothing may be inserted.
     pub fn drain(&mut self) -> Option<impl Iterator<Item = E> + use<E, WAYS>> {
         let set = self.sets.pop()?;
         if self.sets.len() <= self.sets.capacity() / 2 {
@@ -159,7 +160,7 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         self.len
     }
 
-    /// Memory use in bytes.
+    /// Memory of the table in bytes.
     pub fn bytes(&self) -> u64 {
         size_of_val(&self.sets[..]) as u64
     }

@@ -11,25 +11,27 @@ use super::bits::place_bits;
 use super::filter::Filter;
 use super::misses::indexed;
 
-/// Stretches that a look-up searches: duplicates occur in runs, so the stretches of recent runs suffice.
+/// Number of stretches that a look-up searches: duplicates occur in runs, so the stretches of recent runs
+/// suffice.
 const SEARCHED: usize = 32;
-/// Blocks of a stretch: at most 8 MiB before compression; less if the budget is small.
+/// Maximum number of blocks of a stretch: 8 MiB before compression. A stretch has fewer blocks if the budget
+/// is small.
 const STRETCH_MAX: usize = 2048;
 const STRETCH_MIN: usize = 64;
-/// Stretches that the budget should suffice for.
+/// Minimum number of stretches for which the budget should suffice.
 const STRETCHES: usize = 8;
 
-/// A block in 24 bytes.
+/// A block of a stretch, in 24 bytes.
 struct Entry {
     fingerprint: Fingerprint,
-    /// Slot, and the form in the high byte.
+    /// Slot of the block, with its form in the high byte.
     slot_form: u32,
     crc: u32,
 }
 
 struct Stretch {
     segment: SegmentId,
-    /// Its first and last slot.
+    /// First and last slot of the stretch.
     slots: (Slot, Slot),
     filter: Filter,
     entries: Box<[Entry]>,
@@ -57,7 +59,8 @@ impl Stretch {
         size_of_val(&*self.entries) as u64 + self.filter.bytes() + size_of::<Stretch>() as u64
     }
 
-    /// Fingerprints are uniformly distributed, so the position of one is close to its share of all.
+    /// Fingerprints are uniformly distributed, so the position of a fingerprint in the list is close to its
+    /// numeric share of all values.
     fn find(&self, fingerprint: &Fingerprint) -> Option<BlockRef> {
         if !self.filter.may_contain(fingerprint) {
             return None;
@@ -79,16 +82,16 @@ fn order_bits(fingerprint: &Fingerprint) -> u64 {
 
 /// The cache of directories; see the module documentation.
 pub(super) struct Directories {
-    /// Most recently used first.
+    /// The stretches, the most recently used first.
     list: Vec<Stretch>,
-    /// Blocks of a stretch.
+    /// Maximum number of blocks of a stretch.
     stretch: usize,
     budget: u64,
     bytes: u64,
 }
 
 impl Directories {
-    /// Empty, with a limit of `budget` bytes; one stretch is always kept.
+    /// An empty cache with a limit of `budget` bytes; at least one stretch is always kept.
     pub fn new(budget: u64) -> Directories {
         let stretch = budget as usize / size_of::<Entry>() / STRETCHES;
         Directories { list: Vec::new(), stretch: stretch.clamp(STRETCH_MIN, STRETCH_MAX), budget, bytes: 0 }
@@ -106,8 +109,8 @@ impl Directories {
         Some(found)
     }
 
-    /// Keeps the stretches of a directory, which is sorted by slot, that contain one of `hits` or follow one
-    /// that does. If there are too many, those of the last hits are kept.
+    /// Keeps the stretches of a directory that contain one of `hits`, and the stretches after them. If there
+    /// are too many, the stretches of the last hits are kept. The directory is sorted by slot.
     pub fn keep(&mut self, segment: SegmentId, directory: &[DirectoryEntry], hits: &[BlockRef]) {
         let blocks: Vec<_> = directory.iter().filter(|e| indexed(e)).collect();
         let most = (self.budget as usize / (self.stretch * size_of::<Entry>())).max(1);

@@ -15,7 +15,7 @@ use crate::stats::ReductionStats;
 const STORED: u64 = 1344;
 const SEGMENT_BYTES: u64 = 64 << 20;
 
-/// Splitmix64.
+/// A splitmix64 generator.
 struct Random(u64);
 
 fn mix(mut x: u64) -> u64 {
@@ -102,7 +102,7 @@ impl Generator {
     }
 }
 
-/// A part of a trace: its groups have this many blocks.
+/// A part of a trace. Its groups have `group` blocks each.
 struct Phase {
     name: &'static str,
     group: usize,
@@ -275,7 +275,7 @@ fn percent(of: impl Iterator<Item = u64>, total: impl Iterator<Item = u64>) -> f
     100.0 * of.sum::<u64>() as f64 / total.sum::<u64>().max(1) as f64
 }
 
-/// The promise, at a small scale.
+/// This test checks the promised share at a small scale.
 #[test]
 fn a_ten_thousandth_of_the_stored_bytes_finds_nearly_all_duplicates() {
     let mut phases = trace(150_000);

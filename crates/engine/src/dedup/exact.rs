@@ -1,5 +1,5 @@
-//! Fingerprints with the references to their blocks: the whole index of a pool for which that is small
-//! enough.
+//! A table of fingerprints with the references to their blocks. It is the whole index of a pool while it fits
+//! the budget.
 
 use forebay_format::{BlockRef, Fingerprint, MapValue};
 
@@ -7,7 +7,7 @@ use super::bits::{place_bits, sample_bits};
 use super::buckets::{Buckets, Entry};
 
 const WAYS: usize = 16;
-/// Least number of sets.
+/// Minimum number of sets in the index.
 const LEAST_SETS: usize = 16;
 
 /// A fingerprint and the block's reference, in 28 bytes; all zero if the entry is empty.
@@ -49,7 +49,7 @@ fn fingerprint_of(print: &[u32; 4]) -> Fingerprint {
     fingerprint
 }
 
-/// The table; see the module documentation.
+/// The exact index; see the module documentation.
 pub(super) struct ExactTable(Buckets<Exact, WAYS>);
 
 impl ExactTable {
@@ -66,12 +66,13 @@ impl ExactTable {
         set.find(|e| e.print == print)?.get().map(|(_, at)| at)
     }
 
-    /// Prepares to search or insert these fingerprints, which then takes less time.
+    /// Loads what is needed to search or insert these fingerprints, so that this takes less time.
     pub fn fetch<'a>(&self, fingerprints: impl Iterator<Item = &'a Fingerprint>) {
         self.0.fetch(fingerprints.map(|fingerprint| place_bits(fingerprint) as usize));
     }
 
-    /// Inserts a fingerprint, or updates the reference of a known one. Returns one that was displaced.
+    /// Inserts a fingerprint, or updates the reference of a known fingerprint. Returns a fingerprint that was
+    /// displaced.
     pub fn insert(&mut self, fingerprint: Fingerprint, at: BlockRef) -> Option<(Fingerprint, BlockRef)> {
         let print = words(&fingerprint);
         let entry = Exact { print, at: MapValue::At(at).to_words() };
@@ -90,7 +91,7 @@ impl ExactTable {
         self.0.remove(place_bits(fingerprint) as usize, is);
     }
 
-    /// Takes some entries out. Nothing may be inserted any more. `None` if there are none left.
+    /// Takes some entries out of the table; `None` if it is empty. After this call nothing may be inserted.
     pub fn drain(&mut self) -> Option<impl Iterator<Item = (Fingerprint, BlockRef)> + use<>> {
         Some(self.0.drain()?.filter_map(|e| e.get()))
     }
@@ -99,7 +100,7 @@ impl ExactTable {
         self.0.len() as u64
     }
 
-    /// Memory use in bytes.
+    /// Memory of the table in bytes.
     pub fn bytes(&self) -> u64 {
         self.0.bytes()
     }

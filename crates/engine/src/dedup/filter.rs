@@ -1,10 +1,11 @@
-//! A set of fingerprints that rejects most others at the cost of one memory access.
+//! A set of fingerprints that rejects most fingerprints outside of the set at the cost of one memory access.
 
 use forebay_format::Fingerprint;
 
 use super::bits::place_bits;
 
-/// Bits for each fingerprint: one other fingerprint in seventeen is not rejected.
+/// Bits for each fingerprint of the set. With this number, one in seventeen fingerprints outside of the set
+/// is not rejected.
 const BITS: usize = 16;
 
 pub(super) struct Filter(Box<[u64]>);
@@ -25,7 +26,7 @@ impl Filter {
         ((bits >> 6) as usize & (self.0.len() - 1), 1 << (bits & 63))
     }
 
-    /// False if the fingerprint is not in the set; true if it is, or by chance.
+    /// False if the fingerprint is not in the set; true if it is in the set, or sometimes by chance.
     pub fn may_contain(&self, print: &Fingerprint) -> bool {
         let (word, bit) = self.bit(print);
         self.0[word] & bit != 0

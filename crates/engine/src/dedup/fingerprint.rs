@@ -4,9 +4,9 @@ use blake3::IncrementCounter;
 use blake3::platform::Platform;
 use forebay_format::{BLOCK, Fingerprint};
 
-/// Blocks that are hashed at once: the widest vectors hold a word of 16 hashes.
+/// Number of blocks that are hashed at once: the widest vectors hold a word of 16 hashes.
 const LANES: usize = 16;
-/// The fewest blocks whose chunks fill these vectors.
+/// Minimum number of blocks whose chunks fill these vectors.
 pub(crate) const HASHED_TOGETHER: usize = LANES / (BLOCK / CHUNK);
 /// Bytes of a chunk, of a compressed block, and of a chaining value (BLAKE3 specification, section 2).
 const CHUNK: usize = 1024;
@@ -27,7 +27,8 @@ pub(crate) struct Fingerprinter {
 }
 
 impl Fingerprinter {
-    /// For a domain of the pool with this key. A fingerprint reveals nothing about blocks of another domain.
+    /// Makes a fingerprinter for a dedup domain of the pool with this key. A fingerprint reveals nothing
+    /// about blocks of another domain.
     pub fn new(pool_key: &[u8; 32], domain: u32) -> Fingerprinter {
         let key = blake3::keyed_hash(pool_key, &domain.to_le_bytes());
         let (words, _) = key.as_bytes().as_chunks::<4>();
@@ -37,11 +38,11 @@ impl Fingerprinter {
         }
     }
 
-    /// Appends the fingerprint of each block; it is never the one that means "no block".
+    /// Appends the fingerprint of each block. No fingerprint has the value that stands for "no block".
     ///
     /// A block is four chunks, so its hash is a tree of seven nodes. The library computes the nodes of one
-    /// block at once, which fills a quarter of the widest vectors; this computes the same node of many blocks
-    /// at once.
+    /// block at once, which fills a quarter of the widest vectors. This function computes the same node of
+    /// many blocks at once.
     pub fn of_each(&self, blocks: &[&[u8; BLOCK]], out: &mut Vec<Fingerprint>) {
         for blocks in blocks.chunks(LANES) {
             let mut chunks = [[0; CHAINING]; 4 * LANES];
@@ -81,8 +82,8 @@ impl Fingerprinter {
         out[0]
     }
 
-    /// Computes one node of each of `count` hashes. `flags` are those of the first, the last and of all
-    /// compressed blocks.
+    /// Computes one node of each of `count` hashes. `flags` are the flags of the first, of the last, and of
+    /// all compressed blocks.
     fn hash<'a, const N: usize>(
         &self,
         count: usize,
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The functions of the library below its documented interface are the ones that it uses itself.
+        /// The test compares undocumented functions of the library with its documented interface.
         #[test]
         fn a_fingerprint_is_a_keyed_hash(seed in any::<u64>(), count in 0..40usize, domain in any::<u32>()) {
             let block = |n: usize| -> [u8; BLOCK] {

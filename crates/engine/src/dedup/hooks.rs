@@ -22,15 +22,15 @@ use super::segments::{NUMBER_BITS, Segments};
 const TAG_BITS: u32 = 20;
 const TAGS: u32 = 1 << TAG_BITS;
 const WAYS: usize = 12;
-/// How often the table doubles: it replaces an exact one, which has 5.6 times larger entries.
+/// How often the table doubles: it replaces an exact table, whose entries are 5.6 times larger.
 const DOUBLINGS: u32 = 3;
-/// Sets that each insertion sweeps for hooks that are no longer needed.
+/// Number of sets that each insertion sweeps for hooks that are no longer needed.
 const SWEEP: usize = 4;
-/// A higher sampling would keep almost no fingerprints.
+/// Maximum of the sampling; a higher sampling would keep almost no fingerprints.
 const MAX_COARSE: u8 = 40;
 const MIN_LIMIT: u32 = 16;
 
-/// The tag, and the number of the segment in the low bits; all zero if the entry is empty.
+/// A hook: the tag, and the number of the segment in the low bits; all zero if the entry is empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Hook([u8; 5]);
 
@@ -74,19 +74,19 @@ impl Entry for Hook {
     }
 }
 
-/// The table; see the module documentation.
+/// The sampled index; see the module documentation.
 pub(super) struct Hooks {
     table: Buckets<Hook, WAYS>,
     pub segments: Segments,
     coarse: u8,
     limit: u32,
-    /// Next set to sweep, during a sweep.
+    /// The set that is swept next, during a sweep.
     sweep: Option<usize>,
 }
 
 impl Hooks {
-    /// An empty table of at most `bytes`, but at least a few KiB, with one of `2^coarse` fingerprints at
-    /// first.
+    /// An empty table of at most `bytes`, but at least a few KiB. At first one of `2^coarse` fingerprints is
+    /// sampled.
     pub fn new(bytes: u64, coarse: u8) -> Hooks {
         let first = ((bytes as usize / size_of::<[Hook; WAYS]>()) >> DOUBLINGS).max(1);
         Hooks {
@@ -106,12 +106,12 @@ impl Hooks {
         sampled.then(|| (tag, hash_of(place_bits(fingerprint) as usize, self.table.first(), tag)))
     }
 
-    /// Prepares to search or insert these fingerprints, which then takes less time.
+    /// Loads what is needed to search or insert these fingerprints, so that this takes less time.
     pub fn fetch<'a>(&self, fingerprints: impl Iterator<Item = &'a Fingerprint>) {
         self.table.fetch(fingerprints.filter_map(|fingerprint| Some(self.sample(fingerprint)?.1)));
     }
 
-    /// The segments in which a block with this fingerprint may be: usually none or one.
+    /// Returns the segments in which a block with this fingerprint may be: usually none or one.
     pub fn get(&self, fingerprint: &Fingerprint) -> impl Iterator<Item = SegmentId> {
         let sample = self.sample(fingerprint);
         let hooks =
@@ -162,7 +162,7 @@ impl Hooks {
         }
     }
 
-    /// One of `2^n` fingerprints is kept, or slightly more.
+    /// The exponent of the sampling: one of `2^n` fingerprints is kept, or slightly more.
     pub fn sampling(&self) -> u8 {
         self.coarse + (TAGS / self.limit).ilog2() as u8
     }
@@ -171,7 +171,7 @@ impl Hooks {
         self.table.len() as u64
     }
 
-    /// Memory use in bytes.
+    /// Memory of the table in bytes.
     pub fn bytes(&self) -> u64 {
         self.table.bytes() + self.segments.bytes()
     }

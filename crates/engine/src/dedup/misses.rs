@@ -1,6 +1,7 @@
 //! The fingerprints of a commit that were not found, and the search for them in whole directories.
 //!
-//! Nearly all entries of a directory are different blocks; a filter rejects most of them.
+//! Nearly all entries of a directory belong to blocks that the commit does not contain; a filter rejects most
+//! of these entries.
 
 use forebay_format::{Address, BlockRef, DirectoryEntry, Fingerprint, SegmentId, SlotKind};
 
@@ -13,13 +14,13 @@ pub(super) fn indexed(entry: &DirectoryEntry) -> bool {
 
 /// The fingerprints that were not found; see the module documentation.
 pub(crate) struct Misses {
-    /// With the position of each in the commit, sorted.
+    /// Fingerprints, each with its position in the commit, sorted.
     prints: Vec<(Fingerprint, usize)>,
     filter: Filter,
 }
 
 impl Misses {
-    /// Fingerprints, each with its position.
+    /// Makes the list from fingerprints, each with its position.
     pub fn new<'a>(prints: impl Iterator<Item = (usize, &'a Fingerprint)>) -> Misses {
         let mut prints: Vec<_> = prints.map(|(position, print)| (*print, position)).collect();
         prints.sort_unstable();

@@ -67,29 +67,31 @@ pub(crate) use fingerprint::{Fingerprinter, HASHED_TOGETHER};
 use hooks::Hooks;
 pub(crate) use misses::Misses;
 
-/// Bytes of a fingerprint in the table of recent ones, including its bucket.
+/// Bytes of a fingerprint in the table of recent fingerprints, including its bucket.
 const RECENT_BYTES: u64 = 48;
-/// Most fingerprints in each generation of recent ones.
+/// Maximum number of fingerprints in each generation of recent fingerprints.
 const RECENT_MAX: u64 = 32 << 10;
-/// The parts of the budget for the recent fingerprints and for directories: one part in this number.
+/// Share of the recent fingerprints in the budget, and share of the directories: each is one part in this
+/// number.
 const RECENT_PART: u64 = 8;
 const DIRECTORIES_PART: u64 = 8;
-/// Most bytes for directories: many times what the runs of one commit need.
+/// Maximum bytes for directories: many times what the runs of one commit need.
 const DIRECTORIES_MAX: u64 = 8 << 20;
-/// Sets of the exact table that each insertion converts to hooks.
+/// Number of sets of the exact table that each insertion converts to hooks.
 const CONVERTED: usize = 4;
-/// Fingerprints whose sets are fetched together: the sets fit into a core's cache.
+/// Number of fingerprints whose sets are fetched together: the sets fit into the cache of a core.
 const FETCHED: usize = 512;
-/// Reading a directory costs its length in bytes, which is taken from a credit account: the most that the
-/// account holds, ...
+/// Reading a directory costs its length in bytes, which is taken from a credit account. This is the maximum
+/// of the account. ...
 const CREDIT_MAX: i64 = 64 << 20;
-/// ... and the credit for each block that is looked up, and for each that is found.
+/// ... This is the credit for each block that is looked up, and then for each block that is found.
 const CREDIT_FOR_LOOKUP: i64 = BLOCK as i64 / 8;
 const CREDIT_FOR_HIT: i64 = BLOCK as i64 * 4;
 
 /// The dedup index. All decisions about what to reference are made under the log's lock.
 pub(crate) struct Dedup {
-    /// All blocks, until there are too many; then what is left to convert to hooks.
+    /// The exact table of all blocks, until there are too many; from then on, its entries that are not yet
+    /// converted to hooks.
     exact: Option<ExactTable>,
     hooks: Option<Hooks>,
     hooks_bytes: u64,
@@ -105,7 +107,7 @@ pub(crate) struct Dedup {
 
 impl Dedup {
     /// An empty index of at most `budget` bytes; slightly more if the budget is close to zero. `sampling` is
-    /// the initial sampling; if it is 0, the index begins as an exact one.
+    /// the initial sampling; if it is 0, the index begins with an exact table.
     pub fn new(budget: u64, sampling: u8) -> Dedup {
         let recent_max = (budget / RECENT_PART / RECENT_BYTES / 2).min(RECENT_MAX);
         let recent_bytes = recent_max * RECENT_BYTES * 2;
@@ -125,7 +127,8 @@ impl Dedup {
         }
     }
 
-    /// Prepares to find or insert these fingerprints: most of the time of either is that of the memory.
+    /// Loads what is needed to find or insert these fingerprints: finding and inserting mostly wait for
+    /// memory.
     pub fn fetch<'a>(&self, fingerprints: impl Iterator<Item = &'a Fingerprint> + Clone) {
         if let Some(table) = &self.exact {
             table.fetch(fingerprints.clone());
@@ -135,7 +138,7 @@ impl Dedup {
         }
     }
 
-    /// Where a block with this fingerprint is stored, as far as it is known without a store read.
+    /// Returns where a block with this fingerprint is stored, as far as that is known without a store read.
     pub fn find(&mut self, fingerprint: &Fingerprint) -> Option<BlockRef> {
         self.credit = (self.credit + CREDIT_FOR_LOOKUP).min(CREDIT_MAX);
         let exact = self.exact.as_ref().and_then(|table| table.get(fingerprint));
@@ -148,14 +151,14 @@ impl Dedup {
         known
     }
 
-    /// Credits blocks that were found.
+    /// Adds the credit for blocks that were found.
     fn earn(&mut self, hits: usize) {
         self.credit = self.credit.saturating_add(hits as i64 * CREDIT_FOR_HIT).min(CREDIT_MAX);
     }
 
-    /// The segments in whose directories the blocks that were not found are likely: those to which most of
-    /// `blocks` lead first. `blocks` are fingerprints with the result of [`Dedup::find`], in the order of the
-    /// commit. A found block leads to its neighbours if the block before or after it was not found.
+    /// The segments whose directories probably list the blocks that were not found: the segments to which
+    /// most of `blocks` lead come first. `blocks` are fingerprints with the result of [`Dedup::find`], in the
+    /// order of the commit. A found block leads to its segment if the block before or after it was not found.
     pub fn leads<'a>(
         &self,
         blocks: impl Iterator<Item = (&'a Fingerprint, Option<BlockRef>)>,
@@ -173,7 +176,7 @@ impl Dedup {
             (last_found, missed) = (found, found.is_none());
         }
         let mut leads: Vec<_> = votes.into_iter().collect();
-        // Then by segment number, so that a run is reproducible.
+        // Leads with equal votes are sorted by segment number, so that a run is reproducible.
         leads.sort_unstable_by_key(|(segment, votes)| (Reverse(*votes), *segment));
         leads.into_iter().map(|(segment, _)| segment).collect()
     }
@@ -187,8 +190,8 @@ impl Dedup {
         affordable
     }
 
-    /// Keeps the neighbours of `hits`, which were found in the directory of a segment; `new_hits` of them
-    /// only there.
+    /// Keeps the neighbours of `hits`, which were found in the directory of a segment. `new_hits` of them
+    /// were found only in this directory.
     pub fn keep(
         &mut self,
         segment: SegmentId,
@@ -200,7 +203,7 @@ impl Dedup {
         self.directories.keep(segment, directory, hits);
     }
 
-    /// Adds blocks that were stored.
+    /// Adds blocks that were newly stored.
     pub fn insert_all(&mut self, blocks: &[(Fingerprint, BlockRef)]) {
         for some in blocks.chunks(FETCHED) {
             self.fetch(some.iter().map(|(fingerprint, _)| fingerprint));
@@ -208,7 +211,7 @@ impl Dedup {
         }
     }
 
-    /// Adds a block that was stored.
+    /// Adds a block that was newly stored.
     pub fn insert(&mut self, fingerprint: Fingerprint, at: BlockRef) {
         if let Some((fingerprint, at)) = self.insert_in_table(fingerprint, at) {
             self.insert_recent(fingerprint, at);
@@ -217,7 +220,7 @@ impl Dedup {
 
     /// Adds a stored block that was found in a directory.
     pub fn insert_old(&mut self, fingerprint: Fingerprint, at: BlockRef) {
-        // An exact index stays exact: some sets are full long before the table is.
+        // An exact index stays exact: some sets are full long before the table is full.
         if let Some((fingerprint, at)) = self.insert_in_table(fingerprint, at)
             && self.hooks.is_none()
         {
@@ -225,7 +228,7 @@ impl Dedup {
         }
     }
 
-    /// Keeps a fingerprint that the table does not contain exactly.
+    /// Adds a fingerprint to the recent fingerprints, because the table does not contain it exactly.
     fn insert_recent(&mut self, fingerprint: Fingerprint, at: BlockRef) {
         if self.recent[0].len() >= self.recent_max {
             self.recent.swap(0, 1);
@@ -236,7 +239,8 @@ impl Dedup {
         }
     }
 
-    /// Returns a fingerprint that the table does not contain exactly: this one, or one that was displaced.
+    /// Inserts a fingerprint into the table. Returns a fingerprint that the table does not contain exactly:
+    /// the inserted or a displaced fingerprint.
     fn insert_in_table(&mut self, fingerprint: Fingerprint, at: BlockRef) -> Option<(Fingerprint, BlockRef)> {
         if fingerprint == Fingerprint::default() {
             return None;
@@ -254,7 +258,7 @@ impl Dedup {
         displaced
     }
 
-    /// Converts some exact entries to hooks.
+    /// Converts some entries of the exact table to hooks.
     fn convert(&mut self) {
         for _ in 0..CONVERTED {
             let (Some(table), Some(hooks)) = (&mut self.exact, &mut self.hooks) else { return };
@@ -265,7 +269,7 @@ impl Dedup {
         }
     }
 
-    /// Removes slots of a segment that are about to be dropped: they are not found from here on.
+    /// Removes slots of a segment that are about to be dropped: from here on they are not found.
     pub fn dropped(&mut self, segment: SegmentId, slots: impl Iterator<Item = (Fingerprint, Slot)>) {
         self.directories.forget(segment);
         for (fingerprint, slot) in slots {
@@ -284,7 +288,7 @@ impl Dedup {
         }
     }
 
-    /// A segment was removed from the segment table with all its slots.
+    /// Records that a segment was removed from the segment table with all its slots.
     pub fn freed(&mut self, segment: SegmentId) {
         self.directories.forget(segment);
         if let Some(hooks) = &mut self.hooks {
@@ -292,12 +296,12 @@ impl Dedup {
         }
     }
 
-    /// The segments of the most recent hits, most recent first.
+    /// The segments of the most recent hits, the most recent first.
     pub fn warm(&self) -> Vec<SegmentId> {
         self.directories.segments()
     }
 
-    /// One of `2^n` fingerprints is kept.
+    /// The exponent of the sampling: one of `2^n` fingerprints is kept.
     pub fn sampling(&self) -> u8 {
         self.hooks.as_ref().map_or(0, Hooks::sampling)
     }

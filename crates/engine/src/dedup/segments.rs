@@ -1,36 +1,37 @@
-//! Short numbers for segments, so that an entry of the index needs few bits for one.
+//! Short numbers for segments, so that an entry of the index needs few bits for its segment.
 //!
-//! Numbers begin at 1. That of a freed segment is assigned again only after all entries with this number were
-//! removed.
+//! Numbers begin at 1. The number of a freed segment is assigned again only after all entries with this
+//! number were removed.
 
 use forebay_format::SegmentId;
 use hashbrown::HashMap;
 
 use crate::hash::BuildU64Hasher;
 
-/// Bits of a number. With segments of 64 MiB they suffice for 64 TiB; blocks of further segments are not
-/// indexed.
+/// Bits of a segment's number. With segments of 64 MiB they suffice for 64 TiB; blocks of further segments
+/// are not indexed.
 pub(super) const NUMBER_BITS: u32 = 20;
 
-/// Bytes for each segment: an element of the list, and of the map with its free buckets.
+/// Bytes for each segment: an element of the list, and an element of the map with its free buckets.
 const BYTES_EACH: u64 = 8 + 20;
 
 /// The numbers of segments; see the module documentation.
 #[derive(Default)]
 pub(super) struct Segments {
     numbers: HashMap<SegmentId, u32, BuildU64Hasher>,
-    /// By number, from 1.
+    /// The id of the segment with each number; numbers begin with 1.
     ids: Vec<Option<SegmentId>>,
-    /// Numbers of which no entries are left.
+    /// Numbers to which no entries refer any more.
     free: Vec<u32>,
-    /// Numbers of freed segments that entries may still have: since before the present sweep, and since it
-    /// began.
+    /// Numbers of freed segments to which entries may still refer: freed before the present sweep, and freed
+    /// since it began.
     sweeping: Vec<u32>,
     freed: Vec<u32>,
 }
 
 impl Segments {
-    /// The number of a segment, which it gets if it has none. `None` if all are in use.
+    /// Returns the number of a segment; a segment without a number gets a free number. `None` if all numbers
+    /// are in use.
     pub fn number(&mut self, segment: SegmentId) -> Option<u32> {
         if let Some(number) = self.numbers.get(&segment) {
             return Some(*number);
@@ -48,7 +49,7 @@ impl Segments {
         Some(number)
     }
 
-    /// The number that a segment has.
+    /// Returns the number of a segment, if it has a number.
     pub fn known(&self, segment: SegmentId) -> Option<u32> {
         self.numbers.get(&segment).copied()
     }
@@ -71,12 +72,12 @@ impl Segments {
         !self.freed.is_empty()
     }
 
-    /// A sweep of all entries begins.
+    /// Records that a sweep of all entries begins.
     pub fn begin_sweep(&mut self) {
         self.sweeping.append(&mut self.freed);
     }
 
-    /// The sweep has removed the entries of all segments that were freed before it began.
+    /// Records that the sweep has removed the entries of all segments that were freed before it began.
     pub fn end_sweep(&mut self) {
         self.free.append(&mut self.sweeping);
     }

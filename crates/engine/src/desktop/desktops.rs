@@ -16,7 +16,7 @@ use crate::stats::Counter;
 use crate::write_caches::{WriteCaches, is_nearly_spent};
 use crate::{DesktopStats, Error, Result};
 
-/// One overflow takes at most one part in this many of the reserve.
+/// One overflow takes at most one part in this number of the reserve.
 const RESERVE_PART: u64 = 4;
 
 /// Lets desktops overflow, resets them, and converts them to persistent volumes.
@@ -29,7 +29,7 @@ pub(crate) struct Desktops {
     pub(super) caches: Arc<WriteCaches>,
     pub(super) editor: Arc<CatalogueEditor>,
     pub(super) profiles: Arc<BootProfiles>,
-    /// Overflows, and the bytes that they freed in RAM.
+    /// Number of overflows, and the bytes that they freed in RAM.
     overflowed: Counter,
 }
 
@@ -63,8 +63,7 @@ impl Desktops {
                 let begin = self.cx.host.now();
                 match self.overflow(&desktop).await {
                     Ok(_) if self.has_waiting_writers(&desktop) => {}
-                    // Pauses for the duration of the overflow: guests' reads have priority while there is
-                    // room.
+                    // Waits as long as the overflow took: guests' reads have priority while there is room.
                     Ok(_) => self.cx.host.sleep(self.cx.host.now().saturating_sub(begin)).await,
                     Err(Error::NoSpace) => self.cx.host.sleep(FULL_RETRY).await,
                     Err(Error::Closed) => break,
@@ -78,18 +77,18 @@ impl Desktops {
                 }
             }
             if self.cx.check_running().is_err() {
-                // Writers that wait for room fail with the error of the pool.
+                // Woken writers that wait for room fail with the error of the pool.
                 self.progress.wake_waiters();
                 return;
             }
         }
     }
 
-    /// The desktop that has used the largest share of its budget, among those whose budget is nearly spent or
-    /// whose writers wait: a large write may have to wait long before the budget is nearly spent. If no
-    /// desktop qualifies and the common budget is short, the desktop with the largest cache. Waiting writers
-    /// of other desktops check again when this one has overflowed. A desktop that is due for a reset does not
-    /// overflow.
+    /// Chooses the desktop that overflows next: the desktop that has used the largest share of its budget,
+    /// among those whose budget is nearly spent or whose writers wait (a large write may have to wait long
+    /// before the budget is nearly spent). If no desktop qualifies and the common budget is short, the
+    /// desktop with the largest cache is chosen. When it has overflowed, waiting writers of other desktops
+    /// check again. A desktop that is due for a reset does not overflow.
     fn next_to_overflow(&self) -> Option<Arc<Disk>> {
         let mut all = self.caches.is_nearly_spent() | self.caches.take_required();
         let catalogue = self.editor.catalogue.read();
@@ -105,7 +104,7 @@ impl Desktops {
         fullest.or_else(largest).cloned()
     }
 
-    /// Whether a writer waits for room, or soon will.
+    /// Whether a writer of the desktop waits for room, or will wait soon.
     fn has_waiting_writers(&self, desktop: &Disk) -> bool {
         desktop.wants_room() || self.caches.is_short(desktop)
     }
@@ -154,8 +153,8 @@ impl Desktops {
         Ok(bytes)
     }
 
-    /// Most bytes of one overflow. Acknowledged writes of volumes, deletions and resets depend on the
-    /// reserve, so the last overflow may take only a small part of it.
+    /// Maximum bytes of one overflow. Acknowledged writes of volumes, deletions and resets depend on the
+    /// reserve, so the last overflow may take only a small part of the reserve.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if only the reserve is left.

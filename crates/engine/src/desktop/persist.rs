@@ -1,4 +1,4 @@
-//! Converts a desktop to a persistent volume; [`super`] argues why no acknowledged write is lost.
+//! Conversion of a desktop to a persistent volume; [`super`] argues why no acknowledged write is lost.
 
 use forebay_format::{CatalogueOp, DiskRecord, SyncMode};
 
@@ -22,8 +22,8 @@ impl Desktops {
             return Err(Error::WrongKind { name: shorten(name), is, needs });
         }
         let persisting = Persisting::begin(self, &desktop, name)?;
-        // Most of the cache overflows first, so that the last group is small, however much is written
-        // concurrently.
+        // Most of the cache overflows before the conversion, so that the last group is small even if guests
+        // write at the same time.
         let mut remaining = desktop.cached();
         while remaining > OVERFLOW_BYTES as u64 {
             match self.overflow(&desktop).await? {
@@ -48,7 +48,8 @@ impl Desktops {
         Ok(())
     }
 
-    /// Reverts the switch to ordinary commits. Blocks that were committed since then count as overflowed.
+    /// Reverts the switch to ordinary commits. Blocks that were committed in the meantime count as
+    /// overflowed.
     async fn revert_to_desktop(&self, disk: &Disk, write_cache: u64) {
         let _log = self.committer.read_log().await;
         self.intake.join_desktops(disk, write_cache);

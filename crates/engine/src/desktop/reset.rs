@@ -22,11 +22,11 @@ use crate::disk::Disk;
 use crate::limits::{RESET_RETRY, RESET_RETRY_MAX};
 use crate::{Error, Mutation, Result};
 
-/// The desktops that an attempt to reset all due desktops could not reset.
+/// Why some due desktops remain after an attempt to reset all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Remaining {
     None,
-    /// Desktops that an operation or a disconnecting client uses.
+    /// An operation or a disconnecting client uses the remaining desktops.
     InUse,
 }
 
@@ -90,9 +90,9 @@ impl Desktops {
         desktop.record().origin.is_some_and(|image| self.editor.have_same_map(desktop.id(), image))
     }
 
-    /// Called when a pool is opened: `valid` are the desktops whose contents the retained memory states are
-    /// valid. All others are reset to their images. If there is no room for it they stay marked, and no
-    /// client can attach them before the task has reset them.
+    /// Called when a pool is opened. `valid` are the desktops whose contents are valid according to the
+    /// retained memory. All other desktops are reset to their images. If there is no room for their reset
+    /// they stay marked, and no client can attach them before the task has reset them.
     pub(crate) async fn restore(
         self: &Arc<Desktops>,
         valid: Vec<(Arc<Disk>, Flag)>,
@@ -127,7 +127,8 @@ impl Desktops {
     }
 }
 
-/// Desktops whose reset is in a commit. Those that are not reset when this guard is dropped are due again.
+/// Desktops whose reset is in a commit. When this guard is dropped, the desktops that were not reset are due
+/// again.
 #[derive(Default)]
 struct RunningResets(Vec<Arc<Disk>>);
 

@@ -3,9 +3,9 @@
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::atomic::{AtomicI64, AtomicU64};
 
-/// Weight of a disk for which none was set.
+/// Default weight of a disk.
 pub(crate) const DEFAULT_WEIGHT: u64 = 100;
-/// Most weight of a disk.
+/// Maximum weight of a disk.
 pub(crate) const MAX_WEIGHT: u64 = 10_000;
 
 /// One disk's use of a resource, in bytes.
@@ -14,9 +14,9 @@ pub(crate) struct Flow {
     id: u64,
     weight: AtomicU64,
     used: AtomicI64,
-    /// Virtual time at which its last admission from the queue ends. Used under the lock of the queue.
+    /// Virtual time at which the flow's last admission from the queue ends. Used under the lock of the queue.
     finish: AtomicU64,
-    /// Weight with which the queue counts it as active. Used under the lock of the queue.
+    /// Weight with which the queue counts the flow as active. Used under the lock of the queue.
     counted: AtomicU64,
 }
 
@@ -40,17 +40,17 @@ impl Flow {
         self.weight.load(Relaxed)
     }
 
-    /// Sets its weight, which counts from the next change of its use on.
+    /// Sets the weight of the flow. It takes effect with the next change of the flow's use.
     pub fn set_weight(&self, weight: u64) {
         self.weight.store(weight.clamp(1, MAX_WEIGHT), Relaxed);
     }
 
-    /// Bytes that it uses.
+    /// Bytes that the flow uses at present.
     pub fn used(&self) -> u64 {
         self.used.load(SeqCst).max(0) as u64
     }
 
-    /// Changes the bytes that it uses; returns whether it began or ceased to use any.
+    /// Changes the bytes that the flow uses; returns whether it began or ceased to use any.
     pub(super) fn add(&self, bytes: i64) -> bool {
         let before = self.used.fetch_add(bytes, SeqCst);
         (before > 0) != (before + bytes > 0)
@@ -64,7 +64,7 @@ impl Flow {
         self.finish.store(finish, Relaxed);
     }
 
-    /// Replaces the weight with which it is counted; returns the one before.
+    /// Replaces the weight with which the flow is counted; returns the previous weight.
     pub(super) fn set_counted(&self, weight: u64) -> u64 {
         self.counted.swap(weight, Relaxed)
     }

@@ -32,7 +32,7 @@ use crate::{Error, Result};
 
 /// A request in the queue.
 struct Waiter {
-    /// Bytes that it uses from its admission on.
+    /// Bytes that the request uses from its admission on.
     bytes: u64,
     admitted: oneshot::Sender<Result<()>>,
 }
@@ -40,7 +40,7 @@ struct Waiter {
 #[derive(Default)]
 struct Inner {
     queue: Queue<Waiter>,
-    /// No request may wait any more.
+    /// The gate is closed: no request may wait any more.
     is_closed: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Bytes in use.
+    /// Bytes that all flows use.
     pub fn used(&self) -> u64 {
         self.used.load(SeqCst).max(0) as u64
     }
@@ -71,7 +71,8 @@ impl Gate {
         self.has_waiting() && self.used.load(SeqCst) < self.drained.load(SeqCst)
     }
 
-    /// Changes the bytes that a flow uses. If it uses less, the caller calls [`Gate::drain_returned`].
+    /// Changes the bytes that a flow uses. If the use decreases, the caller has to call
+    /// [`Gate::drain_returned`].
     pub fn add(&self, flow: &Flow, bytes: i64) {
         if bytes > 0 {
             self.used.fetch_add(bytes, SeqCst);
@@ -82,13 +83,14 @@ impl Gate {
         }
     }
 
-    /// Reduces the bytes that a flow uses, but not yet those of all: the caller does that at once for many
-    /// flows, by [`Gate::give_back`].
+    /// Reduces the bytes that a flow uses, but not yet the bytes that all flows use: the caller reduces these
+    /// for many flows at once by [`Gate::give_back`].
     pub fn give_back_later(&self, flow: &Flow, bytes: u64) {
         self.add_to_flow(flow, -(bytes as i64));
     }
 
-    /// Reduces the bytes that all flows use, after those of each. The caller drains the queue.
+    /// Reduces the bytes that all flows use, after the bytes of each flow were reduced. The caller has to
+    /// drain the queue.
     pub fn give_back(&self, bytes: u64) {
         self.used.fetch_sub(bytes as i64, SeqCst);
     }
@@ -109,7 +111,7 @@ impl Gate {
         self.inner.lock().queue.may_pass(flow, cost, used, budget_of)
     }
 
-    /// As [`Gate::may`], and uses `bytes` if so.
+    /// Works like [`Gate::may`]; if the request may be made, uses `bytes`.
     pub fn take(
         &self,
         flow: &Flow,
@@ -151,11 +153,11 @@ impl Gate {
         self.drain_locked(&mut self.inner.lock().queue, budget_of);
     }
 
-    /// As [`Gate::drain`], if less is used than when the last drain ended.
+    /// Works like [`Gate::drain`], if less is used than when the last drain ended.
     pub fn drain_returned(&self, budget_of: impl Fn(&Flow, u64) -> Option<Budget>) {
         if self.was_given_back() {
             let mut inner = self.inner.lock();
-            // Another thread may have drained it since.
+            // Another thread may have drained the queue in the meantime.
             if self.was_given_back() {
                 self.drain_locked(&mut inner.queue, budget_of);
             }
@@ -179,7 +181,7 @@ impl Gate {
                     let _ = waiter.admitted.send(Ok(()));
                 },
             );
-            // That with which the last request was refused.
+            // Bytes in use when the last request was refused.
             self.drained.store(used.get(), SeqCst);
             if !self.was_given_back() {
                 return;
@@ -187,7 +189,7 @@ impl Gate {
         }
     }
 
-    /// Fails the requests that wait for which `why` returns an error.
+    /// Fails each waiting request for which `why` returns an error.
     pub fn refuse(&self, why: impl Fn(u64) -> Option<Error>) {
         let mut inner = self.inner.lock();
         for (cost, waiter) in inner.queue.remove_if(|_, cost| why(cost).is_some()) {
@@ -196,7 +198,7 @@ impl Gate {
         }
     }
 
-    /// Fails all requests that wait, and all that would wait from now on.
+    /// Fails all requests that wait, and refuses all that would have to wait from now on.
     pub fn close(&self) {
         self.inner.lock().is_closed = true;
         self.refuse(|_| Some(Error::Closed));
@@ -209,7 +211,7 @@ pub(crate) struct Waiting<'a> {
     flow: Arc<Flow>,
     number: u64,
     bytes: u64,
-    /// `None` once the bytes belong to the caller.
+    /// The result of the admission; `None` once the bytes belong to the caller.
     admitted: Option<oneshot::Receiver<Result<()>>>,
 }
 

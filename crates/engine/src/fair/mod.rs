@@ -1,9 +1,9 @@
 //! Fair use of a resource that many disks share: room in the write buffers, reads of the store.
 //!
-//! A [`Flow`] is one disk's use of one resource. A request is admitted at once while there is plenty; a disk
-//! that uses more than its share of a resource that is short waits, and no other.
+//! A [`Flow`] is one disk's use of one resource. A request is admitted at once while there is plenty of the
+//! resource. When the resource is short, only disks wait that use more than their share.
 //!
-//! - [`queue`]: which requests are admitted, and the order of those that wait. Plain data, without locks.
+//! - [`queue`]: which requests are admitted, and the order of waiting requests. Plain data, without locks.
 //! - [`gate`]: the same for requests of many threads, which wait asynchronously.
 
 mod flow;

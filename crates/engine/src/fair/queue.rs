@@ -26,20 +26,22 @@ use std::sync::Arc;
 
 use super::flow::{DEFAULT_WEIGHT, Flow, MAX_WEIGHT};
 
-/// Bytes of a resource that a flow may use whatever its share, if the budget permits: a flow that writes a
+/// Bytes of a resource that a flow may use even beyond its share, if the budget permits: a flow that writes a
 /// little now and then does not wait for others.
 const SMALL: u64 = 64 << 10;
 /// Unit of costs in virtual time.
 const COST_UNIT: u64 = 512;
-/// Most virtual time by which a tag lags behind the present: that of 4 MiB of a flow of the default weight.
+/// Maximum virtual time by which a tag lags behind the present: the virtual time of 4 MiB of a flow of the
+/// default weight.
 const MAX_LAG: u64 = (4 << 20) / COST_UNIT * MAX_WEIGHT / DEFAULT_WEIGHT;
 
 /// The bytes of a resource that may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget {
-    /// By all flows together.
+    /// Bytes that all flows together may use.
     pub all: u64,
-    /// The part that is shared out; a flow above its share leaves an eighth of it free.
+    /// The part of the budget that is divided into shares. A flow above its share leaves an eighth of this
+    /// part free.
     pub open: u64,
 }
 
@@ -59,7 +61,7 @@ impl Budget {
 /// The decision on a request.
 #[derive(Debug, Clone, Copy)]
 struct Decision {
-    /// Its flow is below its share.
+    /// The flow of the request is below its share.
     is_below: bool,
     fits: bool,
 }
@@ -77,12 +79,12 @@ struct Lane<T> {
     entries: VecDeque<Entry<T>>,
 }
 
-/// Start tag of the first request of a lane, and id of its flow.
+/// The place of a lane in the queue: the start tag of its first request, and the id of its flow.
 type Place = (u64, u64);
 
 /// Requests that wait; see the module documentation.
 pub(crate) struct Queue<T> {
-    /// In the order of their tags.
+    /// The lanes, in the order of their tags.
     lanes: BTreeMap<Place, Lane<T>>,
     /// The start tag of each flow that has a lane.
     starts: HashMap<u64, u64>,
@@ -128,7 +130,7 @@ impl<T> Queue<T> {
         self.lanes.remove(&place)
     }
 
-    /// Updates the weight of the active flows after a change of this one.
+    /// Updates the total weight of the active flows after a change of this flow.
     pub fn recount(&mut self, flow: &Flow) {
         let is_active = flow.used() > 0 || self.starts.contains_key(&flow.id());
         let weight = if is_active { flow.weight() } else { 0 };
@@ -151,8 +153,8 @@ impl<T> Queue<T> {
         Decision { is_below, fits: used == 0 || used + cost <= most }
     }
 
-    /// Whether a new request is admitted before those that wait. `budget_of` returns the budget for a request
-    /// of a flow; `None` if it is not considered now.
+    /// Whether a new request is admitted before the requests that wait. `budget_of` returns the budget for a
+    /// request of a flow; `None` if the flow is not considered now.
     pub fn may_pass(
         &self,
         flow: &Flow,
@@ -171,7 +173,7 @@ impl<T> Queue<T> {
         !self.starts.contains_key(&flow.id()) && !self.lanes.values().any(precedes)
     }
 
-    /// Adds a request at the end of its flow's queue; returns its number.
+    /// Adds a request at the end of its flow's lane; returns the number of the request.
     pub fn push(&mut self, flow: &Arc<Flow>, cost: u64, what: T) -> u64 {
         self.next_number += 1;
         let entry = Entry { number: self.next_number, cost, what };
@@ -199,7 +201,7 @@ impl<T> Queue<T> {
         Some(entry.what)
     }
 
-    /// Removes the first request of a lane, and charges its flow for it.
+    /// Removes the first request of a lane, and charges its cost to its flow.
     fn take_first(&mut self, place: Place) -> Option<(Arc<Flow>, T)> {
         let mut lane = self.remove_lane(place)?;
         let entry = lane.entries.pop_front()?;

@@ -72,8 +72,8 @@ impl DiskHandle {
         for piece in (0..len).step_by(COPY_BYTES as usize) {
             self.begin(Kind::Write, COPY_BYTES.min(len - piece)).await;
         }
-        // A last block that the end of the disk cuts off is copied as bytes: the disk may grow, and
-        // the rest of the block be written.
+        // If the end of the disk cuts off the last block, this block is copied as bytes: the disk may grow,
+        // and the rest of the block be written.
         let whole = offset.div_ceil(BLOCK as u64)..(offset + len) / BLOCK as u64;
         if whole.is_empty()
             || offset % BLOCK as u64 != source_offset % BLOCK as u64
@@ -128,7 +128,7 @@ impl DiskHandle {
     /// Copies blocks by reference, from block `from` of the source on.
     async fn copy_blocks(&self, to: Range<u64>, source: &DiskHandle, from: u64) -> Result<()> {
         let (id, source_id) = (self.disk.id(), source.disk.id());
-        // Sharing subtrees takes almost no time, whatever the length.
+        // Sharing subtrees takes almost no time, even for a long copy.
         let shares_all = to.start == from && !self.disk.occupied.has_quota();
         let most = if shares_all { u64::MAX } else { COPY_BLOCKS };
         let mut block = to.start;
@@ -175,8 +175,8 @@ impl DiskHandle {
     }
 }
 
-/// Loads the map nodes of a range into the cache. So a copy fails before anything is changed if a node cannot
-/// be read, and the commit that applies the copy does not wait for the store at each node.
+/// Loads the map nodes of a range into the cache. A copy then fails before anything is changed if a node
+/// cannot be read, and the commit that applies the copy does not wait for the store at each node.
 async fn load_range(reader: &Reader, disk: &Disk, range: Range<u64>) -> Result<()> {
     let mut before = None;
     for _ in 0..LOAD_ROUNDS {

@@ -12,18 +12,18 @@ use crate::read::with_nodes;
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::{Error, Result};
 
-/// If more blocks of a desktop are buffered, their state is looked up for this many blocks of the disk at a
-/// time: that takes some hundred microseconds.
+/// Threshold of buffered blocks of a desktop. Above it, the state is looked up for this many blocks of the
+/// disk at a time, which takes some hundred microseconds.
 const BUFFERED_BLOCKS: u64 = 1 << 14;
 
-/// A range of one allocation state.
+/// A range of the disk with one allocation state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Length in bytes.
+    /// Length of the extent in bytes.
     pub len: u64,
-    /// It is not allocated (`NBD_STATE_HOLE`).
+    /// The range is not allocated (`NBD_STATE_HOLE`).
     pub hole: bool,
-    /// It reads as zeroes (`NBD_STATE_ZERO`).
+    /// The range reads as zeroes (`NBD_STATE_ZERO`).
     pub zero: bool,
 }
 
@@ -48,7 +48,7 @@ impl DiskHandle {
         // Number of nodes that were freed between look-up and load.
         let freed = AtomicUsize::new(0);
         let blocks = blocks_of(offset, len);
-        // Of a desktop, the buffered runs of some blocks at a time.
+        // For a desktop, the buffered runs are looked up for some blocks at a time.
         let is_desktop = self.disk.is_desktop();
         let mut window = blocks.start..if is_desktop { blocks.start } else { blocks.end };
         let mut buffered = Vec::new().into_iter().peekable();
@@ -101,7 +101,7 @@ impl DiskHandle {
     pub fn zeroes(&self, offset: u64, len: u64) -> Result<u64> {
         self.check(offset, len)?;
         let blocks = blocks_of(offset, len);
-        // The buffers before the map, as in a read.
+        // The buffers are looked up before the map, as in a read.
         let Some(written) = self.disk.buffers.lock().first_written(&blocks) else { return Ok(0) };
         if written <= blocks.start {
             return Ok(0);
@@ -116,8 +116,8 @@ impl DiskHandle {
         })
     }
 
-    /// Loads a node. If it was freed since the look-up, the caller retries, a limited number of times: the
-    /// next look-up does not need it.
+    /// Loads a node. If the node was freed since the look-up, the caller retries, a limited number of times:
+    /// the next look-up does not need this node.
     async fn load(&self, need: NeedNode, freed: &AtomicUsize) -> Result<()> {
         match self.reader.nodes.load_for_read(&self.disk, need).await {
             Err(Error::Store(StoreError::NotFound(_))) if freed.fetch_add(1, Relaxed) < READ_RETRIES => {

@@ -33,18 +33,18 @@ use crate::{Client, Coalesce, Error, GuestStats, Mutation, PoolConfig, RemoteAns
 /// Result of a request that does not wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fast {
-    /// Done.
+    /// The request was completed at once.
     Done,
-    /// Nothing was done; use the form that waits.
+    /// Nothing was done; the caller has to use the form of the request that waits.
     Wait,
 }
 
-/// Where the data of a read was found.
+/// Where a read found its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// In RAM.
+    /// All data of the read was in RAM.
     Ram,
-    /// Some of it in the store.
+    /// Some of the data was in the store.
     Store,
 }
 
@@ -56,7 +56,8 @@ pub struct DiskHandle {
     pub(super) disk: Arc<Disk>,
     metadata: Arc<Metadata>,
     marks: Arc<Marks>,
-    /// The client, for whose answers the disk is marked; `None` for an import, which a crash removes.
+    /// The client that has the disk open; the disk is marked for answers to it. `None` for an import, which a
+    /// crash removes.
     client: Option<Client>,
     /// The client may not use the disk: see [`DiskHandle::check_ready`].
     is_refused: AtomicBool,
@@ -120,12 +121,12 @@ impl DiskHandle {
         }
     }
 
-    /// Export name.
+    /// Export name of the disk.
     pub fn name(&self) -> String {
         self.name.clone()
     }
 
-    /// Identity that guests and initiators see; constant for the disk's lifetime.
+    /// Identity of the disk that guests and initiators see; it never changes.
     pub fn uuid(&self) -> [u8; 16] {
         self.disk.record().uuid
     }
@@ -135,12 +136,12 @@ impl DiskHandle {
         self.intake.room().max(self.disk.occupied.room())
     }
 
-    /// Current size in bytes.
+    /// Current size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.disk.size()
     }
 
-    /// Whether writes are refused.
+    /// Whether the handle refuses writes.
     pub fn read_only(&self) -> bool {
         matches!(self.disk.role(), Role::Snapshot | Role::Image)
     }
@@ -169,7 +170,7 @@ impl DiskHandle {
         self.disk.has_losses(&self.known_losses)
     }
 
-    /// Counters of this disk.
+    /// Counters of guest operations on this disk.
     pub fn stats(&self) -> GuestStats {
         self.disk.guest.get()
     }
@@ -191,7 +192,7 @@ impl DiskHandle {
         self.metadata.set(&self.disk, DiskMetadata::Reservations, content).await
     }
 
-    /// Makes the requests of this client fail, as long as it may have had writes answered that are lost.
+    /// Makes the requests of this client fail, as long as answered writes of the client may be lost.
     pub(crate) fn refuse_until_resumed(&self) {
         self.is_refused.store(true, Relaxed);
     }
@@ -236,7 +237,8 @@ impl DiskHandle {
         self.check(offset, len)
     }
 
-    /// Waits until the limits of the disk and of its tenant permit a request of `bytes`, which then counts.
+    /// Waits until the limits of the disk and of its tenant permit a request of `bytes`, and counts the
+    /// request.
     pub(super) async fn begin(&self, kind: Kind, bytes: u64) {
         self.disk.limiter.take(kind, bytes, &*self.reader.context().host).await.use_up();
     }
@@ -261,14 +263,14 @@ impl DiskHandle {
         Ok(Fast::Done)
     }
 
-    /// Reads into `out`.
+    /// Reads the disk from `offset` into `out`.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let request = offset..offset.saturating_add(out.len() as u64);
         self.read_part(request, offset, out).await.map(|_| ())
     }
 
-    /// As [`DiskHandle::read`], for a part of a client's `request`, a range of bytes: the rest of it may be
-    /// read ahead.
+    /// Works like [`DiskHandle::read`], for a part of a client's `request`, a range of bytes. Other parts of
+    /// the request may be read ahead.
     pub async fn read_part(&self, request: Range<u64>, offset: u64, out: &mut [u8]) -> Result<ReadFrom> {
         let len = out.len() as u64;
         self.check_read(offset, len)?;
@@ -303,8 +305,8 @@ impl DiskHandle {
         self.reader.record_class(&self.disk, before, offset, hit);
     }
 
-    /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through, the
-    /// disk is marked.
+    /// Writes if that is possible without waiting: there is room in the buffer, the range is whole sectors,
+    /// and the disk is marked and not write-through.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> Result<Fast> {
         if self.write_through() {
             self.check_write(offset, data.len() as u64)?;
@@ -314,8 +316,8 @@ impl DiskHandle {
         self.try_write_for(offset, data, answer)
     }
 
-    /// As [`DiskHandle::try_write`], also to a write-through disk or one that is not marked, for a request
-    /// that is answered after [`DiskHandle::finish`], when it is durable.
+    /// Works like [`DiskHandle::try_write`], but also to a write-through disk or a disk that is not marked.
+    /// The request is answered after [`DiskHandle::finish`], when it is durable.
     pub fn try_write_durably(&self, offset: u64, data: &[u8]) -> Result<Fast> {
         self.try_write_for(offset, data, Answer::WhenDurable { is_last: true })
     }
@@ -336,7 +338,7 @@ impl DiskHandle {
         Ok(Fast::Done)
     }
 
-    /// Writes. The data is durable on return with `fua` or on a write-through disk.
+    /// Writes `data`. On return it is durable if `fua` is set or the disk is write-through.
     pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         self.mark_unless_durable(fua).await?;
@@ -348,7 +350,8 @@ impl DiskHandle {
         self.finish(fua).await
     }
 
-    /// As [`DiskHandle::write`], for a part of a request that is answered after [`DiskHandle::finish`].
+    /// Works like [`DiskHandle::write`], for a part of a request that is answered after
+    /// [`DiskHandle::finish`].
     pub async fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.write_part_for(offset, data, Answer::Later).await
     }
@@ -358,15 +361,15 @@ impl DiskHandle {
         self.disk.occupied.check(offset, data)?;
         let tokens = self.intake.begin_write(&self.disk, data.len() as u64).await;
         let (mut at, end) = (offset, offset + data.len() as u64);
-        // Next to a flush of another disk, each piece is admitted separately, so that a long request need not
-        // fit into one group.
+        // While another disk flushes, each piece is admitted separately, so that a long request need not fit
+        // into one group.
         let mut whole = match self.intake.is_divided(&self.disk, end - at) {
             true => None,
             false => Some(self.intake.admit_piece(&self.disk, end - at).await?),
         };
-        // From the first piece on, a request that fails or is dropped has changed the disk.
+        // Once the first piece is written, a request that fails or is dropped has changed the disk.
         tokens.use_up();
-        // In pieces that end at block boundaries, so that only the ends of the range are partial blocks.
+        // Pieces end at block boundaries, so that only the ends of the range are partial blocks.
         while at < end {
             if at > offset {
                 yield_now().await;
@@ -391,14 +394,14 @@ impl DiskHandle {
         Ok(())
     }
 
-    /// Waits until changes may be acknowledged: until they are durable, with `fua` or on a write-through
-    /// disk, otherwise until the disk is marked.
+    /// Waits until changes may be acknowledged. With `fua` or on a write-through disk that is when they are
+    /// durable, otherwise when the disk is marked.
     pub async fn finish(&self, fua: bool) -> Result<()> {
         if self.is_durable(fua) {
             self.intake.flush_disk(&self.disk).await?;
             self.disk.check_losses(&self.known_losses)?;
         }
-        // Since the first check, the mark may have been removed, or the disk may have become a desktop again.
+        // The mark may have been removed since the first check, or the disk may have become a desktop again.
         self.mark_unless_durable(fua).await
     }
 
@@ -406,7 +409,7 @@ impl DiskHandle {
         self.intake.change(&self.disk, blocks, |buffers, blocks| buffers.change(blocks, change))
     }
 
-    /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
+    /// Zeroes a range. The range becomes a hole; with `allocated`, it is reported as allocated.
     pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
         self.mark_unless_durable(fua).await?;
@@ -414,12 +417,12 @@ impl DiskHandle {
         self.finish(fua).await
     }
 
-    /// As [`DiskHandle::write_zeroes`], for a part of a request that is answered after
+    /// Works like [`DiskHandle::write_zeroes`], for a part of a request that is answered after
     /// [`DiskHandle::finish`].
     pub async fn write_zeroes_part(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        // Zeroes that stay allocated are entries of the map, also where it had none: on a full store, such
-        // requests could use up the room that discards and deletions need.
+        // Zeroes that stay allocated are entries of the map, even where the map had none: on a full store,
+        // such requests could use up the room that discards and deletions need.
         let admitted = self.intake.admit_request(&self.disk, 0, u64::from(allocated)).await?;
         let Admitted { mut room, tokens, .. } = admitted;
         tokens.use_up();
@@ -469,8 +472,8 @@ impl DiskHandle {
     }
 
     /// Zeroes whole blocks of a request that ends at `end`. Their former contents become garbage when the
-    /// change is committed. Returns the end of the blocks, which are fewer if the last one was cut off by the
-    /// end of the disk, and the disk has grown since: then the rest of that block may have been written.
+    /// change is committed. Returns the end of the zeroed blocks. The last block is left out if the end of
+    /// the disk cut it off and the disk has grown since: its remaining part may have been written.
     fn discard_blocks(
         &self,
         mut whole: Range<u64>,
@@ -488,7 +491,7 @@ impl DiskHandle {
             buffer.zero(whole.clone(), allocated, Some(room));
         })?;
         if !whole.is_empty() && !self.disk.is_desktop() {
-            // Leaves in between are dropped without being read.
+            // Leaves between both ends are dropped without being read.
             for end in [whole.start, whole.end - 1] {
                 self.intake.record_cold(&self.disk, end..end + 1, std::iter::empty());
             }
@@ -496,8 +499,8 @@ impl DiskHandle {
         Ok(whole.end)
     }
 
-    /// Bytes that become garbage when these blocks are replaced: none if they are all holes, since a guest
-    /// that trims its free space includes blocks that it never wrote.
+    /// Bytes that become garbage when these blocks are replaced. There are none if all blocks are holes: a
+    /// guest that trims its free space includes blocks that it never wrote.
     pub(crate) fn garbage_of(&self, blocks: &Range<u64>) -> u64 {
         let count = blocks.end - blocks.start;
         if count == 0 {
@@ -509,8 +512,8 @@ impl DiskHandle {
         }
     }
 
-    /// The blocks that are entirely within a range. A last block that is cut off by the end of the disk
-    /// counts as entire.
+    /// The blocks that are entirely within a range. If the end of the disk cuts off the last block, this
+    /// block counts as entire.
     pub(crate) fn whole_blocks(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset + len;
         let last = if end == self.size() { end.div_ceil(BLOCK as u64) } else { end / BLOCK as u64 };
@@ -528,7 +531,7 @@ impl DiskHandle {
         self.flush_changes().await
     }
 
-    /// As [`DiskHandle::flush`], without counting a flush.
+    /// Flushes like [`DiskHandle::flush`], but does not count a flush.
     pub(crate) async fn flush_changes(&self) -> Result<()> {
         match self.disk.sync() {
             SyncMode::Never if !self.is_durable(true) => self.reader.context().check_fenced()?,
@@ -537,7 +540,7 @@ impl DiskHandle {
         self.disk.check_losses(&self.known_losses)
     }
 
-    /// Reads a range into the read cache.
+    /// Reads a range of the disk into the read cache.
     pub async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
         self.check_read(offset, len)?;
         let mut scratch = vec![0; len.min(READAHEAD_MAX) as usize];

@@ -167,14 +167,14 @@ fn sectors_of(offset: u64, len: u64) -> Range<u64> {
     if len == 0 { offset..offset } else { offset / sector * sector..(offset + len).next_multiple_of(sector) }
 }
 
-/// A watch that ends when this is dropped.
+/// A watch that ends when this guard is dropped.
 struct Watched<'a> {
     disk: &'a Disk,
     id: Option<u64>,
 }
 
 impl Watched<'_> {
-    /// Ends the watch; returns whether it was hit.
+    /// Ends the watch; returns whether its blocks were changed.
     fn end(mut self) -> bool {
         self.id.take().is_some_and(|id| self.disk.buffers.lock().unwatch(id))
     }

@@ -10,31 +10,31 @@ use std::time::Duration;
 
 use super::rates::Rate;
 
-/// Tokens are counted in billionths, so that nothing is lost however often the bucket is looked at.
+/// Tokens are counted in billionths, so that rounding loses nothing however often the level is computed.
 const UNIT: i128 = 1_000_000_000;
-/// The default burst is the rate divided by this: a tenth of a second.
+/// The default burst is the rate divided by this number: a tenth of a second.
 const DEFAULT_BURST: u64 = 10;
 
 /// A token bucket; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Bucket {
     per_second: i128,
-    /// In billionths, like `level`.
+    /// Capacity of the bucket in billionths of a token, like `level`.
     capacity: i128,
     level: i128,
-    /// When `level` was true.
+    /// Time at which the level was `level`.
     at: Duration,
 }
 
 impl Bucket {
-    /// A full bucket.
+    /// Returns a full bucket.
     pub fn new(rate: Rate, now: Duration) -> Bucket {
         let burst = rate.burst.unwrap_or(rate.per_second / DEFAULT_BURST).max(1);
         let capacity = i128::from(burst) * UNIT;
         Bucket { per_second: rate.per_second.max(1).into(), capacity, level: capacity, at: now }
     }
 
-    /// A bucket for another rate, which holds as many tokens as this one, if it has room for them.
+    /// A bucket for another rate. It holds as many tokens as this bucket, as far as it has room for them.
     pub fn with_rate(&self, rate: Rate, now: Duration) -> Bucket {
         let mut old = Bucket { ..*self };
         old.refill(now);
@@ -124,7 +124,7 @@ mod tests {
             for (cost, late) in costs {
                 let cost = cost.min(burst);
                 let delay = bucket.delay(cost, now);
-                // The clock is not exact.
+                // The timer of the host is not exact.
                 now += delay + Duration::from_nanos(if delay.is_zero() { 0 } else { late });
                 prop_assert_eq!(bucket.delay(cost, now), Duration::ZERO);
                 bucket.take(cost);

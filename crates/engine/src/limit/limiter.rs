@@ -24,19 +24,19 @@ use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::{Mutex, RwLock};
 
-/// Bytes for which a request counts one operation.
+/// Bytes of a request that count as one operation.
 const OPERATION_BYTES: u64 = 256 << 10;
-/// Longest wait without a look at the limits: far rates are in the future of a clock that may jump.
+/// Maximum wait before the limits are checked again: a low rate waits long, on a clock that may jump.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// What a request does.
+/// What a request does to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
     Write,
 }
 
-/// Buckets of one unit: of both kinds together, of reads, of writes.
+/// Buckets of one unit: for reads and writes together, for reads, for writes.
 #[derive(Debug, Default)]
 struct Buckets([Option<Bucket>; 3]);
 
@@ -84,7 +84,7 @@ impl State {
     }
 }
 
-/// What a request costs.
+/// What a request costs, in operations and bytes.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     operations: u64,
@@ -103,12 +103,12 @@ impl Cost {
 pub(crate) struct Tokens<'a>(Option<(&'a Limiter, Kind, Cost)>);
 
 impl Tokens<'_> {
-    /// The tokens of a change to which no limit applies.
+    /// Tokens for a change to which no limit applies.
     pub fn none() -> Self {
         Tokens(None)
     }
 
-    /// The request was made: the tokens are used up.
+    /// Uses up the tokens, because the request was made.
     pub fn use_up(mut self) {
         self.0 = None;
     }
@@ -126,7 +126,8 @@ impl Drop for Tokens<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     state: Mutex<State>,
-    /// Queues: of reads, or of all requests if a limit applies to both kinds together; of writes.
+    /// Queues: the first for reads, or for all requests if a limit applies to reads and writes together; the
+    /// second for writes.
     queues: [tokio::sync::Mutex<()>; 2],
     changed: Notify,
 }
@@ -136,7 +137,7 @@ impl Scope {
         self.state.lock().limits
     }
 
-    /// Replaces the limits, also for requests that wait.
+    /// Replaces the limits. They apply to requests that wait, too.
     pub fn set(&self, limits: Limits, now: Duration) {
         let mut state = self.state.lock();
         state.iops.set(&limits.iops, now);
@@ -149,7 +150,7 @@ impl Scope {
     /// Waits until there are tokens for a request.
     async fn wait(&self, kind: Kind, cost: Cost, host: &dyn Host) {
         loop {
-            // Before the look at the limits.
+            // The notification is created before the limits are checked.
             let changed = self.changed.notified();
             let delay = self.state.lock().delay(kind, cost, host.now());
             if delay.is_zero() {
@@ -184,12 +185,12 @@ pub(crate) struct Tenant {
 struct Weights {
     /// Number of disks with each weight.
     disks: BTreeMap<u64, usize>,
-    /// The largest one when the weights were applied.
+    /// The largest weight of a disk when the weights were last applied.
     applied: u64,
 }
 
 impl Weights {
-    /// The weight of a disk that has the whole weight of the tenant.
+    /// The disk weight that corresponds to the whole weight of the tenant.
     fn whole(&self) -> u64 {
         self.disks.keys().next_back().copied().unwrap_or_default().max(DEFAULT_WEIGHT)
     }
@@ -206,7 +207,7 @@ impl Tenant {
         }
     }
 
-    /// Whether the largest weight of its disks has changed since the last call.
+    /// Whether the largest weight of the tenant's disks has changed since the last call.
     pub fn has_other_weights(&self) -> bool {
         let mut weights = self.weights.lock();
         let whole = weights.whole();
@@ -240,7 +241,7 @@ pub(crate) struct Limiter {
     is_limited: AtomicBool,
     own: Scope,
     tenant: RwLock<Option<Arc<Tenant>>>,
-    /// Requests that waited for a limit, and the microseconds for which they did.
+    /// Number of requests that waited because of a limit, and the microseconds that they waited.
     pub waited: Counter,
 }
 
@@ -250,9 +251,9 @@ impl Limiter {
         self.own.limits()
     }
 
-    /// The weight of the disk. A disk of a tenant has a part of the tenant's weight: in the proportion of its
-    /// weight to the largest weight of the tenant's disks, which counts as the default at least. So an
-    /// operator divides the weight of the tenant, and takes nothing from other tenants.
+    /// The weight of the disk. A disk of a tenant has a part of the tenant's weight. The part is the disk's
+    /// weight divided by the largest weight of the tenant's disks, or by the default weight if that is
+    /// larger. An operator can thus divide the weight of a tenant, but takes nothing from other tenants.
     pub fn weight(&self) -> u64 {
         let own = weight(self.limits());
         match self.tenant() {
@@ -277,7 +278,7 @@ impl Limiter {
         self.update();
     }
 
-    /// Leaves the tenant; returns it.
+    /// Removes the disk from its tenant; returns the tenant.
     pub fn leave_tenant(&self) -> Option<Arc<Tenant>> {
         let tenant = self.tenant.write().take()?;
         tenant.remove_weight(weight(self.limits()));
@@ -285,11 +286,11 @@ impl Limiter {
         Some(tenant)
     }
 
-    /// Called when the limits of its tenant were changed.
+    /// Applies changed limits of the disk's tenant.
     pub fn update(&self) {
         let tenant = self.tenant().is_some_and(|tenant| !tenant.scope.limits().limits_nothing());
         self.is_limited.store(tenant || !self.own.limits().limits_nothing(), Relaxed);
-        // Requests of this disk may wait for a tenant that it had before.
+        // Requests of this disk may wait for a tenant to which it belonged before.
         self.own.changed.notify_waiters();
     }
 
@@ -299,7 +300,7 @@ impl Limiter {
         self.own.changed.notify_waiters();
     }
 
-    /// The tokens for a request of `bytes`, if it need not wait for any other request.
+    /// Returns the tokens for a request of `bytes`, if the request need not wait behind another request.
     pub fn try_take(&self, kind: Kind, bytes: u64, host: &dyn Host) -> Option<Tokens<'_>> {
         if !self.is_limited.load(Relaxed) {
             return Some(Tokens(None));
@@ -310,7 +311,7 @@ impl Limiter {
         let cost = Cost::of(bytes);
         let is_admitted = !matches!(tenant_turn, Some(Err(_)))
             && self.take_now(tenant.as_deref(), kind, cost, host.now()).is_zero();
-        // Not `then_some`: tokens that were not taken must not be dropped.
+        // `then_some` would create tokens that were not taken, and drop them.
         is_admitted.then(|| Tokens(Some((self, kind, cost))))
     }
 
@@ -338,10 +339,10 @@ impl Limiter {
     async fn take_in_turn(&self, kind: Kind, cost: Cost, host: &dyn Host) -> Tokens<'_> {
         let _turn = self.own.queue(kind).lock().await;
         loop {
-            // Before the look at the limits.
+            // The notification is created before the limits are checked.
             let changed = self.own.changed.notified();
             if !self.is_limited.load(Relaxed) {
-                // The tenant's queue is left as well.
+                // The request leaves the queue of the tenant as well.
                 return Tokens(None);
             }
             let tenant = self.tenant();
@@ -366,14 +367,15 @@ impl Limiter {
                     Some(turn)
                 }
             };
-            // Requests of the other kind may have taken tokens of the disk until then.
+            // In the meantime, requests of the other kind may have taken tokens of the disk.
             if self.take_now(tenant, kind, cost, host.now()).is_zero() {
                 return;
             }
         }
     }
 
-    /// Takes the tokens for a request if there are enough, and returns zero; otherwise the time until then.
+    /// Takes the tokens for a request if there are enough, and returns zero. Otherwise returns the time until
+    /// there are enough.
     fn take_now(&self, tenant: Option<&Tenant>, kind: Kind, cost: Cost, now: Duration) -> Duration {
         let mut own = self.own.state.lock();
         let mut shared = tenant.map(|tenant| tenant.scope.state.lock());

@@ -1,4 +1,4 @@
-//! What an administrator sets.
+//! Limits and weights that an administrator sets.
 
 use forebay_format::BLOCK;
 use serde::{Deserialize, Serialize};
@@ -17,13 +17,13 @@ pub struct Rate {
 /// Limits of one unit, on reads, on writes, and on both together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimits {
-    /// Of reads and writes together.
+    /// Limit on reads and writes together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<Rate>,
-    /// Of reads.
+    /// Limit on reads alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<Rate>,
-    /// Of writes.
+    /// Limit on writes alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<Rate>,
 }
@@ -31,39 +31,39 @@ pub struct RateLimits {
 /// The limits and the weight of a disk or of a tenant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// In operations per second. A request counts one operation for each 256 KiB that it begins.
+    /// Limits in operations per second. A request counts as one operation for each 256 KiB that it begins.
     #[serde(default)]
     pub iops: RateLimits,
-    /// In bytes per second.
+    /// Limits in bytes per second.
     #[serde(default)]
     pub bandwidth: RateLimits,
-    /// Weight, compared with other disks that compete; `None` for the default, 100.
+    /// Weight compared with other disks that compete; `None` for the default, 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
-    /// Of a tenant: bytes that its volumes may occupy; see [`crate::quota`]. Not of a disk.
+    /// For a tenant: bytes that its volumes may occupy; see [`crate::quota`]. A disk has no quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<u64>,
 }
 
 impl RateLimits {
-    /// Whether nothing is limited.
+    /// Whether no limit of this unit is set.
     pub fn is_empty(&self) -> bool {
         *self == RateLimits::default()
     }
 }
 
 impl Limits {
-    /// Least and largest weight.
+    /// Range of valid weights.
     pub const WEIGHTS: std::ops::RangeInclusive<u16> = 1..=10_000;
-    /// Largest rate and burst: it exceeds every device by far.
+    /// Maximum of a rate and of a burst. It exceeds every device by far.
     pub const MOST: u64 = 1 << 50;
 
-    /// Whether no request is limited.
+    /// Whether no request is limited by these limits.
     pub fn limits_nothing(&self) -> bool {
         self.iops.is_empty() && self.bandwidth.is_empty()
     }
 
-    /// Whether all values are within their bounds.
+    /// Whether all values are within their valid ranges.
     pub fn is_valid(&self) -> bool {
         let all = [&self.iops, &self.bandwidth].into_iter().flat_map(|l| [l.total, l.read, l.write]);
         let is_valid = |rate: Rate| {

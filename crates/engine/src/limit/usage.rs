@@ -9,22 +9,22 @@ use crate::stats::Counter;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 
-/// No quota.
+/// The limit of a tenant without a quota.
 const UNLIMITED: u64 = u64::MAX;
 /// A tenant is low on room when less than its quota divided by this number is left.
 const LOW_PART: u64 = 10;
-/// It is no longer low when this part of the quota is left in addition, so that a use that varies a little
-/// is not a change each time.
+/// A tenant is no longer low on room when a further part of its quota is left, the quota divided by this
+/// number. Small variations of the use then do not change the state each time.
 const SLACK_PART: u64 = 100;
 
-/// The use of a quota.
+/// What a tenant uses of its quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct TenantUsage {
-    /// Bytes that its volumes occupy and their snapshots keep, as far as they were counted.
+    /// Bytes that volumes of the tenant occupy and their snapshots keep, as far as they were counted.
     pub used_bytes: u64,
-    /// Number of volumes that are still being counted.
+    /// Number of the tenant's volumes that are still being counted.
     pub counting: usize,
-    /// Writes that were refused since the pool was opened.
+    /// Number of writes that were refused since the pool was opened.
     pub refused: u64,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Usage {
     refused: Counter,
     /// Writes are refused, and a warning was logged.
     is_full: AtomicBool,
-    /// It is low on room.
+    /// Whether the tenant is low on room.
     is_low: AtomicBool,
 }
 
@@ -63,12 +63,12 @@ impl Usage {
         self.quota.load(Relaxed) != UNLIMITED
     }
 
-    /// The quota in bytes, in whole blocks.
+    /// The quota in bytes, rounded to whole blocks.
     pub fn quota(&self) -> u64 {
         self.quota.load(Relaxed).saturating_mul(BLOCK as u64)
     }
 
-    /// Blocks in use.
+    /// Number of blocks that the tenant uses.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
@@ -77,24 +77,24 @@ impl Usage {
         self.refused.get().ops
     }
 
-    /// Whether `blocks` more are within the quota.
+    /// Whether the quota has room for `blocks` more.
     pub fn fits(&self, blocks: u64) -> bool {
         self.used().saturating_add(blocks) <= self.quota.load(Relaxed)
     }
 
-    /// Uses `blocks` more if that is within the quota.
+    /// Adds `blocks` to the use if the quota has room for them.
     pub fn try_take(&self, blocks: u64) -> bool {
         let quota = self.quota.load(Relaxed);
         let take = |used: u64| used.checked_add(blocks).filter(|sum| *sum <= quota);
         blocks == 0 || self.used.fetch_update(Relaxed, Relaxed, take).is_ok()
     }
 
-    /// Uses `blocks` more, whatever the quota: they exist already.
+    /// Adds `blocks` to the use even beyond the quota: these blocks exist already.
     pub fn add(&self, blocks: u64) {
         self.used.fetch_add(blocks, Relaxed);
     }
 
-    /// Uses `blocks` less.
+    /// Subtracts `blocks` from the use.
     pub fn give_back(&self, blocks: u64) {
         self.used.fetch_sub(blocks, Relaxed);
         if self.is_full.load(Relaxed) && self.room() == Room::Ok {
@@ -102,7 +102,7 @@ impl Usage {
         }
     }
 
-    /// Counts a write that is refused; returns whether it is the first one since there was room.
+    /// Counts a write that is refused; returns whether it is the first refused write since there was room.
     pub fn refuse(&self) -> bool {
         self.refused.add(0);
         !self.is_full.swap(true, Relaxed)

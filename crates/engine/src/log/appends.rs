@@ -27,17 +27,18 @@ impl Appends {
         Appends(vec![Watched { append, overdue }])
     }
 
-    /// An append has begun. When `overdue` completes, the group need not wait for it any longer.
+    /// Adds an append that has begun. When `overdue` completes, the group need not wait for this append any
+    /// longer.
     pub fn add(&mut self, append: Completion<IoBuf>, overdue: BoxFuture<'static, ()>) {
         self.0.push(Watched { append, overdue });
     }
 
-    /// Waits for all of them, also if one fails, since no append of an abandoned group may continue, except
-    /// for one that is overdue. Passes their buffers to `reuse`.
+    /// Waits for all appends, even if one fails, since no append of an abandoned group may continue, except
+    /// an overdue one. Passes their buffers to `reuse`.
     ///
     /// # Errors
-    /// [`StoreError::Overdue`] if one was given up and none failed, but for lack of room;
-    /// [`StoreError::Full`] only if none failed otherwise.
+    /// [`StoreError::Overdue`] if the wait for an append was abandoned, and none failed for another reason
+    /// than a lack of room; [`StoreError::Full`] only if no append failed otherwise.
     pub async fn settle(&mut self, mut reuse: impl FnMut(IoBuf)) -> Result<(), StoreError> {
         let mut settled = Ok(());
         for ended in join_all(self.0.drain(..).map(Watched::end)).await {
@@ -50,7 +51,7 @@ impl Appends {
     }
 }
 
-/// The graver one of two failures.
+/// Returns the graver one of two failures.
 fn graver(known: Option<StoreError>, other: StoreError) -> StoreError {
     match known {
         None | Some(StoreError::Full) => other,

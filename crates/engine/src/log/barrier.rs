@@ -1,10 +1,10 @@
 //! The barrier of a mark: the stored blocks that commits have referred to since the mark began. The cleaner
-//! drops none of them, because the mark may have found them dead; see [`crate::reclaim`].
+//! does not drop these blocks, because the mark may have found them dead; see [`crate::reclaim`].
 //!
-//! **Memory.** Slots are kept in a bitmap for each segment, which takes 2 bytes for each. If there are more
-//! than [`BARRIER_SLOTS`] in all, the segments that are referred to next are kept as a whole: all of their
-//! slots count as referred to. So the cleaner keeps more than it needs to until the next mark, but never
-//! less.
+//! **Memory.** Slots are kept in a bitmap for each segment, which takes 2 bytes for each slot. If there are
+//! more than [`BARRIER_SLOTS`] slots in all, a segment that is referred to afterwards is kept as a whole: all
+//! of its slots count as referred to. The cleaner then keeps more than it needs to until the next mark, but
+//! never less.
 
 use forebay_format::{Address, SegmentId};
 use hashbrown::HashMap;
@@ -12,19 +12,19 @@ use roaring::RoaringBitmap;
 
 use crate::limits::BARRIER_SLOTS;
 
-/// What was referred to in a segment.
+/// The slots of a segment to which references were recorded.
 enum Referred {
     Slots(RoaringBitmap),
-    /// Any slot may have been.
+    /// Any slot can have been referred to.
     Any,
 }
 
-/// See the module.
+/// Records references to slots; see the module documentation.
 pub(crate) struct Barrier {
     segments: HashMap<SegmentId, Referred>,
-    /// Slots in all bitmaps.
+    /// Number of slots in all bitmaps.
     slots: u64,
-    /// Most of them.
+    /// Maximum number of slots in all bitmaps.
     limit: u64,
 }
 
@@ -39,7 +39,7 @@ impl Barrier {
         Barrier { segments: HashMap::new(), slots: 0, limit }
     }
 
-    /// Records a reference.
+    /// Records a reference to a slot.
     pub fn insert(&mut self, to: Address) {
         let empty = || Referred::Slots(RoaringBitmap::new());
         let referred = self.segments.entry(to.segment).or_insert_with(empty);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the limit, no reference is missing, and the bitmaps stay within it.
+        /// At any limit, no reference is missing, and the bitmaps stay within the limit.
         #[test]
         fn nothing_that_was_referred_to_is_forgotten(
             references in prop::collection::vec((0..5_u32, 0..40_u32), 0..200),

@@ -19,7 +19,7 @@ pub(crate) enum Item<'a> {
         form: Form,
         crc: u32,
         fingerprint: Fingerprint,
-        /// Its rank in the read cache.
+        /// Rank of the block in the read cache.
         rank: Rank,
     },
     /// A block of a disk that refers to a stored block.
@@ -47,8 +47,8 @@ impl Item<'_> {
         }
     }
 
-    /// The entry of the item at `slot`; `placed` are the payload items of its group so far, this one
-    /// included.
+    /// Returns the entry of the item at `slot`; `placed` are the payload items of its group so far, including
+    /// this item.
     fn entry(&self, slot: Slot, placed: &[BlockRef]) -> Entry {
         let crc = placed.last().map_or(0, |p| p.crc);
         match *self {
@@ -80,7 +80,7 @@ impl Item<'_> {
         scratch.len()
     }
 
-    /// The reference to the item if its payload is at `addr`.
+    /// The reference to the item's payload if it is stored at `addr`.
     fn stored_at(&self, addr: Address) -> BlockRef {
         match *self {
             Item::Block { form, crc, .. } => BlockRef { addr, form, crc },
@@ -192,15 +192,16 @@ pub(super) fn fill(
     (header.encode(head, &entries, payload), directory)
 }
 
-/// What laying out a batch uses.
+/// The environment in which a batch is laid out.
 pub(super) struct Medium<'a> {
     pub workers: &'a dyn Workers,
-    /// Receives the blocks of disks, if given.
+    /// The read cache into which blocks of disks are inserted; `None` for no cache.
     pub cache: Option<&'a ReadCache>,
 }
 
 impl Piece<'_> {
-    /// Copies the items, and inserts the blocks of disks into the read cache. Returns the sum of all bytes.
+    /// Copies the items, and inserts the blocks of disks into the read cache. Returns the checksum of all
+    /// bytes.
     fn fill(self, cache: Option<&ReadCache>) -> Sum64 {
         let mut at = 0;
         for (item, addr) in self.items {
@@ -223,7 +224,7 @@ pub(crate) fn block_at(segment: SegmentId, entry: &DirectoryEntry) -> BlockRef {
     BlockRef { addr: Address { segment, slot: entry.slot }, form: entry.form, crc: entry.crc }
 }
 
-/// The entry of a relocation map for a slot itself.
+/// Returns the directory entry of a slot from its entry in a relocation map.
 pub(crate) fn directory_entry(e: &forebay_format::Relocation) -> DirectoryEntry {
     DirectoryEntry { slot: e.slot, form: e.form, kind: e.kind, crc: e.crc, fingerprint: e.fingerprint }
 }

@@ -2,12 +2,12 @@
 
 use super::Log;
 
-/// Figures of the log, which can be read while a commit has it.
+/// Figures of the log, which can be read while a commit has the log locked.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LogFigures {
     /// Sequence number of the last durable batch.
     pub seq: u64,
-    /// Number of segments.
+    /// Number of segments in the store.
     pub segments: u64,
     /// Bytes of all segments that were not moved.
     pub stored_bytes: u64,

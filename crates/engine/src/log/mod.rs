@@ -99,10 +99,10 @@ use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::workers::Workers;
 
-/// Buffers that are kept for reuse.
+/// Number of buffers that are kept for reuse.
 const SPARES: usize = 2;
-/// How often a group is given up because an append is overdue. Then it waits: objects that are slow, but do
-/// answer, would otherwise make a large group begin again and again.
+/// How often a group is abandoned because an append is overdue. After that it waits: objects that are slow,
+/// but do answer, would otherwise make a large group begin again and again.
 const MOST_LEFT_BEHIND: u32 = 3;
 
 /// A group that is being written.
@@ -112,22 +112,22 @@ pub(crate) struct Writing<'a> {
     stream: Stream,
     /// The newest batch before the group.
     start: Head,
-    /// The segment in which it begins, as it was before.
+    /// Record of the segment in which the group begins, from before the group.
     before: Option<SegmentRecord>,
-    /// Segments from this one on belong to the group.
+    /// The first segment that belongs to the group; all later segments belong to it too.
     first_new: SegmentId,
     /// The append of the previous batch, and of the footer of the segment that ended before it; they continue
     /// while the next batch is prepared.
     under_way: Appends,
-    /// It continues elsewhere if an append is overdue.
+    /// The group continues in another segment if an append is overdue.
     may_move_on: bool,
-    /// Its last batch was appended, or its append is under way.
+    /// The last batch of the group was appended, or its append is under way.
     is_ended: bool,
     placed: Vec<BlockRef>,
 }
 
 impl Writing<'_> {
-    /// An append of `len` bytes has begun.
+    /// Watches an append of `len` bytes that has begun.
     fn watch(&mut self, append: Completion<IoBuf>, len: usize) {
         let overdue: BoxFuture<'static, ()> = match self.may_move_on {
             true => self.store.overdue(len),
@@ -142,14 +142,14 @@ impl Writing<'_> {
     }
 }
 
-/// The segment that a stream appends to.
+/// The open segment of a stream, to which the stream appends.
 struct Open {
     id: SegmentId,
     offset: u64,
     directory: Vec<DirectoryEntry>,
-    /// The length of the directory at the last sync.
+    /// Length of the directory at the last sync.
     durable: usize,
-    /// The store has room for a whole segment reserved for it.
+    /// The store has reserved room for the whole segment.
     preallocated: bool,
 }
 
@@ -171,25 +171,25 @@ pub(crate) struct Log {
     next: NextSegment,
     /// The epoch must be raised before the next append; see the module documentation.
     raise_epoch: bool,
-    /// A group found no room, and no segment was preallocated since.
+    /// A group found no room in the store, and no segment was preallocated since.
     is_short: bool,
-    /// How often the present group was given up because an append was overdue, which may still take effect.
-    /// Groups of the cleaner do not count.
+    /// How often the present group was abandoned because an append was overdue. These appends may still take
+    /// effect. Groups of the cleaner do not count.
     left_behind: u32,
-    /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
-    /// one that is not durable would be lost although it was acknowledged.
+    /// The first failure. No later operation (commit or checkpoint) may build on a failed one: a durable
+    /// group after a group that is not durable would be lost although it was acknowledged.
     failed: Option<StoreError>,
     /// While a reclaim is under way: the addresses referenced since its mark began.
     pub barrier: Option<Barrier>,
-    /// Buffers for reuse: one is filled while another is written.
+    /// Buffers for reuse: one buffer is filled while another is written.
     spares: Vec<IoBuf>,
     /// Bytes appended since the pool was opened; determines when a checkpoint is due.
     pub appended: Arc<AtomicU64>,
 }
 
 impl Log {
-    /// Creates the log from the state that recovery found. `superblock` is the one on the store, already of
-    /// this epoch.
+    /// Creates the log from the state that recovery found. `superblock` is the superblock on the store, which
+    /// has this epoch already.
     pub fn new(
         store: Arc<dyn Store>,
         superblock: Superblock,
@@ -215,7 +215,7 @@ impl Log {
         }
     }
 
-    /// The newest batch.
+    /// Returns the newest batch of the log.
     pub fn head(&self) -> Head {
         self.head
     }
@@ -235,7 +235,7 @@ impl Log {
         &self.table
     }
 
-    /// Adds synthetic records.
+    /// Adds records of segments that do not exist, for measurements.
     #[cfg(test)]
     pub fn grow(&mut self, records: impl IntoIterator<Item = SegmentRecord>) {
         for record in records {
@@ -265,14 +265,14 @@ impl Log {
         self.open.values().any(|o| o.id == id)
     }
 
-    /// The slots of a segment that is open for appending, in their order; `None` if it is not open. Without
-    /// those of a group that is being written.
+    /// The slots of a segment that is open for appending, in their order; `None` if the segment is not open.
+    /// Slots of a group that is being written are not included.
     pub fn open_directory(&self, id: SegmentId) -> Option<&[DirectoryEntry]> {
         let open = self.open.values().find(|o| o.id == id)?;
         open.directory.get(..open.durable)
     }
 
-    /// Whether a segment has no slots of a group that is being written, and that may be abandoned.
+    /// Whether no slot of a segment belongs to a group that is being written, which may be abandoned.
     pub fn is_synced(&self, id: SegmentId) -> bool {
         !self.unsynced.contains(&id)
     }
@@ -295,7 +295,7 @@ impl Log {
         self.table.change(segment, |r| (r.container, r.map) = (container.0, Some(map)));
     }
 
-    /// Breaks the rule that a group which is written again has a higher epoch.
+    /// Breaks the rule that a group has a higher epoch when it is written again.
     pub fn keep_epoch(&mut self) {
         self.raise_epoch = false;
     }
@@ -308,8 +308,8 @@ impl Log {
     /// Writes items as one group, durably. Returns the reference of each payload item, in order.
     ///
     /// # Errors
-    /// `Full`, if an append found no room, and `Overdue`, for a group of the cleaner that was given up: the
-    /// group was abandoned. After another error the log must not be used again.
+    /// `Full`, if an append found no room, and `Overdue`, for a group of the cleaner whose append was
+    /// overdue: the group was abandoned. After another error the log must not be used again.
     pub async fn write_group(
         &mut self,
         stream: Stream,
@@ -319,8 +319,9 @@ impl Log {
         loop {
             let was_short = self.is_short;
             match self.try_write_group(stream, items, workers).await {
-                // A checkpoint must not fail because a whole segment was to be reserved for it. The cleaner
-                // is not served so: the slots and the map of a segment must be in one container.
+                // A checkpoint must not fail because room for a whole segment cannot be reserved. The cleaner
+                // cannot use the rest of a segment: the slots and the map of a moved segment must be in one
+                // container.
                 Err(StoreError::Full) if stream == Stream::Map && !was_short => {}
                 Err(StoreError::Overdue) if stream != Stream::Moved => {}
                 other => return other,
@@ -345,10 +346,11 @@ impl Log {
         self.store.clone()
     }
 
-    /// Begins a group. It is written by [`Log::append`], once or several times, and [`Log::end_group`]; until
-    /// that, or until one of them fails, no other group may begin. Its blocks are inserted into `cache`,
-    /// since recently written blocks are likely to be read soon. They are cached before they are durable, but
-    /// no reader can see them then: no map has their addresses yet, and if the group fails, no map ever will.
+    /// Begins a group. [`Log::append`] writes the group, called once or several times, and [`Log::end_group`]
+    /// ends it. Until then, or until one of these calls fails, no other group may begin. The blocks of the
+    /// group are inserted into `cache`, since recently written blocks are likely to be read soon. They are
+    /// cached before they are durable, but no reader can see them then: no map has their addresses yet, and
+    /// if the group fails, no map ever will.
     pub async fn begin_group<'a>(
         &mut self,
         stream: Stream,
@@ -373,7 +375,7 @@ impl Log {
             before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
             first_new: SegmentId(self.next_segment()),
             under_way: Appends::default(),
-            // The cleaner does not write its group again, and commits would wait for it.
+            // The cleaner does not repeat an abandoned group, and commits would wait for an overdue one.
             may_move_on: stream == Stream::Moved || self.left_behind < MOST_LEFT_BEHIND,
             is_ended: false,
             placed: Vec::new(),
@@ -426,8 +428,8 @@ impl Log {
         synced.map(|()| group.placed)
     }
 
-    /// After an append: abandons the group if there was no room for it, and records any other failure. The
-    /// group is borrowed mutably because its appends cannot be shared by threads.
+    /// Checks the result of an append: abandons the group if there was no room for it, and records any other
+    /// failure. The group is borrowed mutably because its appends cannot be shared by threads.
     async fn check_append(
         &mut self,
         group: &mut Writing<'_>,
@@ -448,7 +450,8 @@ impl Log {
 
     /// Waits for the appends that are under way.
     async fn settle(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
-        // One is filled while one is written. Those of footers are too small.
+        // Two batch buffers alternate: one is filled while the other is written. Buffers of footers are too
+        // small for batches.
         let (most, spares) = (self.batch_limit(), &mut self.spares);
         let reuse = |buf: IoBuf| {
             if spares.len() < SPARES && buf.capacity() >= most {
@@ -458,13 +461,13 @@ impl Log {
         group.under_way.settle(reuse).await
     }
 
-    /// Abandons a group for which there was no room. Deletes its segments: when the group is tried again and
-    /// again, a reclaim between two attempts must not count them as a gain.
+    /// Abandons a group for which there was no room. Deletes its segments: if the group is tried repeatedly,
+    /// a reclaim between two attempts must not count these segments as a gain.
     ///
     /// # Errors
-    /// That of a deletion, if the group was appended to its end and only a footer found no room: recovery
-    /// would find it complete, so it must not be reported as abandoned. Likewise if an earlier attempt may
-    /// still become complete.
+    /// The error of a deletion, if the group was appended to its end and only a footer found no room:
+    /// recovery would find the group complete, so it must not be reported as abandoned. Likewise if an
+    /// earlier attempt may still become complete.
     async fn give_up(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
         if self.left_behind > 0 {
             return Err(for_good(StoreError::Full, "writing a group again"));
@@ -474,7 +477,7 @@ impl Log {
         let begun = group.first_new.0..self.next_segment();
         self.next.discard().await;
         for id in begun.map(SegmentId) {
-            // Otherwise the next reclaim deletes those that remain.
+            // If the deletion fails, the next reclaim deletes the remaining objects.
             let deleted = self.store.delete(id).await;
             if group.is_ended {
                 deleted.map_err(|e| for_good(e, "deletion of an abandoned segment"))?;
@@ -483,7 +486,7 @@ impl Log {
         Ok(())
     }
 
-    /// Returns to the state before a group. It continues in another segment, with a higher epoch.
+    /// Returns to the state before a group. The log continues in another segment, with a higher epoch.
     fn abandon(&mut self, group: &Writing<'_>) {
         self.open.remove(&group.stream);
         self.unsynced.clear();
@@ -495,8 +498,9 @@ impl Log {
         self.raise_epoch = true;
     }
 
-    /// Abandons a group because an append is overdue. Segments that it began are deleted by a reclaim: their
-    /// objects may not answer. A prepared object may be as silent, so others are created.
+    /// Abandons a group because an append is overdue. A reclaim deletes the segments that the group began,
+    /// since their objects may not answer now. A prepared object may not answer either, so other objects are
+    /// created.
     fn move_on(&mut self, group: &Writing<'_>) {
         tracing::warn!(stream = ?group.stream, "an append is overdue; continuing in another segment");
         self.abandon(group);
@@ -515,7 +519,7 @@ impl Log {
         group: &mut Writing<'_>,
     ) -> Result<(), StoreError> {
         let segment_bytes = self.superblock.segment_bytes as u64;
-        // Relocated slots of one segment stay together; the cleaner begins a new container when needed.
+        // Relocated slots of one segment stay together. The cleaner begins a new container when needed.
         let most = if group.stream == Stream::Moved { MAX_SEGMENT_BYTES as u64 } else { segment_bytes };
         let fits = |o: &&Open| o.offset + draft.len() as u64 <= most;
         let seq = self.head.seq + 1;
@@ -523,7 +527,8 @@ impl Log {
             Some(o) => (o.id, o.offset, o.preallocated),
             None => {
                 let id = self.next.take().await?;
-                // What frees room has to fit into the last of it, and so has what cannot be abandoned.
+                // The last free room is reserved for two kinds of groups: groups that free room, and groups
+                // that cannot be abandoned.
                 let is_needed = self.left_behind > 0 || (self.is_short && frees_room(group.stream));
                 (id, 0, !is_needed)
             }
@@ -559,11 +564,12 @@ impl Log {
         {
             group.watch(footer, len);
         }
-        // The only batch of a group, in a segment of which everything else is durable: one operation.
+        // If the batch is the only one of its group, and all else in the segment is durable, one operation
+        // appends and syncs it.
         let is_only = last && seq == group.start.seq + 1 && start > 0 && self.unsynced.is_empty();
         let end = start + total as u64;
         let is_synced = is_only && preallocated && end < segment_bytes;
-        // Only a footer is the last append to a segment.
+        // The last append to a segment is always a footer.
         let expected = match start > 0 || preallocated {
             true if start > 0 && end == segment_bytes => segment_bytes + BLOCK as u64,
             true => segment_bytes,
@@ -584,7 +590,7 @@ impl Log {
         Ok(())
     }
 
-    /// Deletes the object of the next segment, which is not used any more. Best effort.
+    /// Deletes the prepared object of the next segment, which is not used any more. A failure is ignored.
     pub async fn discard_prepared(&mut self) {
         self.next.discard().await;
     }
@@ -596,9 +602,10 @@ impl Log {
         }
     }
 
-    /// Memory for `len` bytes, with arbitrary content.
+    /// A buffer of `len` bytes, with arbitrary content.
     fn buffer(&mut self, len: usize) -> IoBuf {
-        // All large enough for any batch but one with a single large item, so that they are used again.
+        // Every buffer is large enough for any batch, so that it can be reused; only a batch with a single
+        // large item may need more.
         let usual = self.batch_limit() + BLOCK;
         let spare = self.spares.pop().filter(|b| b.capacity() >= len);
         let mut buf = spare.unwrap_or_else(|| IoBuf::with_capacity(len.max(usual)));
@@ -606,7 +613,7 @@ impl Log {
         buf
     }
 
-    /// Records a batch: `appended` is the open segment up to its end, with the entries of the batch.
+    /// Records a batch: `appended` is the open segment up to the end of the batch, including its entries.
     fn note(&mut self, stream: Stream, mut appended: Open, head: Head) {
         self.head = head;
         let (id, end) = (appended.id, appended.offset);
@@ -635,8 +642,8 @@ impl Log {
         self.table.insert(SegmentRecord { written: end as u32, last_seq: head.seq, ..record });
     }
 
-    /// Ends the segment of a stream, durably, outside of a group. If there is no room for its footer, or it
-    /// is overdue, the segment ends without one.
+    /// Ends the segment of a stream, durably, outside of a group. If there is no room for the footer, or the
+    /// footer is overdue, the segment ends without it.
     pub async fn end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
@@ -656,7 +663,8 @@ impl Log {
                     // Everything before the footer is durable, and an object is not synced after a failure.
                     self.unsynced.retain(|unsynced| *unsynced != id);
                     self.close_record(id, false);
-                    // Distinguishes it from segments that must have a footer; see `crate::offline::footers`.
+                    // The epoch distinguishes this segment from segments that must have a footer; see
+                    // `crate::offline::footers`.
                     self.raise_epoch = true;
                 }
                 other => other?,
@@ -674,8 +682,8 @@ impl Log {
         Ok(())
     }
 
-    /// Begins to write the footer of a stream's open segment, to which no append may be under way; the next
-    /// one opens a new segment. As with batches, success is assumed. Returns the append and its length.
+    /// Begins to write the footer of a stream's open segment; no append to it may be under way. The next
+    /// append opens a new segment. As with batches, success is assumed. Returns the append and its length.
     fn seal(&mut self, stream: Stream, store: &dyn Store) -> Option<(Completion<IoBuf>, usize)> {
         let Open { id, offset, directory, .. } = self.open.remove(&stream)?;
         let footer = SegmentFooter {
@@ -690,7 +698,8 @@ impl Log {
         if !self.unsynced.contains(&id) {
             self.unsynced.push(id);
         }
-        // A checkpoint records this only when the footer is synced: checkpoints are taken between groups.
+        // A checkpoint records the end of the segment only when the footer is synced: checkpoints are taken
+        // between groups.
         self.close_record(id, true);
         Some((store.append(id, offset, IoBuf::from(&bytes[..]), offset + bytes.len() as u64), bytes.len()))
     }

@@ -9,11 +9,11 @@ use futures_util::future::{Either, select, select_ok};
 
 use crate::sync::Mutex;
 
-/// Segments that are created when an object does not answer. The first one that exists is used: its OSDs
-/// answer. The others remain empty, without room reserved for them, and a reclaim deletes them.
+/// Number of segments that are created when an object does not answer. The first one that exists is used,
+/// because its OSDs answer. The others remain empty, without reserved room, and a reclaim deletes them.
 const CANDIDATES: u32 = 4;
 
-/// The next segment.
+/// The segment that is created ahead, for later batches.
 pub(super) struct NextSegment {
     store: Arc<dyn Store>,
     number: u32,
@@ -22,9 +22,9 @@ pub(super) struct NextSegment {
 
 /// The object of the next segment, created ahead of use.
 struct Prepared {
-    /// The segments of which the first one that exists is used.
+    /// The segments that are being created; the first segment that exists is used.
     ids: Range<u32>,
-    /// Only taken out; in a lock because the log is shared by threads that read it.
+    /// The value is only taken out of the lock. It needs a lock because threads that read the log share it.
     created: Mutex<BoxFuture<'static, Result<SegmentId, StoreError>>>,
 }
 
@@ -33,25 +33,26 @@ impl NextSegment {
         NextSegment { store, number, prepared: None }
     }
 
-    /// Its number, unless an object with a higher one is used.
+    /// Number of the next segment, unless an object with a higher number is used.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// No segment below this number is opened any more.
+    /// Skips numbers: no segment below `number` is opened any more.
     #[cfg(test)]
     pub fn skip_to(&mut self, number: u32) {
         self.number = self.number.max(number);
     }
 
-    /// The segment to be opened. If its object was prepared, waits until it exists, or another one if it is
-    /// overdue.
+    /// Returns the segment to be opened. If its object was prepared, waits until it exists; if it is overdue,
+    /// waits for another object.
     pub async fn take(&mut self) -> Result<SegmentId, StoreError> {
         while let Some(Prepared { ids, created }) = self.prepared.take() {
             debug_assert_eq!(ids.start, self.number);
             self.number = ids.end;
             match select(created.into_inner(), self.store.overdue(0)).await {
-                // There may be room by now, or this segment may need less.
+                // Another try can succeed: the store may have room by then, or this segment may need less
+                // room.
                 Either::Left((Err(StoreError::Full), _)) => {
                     let id = SegmentId(ids.start);
                     let deleted = self.store.delete(id).await;
@@ -65,14 +66,15 @@ impl NextSegment {
         Ok(SegmentId(self.number - 1))
     }
 
-    /// Begins to create its object of this length, unless it has begun.
+    /// Begins to create the object of the next segment with this length, unless its creation has begun.
     pub fn prepare(&mut self, len: u64) {
         if self.prepared.is_none() {
             self.create(1, len);
         }
     }
 
-    /// Begins to create several objects, of which one is used that answers; a prepared one is not.
+    /// Begins to create several objects, in place of the prepared object. The first object that answers is
+    /// used.
     pub fn prepare_elsewhere(&mut self) {
         if let Some(prepared) = self.prepared.take() {
             self.number = prepared.ids.end;
@@ -93,10 +95,11 @@ impl NextSegment {
         self.prepared = Some(Prepared { ids, created: Mutex::new(first) });
     }
 
-    /// Deletes a prepared object, which is not used any more. Best effort: a reclaim deletes it otherwise.
+    /// Deletes the prepared object, which is not used any more. A failure is ignored: a reclaim deletes the
+    /// object later.
     pub async fn discard(&mut self) {
         let Some(Prepared { ids, created }) = self.prepared.take() else { return };
-        // Its number is not used again.
+        // The number of the object is not used again.
         self.number = ids.end;
         let _ = created.into_inner().await;
         for id in ids.map(SegmentId) {

@@ -23,22 +23,23 @@ use forebay_store::{Completion, IoBuf, Store};
 use crate::Result;
 use crate::limits::{MAX_SEGMENT_BYTES, SCAN_BYTES, UNREADABLE_BLOCKS};
 
-/// An intact batch.
+/// A batch that the scan found intact.
 pub(crate) struct Scanned {
     pub header: BatchHeader,
-    /// Unknown if the header of its segment is damaged.
+    /// Stream of the batch; `None` if the header of its segment is damaged.
     pub stream: Option<Stream>,
     pub check: u64,
-    /// Byte range of its payload in the segment.
+    /// Byte range of the batch's payload in the segment.
     pub payload: Range<u64>,
-    /// Byte offset of its end.
+    /// Byte offset of the batch's end.
     pub end: u64,
-    /// Its encoded entries.
+    /// Encoded entries of the batch.
     entries: Vec<u8>,
 }
 
 impl Scanned {
-    /// An empty batch: its number, its epoch, where its group begins, and whether it ends the group.
+    /// An empty batch. The parameters are its number, its epoch, where its group begins, and whether it ends
+    /// the group.
     #[cfg(test)]
     pub fn for_test(
         segment: SegmentId,
@@ -52,7 +53,7 @@ impl Scanned {
         Scanned { header, stream: Some(stream), check, payload: 0..0, end: 8192, entries: Vec::new() }
     }
 
-    /// Its entries, in order; one whose content is not within the payload is an error.
+    /// Entries of the batch, in order. An entry whose content is not within the payload is an error.
     pub fn entries(&self) -> EntryIter<'_> {
         EntryIter::within(&self.entries, self.payload.clone())
     }
@@ -64,13 +65,14 @@ pub(crate) struct Gap {
     pub segment: SegmentId,
     pub stream: Option<Stream>,
     pub offset: u64,
-    /// It holds only zeroes, at least in the first block.
+    /// The location holds only zeroes, at least in its first block.
     pub blank: bool,
-    /// Part of it cannot be read.
+    /// A part of the location cannot be read.
     pub unreadable: bool,
-    /// The last batch before it in the segment, if known.
+    /// The last batch before the gap in the segment, if it is known.
     pub after: Option<Neighbour>,
-    /// The first batch after it in the segment. At a footer: one more than the last batch before the footer.
+    /// The first batch after the gap in the segment. If the gap is followed by a footer: one more than the
+    /// last batch before the footer.
     pub before: Option<Neighbour>,
 }
 
@@ -78,7 +80,7 @@ pub(crate) struct Gap {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Neighbour {
     pub seq: u64,
-    /// Its epoch, or a lower bound of it; unknown for a footer.
+    /// Epoch of the batch, or a lower bound of it; unknown for a footer.
     pub epoch: Option<u64>,
 }
 
@@ -87,25 +89,25 @@ pub(crate) struct SegmentScan {
     pub segment: SegmentId,
     /// The header does not belong to this pool.
     pub header_damaged: bool,
-    /// In order of offset.
+    /// Intact batches, ordered by offset.
     pub batches: Vec<Scanned>,
-    /// In order of offset.
+    /// Gaps between batches, ordered by offset.
     pub gaps: Vec<Gap>,
 }
 
-/// The structure that begins at an offset.
+/// The structure that a scan found at an offset.
 enum Found {
     Batch(Scanned),
     Footer(SegmentFooter),
     Nothing,
 }
 
-/// Reads the batches of a segment, up to the first gap. If `stream` is unknown, returns no batches if the
-/// header does not belong to this pool.
+/// Reads the batches of a segment, up to the first gap. If `stream` is `None` and the header does not belong
+/// to this pool, returns no batches.
 ///
 /// # Errors
-/// Those of the store; a [`FormatError`](forebay_format::FormatError) if a structure has an unsupported
-/// version. Damage ends the scan instead.
+/// Errors of the store; a [`FormatError`](forebay_format::FormatError) if a structure has an unsupported
+/// version. Damage does not cause an error, but ends the scan.
 pub(crate) async fn scan_segment(
     store: &dyn Store,
     pool: PoolId,
@@ -157,7 +159,7 @@ pub(crate) async fn scan_past_gaps(
         SegmentScan { segment, header_damaged: header.is_none(), batches: Vec::new(), gaps: Vec::new() };
     let mut gap: Option<Gap> = None;
     if record.is_none() && head.is_unreadable(0..BLOCK as u64) {
-        // The stream of its batches is unknown, so none of them is accepted.
+        // The stream of the batches is unknown, so none of them is accepted.
         scan.gaps.push(Gap {
             segment,
             stream,
@@ -208,11 +210,11 @@ struct Reader<'a> {
     start: u64,
     buf: IoBuf,
     ahead: Option<(u64, Completion<IoBuf>)>,
-    /// Offsets of unreadable blocks that are skipped; `None` if they are errors.
+    /// Offsets of unreadable blocks that are skipped. `None`: an unreadable block is an error.
     unreadable: Option<BTreeSet<u64>>,
 }
 
-/// Replaces unreadable bytes: no batch begins with it, and it is not blank.
+/// Byte that replaces unreadable bytes: no batch begins with it, and it is not blank.
 const UNREADABLE: u8 = 0xff;
 
 impl<'a> Reader<'a> {
@@ -231,7 +233,7 @@ impl<'a> Reader<'a> {
         self.unreadable.as_ref().is_some_and(|blocks| blocks.range(range).next().is_some())
     }
 
-    /// A gap that ends at `end`.
+    /// Completes a gap, which ends at `end`.
     fn end_gap(&self, gap: Gap, end: u64, before: Option<Neighbour>) -> Gap {
         Gap { before, unreadable: self.is_unreadable(gap.offset..end), ..gap }
     }
@@ -301,8 +303,9 @@ impl<'a> Reader<'a> {
         self.store.read(self.segment, at, self.window(at, len))
     }
 
-    /// Reads a window that is partly unreadable: halves failing ranges down to the blocks at fault. If there
-    /// are many, further failing ranges are skipped as a whole: a dying disk may take seconds for each read.
+    /// Reads a window that is partly unreadable. Ranges that fail are halved until the unreadable blocks are
+    /// found. If there are many, further ranges that fail are skipped as a whole: a dying disk may take
+    /// seconds for each read.
     async fn read_around(&mut self, at: u64, len: usize) -> Result<IoBuf> {
         let mut buf = IoBuf::with_capacity(self.window(at, len));
         let mut parts = vec![(at, self.window(at, len))];
@@ -328,8 +331,8 @@ impl<'a> Reader<'a> {
         Ok(buf)
     }
 
-    /// Offset of the first batch that is not completely within this window. From a gap on, the scan continues
-    /// block by block, and into the next window.
+    /// Offset of the first batch that is not completely within this window. After a gap, the scan continues
+    /// block by block, also into the next window.
     fn next_window(&self) -> Option<u64> {
         let end = self.start + self.buf.len() as u64;
         let mut at = self.start.max(BLOCK as u64);

@@ -1,9 +1,9 @@
 //! The segment table: a record for each segment.
 //!
 //! The records are in *pages* by ranges of segment numbers. A copy of the table shares its pages, and a
-//! change to a shared page copies that page first; so a copy of the table of a large pool takes less than a
-//! millisecond, and loops over all records use a copy, without the log's lock. The pages are also those of
-//! the checkpoint, which stores a page again if it differs from the one that it stored last.
+//! change to a shared page copies that page first. A copy of the table of a large pool therefore takes less
+//! than a millisecond, and loops over all records use a copy, without the log's lock. A checkpoint has the
+//! same pages: it stores those pages that differ from what the last checkpoint stored.
 //!
 //! Sums over all records are kept up to date with each change.
 
@@ -18,13 +18,13 @@ type SegmentPage = Arc<Vec<SegmentRecord>>;
 /// The records of all segments.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SegmentTable {
-    /// By page number; none is empty.
+    /// Pages, by page number; no page is empty.
     pages: BTreeMap<u32, SegmentPage>,
     len: usize,
     in_place: u64,
 }
 
-/// Bytes of a segment that are stored in its own object.
+/// Bytes of a segment that are stored in the segment's own object.
 fn in_place(record: &SegmentRecord) -> u64 {
     if record.map.is_none() { record.written.into() } else { 0 }
 }
@@ -34,7 +34,7 @@ fn page_of(id: SegmentId) -> u32 {
 }
 
 fn position(page: &[SegmentRecord], id: SegmentId) -> Result<usize, usize> {
-    // Segments are opened by ascending number, and the newest is changed most often.
+    // Segments are opened by ascending number, and the newest record is changed most often.
     match page.last() {
         Some(last) if last.segment == id => Ok(page.len() - 1),
         Some(last) if last.segment < id => Err(page.len()),
@@ -74,7 +74,7 @@ impl SegmentTable {
         &self.pages
     }
 
-    /// Adds a record, or replaces the one of the same segment.
+    /// Adds a record, or replaces the record of the same segment.
     pub fn insert(&mut self, record: SegmentRecord) {
         let page = Arc::make_mut(self.pages.entry(page_of(record.segment)).or_default());
         self.in_place += in_place(&record);
@@ -107,7 +107,7 @@ impl SegmentTable {
         }
     }
 
-    /// Removes the records from `first` on.
+    /// Removes all records of segments from `first` on.
     pub fn remove_from(&mut self, first: SegmentId) {
         let last = self.pages.range(page_of(first)..).flat_map(|(_, page)| page.iter());
         let removed: Vec<SegmentId> = last.map(|r| r.segment).filter(|id| *id >= first).collect();

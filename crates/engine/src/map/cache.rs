@@ -14,12 +14,12 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 16;
-/// The least budget of a shard: a few nodes more than one descent needs, so that loading always makes
-/// progress. A budget of less than sixteen of these has fewer shards.
+/// Minimum budget of a shard: a few nodes more than one descent needs, so that loading always makes progress.
+/// A cache with a budget under sixteen times this has fewer shards.
 const LEAST: usize = 32 << 10;
 /// Bytes that a node takes in a table, including the table's share of spare buckets.
 const PER_NODE: usize = 28;
-/// Set in an entry's key if it was looked up since the hand last passed. Addresses have 56 bits.
+/// Flag in an entry's key: the entry was looked up since the hand last passed. Addresses have 56 bits.
 const USED: u64 = 1 << 63;
 
 struct Entry {
@@ -42,16 +42,16 @@ struct Shard {
     misses: u64,
 }
 
-/// Clean nodes by address.
+/// A cache of clean nodes, by address.
 pub(crate) struct NodeCache {
     /// Only the first `used` shards are in use.
     shards: [Mutex<Shard>; SHARDS],
     used: usize,
     /// Budget of each shard.
     budget: usize,
-    /// Nodes that must not be evicted, and the number of holders of each; see [`super::Held`].
+    /// Nodes that must not be evicted, each with the number of its holders; see [`super::Held`].
     pinned: Mutex<HashMap<u64, (Node, usize)>>,
-    /// Number of pinned nodes: usually zero, so that a miss need not search them.
+    /// Number of pinned nodes. It is usually zero, and then a miss need not search them.
     pins: AtomicUsize,
 }
 
@@ -61,7 +61,7 @@ fn hash(key: u64) -> u64 {
 }
 
 impl NodeCache {
-    /// An empty cache of `budget` bytes.
+    /// Returns an empty cache with a budget of `budget` bytes.
     pub(crate) fn new(budget: u64) -> NodeCache {
         let budget = usize::try_from(budget).unwrap_or(usize::MAX).max(LEAST);
         let used = (budget / LEAST).min(SHARDS);
@@ -78,8 +78,7 @@ impl NodeCache {
         &self.shards[(hash >> 24) as usize % self.used]
     }
 
-    /// Applies `f` to the needed node; returns the need if the node is not in memory. `f` runs under the
-    /// shard's lock.
+    /// Applies `f` to the needed node, under the shard's lock; returns the need if the node is not in memory.
     pub(super) fn look<R>(&self, need: NeedNode, f: impl FnOnce(&Node) -> R) -> Result<R, NeedNode> {
         let key = need.at.addr.to_u64();
         let hash = hash(key);
@@ -137,12 +136,12 @@ impl NodeCache {
         drop(pinned);
     }
 
-    /// The needed node; returns the need if it is not in memory.
+    /// Returns the needed node, or the need if the node is not in memory.
     pub(super) fn get(&self, need: NeedNode) -> Result<Node, NeedNode> {
         self.look(need, Node::clone)
     }
 
-    /// The node, if it is cached; counts as neither hit nor miss.
+    /// Returns the node if it is cached; counts neither a hit nor a miss.
     pub(super) fn peek(&self, need: NeedNode) -> Option<Node> {
         let key = need.at.addr.to_u64();
         let hash = hash(key);
@@ -154,7 +153,7 @@ impl NodeCache {
         found.or_else(|| self.pinned(need))
     }
 
-    /// Inserts a node that is stored at `at`; evicts to make room for it.
+    /// Inserts a node that is stored at `at`; evicts other nodes to make room.
     pub(crate) fn insert(&self, at: BlockRef, node: Node) {
         node.set_stored(at);
         let key = at.addr.to_u64();
@@ -175,7 +174,7 @@ impl NodeCache {
         drop(shard);
     }
 
-    /// Hits, misses, bytes.
+    /// Returns the number of hits and misses, and the bytes of the cache.
     pub(crate) fn stats(&self) -> CacheStats {
         let mut stats = CacheStats { budget: (self.budget * self.used) as u64, ..CacheStats::default() };
         for shard in &self.shards {

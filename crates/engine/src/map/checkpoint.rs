@@ -1,10 +1,10 @@
 //! Operations on maps for checkpoints, and the tree walks for mark and check.
 //!
 //! A checkpoint copies the trees, collects the nodes that are not stored, and appends them in groups: each
-//! group refers only to nodes of earlier groups, which have their addresses by then. The trees may change
+//! group refers only to nodes of earlier groups, which already have addresses. The trees may change
 //! concurrently: a node that the copies hold is shared, so it stays unchanged. When the checkpoint is
-//! durable, the trees settle. A node keeps its address in between, but it is not read from there: only
-//! settling turns pointers into addresses.
+//! durable, the trees settle: pointers to nodes become addresses. A node has its address before that, but it
+//! is not read from the address until the tree has settled.
 
 use std::collections::HashSet;
 
@@ -21,9 +21,9 @@ use super::tree::Tree;
 /// A node that is in memory only.
 #[derive(Debug, Clone)]
 pub(crate) enum Dirty {
-    /// A leaf.
+    /// A leaf of the map.
     Leaf(Node),
-    /// An inner node.
+    /// An inner node of the map.
     Inner(Arc<Inner>),
 }
 
@@ -36,7 +36,7 @@ impl Dirty {
         }
     }
 
-    /// Its address, if assigned.
+    /// Address of the node, if it was assigned.
     pub(crate) fn stored(&self) -> Option<BlockRef> {
         match self {
             Dirty::Leaf(node) => node.stored(),
@@ -44,7 +44,7 @@ impl Dirty {
         }
     }
 
-    /// Assigns its address. Only the first call has an effect.
+    /// Assigns the address of the node. Only the first call has an effect.
     pub(crate) fn set_stored(&self, at: BlockRef) {
         match self {
             Dirty::Leaf(node) => node.set_stored(at),
@@ -54,7 +54,7 @@ impl Dirty {
 }
 
 /// The distinct nodes of `trees` that are not stored, in groups that refer only to earlier groups: leaves
-/// without a base, leaves with one, then the inner nodes level by level. Empty groups are omitted.
+/// without a base, then leaves with a base, then the inner nodes level by level. Empty groups are omitted.
 pub(crate) fn collect_dirty<'a>(trees: impl Iterator<Item = &'a Tree>) -> Vec<Vec<Dirty>> {
     let mut groups: [Vec<Dirty>; MAX_HEIGHT as usize + 1] = Default::default();
     let mut seen = HashSet::new();
@@ -120,7 +120,7 @@ fn settle(child: &mut Child, cache: &NodeCache) {
     }
 }
 
-/// A leaf that is not stored need not hold its base in memory if the base is stored.
+/// Replaces the base in memory of an unstored leaf by the address of the base, if the base is stored.
 fn settle_base(node: &mut Node, cache: &NodeCache) {
     if let Base::Mem(base) = node.base()
         && let Some(at) = base.stored()
@@ -132,8 +132,8 @@ fn settle_base(node: &mut Node, cache: &NodeCache) {
     }
 }
 
-/// Releases a stored inner node and all nodes below it into the cache. If the node is cached already, so were
-/// the nodes below it.
+/// Releases a stored inner node and all nodes below it into the cache. If the node is cached already, the
+/// nodes below it were released before.
 fn release_inner(node: &Inner, at: BlockRef, cache: &NodeCache) {
     if cache.peek(NeedNode::child(at, node.place)).is_some() {
         return;
@@ -168,14 +168,14 @@ fn release_leaf(leaf: &Node, at: BlockRef, cache: &NodeCache) {
 /// A reference from a map.
 #[derive(Debug, Clone)]
 pub(crate) enum Ref {
-    /// A stored block of the disk.
+    /// A block of the disk that is stored.
     Block(BlockRef),
-    /// A stored node.
+    /// A node of a map that is stored.
     Node(NeedNode),
-    /// The stored base of a leaf. Of its blocks, only those that the leaf does not list are referenced: see
-    /// [`Node::uncovered`]. Another tree may reference all of them.
+    /// The stored base of a leaf. Only those of its blocks are referenced that the leaf does not list: see
+    /// [`Node::uncovered`]. Another tree may reference all of its blocks.
     Base(NeedNode),
-    /// A node that is in memory only, or not yet released.
+    /// A node that is in memory only, or that was not yet released into the cache.
     Memory(Dirty),
 }
 
@@ -228,7 +228,7 @@ impl Node {
         }
     }
 
-    /// Its base, if that is stored.
+    /// Base of the node, if the base is stored.
     pub(crate) fn stored_base(&self) -> Option<NeedNode> {
         match self.base() {
             Base::Stored(at) => Some(NeedNode::base(at.get(), self.index())),
@@ -236,7 +236,8 @@ impl Node {
         }
     }
 
-    /// The child on the path to the node that `need` names; `None` if there is none, or it is not below.
+    /// The child on the path to the node that `need` names; `None` if there is no such child, or the named
+    /// node is not below this node.
     pub(crate) fn child_towards(&self, need: &NeedNode) -> Option<NeedNode> {
         let (level, (first, _)) = (self.index().level(), need.index.span());
         if need.index.level() >= level || NodeIndex::of(level, first) != self.index() {
@@ -249,7 +250,8 @@ impl Node {
         }
     }
 
-    /// Calls `f` with the blocks of the node's base, passed loaded, that the node does not list itself.
+    /// Calls `f` with the blocks of the node's base that the node does not list itself. `base` is the loaded
+    /// base.
     pub(crate) fn uncovered(&self, base: &Node, mut f: impl FnMut(BlockRef)) {
         for (i, value) in base.iter() {
             if let MapValue::At(at) = value
@@ -262,7 +264,7 @@ impl Node {
 }
 
 impl NodeCache {
-    /// The node of a reference, if it is cached; otherwise the caller loads it as for any operation.
+    /// The node of a reference, if it is cached. If it is not, the caller loads it as for any operation.
     pub(crate) fn find(&self, need: NeedNode) -> Option<Node> {
         self.peek(need)
     }

@@ -64,7 +64,7 @@ impl Tree {
         Ok(values.len() as u64)
     }
 
-    /// The subtree at a node index. The index is within the tree.
+    /// The subtree at a node index, which must be within the tree.
     pub(super) fn subtree(&self, cache: &NodeCache, place: NodeIndex) -> Result<Child, NeedNode> {
         let (block, _) = place.span();
         let mut child = &self.root;
@@ -93,8 +93,8 @@ impl Tree {
         Ok(child.clone())
     }
 
-    /// Stored nodes that are not in the cache and without which the contents of a range are unknown: those
-    /// nearest to the root. Once they are loaded, others may be missing. At most `most`.
+    /// Stored nodes that are not in the cache and without which the contents of a range are unknown; at most
+    /// `most` of them, those nearest to the root. Once they are loaded, nodes below them may be missing.
     pub(crate) fn missing(&self, cache: &NodeCache, range: Range<u64>, most: usize) -> Vec<NeedNode> {
         let mut missing = Vec::new();
         if !range.is_empty() {
@@ -114,7 +114,7 @@ fn largest_within(first: u64, count: u64) -> Option<NodeIndex> {
     (0..MAX_HEIGHT).take_while(fits).last().map(|level| NodeIndex::of(level, first))
 }
 
-/// Sets the node at index `place`, below `child`, which is at index `here`.
+/// Sets the node at index `place`, which is below `child`; the index of `child` is `here`.
 fn put(
     child: &mut Child,
     cache: &NodeCache,

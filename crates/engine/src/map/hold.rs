@@ -13,9 +13,9 @@ use super::tree::Tree;
 /// Blocks of one leaf that are to be changed, or one block that is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Touch {
-    /// One of them.
+    /// Number of one of the node's blocks.
     pub block: u64,
-    /// How many blocks of the leaf change.
+    /// Number of blocks of the leaf that change.
     pub count: usize,
     /// Whether the current value of `block` is needed as well.
     pub is_read: bool,
@@ -62,8 +62,9 @@ impl Tree {
         self.visit(touch, &mut |need| held.find(need))
     }
 
-    /// Whether the nodes that a change needs are in memory. A changed leaf is counted as complete: the base
-    /// with which it is merged once in [`SPARSE_MAX`] changes does not justify a check at each.
+    /// Whether the nodes that a change needs are in memory. The base of a changed leaf is not checked: the
+    /// leaf is merged with it only once in [`SPARSE_MAX`] changes, which does not justify a check at each
+    /// change.
     pub(crate) fn is_warm(&self, cache: &NodeCache, touch: Touch) -> bool {
         debug_assert!(!touch.is_read);
         match self.descend(touch.block) {
@@ -87,7 +88,8 @@ impl Tree {
         }
     }
 
-    /// Where the path to a block leaves the changed inner nodes, and at which level; `None` beyond the end.
+    /// Returns where the path to a block leaves the changed inner nodes, and at which level; `None` for a
+    /// block beyond the end.
     fn descend(&self, block: u64) -> Option<(&Child, u8)> {
         if block >= self.blocks {
             return None;
@@ -115,7 +117,8 @@ fn visit_stored(
         }
         level -= 1;
     }
-    // A full leaf becomes the base of a sparse one without being read, until that lists too many blocks.
+    // A full leaf becomes the base of a sparse leaf without being read, until the sparse leaf lists too many
+    // blocks.
     if is_full(at) && touch.count < SPARSE_MAX && !touch.is_read {
         return Ok(());
     }

@@ -2,16 +2,16 @@
 
 use forebay_format::{BlockRef, MapValue};
 
-/// Most levels: enough for 64 TiB.
+/// Maximum number of levels: enough for 64 TiB.
 pub(crate) const MAX_HEIGHT: u8 = 5;
-/// Most entries that a sparse node lists, in memory and on the store.
+/// Maximum number of entries that a sparse node lists, in memory and on the store.
 pub(super) const SPARSE_MAX: usize = 224;
-/// A sparse leaf with a base that lists more than this is merged with it when the base is in memory.
+/// A sparse leaf that lists more entries than this is merged with its base when the base is in memory.
 pub(super) const MERGE_AT: usize = 96;
 /// A stored or shared leaf without a base that lists at most this many entries is copied to be changed; a
-/// larger one becomes the base of a sparse leaf.
+/// larger leaf becomes the base of a sparse leaf.
 pub(super) const COPY_MAX: usize = 48;
-/// Whether the node stored at `at` is full. Any other node may have a base.
+/// Whether the node stored at `at` is full. A node that is not full may have a base.
 pub(super) fn is_full(at: BlockRef) -> bool {
     at.form.of_node() == Some(true)
 }
@@ -49,7 +49,7 @@ impl NodeIndex {
         let fits = level < MAX_HEIGHT && index < 1 << (34u32.saturating_sub(8 * (u32::from(level) + 1)));
         fits.then(|| NodeIndex(u32::from(level) << 28 | index as u32))
     }
-    /// The node of `level` that covers `block`.
+    /// Returns the node of `level` that covers `block`.
     pub(super) fn of(level: u8, block: u64) -> NodeIndex {
         NodeIndex(u32::from(level) << 28 | (block >> (8 * (u32::from(level) + 1))) as u32)
     }
@@ -68,7 +68,7 @@ impl NodeIndex {
     pub(super) fn child(self, place: u8) -> NodeIndex {
         NodeIndex(u32::from(self.level() - 1) << 28 | (self.index() as u32) << 8 | u32::from(place))
     }
-    /// Its first and last block.
+    /// Returns the first and the last block of the node.
     pub(super) fn span(self) -> (u64, u64) {
         let shift = 8 * (u32::from(self.level()) + 1);
         (self.index() << shift, ((self.index() + 1) << shift) - 1)

@@ -11,10 +11,10 @@ use super::node::{Base, Node, Stored, entries_without_base};
 /// The subtree at an entry of an inner node, or at the root.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Child {
-    /// The whole subtree is holes.
+    /// All blocks below are holes.
     #[default]
     Hole,
-    /// The whole subtree is allocated zeroes.
+    /// All blocks below are allocated zeroes.
     Zero,
     /// A node that is on the store, and possibly in the cache.
     Stored(At),
@@ -25,7 +25,7 @@ pub(super) enum Child {
 }
 
 impl Child {
-    /// The child that a stored entry describes.
+    /// Returns the child that a stored entry describes.
     pub(super) fn from_value(value: MapValue) -> Child {
         match value {
             MapValue::Hole => Child::Hole,
@@ -109,7 +109,7 @@ impl Inner {
         (0..=u8::MAX).zip(self.children.iter().map(value))
     }
 
-    /// The node in its stored layout.
+    /// Returns the node in its stored layout.
     pub(super) fn to_format(&self) -> MapNode {
         let entries = entries_without_base(self.values());
         MapNode { level: self.place.level(), index: self.place.index(), entries }

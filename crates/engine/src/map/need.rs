@@ -8,7 +8,7 @@ use super::node::Node;
 /// A stored node that an operation needs and that is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NeedNode {
-    /// Its location.
+    /// Location of the node.
     pub at: BlockRef,
     pub(super) index: NodeIndex,
     pub(super) base: bool,
@@ -22,7 +22,8 @@ impl NeedNode {
         NeedNode { at, index, base: true }
     }
 
-    /// Its index as a number, with which [`NeedNode::from_bits`] makes the same request for a child.
+    /// Returns the index of the node as a number, with which [`NeedNode::from_bits`] makes the same request
+    /// for a child.
     pub(crate) fn index_bits(&self) -> u32 {
         self.index.to_bits()
     }
@@ -32,12 +33,12 @@ impl NeedNode {
         NeedNode::child(at, NodeIndex::from_bits(index))
     }
 
-    /// Its level: 0 for a leaf.
+    /// Level of the node: 0 for a leaf.
     pub(crate) fn level(&self) -> u8 {
         self.index.level()
     }
 
-    /// The last block below it.
+    /// Returns the last block that the node covers.
     pub(crate) fn last_block(&self) -> u64 {
         self.index.span().1
     }

@@ -20,9 +20,9 @@ use triomphe::{Arc, ThinArc};
 
 use super::index::{At, NodeIndex, SPARSE_MAX};
 
-/// Bytes of a packed node other than its slice: counts, length, head, allocator.
+/// Bytes of a packed node without its slice: counts, length, head, allocator.
 const OVERHEAD: usize = size_of::<Head>() + 16 + 8;
-/// Distance kept below the lowest segment of a node, for later references to older segments.
+/// Minimum distance of `low` from the lowest segment of a node, for later references to older segments.
 const LOW_MARGIN: u32 = 1 << 14;
 /// Bytes of a buffer that holds any packed node: 256 keys of one byte and 256 wide values of twelve bytes. A
 /// dense node has no keys, and a sparse node has fewer entries, so both are smaller.
@@ -38,7 +38,7 @@ impl Stored {
     }
 
     pub(super) fn set(&self, at: BlockRef) {
-        // The first address counts: the node is identical at each.
+        // Only the first address is kept: the node is identical at every address.
         let _ = self.0.set(at.into());
     }
 
@@ -52,16 +52,17 @@ impl Stored {
 /// The entries that a sparse leaf does not list.
 #[derive(Debug, Clone)]
 pub(super) enum Base {
-    /// Holes.
+    /// The entries that the node does not list are holes.
     None,
-    /// As in this stored node.
+    /// The entries that the node does not list are those of this stored node.
     Stored(At),
-    /// As in this node, which was not stored when it became a base.
+    /// The entries that the node does not list are those of this node, which was not stored when it became a
+    /// base.
     Mem(Node),
 }
 
 impl Base {
-    /// Where the base is stored; `None` without a base. A base in memory must be stored by now.
+    /// Address of the base; `None` without a base. A base in memory must be stored by now.
     pub(super) fn stored(&self) -> Option<BlockRef> {
         match self {
             Base::None => None,
@@ -92,7 +93,7 @@ impl Head {
         if self.dense { 0 } else { len / (1 + self.width()) }
     }
 
-    /// The bytes of a value, zero-padded to twelve; `None` if its segment is out of reach of `low`.
+    /// Bytes of a value, zero-padded to twelve; `None` if its segment is too far from `low`.
     fn pack(&self, value: MapValue) -> Option<[u8; 12]> {
         let [segment, slot_form, crc] = value.to_words();
         let far = match segment {
@@ -194,48 +195,48 @@ impl Node {
     pub(super) fn base(&self) -> &Base {
         &self.head().base
     }
-    /// Whether the entries that it does not list are taken from another node.
+    /// Whether a base provides the entries that the node does not list.
     pub(super) fn has_base(&self) -> bool {
         !matches!(self.head().base, Base::None)
     }
-    /// Number of listed entries.
+    /// Number of entries that the node lists.
     pub(super) fn count(&self) -> usize {
         self.head().count.into()
     }
-    /// Its address, if it is stored.
+    /// Address of the node, if it is stored.
     pub(crate) fn stored(&self) -> Option<BlockRef> {
         self.head().stored.get()
     }
-    /// Sets its address. Only the first call has an effect.
+    /// Sets the address of the node. Only the first call has an effect.
     pub(crate) fn set_stored(&self, at: BlockRef) {
         self.head().stored.set(at);
     }
-    /// Bytes that it takes in memory, including the allocator's.
+    /// Bytes that the node takes in memory, including the allocator's overhead.
     pub(crate) fn bytes(&self) -> usize {
         (OVERHEAD + self.0.slice.len() + 15) & !15
     }
-    /// Whether the holder of a mutable borrow may change it in place.
+    /// Whether the holder of a mutable borrow may change the node in place.
     pub(super) fn is_changeable(&self) -> bool {
         ThinArc::strong_count(&self.0) == 1 && self.stored().is_none()
     }
-    /// Identity, to distinguish shared nodes from equal ones.
+    /// Identity of the node, to distinguish shared nodes from equal nodes.
     pub(super) fn ptr(&self) -> *const u8 {
         std::ptr::from_ref(self.head()).cast()
     }
 
-    /// Its own entry at `place`; `None` if the entry is left to its base.
+    /// The node's own entry at `place`; `None` if the base determines the entry.
     pub(super) fn own(&self, place: u8) -> Option<MapValue> {
         let (head, slice) = (self.head(), &self.0.slice);
         let i = if head.dense { place.into() } else { find(&slice[..head.count.into()], place).ok()? };
         Some(head.unpack(&slice[head.values(slice.len()) + i * head.width()..][..head.width()]))
     }
 
-    /// The listed entries, ascending.
+    /// Returns the entries that the node lists, in ascending order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u8, MapValue)> + '_ {
         self.listed(0)
     }
 
-    /// The listed entries from `first` on, ascending.
+    /// Returns the listed entries from `first` on, in ascending order.
     pub(super) fn listed(&self, first: u8) -> impl Iterator<Item = (u8, MapValue)> + '_ {
         let (head, slice) = (self.head(), &self.0.slice);
         let count = self.count();
@@ -258,7 +259,8 @@ impl Node {
         }
     }
 
-    /// Changes the node in place; `false` if it is shared, stored, full, or `value` is out of its reach.
+    /// Changes the node in place; returns `false` if it is shared, stored or full, or if `value` cannot be
+    /// packed.
     fn set_here(&mut self, place: u8, value: MapValue) -> bool {
         self.0.with_arc_mut(|arc| {
             let Some(node) = Arc::get_mut(arc) else { return false };
@@ -324,7 +326,7 @@ impl Node {
         Node::alloc(head, &scratch[..values * (1 + width)])
     }
 
-    /// As [`Node::with`], by the slow path: through the plain values, with a newly chosen form.
+    /// Works like [`Node::with`], but slower: unpacks all values, and chooses the form again.
     fn rebuilt(&self, place: u8, value: MapValue) -> Node {
         let mut entries: Vec<_> = self.iter().collect();
         match entries.binary_search_by_key(&place, |e| e.0) {
@@ -337,7 +339,7 @@ impl Node {
         Node::build(self.index(), self.base().clone(), &entries)
     }
 
-    /// The same content with another base: for a base that has been stored since.
+    /// Returns this node with a different representation of its base, which has been stored since.
     pub(super) fn on(&self, base: Base) -> Node {
         let old = self.head();
         Node::alloc(Head { base, stored: Stored::default(), ..*old }, &self.0.slice)
@@ -373,7 +375,7 @@ impl Node {
     }
 }
 
-/// The shorter of the two layouts for a node without a base.
+/// Chooses the shorter of the two layouts for a node without a base.
 pub(super) fn entries_without_base(places: impl Iterator<Item = (u8, MapValue)>) -> NodeEntries {
     let places: Vec<_> = places.filter(|(_, v)| *v != MapValue::Hole).collect();
     if places.len() <= SPARSE_MAX {
@@ -391,7 +393,7 @@ fn find(keys: &[u8], key: u8) -> Result<usize, usize> {
     if keys.get(below) == Some(&key) { Ok(below) } else { Err(below) }
 }
 
-/// `low` for these entries, and whether they need whole segment numbers.
+/// Chooses `low` for these entries, and whether they need whole segment numbers.
 fn reach(entries: &[(u8, MapValue)]) -> (u32, bool) {
     let segments = || entries.iter().map(|(_, v)| v.to_words()[0]).filter(|s| *s != 0);
     let (Some(min), Some(max)) = (segments().min(), segments().max()) else { return (0, false) };
@@ -404,7 +406,7 @@ fn reach(entries: &[(u8, MapValue)]) -> (u32, bool) {
     }
 }
 
-/// Capacity for at least `count` entries: the allocator's rounding, in steps of 32 bytes, is used.
+/// Capacity for at least `count` entries: uses what the allocator rounds up, in steps of 32 bytes.
 fn capacity(count: usize, width: usize) -> usize {
     let bytes = (OVERHEAD + count * (1 + width)).next_multiple_of(32) - OVERHEAD;
     (bytes / (1 + width)).min(SPARSE_MAX)

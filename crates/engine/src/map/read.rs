@@ -13,11 +13,11 @@ use crate::limits::{LEAF_STEPS, TURN_STEPS};
 /// Kinds of blocks, for block status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RunKind {
-    /// Not allocated.
+    /// The blocks are not allocated.
     Hole,
-    /// Allocated zeroes.
+    /// The blocks are allocated zeroes.
     Zero,
-    /// Stored.
+    /// The blocks are stored.
     Data,
 }
 
@@ -31,17 +31,17 @@ impl RunKind {
     }
 }
 
-/// Where the descent to a block ends, or leaves the memory that the tree itself holds.
+/// Where the descent to a block ends, or where it leaves the nodes that the tree itself holds in memory.
 enum Reach<'a> {
-    /// All blocks up to and including this one are holes, or all are zeroes.
+    /// There is no leaf: all blocks up to and including this block are holes, or all are zeroes.
     All(MapValue, u64),
-    /// At the leaf.
+    /// The descent ends at this leaf.
     Leaf(&'a Node),
-    /// At a stored node of this level.
+    /// The descent continues at a stored node of this level.
     Stored(BlockRef, u8),
 }
 
-/// A leaf's entry for a block.
+/// What a leaf states about a block.
 enum Said {
     Value(MapValue),
     AsIn(Base),
@@ -58,7 +58,7 @@ impl Said {
 }
 
 impl Tree {
-    /// The value of one block; a hole if it is beyond the end.
+    /// The value of one block; a block beyond the end of the map is a hole.
     pub(crate) fn get(&self, cache: &NodeCache, block: u64) -> Result<MapValue, NeedNode> {
         let place = slot_of(0, block);
         let said = match self.reach(block) {
@@ -115,9 +115,9 @@ impl Tree {
         (done, None)
     }
 
-    /// Kind of `block`, and the number of blocks (at least 1, up to `max`) from there on of the same kind. If
-    /// a node after `block` is missing, or after [`TURN_STEPS`] steps through the map, the run ends early;
-    /// adjacent runs may therefore be of one kind. Blocks beyond the end are holes.
+    /// Kind of `block`, and the number of blocks of the same kind from `block` on: at least 1, at most `max`.
+    /// If a later node is missing, or after [`TURN_STEPS`] steps through the map, the run ends early; two
+    /// adjacent runs may therefore be of the same kind. Blocks beyond the end are holes.
     pub(crate) fn run(&self, cache: &NodeCache, block: u64, max: u64) -> Result<(RunKind, u64), NeedNode> {
         let end = block.saturating_add(max).min(self.blocks);
         if block >= end {
@@ -161,7 +161,8 @@ impl Tree {
         }
     }
 
-    /// The common value of all blocks from `block` on, and the last of them; `None` if there is a leaf.
+    /// The common value of all blocks from `block` on, and the last of these blocks; `None` if there is a
+    /// leaf.
     pub(super) fn absent(&self, cache: &NodeCache, block: u64) -> Result<Option<(MapValue, u64)>, NeedNode> {
         match self.reach(block) {
             Reach::All(value, last) => Ok(Some((value, last))),
@@ -170,7 +171,8 @@ impl Tree {
         }
     }
 
-    /// The leaf of `block`, or the common value of all blocks from `block` on and the last of them.
+    /// The leaf of `block`; without a leaf, the common value of all blocks from `block` on, and the last of
+    /// these blocks.
     fn leaf(&self, cache: &NodeCache, block: u64) -> Result<Result<Node, (MapValue, u64)>, NeedNode> {
         match self.reach(block) {
             Reach::All(value, last) => Ok(Err((value, last))),
@@ -205,8 +207,8 @@ impl Tree {
     }
 }
 
-/// Continues the descent through the cache, from a node of `level` that is stored at `at`: to the leaf, which
-/// is not looked up yet, or to the common value of all blocks up to a last one.
+/// Continues the descent in the cache, from a node of `level` that is stored at `at`. It ends at the leaf,
+/// which is not looked up yet, or with the common value of all blocks up to a last block.
 fn descend(
     cache: &NodeCache,
     mut at: BlockRef,
@@ -233,7 +235,7 @@ fn last_block(level: u8, block: u64) -> u64 {
 }
 
 impl Node {
-    /// The base of the node; `None` without one.
+    /// The base of the node; `None` if the node has no base.
     pub(super) fn load_base(&self, cache: &NodeCache) -> Result<Option<Node>, NeedNode> {
         Ok(match self.base() {
             Base::None => None,
@@ -242,7 +244,7 @@ impl Node {
         })
     }
 
-    /// Reads the entries from `first` on.
+    /// Reads the entries of a node from `first` on.
     fn read(&self, cache: &NodeCache, first: u8, out: &mut [MapValue]) -> Result<(), NeedNode> {
         if self.has_base() && self.copy_listed(first, out) == out.len() {
             return Ok(());

@@ -28,7 +28,8 @@ use super::tree::Tree;
 use crate::lost::lost;
 
 impl Tree {
-    /// Replaces the damaged node that `need` names. Returns false if the tree does not refer to it there.
+    /// Replaces the damaged node that `need` names by a stand-in. Returns false if the tree does not refer to
+    /// the node at its place.
     pub(crate) fn stand_in(&mut self, cache: &NodeCache, need: NeedNode) -> Result<bool, NeedNode> {
         let root = NodeIndex::root(self.height);
         if need.index.level() > root.level() || need.index.span().1 > root.span().1 {

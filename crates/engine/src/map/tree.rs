@@ -13,21 +13,21 @@ pub(crate) struct Tree {
     pub(super) blocks: u64,
 }
 
-/// Levels that this number of blocks needs; at least one.
+/// Returns the number of levels that this number of blocks needs; at least one.
 pub(super) fn height_for(blocks: u64) -> u8 {
     let bits = u64::BITS - blocks.saturating_sub(1).leading_zeros();
     bits.div_ceil(8).max(1) as u8
 }
 
 impl Tree {
-    /// A map of holes only.
+    /// Returns a map of holes only, for a disk of `blocks` blocks.
     pub(crate) fn new(blocks: u64) -> Tree {
         let height = height_for(blocks);
         assert!(height <= MAX_HEIGHT, "the caller checks the size");
         Tree { root: Child::Hole, height, blocks }
     }
 
-    /// The tree described by a disk record.
+    /// Returns the tree that a disk record describes.
     pub(crate) fn from_record(root: MapValue, height: u8, blocks: u64) -> Result<Tree, FormatError> {
         if height != height_for(blocks) || height > MAX_HEIGHT {
             return Err(FormatError::Value { what: "disk record", field: "height" });
@@ -35,7 +35,7 @@ impl Tree {
         Ok(Tree { root: Child::from_value(root), height, blocks })
     }
 
-    /// The tree's fields of a disk record; `None` while its root is only in memory.
+    /// The tree's fields of a disk record; `None` while the root of the tree is only in memory.
     pub(crate) fn record(&self) -> Option<(MapValue, u8)> {
         self.root.to_value().map(|root| (root, self.height))
     }

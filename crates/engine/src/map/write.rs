@@ -10,14 +10,14 @@ use super::node::{Base, Node};
 use super::tree::{Tree, height_for};
 
 impl Tree {
-    /// Sets one block.
+    /// Sets the value of one block.
     pub(crate) fn set(&mut self, cache: &NodeCache, block: u64, value: MapValue) -> Result<(), NeedNode> {
         assert!(block < self.blocks, "the caller checks the range");
         set(&mut self.root, cache, NodeIndex::root(self.height), block, value)
     }
 
-    /// Makes a range holes, or allocated zeroes. Whole subtrees are replaced, so the cost is that of the
-    /// edges. If interrupted, it may have done a part.
+    /// Makes a range holes or allocated zeroes. Whole subtrees are replaced, so only the edges of the range
+    /// cost time. If interrupted, it may have changed a part of the range.
     pub(crate) fn fill(
         &mut self,
         cache: &NodeCache,
@@ -31,8 +31,8 @@ impl Tree {
             return Ok(());
         }
         let to_end = value == MapValue::Hole && first + count == self.blocks;
-        // Blocks beyond the end are holes anyway: with them, the last subtree can be replaced as a whole,
-        // too.
+        // Blocks beyond the end are holes anyway. Including them lets the last subtree be replaced as a
+        // whole, too.
         let last = if to_end { self.span_end() } else { first + count - 1 };
         fill(&mut self.root, cache, NodeIndex::root(self.height), (first, last), value)
     }
@@ -124,7 +124,7 @@ fn fill(
     Ok(())
 }
 
-/// Sets an entry of a leaf. `child` is not all `value`.
+/// Sets an entry of a leaf. The caller has checked that `child` does not consist of `value` alone.
 fn set_leaf(
     child: &mut Child,
     cache: &NodeCache,
@@ -155,7 +155,8 @@ fn set_leaf(
             }
             return Ok(());
         }
-        // It may have an address already, but only settling decides whether it can be read back from there.
+        // The leaf may have an address already, but only settling decides whether it can be read back from
+        // there.
         Child::Leaf(leaf) => changed(leaf, Base::Mem(leaf.clone()), cache, i, value)?,
         Child::Inner(_) => unreachable!("an inner node at level 0"),
     };
@@ -163,8 +164,8 @@ fn set_leaf(
     Ok(())
 }
 
-/// A leaf that equals `leaf`, which is shared or stored, except for one entry. `this` refers to `leaf` as a
-/// base.
+/// A leaf that equals `leaf`, which is shared or stored, except for one entry. `this` is a reference to
+/// `leaf` as a base.
 fn changed(leaf: &Node, this: Base, cache: &NodeCache, i: u8, value: MapValue) -> Result<Node, NeedNode> {
     if !leaf.has_base() && leaf.count() > COPY_MAX {
         return Ok(Node::build(leaf.index(), this, &[(i, value)]));
@@ -181,7 +182,7 @@ fn merged_for_room(leaf: &Node, cache: &NodeCache, i: u8) -> Result<Option<Node>
     Ok(leaf.load_base(cache)?.map(|base| leaf.merged(&base)))
 }
 
-/// A better replacement for a changed leaf, if any: a hole, or the leaf merged with its base.
+/// A better replacement for a changed leaf, if it has one: a hole, or the leaf merged with its base.
 fn tidied(leaf: &Node, cache: &NodeCache) -> Option<Child> {
     let merged = match leaf.base() {
         Base::None => None,

@@ -70,22 +70,22 @@ pub(crate) struct Marks {
     intake: Arc<Intake>,
     committer: Arc<Committer>,
     catalogue: Arc<RwLock<Catalogue>>,
-    /// The marks of earlier openings are settled: new ones can be made.
+    /// The marks of earlier openings are settled, so new marks can be made.
     is_settled: AtomicBool,
-    /// What became of these marks, as far as it is not in the log yet.
+    /// Decisions about the marks of earlier openings that are not yet in the log.
     decisions: tokio::sync::Mutex<Vec<CatalogueOp>>,
-    /// Pages of the retained memory because of which these decisions were made.
+    /// Pages of the retained memory that led to these decisions.
     evidence: Mutex<Vec<DamagedPage>>,
     requests: Mutex<Requests>,
     /// Wakes the task that makes and removes marks.
     wake: Notify,
 }
 
-/// Requests for marks.
+/// The requests for marks that wait.
 #[derive(Default)]
 struct Requests {
     waiting: Vec<Request>,
-    /// The task has ended.
+    /// The task that serves the requests has ended.
     is_over: bool,
 }
 
@@ -118,7 +118,7 @@ impl Marks {
     pub async fn ensure(&self, disk: &Arc<Disk>, clients: Clientele) -> Result<()> {
         while !disk.is_marked_for(clients) {
             if matches!(disk.record().mark, Mark::Lost { .. }) {
-                // A mark would admit clients that are refused.
+                // A mark would admit clients that must be refused.
                 return Err(lost(disk, &disk.record().name));
             }
             let (done, result) = oneshot::channel();
@@ -157,7 +157,7 @@ impl Marks {
             return Ok(());
         }
         self.ensure_settled().await?;
-        // Without clients, the commit holds everything that was answered, except for a desktop.
+        // Without clients, the next commit contains all answered writes; a desktop is an exception.
         let unused = disk.exclude_clients(name).ok().filter(|_| !disk.is_desktop());
         let mark = if unused.is_some() { Mark::None } else { Mark::Local };
         self.intake.commit_ops(vec![CatalogueOp::Mark { disk: disk.id(), mark }]).await?;
@@ -171,28 +171,28 @@ impl Marks {
         self.wake.notify_one();
     }
 
-    /// The changes of the last commit before the pool closes: the writes of all disks but desktops are
-    /// durable then. The caller holds the freeze gate exclusively.
+    /// The catalogue changes of the last commit before the pool closes: this commit makes the writes of all
+    /// disks but desktops durable. The caller holds the freeze gate exclusively.
     pub fn last_ops(&self) -> Vec<CatalogueOp> {
         let catalogue = self.catalogue.read();
         let removable = catalogue.iter().filter(|disk| is_removable(disk));
         removable.map(|disk| CatalogueOp::Mark { disk: disk.id(), mark: Mark::None }).collect()
     }
 
-    /// Ends the task when the pool does not run any more.
+    /// Ends the task because the pool no longer runs.
     pub fn stop(&self) {
         self.wake.notify_one();
     }
 }
 
-/// The error for a client that may have had writes to a disk answered that are lost.
+/// The error for a client whose answered writes to a disk may be lost.
 fn lost(disk: &Disk, name: &str) -> Error {
     let remedy = if disk.is_desktop() { "reset" } else { "resume" };
     Error::MemoryLost { name: shorten(name), remedy }
 }
 
-/// Whether the mark of a disk is removed once its buffers are clean. A desktop stays one until its change to
-/// a persistent volume is in the log.
+/// Whether the mark of a disk is removed once its buffers are clean. A disk counts as a desktop until its
+/// change to a persistent volume is in the log.
 fn is_removable(disk: &Disk) -> bool {
     let record = disk.record();
     matches!(record.mark, Mark::Local | Mark::Remote) && record.write_cache == 0 && !disk.is_desktop()

@@ -8,32 +8,32 @@ use crate::recovery::MemoryLoss;
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::{Error, OnMemoryLoss, Result};
 
-/// An opening of the pool.
+/// What is known when a pool is opened.
 #[derive(Debug, Clone, Copy)]
 struct Opening {
     /// Writes of the disk that were answered before they were durable are lost.
     lost: bool,
-    /// It is in the boot of the host in which local clients were served last.
+    /// The host has not been restarted since it last served local clients of the pool.
     same_boot: bool,
-    /// Another host may have had the pool, and local clients of it, or of this one, may live.
+    /// Another host may have had the pool; local clients of that host, or of this host, may still run.
     is_shared: bool,
-    /// Milliseconds since that boot.
+    /// Milliseconds since the boot of the host.
     now_ms: u64,
 }
 
-/// The mark of a disk after an opening; the table is in [`super`].
+/// The mark of a disk after an opening of the pool; the table is in [`super`].
 fn settled(mark: Mark, opening: Opening) -> Mark {
     let Opening { lost, same_boot, is_shared, now_ms } = opening;
     match mark {
         Mark::None => Mark::None,
         Mark::Local | Mark::Remote if !lost => mark,
-        // Of another host: no client of this one had those answers.
+        // The mark is for clients of another host: no client of this host received those answers.
         Mark::Local if !same_boot && is_shared => Mark::Lost { remote: false, since_ms: 0 },
-        // Possibly of this host, when it had the pool before.
+        // The mark may be for clients of this host, from when it had the pool before.
         Mark::Lost { remote, .. } if !same_boot && is_shared => Mark::Lost { remote, since_ms: now_ms },
         Mark::Local | Mark::Lost { remote: false, .. } if !same_boot => Mark::None,
         Mark::Local => Mark::Lost { remote: false, since_ms: now_ms },
-        // No client of this host had an answer in this boot.
+        // No client of this host received an answer during this boot.
         Mark::Remote | Mark::Lost { .. } if !same_boot => Mark::Lost { remote: true, since_ms: 0 },
         Mark::Remote => Mark::Lost { remote: true, since_ms: now_ms },
         Mark::Lost { remote, .. } if lost => Mark::Lost { remote, since_ms: now_ms },
@@ -61,7 +61,7 @@ impl Marks {
         }
     }
 
-    /// Determines the new marks. They are in effect in memory at once.
+    /// Determines the new marks. They take effect in memory at once.
     async fn decide(&self, loss: &MemoryLoss) {
         let log = self.committer.read_log().await;
         let (same_boot, is_shared) = (log.superblock().boot == self.boot(), log.store().is_shared());
@@ -131,7 +131,7 @@ impl Marks {
 
 /// Logs the disks whose answered writes are lost.
 fn report(why: &str, names: &[String], is_accepted: bool) {
-    /// Most names in one line.
+    /// Maximum number of names in one line.
     const NAMES: usize = 20;
     if names.is_empty() {
         return;

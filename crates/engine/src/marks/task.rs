@@ -13,7 +13,7 @@ use crate::limits::{FULL_RETRY, MARK_IDLE};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{Error, Result};
 
-/// The changes that were made to a disk, and when the last of them was noticed.
+/// Number of changes that were made to each disk, and when the last change was noticed.
 type Activity = BTreeMap<DiskId, (u64, Duration)>;
 
 impl Marks {
@@ -21,7 +21,7 @@ impl Marks {
     /// requested or could be removed.
     pub(crate) async fn mark_loop(self: Arc<Marks>) {
         let mut activity = Activity::new();
-        // An earlier opening may have left marks.
+        // An earlier opening may have left marks, so the timer runs from the start.
         let mut timer = Some(self.cx.host.sleep(MARK_IDLE / 2));
         loop {
             if let Err(e) = self.cx.check_running() {
@@ -47,8 +47,8 @@ impl Marks {
                     false
                 }
             };
-            // The search for marks to be removed visits all disks. Only the timer triggers it, however many
-            // wakes there are, and each wake starts the timer: it may announce a mark.
+            // The search for marks to be removed visits all disks. Only the timer triggers this search, even
+            // if there are many wakes. Each wake starts the timer, since it may announce a mark.
             if is_due {
                 timer = None;
             }
@@ -58,7 +58,7 @@ impl Marks {
         }
     }
 
-    /// Fails all requests, now and later.
+    /// Fails all present and later requests.
     fn end(&self, why: &Error) {
         let waiting = {
             let mut requests = self.requests.lock();
@@ -66,12 +66,12 @@ impl Marks {
             std::mem::take(&mut requests.waiting)
         };
         for request in waiting {
-            // The client may have left.
+            // The client may have left, so the error is ignored.
             let _ = request.done.send(Err(why.clone()));
         }
     }
 
-    /// Tries again to record the marks of earlier openings, for which the store had no room. Requests fail
+    /// Tries again to record the marks of earlier openings, if the store had no room for them. Requests fail
     /// until there is room.
     async fn settle_again(&self) {
         let Err(why) = self.ensure_settled().await else { return };
@@ -82,8 +82,8 @@ impl Marks {
         self.cx.host.sleep(FULL_RETRY).await;
     }
 
-    /// Makes the marks of all requests in one commit. With that of a desktop, all desktops with clients are
-    /// marked: they boot together and are about to write, and each would need a commit.
+    /// Makes the marks of all requests in one commit. If one of the disks is a desktop, all desktops with
+    /// clients are marked: they boot together and are about to write, and each would need a commit.
     async fn mark(&self, requests: Vec<Request>) {
         let mut wanted = BTreeMap::new();
         for request in &requests {
@@ -122,7 +122,7 @@ impl Marks {
     }
 
     /// Removes the marks of disks that are clean and have not changed for some time, in one commit. Returns
-    /// whether there were marks that this can remove, now or later.
+    /// whether there are marks that this task can remove now or later.
     async fn remove_idle(&self, activity: &mut Activity) -> bool {
         let now = self.cx.host.now();
         let marked: Vec<Arc<Disk>> = {

@@ -33,9 +33,9 @@ use crate::{Error, Host, PoolConfig, Result};
 /// A problem that the check found.
 #[derive(Debug, Clone, Serialize)]
 pub struct Problem {
-    /// Description of the problem.
+    /// Description of the problem that was found.
     pub what: String,
-    /// Location on the store.
+    /// Location of the problem on the store.
     pub place: String,
     /// The disks that need the damaged data, by export name.
     pub disks: Vec<String>,
@@ -44,19 +44,19 @@ pub struct Problem {
 /// Counts and results of a check.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct CheckReport {
-    /// Volumes, snapshots and images.
+    /// Number of volumes, snapshots and images.
     pub disks: u64,
-    /// Segments.
+    /// Number of segments in the store.
     pub segments: u64,
-    /// Batches.
+    /// Number of batches in the log.
     pub batches: u64,
-    /// Distinct nodes of block maps.
+    /// Number of distinct nodes of block maps.
     pub nodes: u64,
-    /// Distinct blocks that maps refer to.
+    /// Number of distinct blocks that maps refer to.
     pub blocks: u64,
-    /// Bytes read.
+    /// Bytes read from the store.
     pub bytes_read: u64,
-    /// Problems found; empty for a sound pool.
+    /// Problems that the check found; empty for a sound pool.
     pub problems: Vec<Problem>,
 }
 
@@ -90,8 +90,8 @@ pub async fn check(
     let table: Vec<SegmentRecord> = pool.log.table().iter().copied().collect();
     report.segments = table.len() as u64;
     let mut epochs = Epochs::default();
-    // An empty object is as good as none: a former owner that noticed nothing yet may create one whose
-    // segment was deleted. Whether a disk needs its blocks, the maps show.
+    // An empty object counts as no object: a former owner that has not noticed the takeover may create an
+    // object for a segment that was deleted. The maps show whether a disk needs the segment's blocks.
     let objects = reader.source.store.list().await?;
     let objects: BTreeSet<SegmentId> = objects.iter().filter(|o| o.len > 0).map(|o| o.id).collect();
     for some in table.chunks(SCANS_AT_ONCE) {
@@ -130,7 +130,7 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
         return Err(Error::NoPool("there is no superblock".into()));
     }
     let best = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
-        // As on opening a pool: copy 1 is the first to be written.
+        // As when a pool is opened: copy 1 is the first to be written.
         Err(e) if copies[0].is_none() && !e.is_unsupported() && store.list().await?.is_empty() => {
             return Err(Error::NoPool(
                 "the creation of a pool was interrupted; open it to complete the creation".into(),
@@ -151,9 +151,10 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     Ok(best)
 }
 
-/// What was read of a segment.
+/// What the check has read of a segment.
 enum SegmentRead {
-    /// Nothing to report: its object does not exist or is empty, or its relocation map can be read.
+    /// The segment has nothing to report: its object does not exist or is empty, or its relocation map can be
+    /// read.
     Nothing,
     Scanned(SegmentScan),
     Unreadable {
@@ -195,7 +196,7 @@ async fn read_segment(
     }
 }
 
-/// Reports the damaged batches of a segment, and records the epochs of the others.
+/// Reports the damaged batches of a segment, and records the epochs of its intact batches.
 fn check_segment(scan: &SegmentScan, epochs: &mut Epochs, report: &mut CheckReport) {
     report.batches += scan.batches.len() as u64;
     if scan.header_damaged {
@@ -261,7 +262,7 @@ async fn check_maps(
     report.problems.extend(damaged.into_values());
 }
 
-/// Addresses of nodes and blocks.
+/// A set of addresses of nodes and blocks.
 type AddressSet = HashSet<u64, BuildU64Hasher>;
 
 impl Ref {
@@ -280,7 +281,7 @@ struct Visit {
     is_readable: bool,
     blocks: Vec<BlockRef>,
     below: Vec<Ref>,
-    /// Address of its base.
+    /// Address of the node's base.
     base: Option<u64>,
     /// The node or its base, by address, if it cannot be read.
     unreadable: Vec<(u64, Problem)>,
@@ -324,8 +325,8 @@ async fn visit(reader: &Reader, reference: Ref) -> Visit {
         Ref::Base(_) | Ref::Memory(Dirty::Leaf(_)) => base = Some(r),
         other => visit.below.push(other),
     });
-    // Of its base a leaf needs only the entries that it does not list itself; the rest may be gone. The base
-    // is not visited as a separate node here, so it is not recorded as seen.
+    // A leaf needs only those entries of its base that it does not list itself; other entries of the base may
+    // be gone. The base is not visited as a separate node here, so it is not recorded as seen.
     visit.base = base.as_ref().and_then(Ref::address);
     let base = match base {
         Some(Ref::Base(need)) => visit.load(reader, need).await,
@@ -338,7 +339,7 @@ async fn visit(reader: &Reader, reference: Ref) -> Visit {
     visit
 }
 
-/// Addresses of all nodes and blocks that one disk needs. Of the base of a leaf it needs only the blocks that
+/// Addresses of all nodes and blocks that one disk needs. It needs only those blocks of a leaf's base that
 /// the leaf does not list itself.
 async fn needed_by(reader: &Reader, tree: &Tree) -> AddressSet {
     let mut needed = AddressSet::default();
@@ -388,7 +389,7 @@ async fn verify_blocks(
     report.bytes_read = reader.source.store.counts().read.bytes;
 }
 
-/// The damaged blocks among some, by address.
+/// Returns the damaged blocks among these blocks, by address.
 async fn verify_part(reader: &Reader, blocks: &[BlockRef]) -> Vec<(u64, Problem)> {
     let mut damaged = Vec::new();
     reader

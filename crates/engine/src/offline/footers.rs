@@ -21,16 +21,17 @@ use std::collections::BTreeMap;
 
 use forebay_format::{SegmentId, SegmentRecord, Stream};
 
-/// Epochs found in the batches of all segments.
+/// Epochs that were found in the batches of all segments.
 #[derive(Default)]
 pub(crate) struct Epochs {
     /// The epoch in which each segment was begun, if it could be read.
     pub of_segments: BTreeMap<SegmentId, u64>,
-    /// For each epoch, the start of the last group.
+    /// For each epoch, the first batch of its last group.
     pub last_group: BTreeMap<u64, u64>,
 }
 
-/// The records of the segments that must have a footer, in order. `records` are all records, in order.
+/// The records of the segments that must have a footer, in order. `records` are the records of all segments,
+/// in order.
 pub(crate) fn ended_in_order<'a>(records: &'a [SegmentRecord], epochs: &Epochs) -> Vec<&'a SegmentRecord> {
     // For each epoch and stream, the first batch of the segment visited last.
     let mut next: BTreeMap<(u64, Stream), u64> = BTreeMap::new();
@@ -66,7 +67,7 @@ mod tests {
     }
 
     /// The segments that were ended in order. Each record is paired with the epoch of its segment. `groups`
-    /// are epochs, and the start of the last group of each epoch.
+    /// has, for each epoch, the start of its last group.
     fn ended(records: &[(u64, SegmentRecord)], groups: &[(u64, u64)]) -> Vec<u32> {
         let of_segments = records.iter().map(|(epoch, r)| (r.segment, *epoch)).collect();
         let epochs = Epochs { of_segments, last_group: groups.iter().copied().collect() };
@@ -80,9 +81,9 @@ mod tests {
         assert_eq!(ended(&[(1, first), (1, second)], &[(1, 6)]), [1]);
         // The batches up to the end belong to the group that was being written.
         assert_eq!(ended(&[(1, first), (1, second)], &[(1, 5)]), [0; 0]);
-        // Of another stream.
+        // The second segment belongs to another stream.
         assert_eq!(ended(&[(1, first), (1, record(2, Stream::Map, (5, 8)))], &[(1, 6)]), [0; 0]);
-        // Of another life, or after the store was full.
+        // The second segment belongs to another epoch, or the store was full before it.
         assert_eq!(ended(&[(1, first), (2, second)], &[(1, 6), (2, 9)]), [0; 0]);
         assert_eq!(ended(&[(1, first), (1, second)], &[(2, 9)]), [0; 0]);
     }

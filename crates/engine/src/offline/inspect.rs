@@ -7,20 +7,20 @@ use serde::Serialize;
 use crate::log::{Scanned, describe, scan_segment};
 use crate::{Error, Result};
 
-/// A superblock copy.
+/// One copy of the superblock.
 #[derive(Debug, Clone, Serialize)]
 pub struct SuperblockView {
-    /// Index of the copy.
+    /// Index of the superblock copy.
     pub copy: usize,
-    /// Why it cannot be read, if so; the other fields are empty then.
+    /// Why the copy cannot be read; `None` if it can. The other fields are empty if it cannot.
     pub error: Option<String>,
-    /// Pool id.
+    /// Id of the pool.
     pub pool: String,
-    /// Generation: incremented by each write of the superblock.
+    /// Generation of the superblock: incremented by each write.
     pub generation: u64,
-    /// Ownership epoch.
+    /// Epoch of the pool's ownership.
     pub epoch: u64,
-    /// Creation time in Unix milliseconds.
+    /// Time of the pool's creation, in Unix milliseconds.
     pub created_ms: u64,
     /// Size at which segments are sealed.
     pub segment_bytes: u32,
@@ -54,53 +54,53 @@ impl FeaturesView {
     }
 }
 
-/// A segment, according to its header.
+/// What the header of a segment states.
 #[derive(Debug, Clone, Serialize)]
 pub struct SegmentView {
     /// Segment number, as in the file name.
     pub segment: String,
-    /// Bytes of its object, including preallocated room.
+    /// Bytes of the segment's object, including preallocated room.
     pub bytes: u64,
-    /// `data`, `short`, `map`, `moved`; empty if the header cannot be read.
+    /// Stream of the segment: `data`, `short`, `map`, `moved`; empty if the header cannot be read.
     pub stream: String,
-    /// Epoch of its writer.
+    /// Epoch of the server that began the segment.
     pub epoch: u64,
-    /// First batch.
+    /// Sequence number of the segment's first batch.
     pub first_seq: u64,
-    /// Why the header cannot be read, if so.
+    /// Why the header cannot be read; `None` if it can.
     pub error: Option<String>,
 }
 
-/// A batch.
+/// A batch of the log.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct BatchView {
-    /// Byte offset in the segment.
+    /// Byte offset of the batch in the segment.
     pub offset: u64,
-    /// Sequence number.
+    /// Sequence number of the batch.
     pub seq: u64,
-    /// Epoch of its writer.
+    /// Epoch of the server that wrote the batch.
     pub epoch: u64,
-    /// Whether it ends its group.
+    /// Whether the batch ends its group.
     pub group_end: bool,
-    /// Bytes of payload.
+    /// Bytes of the batch's payload.
     pub payload_bytes: u64,
-    /// Entries: blocks put.
+    /// Number of entries that store blocks.
     pub puts: u64,
-    /// Entries: references.
+    /// Number of entries that refer to stored blocks.
     pub references: u64,
-    /// Entries: zeroed ranges.
+    /// Number of entries for zeroed ranges.
     pub zeroes: u64,
-    /// Entries: map nodes.
+    /// Number of entries for map nodes.
     pub nodes: u64,
-    /// Entries: pieces of checkpoints.
+    /// Number of entries for pieces of checkpoints.
     pub blobs: u64,
-    /// Entries: segments whose slots were moved.
+    /// Number of entries for segments whose slots were moved.
     pub relocations: u64,
-    /// Entries: changes to the catalogue.
+    /// The changes to the catalogue, described in words.
     pub catalogue: Vec<String>,
 }
 
-/// Both superblock copies.
+/// Reads both superblock copies.
 pub async fn inspect_superblocks(store: &dyn Store) -> Result<Vec<SuperblockView>> {
     let copies = store.read_superblock().await?;
     let view = |(copy, bytes): (usize, &Option<Vec<u8>>)| {
@@ -134,7 +134,7 @@ async fn superblock(store: &dyn Store) -> Result<Superblock> {
     Ok(Superblock::choose([copies[0].as_deref(), copies[1].as_deref()])?)
 }
 
-/// All segments.
+/// Reads the headers of all segments.
 pub async fn inspect_segments(store: &dyn Store) -> Result<Vec<SegmentView>> {
     let pool = superblock(store).await?.pool;
     let mut views = Vec::new();
@@ -155,7 +155,7 @@ pub async fn inspect_segments(store: &dyn Store) -> Result<Vec<SegmentView>> {
     Ok(views)
 }
 
-/// The batches of a segment, up to the first gap.
+/// Reads the batches of a segment, up to the first gap.
 pub async fn inspect_batches(store: &dyn Store, segment: SegmentId) -> Result<Vec<BatchView>> {
     let pool = superblock(store).await?.pool;
     let objects = store.list().await?;

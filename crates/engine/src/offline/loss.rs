@@ -23,7 +23,7 @@ use crate::{Error, Host, PoolConfig, Result};
 /// The result of [`recover_log`].
 #[derive(Debug, Clone, Serialize)]
 pub struct LossReport {
-    /// The damage; `None` if history can be followed to its end.
+    /// The damage; `None` if the log can be followed to its end.
     pub damage: Option<LogDamage>,
     /// The loss was accepted: the pool opens in the state before the damage.
     pub accepted: bool,
@@ -59,7 +59,8 @@ pub async fn recover_log(
     let damage = opened.damage.take();
     let components = Components::assemble(opened);
     {
-        // Retained memory refers to batches by their numbers, which later batches have again.
+        // The retained memory is removed: it refers to batches by their numbers, which later batches will
+        // have again.
         let mut log = components.committer.write_log().await?;
         if log.superblock().memory != 0 {
             log.swap_superblock(|s| s.memory = components.cx.retained.id()).await?;

@@ -18,39 +18,40 @@ use std::time::Duration;
 
 use forebay_store::next_mean;
 
-/// Groups of at most this size show what is fixed, larger ones the time for each byte.
+/// Groups of at most this size measure the fixed part of a commit's cost, larger groups the time for each
+/// byte.
 pub(super) const SMALL_GROUP: u64 = 128 << 10;
-/// The fixed part of a commit, or that of the data, is at least this part of its time: a single slow sync is
-/// no measure of the data, and small groups next to a large writer are not all data.
+/// Minimum share of the fixed part, and of the data, in the time of a commit. A single slow sync does not
+/// measure the data, and the time of small groups next to a large writer is not all due to data.
 const LEAST_PART: f64 = 0.25;
-/// Commits after which calm measurements are old: some seconds of a guest that flushes all the time, in which
-/// the load of the store changes.
+/// Number of commits after which calm measurements are outdated: some seconds of a guest that flushes all the
+/// time, in which the load of the store changes.
 const WINDOW: u32 = 1000;
-/// Seconds in which the store prepares and writes a byte, about: 1 GiB in a second, as local disks do.
+/// Assumed seconds in which the store prepares and writes a byte: 1 GiB in a second, as local disks do.
 const STORE_PER_BYTE: f64 = 1.0 / (1 << 30) as f64;
 
-/// What a commit costs, in seconds.
+/// The cost of a commit, in seconds.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Cost {
-    /// Of a commit without its bytes; `None` if it is not known.
+    /// Seconds of a commit without its bytes; `None` if that is not known.
     pub fixed: Option<f64>,
-    /// Of each byte; likewise.
+    /// Seconds of each byte; `None` if that is not known.
     pub per_byte: Option<f64>,
 }
 
 impl Cost {
-    /// The seconds of each byte of a large group that took `took` seconds.
+    /// Seconds of each byte of a large group, if the group took `took` seconds.
     fn per_byte_of(&self, bytes: u64, took: f64) -> f64 {
         (took - self.fixed.unwrap_or(0.0)).max(took * LEAST_PART) / bytes as f64
     }
 
-    /// The seconds that a small group would have taken without its bytes.
+    /// Seconds that a small group would have taken without its bytes.
     fn fixed_of(&self, bytes: u64, took: f64) -> f64 {
         (took - bytes as f64 * self.per_byte.unwrap_or(0.0)).max(took * LEAST_PART)
     }
 
-    /// Seconds of a calm group of `bytes`; `None` if that is not known. The calm `fixed` is the whole time
-    /// of a small group, its bytes included.
+    /// Seconds of a calm group of `bytes`; `None` if that is not known. The calm `fixed` is the whole time of
+    /// a small group, including its bytes.
     fn of_group(&self, bytes: u64) -> Option<f64> {
         match bytes <= SMALL_GROUP {
             true => self.fixed,
@@ -58,7 +59,7 @@ impl Cost {
         }
     }
 
-    /// Bytes for which a commit takes `seconds`, in addition to what is fixed; `None` if that is not known.
+    /// Bytes that a commit writes in `seconds`, in addition to the fixed part; `None` if that is not known.
     pub fn bytes_in(&self, seconds: f64) -> Option<u64> {
         self.per_byte.filter(|per_byte| *per_byte > 0.0).map(|per_byte| (seconds / per_byte) as u64)
     }
@@ -72,12 +73,12 @@ fn least(one: Option<f64>, other: Option<f64>) -> Option<f64> {
     one.into_iter().chain(other).reduce(f64::min)
 }
 
-/// How long a commit takes if nothing slows it.
+/// How long a commit takes if no other load slows it down.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Calm {
-    /// Seconds; `None` if that is not known.
+    /// Seconds of a calm commit; `None` if that is not known.
     Takes(Option<f64>),
-    /// Old measurements were dropped with this commit.
+    /// The old measurements were dropped at this commit.
     Restarts,
 }
 
@@ -85,9 +86,9 @@ pub(super) enum Calm {
 #[derive(Debug, Default)]
 pub(super) struct CommitCost {
     recent: Cost,
-    /// The calm cost in this window of [`WINDOW`] commits, and in the one before.
+    /// The calm cost in the present window of [`WINDOW`] commits, and in the previous window.
     windows: [Cost; 2],
-    /// Number of commits in this window.
+    /// Number of commits in the present window.
     count: u32,
     /// Mean bytes of a commit in the log.
     logged: Option<f64>,
@@ -104,8 +105,8 @@ impl CommitCost {
         }
     }
 
-    /// Records a group of `bytes` in the log while disks flush, and returns what such a group takes if it is
-    /// calm. The least small group is taken as it is: `per_byte` may still be too high.
+    /// Records a group of `bytes` in the log while disks flush, and returns how long such a group takes if it
+    /// is calm. The least time of a small group is used as it is, since `per_byte` may still be too high.
     pub fn record_calm(&mut self, bytes: u64, took: Duration) -> Calm {
         let (calm, took) = (self.windows[0].least(self.windows[1]), took.as_secs_f64());
         let now = &mut self.windows[0];
@@ -127,12 +128,13 @@ impl CommitCost {
         self.logged = Some(next_mean(self.logged, bytes as f64));
     }
 
-    /// What commits take now.
+    /// The recent cost of commits.
     pub fn recent(&self) -> Cost {
         self.recent
     }
 
-    /// The cost of the store, if a commit of the mean size takes it `took`. All of that may be the bytes.
+    /// The cost of the store, if a commit of the mean size takes `took`. The whole time may be due to the
+    /// bytes.
     pub fn of_store(&self, took: Duration) -> Cost {
         let data = self.logged.unwrap_or(0.0) * STORE_PER_BYTE;
         Cost { fixed: Some((took.as_secs_f64() - data).max(0.0)), per_byte: Some(STORE_PER_BYTE) }
@@ -191,8 +193,8 @@ mod tests {
         assert_eq!(cost.record_calm(4096, 10 * MS), Calm::Takes(Some(0.01)));
     }
 
-    /// Otherwise a group that is a little larger than a small one, and as fast, would make the data of all
-    /// larger ones cost nothing.
+    /// Without the minimum share, a group that is slightly larger than a small group, and as fast, would make
+    /// the data of all larger groups cost nothing.
     #[test]
     fn the_data_of_a_large_group_takes_a_part_of_its_time() {
         let mut cost = CommitCost::default();

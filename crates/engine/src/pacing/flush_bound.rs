@@ -22,14 +22,14 @@ use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 
-/// A bound, by the time in which its data is committed.
+/// A bound on buffered data, defined by the time in which its data is committed.
 struct Multiple {
-    /// In costs of a small commit.
+    /// The time, in costs of a small commit.
     costs: f64,
-    /// At least this time, for stores whose commits cost next to nothing.
+    /// Minimum of this time, for stores whose commits cost next to nothing.
     least_time: Duration,
-    /// At least these bytes. A commit begins at half of them, and groups that are all small do not show the
-    /// time for each byte: under the tight bound, the one of before may remain.
+    /// Minimum number of bytes. A commit begins at half of them. If all groups are small, they do not measure
+    /// the time for each byte, so under the tight bound the former measurement may remain.
     least_bytes: u64,
     /// Bytes of the pieces in which long requests are admitted.
     piece: u64,
@@ -47,11 +47,11 @@ const TIGHT: Multiple = Multiple {
     least_bytes: SMALL_GROUP,
     piece: TURN_BYTES / 4,
 };
-/// Flushes are frequent if they follow each other within this many costs of a small commit.
+/// Maximum time between flushes that count as frequent, in costs of a small commit.
 const FREQUENT: f64 = 16.0;
-/// A disk counts as one that flushes for this long after its last flush.
+/// A disk counts as flushing for this long after its last flush.
 const FLUSH_RECENT: Duration = Duration::from_secs(1);
-/// Values of `flushing` other than the only disk that flushes.
+/// Special value of `flushing`: no disk flushes. Other special values follow.
 const NONE: u64 = u64::MAX;
 const SEVERAL: u64 = u64::MAX - 1;
 
@@ -63,14 +63,14 @@ pub(super) enum Flushing {
     Several,
 }
 
-/// The recent flushes.
+/// The flushes of the recent past.
 #[derive(Debug)]
 struct Flushes {
-    /// The two disks that flushed last, and when.
+    /// The two disks that flushed last, and when they did.
     disks: [Option<(u64, Duration)>; 2],
-    /// When the last flush began, of which those that followed within a small commit are a part.
+    /// Start of the last flush. Flushes that follow within the cost of a small commit count as a part of it.
     last: Duration,
-    /// Seconds from one flush to the next: a moving mean, at first as of rare ones.
+    /// Mean seconds from one flush to the next: a moving mean, which begins with a value for rare flushes.
     gap: f64,
 }
 
@@ -78,11 +78,11 @@ struct Flushes {
 #[derive(Debug)]
 pub(crate) struct FlushBound {
     flushes: Mutex<Flushes>,
-    /// The disk that flushes, [`NONE`] or [`SEVERAL`].
+    /// The only disk that flushes, [`NONE`] or [`SEVERAL`].
     flushing: AtomicU64,
-    /// The tight bound applies, if any.
+    /// The tight bound applies, if a bound applies.
     is_tight: AtomicBool,
-    /// Bytes that disks may buffer while another one flushes.
+    /// Bytes that a disk may buffer while another disk flushes.
     wide: AtomicU64,
     tight: AtomicU64,
 }
@@ -104,7 +104,7 @@ impl Default for FlushBound {
 }
 
 impl Multiple {
-    /// Bytes of the bound if commits cost this; `None` if that is not known.
+    /// Bytes of the bound, if commits have this cost; `None` if that is not known.
     fn bytes(&self, cost: Cost) -> Option<u64> {
         let time = (cost.fixed.unwrap_or(0.0) * self.costs).max(self.least_time.as_secs_f64());
         cost.bytes_in(time).map(|bytes| bytes.max(self.least_bytes))
@@ -188,7 +188,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A store that takes 4 ms and 1 ms for each further 256 KiB.
+    /// The cost of a store that takes 4 ms, and 1 ms for each further 256 KiB.
     const COST: Cost = Cost { fixed: Some(0.004), per_byte: Some(0.001 / (256 << 10) as f64) };
 
     fn measured() -> FlushBound {
@@ -208,7 +208,7 @@ mod tests {
         assert!(is_about(bound.bytes_for(2), 2 << 20), "{}", bound.bytes_for(2));
     }
 
-    /// Flushes of disk 1 from `begin` on, one each `gap`. Returns the time of the last one.
+    /// Records flushes of disk 1 from `begin` on, at intervals of `gap`. Returns the time of the last flush.
     fn flush_often(bound: &FlushBound, begin: Duration, gap: Duration) -> Duration {
         (0..50).for_each(|n| bound.record_flush(1, COST, begin + n * gap));
         begin + 49 * gap
@@ -220,7 +220,7 @@ mod tests {
         let now = flush_often(&bound, MS, 5 * MS);
         assert!(is_about(bound.bytes_for(2), 1 << 20), "{}", bound.bytes_for(2));
         assert_eq!((bound.piece(), bound.bytes_for(1)), (TIGHT.piece, u64::MAX));
-        // Another one flushes once.
+        // Another disk flushes once.
         bound.record_flush(3, COST, now);
         assert!([1, 2, 3].iter().all(|id| is_about(bound.bytes_for(*id), 2 << 20)));
         assert_eq!(bound.piece(), WIDE.piece);

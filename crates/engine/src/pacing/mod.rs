@@ -57,7 +57,7 @@ pub(crate) use write_pace::{FreeingRate, WritePace};
 use crate::context::Context;
 use crate::sync::Mutex;
 
-/// What commits cost, and the loops that depend on it.
+/// The costs of commits, and the feedback loops that depend on them.
 #[derive(Default)]
 pub(crate) struct Pacing {
     cost: Mutex<CommitCost>,
@@ -66,11 +66,11 @@ pub(crate) struct Pacing {
     reads: ReadBound,
 }
 
-/// Bytes of a group that was committed.
+/// Bytes of a committed group, in the write buffers and in the log.
 pub(crate) struct GroupBytes {
-    /// In the write buffers.
+    /// Bytes of the group in the write buffers.
     pub buffered: u64,
-    /// Added to the log.
+    /// Bytes that the group added to the log.
     pub logged: u64,
 }
 
@@ -88,7 +88,7 @@ impl Pacing {
         cost.record(bytes.buffered, took);
         self.flushes.record_cost(cost.recent(), now);
         let flushing = self.flushes.flushing();
-        // Groups of which reduction left little show more about reduction than about the store.
+        // If reduction left little of a group, its time shows more about reduction than about the store.
         if flushing != Flushing::None && bytes.logged >= bytes.buffered / 4 {
             let calm = cost.record_calm(bytes.logged, took);
             drop(cost);
@@ -119,7 +119,7 @@ impl Pacing {
         self.flushes.piece()
     }
 
-    /// Bytes that may be read at a time, in the view of disk `id`; `None` without a bound.
+    /// Bytes of concurrent reads of disk `id` at the store; `None` without a bound.
     pub fn read_bound(&self, id: u64, now: Duration) -> Option<u64> {
         self.reads.bytes_for(id, now)
     }

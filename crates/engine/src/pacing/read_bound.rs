@@ -17,24 +17,25 @@ use crate::limits::READS_AT_ONCE;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Relaxed;
 
-/// A commit is slowed if it takes this many times as long as a calm one, ...
+/// A commit is slowed if it takes this many times as long as a calm commit, ...
 const SLOWED: f64 = 2.0;
-/// ... but at least this long: scheduling of threads delays faster ones as much as reads do.
+/// ... but at least this long: the scheduling of threads delays faster commits as much as reads do.
 const LEAST_SLOWED: Duration = Duration::from_micros(500);
-/// Least bound.
+/// Minimum of the bound on reads in flight, in bytes.
 const LEAST_BYTES: u64 = 256 << 10;
-/// The bound applies for this long after a commit while a disk flushes.
+/// The bound applies for this long after a commit that ended while a disk flushed.
 const RECENT: Duration = Duration::from_secs(1);
 /// Number of a disk that does not exist.
 const NO_DISK: u64 = u64::MAX;
 
-/// Bounds reads; see the module documentation.
+/// The bound on reads in flight; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct ReadBound {
     bytes: AtomicU64,
-    /// When it ends to apply, in microseconds of the host's clock.
+    /// Time until which the bound applies, in microseconds of the host's clock.
     until: AtomicU64,
-    /// The only disk that flushes: its reads delay only its own flushes.
+    /// The only disk that flushes, if there is only one: its reads are not bounded, since they delay only its
+    /// own flushes.
     only: AtomicU64,
 }
 
@@ -53,7 +54,7 @@ fn micros(time: Duration) -> u64 {
 }
 
 impl ReadBound {
-    /// Records that a commit, which took `took`, is durable at `now`; `calm` is what it takes if it is calm.
+    /// Records that a commit, which took `took`, is durable at `now`; `calm` is the time of a calm commit.
     /// `waits`: a read waits for admission.
     pub fn record_commit(&self, flushing: Flushing, calm: Calm, took: Duration, now: Duration, waits: bool) {
         let only = if let Flushing::Only(id) = flushing { id } else { NO_DISK };
@@ -73,7 +74,7 @@ impl ReadBound {
         self.bytes.store(next.clamp(LEAST_BYTES, READS_AT_ONCE), Relaxed);
     }
 
-    /// Bytes that may be read at a time, in the view of disk `id`; `None` without a bound.
+    /// Bytes of concurrent reads at the store that apply to disk `id`; `None` without a bound.
     pub fn bytes_for(&self, id: u64, now: Duration) -> Option<u64> {
         let applies = micros(now) < self.until.load(Relaxed) && self.only.load(Relaxed) != id;
         applies.then(|| self.bytes.load(Relaxed))
@@ -87,7 +88,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The bound, and what commits cost.
+    /// The read bound, and the cost of commits.
     #[derive(Default)]
     struct Rig {
         bound: ReadBound,
@@ -107,7 +108,7 @@ mod tests {
             took
         }
 
-        /// The bound of a disk other than those that flush.
+        /// The bound of a disk that does not flush.
         fn bytes(&self) -> u64 {
             self.bound.bytes_for(1, MS).unwrap_or(LEAST_BYTES)
         }
@@ -120,7 +121,7 @@ mod tests {
             let took = rig.commit(4096, rig.bytes());
             assert!(took < MS * 5, "commit {i} took {took:?}, next to the least reads 2 ms");
         }
-        // The bound rises between the commits that are slowed.
+        // The bound rises between slowed commits.
         let most = (0..500).map(|_| {
             rig.commit(4096, rig.bytes());
             rig.bytes()
@@ -144,7 +145,7 @@ mod tests {
     #[test]
     fn commits_that_are_slowed_all_the_time_are_not_taken_for_calm_ones() {
         let mut rig = Rig::default();
-        // Whatever the bound is, commits take ten times as long from 1 MiB on.
+        // Commits take ten times as long from 1 MiB on, even if the bound changes.
         let took = |bytes: u64| if bytes >= 1 << 20 { 10 * MS } else { MS };
         let slow = (0..20_000).filter(|_| {
             let took = took(rig.bytes());

@@ -34,38 +34,39 @@ use crate::stats::Counter;
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 
-/// An urgent commit waits at most for the cost of a commit divided by this.
+/// An urgent commit waits at most for the cost of a commit divided by this number.
 const SHARE_OF_COST: u32 = 2;
-/// Requests that return later count as if they had returned then, so that a pause of clients is soon
-/// forgotten.
+/// Requests that return later count as if they had returned after this time, so that a pause of clients is
+/// soon forgotten.
 const LONGEST_RETURN: Duration = Duration::from_millis(10);
 /// Triggers of commits, and the statistics on which their delay depends.
 #[derive(Default)]
 pub(crate) struct Schedule {
-    /// Wakes the commit task: there may be work.
+    /// Wakes the commit task because there may be work.
     pub wake: Notify,
-    /// A request waits for a commit.
+    /// Whether a request waits for a commit.
     urgent: AtomicBool,
-    /// Number of requests so far that wait for a commit or waited for one.
+    /// Number of requests that wait for a commit or waited for one.
     arrived: AtomicU64,
-    /// Those of them that the last commit serves, and the ones before.
+    /// Number of these requests that the last commit and all commits before it served.
     frozen: AtomicU64,
     /// Number of requests that the last commit serves.
     served: AtomicU64,
-    /// Requests, none or one, that are added to `arrived` if the commit of a thread that helps begins.
+    /// Number of requests, none or one, that are added to `arrived` when a commit on a client's thread
+    /// begins.
     helped: AtomicU64,
-    /// `arrived` when as many requests as the last commit served have followed it.
+    /// Value of `arrived` when as many requests as the last commit served have followed it.
     expected: AtomicU64,
-    /// `arrived` at which the commit that gathers requests begins; 0 if none gathers.
+    /// Value of `arrived` at which the commit that gathers requests begins; 0 if no commit gathers requests.
     gathering: AtomicU64,
-    /// Bytes of a group that is large.
+    /// Minimum bytes of a group that counts as large.
     large: AtomicU64,
-    /// When the last commit ended, in microseconds, while requests that it served are expected to return;
-    /// otherwise 0.
+    /// Time at which the last commit ended, in microseconds, while the requests that it served are expected
+    /// to return; otherwise 0.
     ended: AtomicU64,
-    /// Seconds until as many requests as a commit served have followed it.
+    /// Mean seconds until as many requests as a commit served have followed it.
     mean_return: Mean,
-    /// Number of requests that a commit served.
+    /// Mean number of requests that a commit served.
     mean_served: Mean,
     by_age: Counter,
     by_demand: Counter,
@@ -73,15 +74,15 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Makes the next commit urgent, and begin now.
+    /// Makes the next commit urgent, so that it begins now.
     pub fn request(&self) {
         self.urgent.store(true, Relaxed);
         self.gathering.store(0, SeqCst);
         self.wake.notify_one();
     }
 
-    /// Makes the next commit urgent, for a request that waits for it. Others may follow first, until `dirty`
-    /// bytes make a large group.
+    /// Makes the next commit urgent, for a request that waits for it. Other requests may follow first, until
+    /// `dirty` bytes make a large group.
     pub fn request_with_others(&self, dirty: u64, now: Duration) {
         self.urgent.store(true, Relaxed);
         let arrived = self.arrived.fetch_add(1, SeqCst) + 1;
@@ -93,8 +94,9 @@ impl Schedule {
         }
     }
 
-    /// As [`Schedule::request_with_others`], by a thread that makes the commit itself as far as it can. The
-    /// request counts only if that commit begins before [`Schedule::end_help`]; otherwise it is repeated.
+    /// Works like [`Schedule::request_with_others`], on a thread that makes the commit itself as far as it
+    /// can. The request counts only if that commit begins before [`Schedule::end_help`]; otherwise the
+    /// request is repeated.
     pub fn request_and_help(&self, now: Duration) {
         self.urgent.store(true, Relaxed);
         self.helped.store(1, SeqCst);
@@ -104,19 +106,19 @@ impl Schedule {
         self.wake.notify_one();
     }
 
-    /// The thread does not help any more.
+    /// Records that the client's thread no longer makes a commit.
     pub fn end_help(&self) {
         self.helped.store(0, SeqCst);
     }
 
-    /// There is something to commit.
+    /// Announces that there is data to commit.
     pub fn announce_data(&self) {
         if self.gathering.load(Relaxed) == 0 {
             self.wake.notify_one();
         }
     }
 
-    /// A commit begins: it serves all requests that have arrived.
+    /// Records that a commit begins: it serves all requests that have arrived.
     pub fn commit_begins(&self) {
         let helped = self.helped.swap(0, SeqCst);
         let arrived = self.arrived.fetch_add(helped, SeqCst) + helped;
@@ -127,9 +129,9 @@ impl Schedule {
         }
     }
 
-    /// The commit has ended: the requests that it served are about to be answered.
+    /// Records that the commit has ended: the requests that it served are about to be answered.
     pub fn commit_ended(&self, now: Duration) {
-        // Those of the commit before may not have returned yet.
+        // Requests of the previous commit may not have returned yet.
         self.have_returned(now);
         let served = self.served.load(Relaxed);
         self.expected.store(self.arrived.load(Relaxed) + served, Relaxed);
@@ -178,8 +180,8 @@ impl Schedule {
 }
 
 impl Schedule {
-    /// Longest time for which an urgent commit waits to gather requests, if a commit costs `cost`, whatever
-    /// its size.
+    /// Maximum time for which an urgent commit waits to gather requests. `cost` is the cost of a commit
+    /// without regard to its size.
     fn delay(&self, coalesce: Coalesce, cost: Duration, most: Duration) -> Duration {
         let pays = (cost / SHARE_OF_COST).min(most);
         match coalesce {
@@ -190,8 +192,9 @@ impl Schedule {
         }
     }
 
-    /// Waits until the dirty data is [`DIRTY_AGE`] old or a commit is requested, and in the latter case for
-    /// the coalescing delay. `cost` returns what a commit costs the store, `dirty` the bytes of the group.
+    /// Waits until the dirty data is [`DIRTY_AGE`] old or a commit is requested, and in the latter case also
+    /// for the coalescing delay. `cost` returns the cost of a commit on the store, `dirty` the bytes of the
+    /// group.
     pub(super) async fn wait_to_coalesce(
         &self,
         cx: &Context,
@@ -249,7 +252,7 @@ mod tests {
         assert_eq!(schedule.delay(Coalesce::Off, 400 * MS, 10 * MS), Duration::ZERO);
     }
 
-    /// Commits that serve two requests each, which return after `pause`.
+    /// Makes commits that serve two requests each; the requests return after `pause`.
     fn commit_often(schedule: &Schedule, pause: Duration) {
         for n in 1..100 {
             schedule.commit_begins();

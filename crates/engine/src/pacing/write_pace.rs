@@ -10,7 +10,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Relaxed;
 
-/// Longest single delay of a write.
+/// Maximum delay of a single write.
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// The rate at which all guests together may write.
@@ -34,12 +34,12 @@ impl WritePace {
         self.rate.store(rate.unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Whether there is a limit.
+    /// Whether the rate of writes is limited.
     pub fn is_limited(&self) -> bool {
         self.rate.load(Relaxed) != u64::MAX
     }
 
-    /// Delay of a write of `len` bytes, so that all writes together keep the rate.
+    /// Delay of a write of `len` bytes that keeps all writes together within the rate.
     pub fn delay(&self, len: u64, now: Duration) -> Duration {
         let rate = self.rate.load(Relaxed).max(1);
         if len == 0 || rate == u64::MAX {
@@ -53,7 +53,7 @@ impl WritePace {
     }
 }
 
-/// The rate at which the cleaner frees room, over some seconds of its work.
+/// The rate at which the cleaner frees room, measured over some seconds of its work.
 #[derive(Debug, Default)]
 pub(crate) struct FreeingRate {
     since: Duration,
@@ -65,13 +65,13 @@ pub(crate) struct FreeingRate {
 impl FreeingRate {
     const WINDOW: Duration = Duration::from_secs(3);
 
-    /// Begins a measurement: earlier work and the pause do not count.
+    /// Begins a measurement: work and pauses before this call do not count.
     pub fn begin(&mut self, now: Duration, freed: u64, own: u64) {
         (self.since, self.freed, self.own) = (now, freed, own);
     }
 
-    /// Includes the work since the last call. `freed` and `own` are the counters of bytes freed and of bytes
-    /// that checkpoints and the cleaner wrote.
+    /// Adds the work since the last call to the measurement. `freed` and `own` are the counters of bytes
+    /// freed, and of bytes that checkpoints and the cleaner wrote.
     pub fn sample(&mut self, now: Duration, freed: u64, own: u64) {
         let took = now.saturating_sub(self.since);
         if took.is_zero() {
@@ -119,7 +119,7 @@ mod tests {
             rate.sample(now, GIB + n * 30 * MIB, GIB + n * 10 * MIB);
         }
         assert!((19 * MIB..=20 * MIB).contains(&rate.per_second()), "{}", rate.per_second());
-        // A pause does not count.
+        // A pause of the cleaner does not count.
         now += Duration::from_secs(3600);
         rate.begin(now, 3 * GIB, 2 * GIB);
         assert!(rate.per_second() >= 19 * MIB);

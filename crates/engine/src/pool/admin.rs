@@ -1,5 +1,5 @@
-//! Administration of disks. One operation runs at a time; each is one group of the log, and is durable when
-//! it returns.
+//! Administration of disks. One operation runs at a time. Each operation is one group of the log, and is
+//! durable when it returns.
 
 use std::sync::Arc;
 
@@ -16,56 +16,56 @@ use crate::limits::{CLONES_OF_STRETCH, FULL_RETRY};
 use crate::text::shorten;
 use crate::{Client, DiskSpace, Error, Result};
 
-/// A page of a search for volumes.
+/// A page of the result of a search for volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumePage {
-    /// The names of the volumes that were meant.
+    /// Names of the volumes on this page that match.
     pub volumes: Vec<String>,
-    /// The number of disks that were examined; 0 after the last one.
+    /// Number of disks that were examined; 0 after the last disk of the pool.
     pub examined: usize,
-    /// The name of the last of them.
+    /// Name of the last disk that was examined.
     pub last: String,
 }
 
 /// A disk and its state.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskInfo {
-    /// Id.
+    /// Id of the disk.
     #[serde(skip)]
     pub id: DiskId,
     /// Export name; for a snapshot, `volume@snapshot`.
     pub name: String,
-    /// `volume`, `snapshot`, `image`.
+    /// Role of the disk: `volume`, `snapshot`, `image`.
     #[serde(skip)]
     pub role: Role,
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// When writes are durable.
+    /// When writes to the disk are durable.
     #[serde(skip)]
     pub sync: SyncMode,
     /// Creation time in Unix milliseconds.
     pub created_ms: u64,
-    /// Name of the snapshot or image from which it was cloned, while that exists.
+    /// Name of the snapshot or image from which the disk was cloned, while it exists.
     pub origin: Option<String>,
-    /// Snapshots of it.
+    /// Number of snapshots of the disk.
     pub snapshots: usize,
-    /// Clones of it.
+    /// Number of clones of the disk.
     pub clones: usize,
-    /// Open connections.
+    /// Number of open connections to the disk.
     pub clients: usize,
-    /// Identity that guests see.
+    /// Identity of the disk that guests see.
     #[serde(skip)]
     pub uuid: [u8; 16],
-    /// RAM write cache of a desktop in bytes; otherwise 0.
+    /// Bytes of the RAM write cache of a desktop; otherwise 0.
     pub write_cache: u64,
-    /// It is a desktop that is reset when its last client disconnects.
+    /// The disk is a desktop that is reset when its last client disconnects.
     pub reset_at_disconnect: bool,
-    /// Blocks are deduplicated only among disks of the same domain.
+    /// Deduplication domain: blocks are deduplicated only among disks of the same domain.
     pub dedup_domain: u32,
-    /// A node of its block map is known to be unreadable: reads of the blocks below it fail, and the disk
-    /// cannot be copied.
+    /// A node of the disk's block map is known to be unreadable: reads of the blocks below the node fail, and
+    /// the disk cannot be copied.
     pub map_damaged: bool,
-    /// Writes that clients may have had answered are lost: clients that may have are refused.
+    /// Answered writes are lost: clients that may have seen these answers are refused.
     pub memory_lost: bool,
     /// Bytes of data that it does not share with the image or snapshot from which it was cloned, or, for a
     /// snapshot, from which its volume was; before data reduction, some seconds old. `None` before the first
@@ -78,28 +78,29 @@ pub struct DiskInfo {
     pub limits: DiskLimits,
 }
 
-/// One clone to be made.
+/// A clone that is to be made.
 #[derive(Debug, Clone, Default)]
 pub struct CloneRequest {
     /// Name of the new volume.
     pub name: String,
-    /// When its writes are durable.
+    /// When writes to the new volume are durable.
     pub sync: SyncMode,
-    /// RAM write cache of a desktop; 0 for an ordinary volume.
+    /// Bytes of the RAM write cache of a desktop; 0 for an ordinary volume.
     pub write_cache: u64,
-    /// Reset a desktop when its last client disconnects.
+    /// The new volume is a desktop that is reset when its last client disconnects.
     pub reset_at_disconnect: bool,
 }
 
 impl Pool {
-    /// All disks except imports under way, by name.
+    /// All disks except imports under way, ordered by name.
     pub fn disks(&self) -> Vec<DiskInfo> {
         let visible: Vec<_> = {
             let catalogue = self.components.catalogue.read();
             catalogue.visible().cloned().collect()
         };
         let mut disks: Vec<_> = visible.iter().map(|d| self.info(d)).collect();
-        // Counted in one pass: counting for each disk separately would be quadratic in their number.
+        // Counted in one pass: separate counts for each disk would take time quadratic in the number of
+        // disks.
         let mut dependants = std::collections::BTreeMap::<DiskId, (usize, usize)>::new();
         for record in visible.iter().map(|d| d.record()) {
             if let Some(parent) = record.parent {
@@ -116,7 +117,7 @@ impl Pool {
         disks
     }
 
-    /// One disk: `NAME`, or `VOLUME@SNAPSHOT`.
+    /// Describes one disk: `NAME`, or `VOLUME@SNAPSHOT`.
     pub fn disk(&self, name: &str) -> Result<DiskInfo> {
         let disk = self.components.catalogue.read().find(name)?;
         let mut info = self.info(&disk);
@@ -126,8 +127,8 @@ impl Pool {
         Ok(info)
     }
 
-    /// As [`Pool::disk`], without the numbers of its snapshots and clones: its cost does not depend on the
-    /// number of disks.
+    /// Works like [`Pool::disk`], without the numbers of its snapshots and clones: its cost does not depend
+    /// on the number of disks.
     ///
     /// # Errors
     /// [`Error::NotFound`]
@@ -144,17 +145,18 @@ impl Pool {
             let catalogue = self.components.catalogue.read();
             catalogue.after(name).take(most).map(|(name, d)| (name.clone(), d.clone())).collect()
         };
-        // A disk that is deleted in between may have another name then, which is not in the order.
+        // A disk that is being deleted may have another name now, which is not in the order.
         page.into_iter().map(|(name, d)| DiskInfo { name, ..self.info(&d) }).collect()
     }
 
-    /// The names of disks that follow `name`, which need not exist, in their order: at most `most`.
+    /// The names of disks that follow `name` in the order of names, at most `most`. No disk needs to have the
+    /// name `name`.
     pub fn names_after(&self, name: &str, most: usize) -> Vec<String> {
         let catalogue = self.components.catalogue.read();
         catalogue.after(name).take(most).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Sets the numbers of snapshots and clones of these disks. Its cost depends on these numbers, not on the
+    /// Sets the numbers of snapshots and clones of these disks. The cost depends on these numbers, not on the
     /// number of all disks.
     pub fn count_dependants(&self, disks: &mut [DiskInfo]) {
         let catalogue = self.components.catalogue.read();
@@ -164,8 +166,8 @@ impl Pool {
         }
     }
 
-    /// Examines the disks whose names follow `name`, at most `most`, at a small cost for each. Returns the
-    /// volumes for whose names `is_meant` is true.
+    /// Examines at most `most` disks whose names follow `name`, at a small cost for each. Returns the volumes
+    /// for whose names `is_meant` is true.
     pub fn volumes_after(&self, name: &str, most: usize, is_meant: impl Fn(&str) -> bool) -> VolumePage {
         let catalogue = self.components.catalogue.read();
         let (mut volumes, mut examined, mut last) = (Vec::new(), 0, "");
@@ -196,8 +198,8 @@ impl Pool {
         Ok(is_write_through(&disk, Some(client), &self.components.cx.config))
     }
 
-    /// Describes a disk, with 0 as the numbers of its snapshots and clones: a caller that needs these
-    /// numbers counts them.
+    /// Describes a disk, with 0 as the numbers of its snapshots and clones. A caller that needs these numbers
+    /// counts them.
     fn info(&self, disk: &Disk) -> DiskInfo {
         let record = disk.record();
         let catalogue = self.components.catalogue.read();
@@ -249,7 +251,7 @@ impl Pool {
         self.components.catalogue.read().check_free(name)
     }
 
-    /// Checks that the pool can have as many further disks.
+    /// Checks that the pool can have `more` further disks.
     fn check_count(&self, more: usize) -> Result<()> {
         let most = self.components.cx.config.max_disks;
         match self.components.catalogue.read().named().saturating_add(more) > most {
@@ -258,7 +260,7 @@ impl Pool {
         }
     }
 
-    /// Creates clones of `source` (`IMAGE`, `VOLUME`, `VOLUME@SNAPSHOT`), all or none.
+    /// Creates clones of `source` (`IMAGE`, `VOLUME`, `VOLUME@SNAPSHOT`): either all of them or none.
     pub async fn clone_disk(&self, source: &str, clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
         let _admin = self.components.editor.lock.lock().await;
         let from = self.components.catalogue.read().find(source)?;
@@ -287,7 +289,7 @@ impl Pool {
                 sync: if clone.write_cache > 0 { SyncMode::Never } else { clone.sync },
                 write_cache: clone.write_cache,
                 reset_at_disconnect: clone.reset_at_disconnect,
-                // The clone shares the source's blocks already, so a separate domain would not isolate it.
+                // The clone already shares blocks with its source, so a separate domain would not isolate it.
                 dedup_domain: from.record().dedup_domain,
                 origin,
                 ..self.components.editor.new_record(&clone.name, from.size(), Role::Volume)
@@ -386,7 +388,7 @@ impl Pool {
         self.reset_all(&[volume]).await
     }
 
-    /// Resets several clones, all or none, in one commit.
+    /// Resets several clones in one commit: either all of them or none.
     pub async fn reset_all(&self, volumes: &[&str]) -> Result<()> {
         let _admin = self.components.editor.lock.lock().await;
         let (mut exclusive, mut ops, mut images) = (Vec::new(), Vec::new(), Vec::new());
@@ -416,16 +418,16 @@ impl Pool {
         Ok(())
     }
 
-    /// Deletes a volume, an image, or `VOLUME@SNAPSHOT`; refused while it is in use or snapshots or clones
-    /// depend on it.
+    /// Deletes a volume, an image, or `VOLUME@SNAPSHOT`. Refused while the disk is in use, or while snapshots
+    /// or clones depend on it.
     pub async fn delete(&self, name: &str) -> Result<()> {
         let _admin = self.components.editor.lock.lock().await;
         let disk = self.components.catalogue.read().find(name)?;
         self.delete_disks(&[disk]).await
     }
 
-    /// Deletes a volume and all of its snapshots in one group. Refused, so that nothing is deleted, while
-    /// one of them is in use or has clones.
+    /// Deletes a volume and all of its snapshots in one group. Refused as a whole while one of these disks is
+    /// in use or has clones.
     pub async fn delete_with_snapshots(&self, volume: &str) -> Result<()> {
         let _admin = self.components.editor.lock.lock().await;
         let disk = self.components.editor.find_volume(volume)?;
@@ -434,8 +436,8 @@ impl Pool {
         self.delete_disks(&all).await
     }
 
-    /// Deletes disks in one group: all of them, or none if one is in use, or has clones, or has snapshots
-    /// that are not among the disks.
+    /// Deletes disks in one group. Deletes none of them if one is in use, has clones, or has snapshots that
+    /// are not among `disks`.
     async fn delete_disks(&self, disks: &[Arc<Disk>]) -> Result<()> {
         let components = &self.components;
         let (mut exclusive, mut ops): (Vec<Exclusive>, _) = (Vec::new(), Vec::new());
@@ -458,7 +460,7 @@ impl Pool {
         components.intake.commit_ops(ops).await?;
         components.space.reclaim_is_due();
         for disk in disks {
-            // A volume that is deleted too is not in the catalogue any more.
+            // If the volume is deleted too, it is no longer in the catalogue.
             if let Some(volume) = disk.record().parent.and_then(|id| disk_by_id(&components.catalogue, id)) {
                 count_again(self, &volume);
             }
@@ -473,7 +475,7 @@ impl Pool {
         self.resize_from(volume, None, size).await
     }
 
-    /// As [`Pool::resize`], provided that the volume has the size `from`, if that is given.
+    /// Works like [`Pool::resize`], provided that the volume has the size `from`, if that is given.
     ///
     /// # Errors
     /// [`Error::OtherSize`] if another request has resized the volume.
@@ -503,8 +505,8 @@ impl Pool {
         })
     }
 
-    /// Begins an import: a disk that is accessible only through this handle, and that is removed by a crash
-    /// or by [`Pool::abandon_import`].
+    /// Begins an import. Its disk is accessible only through this handle, and is removed by a crash or by
+    /// [`Pool::abandon_import`].
     pub async fn begin_import(&self, name: &str, size: u64, dedup_domain: u32) -> Result<Arc<DiskHandle>> {
         check_name(name)?;
         check_size(size)?;
@@ -528,7 +530,8 @@ impl Pool {
         let name = import.name();
         drop(import);
         if let Err(e) = made {
-            // The reason of the failure is more useful. If the pool has latched, the next opening removes it.
+            // The first error is returned, since it is more useful. If the pool has latched, its next opening
+            // removes the import.
             let _ = self.delete_imports(vec![image.id()]).await;
             return Err(e);
         }
@@ -549,7 +552,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes an import.
+    /// Removes the disk of an import that will not be completed.
     pub async fn abandon_import(self: &Arc<Pool>, import: Arc<DiskHandle>) -> Result<()> {
         let _admin = self.components.editor.lock.lock().await;
         let disk = self.import(&import)?;
@@ -557,7 +560,7 @@ impl Pool {
         self.delete_imports(vec![disk.id()]).await
     }
 
-    /// Removes imports that a crash interrupted, before new ones can begin.
+    /// Removes imports that a crash interrupted, before new imports can begin.
     pub(crate) async fn remove_imports(self: &Arc<Pool>) -> Result<()> {
         let interrupted: Vec<_> = {
             let catalogue = self.components.catalogue.read();
@@ -570,7 +573,7 @@ impl Pool {
         self.delete_imports(interrupted).await
     }
 
-    /// Deletes imports. If there is no room for that, a task retries: a full pool must open, otherwise no
+    /// Deletes imports. If there is no room for that, a task tries again: a full pool must open, otherwise no
     /// disk could ever be deleted.
     async fn delete_imports(self: &Arc<Pool>, imports: Vec<DiskId>) -> Result<()> {
         match self.commit_deletions(&imports).await {
@@ -598,7 +601,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The disk of an import under way.
+    /// The disk of an import that is under way.
     fn import(&self, handle: &DiskHandle) -> Result<Arc<Disk>> {
         let disk = disk_by_id(&self.components.catalogue, handle.id()).filter(|d| d.role() == Role::Import);
         disk.ok_or_else(|| Error::NotFound(shorten(&handle.name())))

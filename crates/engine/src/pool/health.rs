@@ -1,4 +1,4 @@
-//! What is wrong with a pool, for administrators.
+//! Problems of a pool, for administrators.
 
 use forebay_format::Mark;
 use tokio::task::yield_now;
@@ -6,7 +6,7 @@ use tokio::task::yield_now;
 use crate::Room;
 use crate::components::Components;
 
-/// What is wrong with a pool.
+/// The problems of a pool.
 #[derive(Debug, Clone, Default)]
 pub struct PoolHealth {
     /// Why the pool has stopped accepting changes: the store or a map has failed.
@@ -23,12 +23,12 @@ pub struct PoolHealth {
     pub damaged: Affected,
 }
 
-/// Disks with the same trouble.
+/// The disks that have the same problem.
 #[derive(Debug, Clone, Default)]
 pub struct Affected {
-    /// Number of the disks.
+    /// Number of disks that have the problem.
     pub count: usize,
-    /// Names of some of them.
+    /// Names of some of these disks.
     pub names: Vec<String>,
 }
 

@@ -16,7 +16,7 @@ use crate::{Result, TenantUsage};
 pub struct DiskLimits {
     /// The tenant to which the disk belongs.
     pub tenant: Option<String>,
-    /// Its own limits.
+    /// Limits of the disk itself.
     pub limits: Limits,
 }
 
@@ -34,22 +34,22 @@ pub(super) fn set_limits(pool: &Pool, name: &str, new: &DiskLimits) -> Result<()
     Ok(())
 }
 
-/// A tenant.
+/// A tenant, its limits and its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantInfo {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
-    /// The limits of its disks together.
+    /// Limits on all disks of the tenant together.
     pub limits: Limits,
-    /// Number of its disks.
+    /// Number of disks of the tenant.
     pub disks: usize,
-    /// The use of its quota, if it has one.
+    /// The use of the tenant's quota, if it has a quota.
     pub usage: Option<TenantUsage>,
 }
 
-/// The tenants that have limits or disks, by name.
+/// The tenants that have limits or disks, ordered by name.
 pub(super) fn tenants(pool: &Pool) -> Vec<TenantInfo> {
-    // The disks of each tenant, and those of them that are being counted.
+    // The number of disks of each tenant, and how many of them are being counted.
     let mut of_tenants = BTreeMap::<String, (usize, usize)>::new();
     for (disk, tenant) in disks_with_tenants(pool) {
         let (disks, counting) = of_tenants.entry(tenant.name.clone()).or_default();
@@ -84,7 +84,7 @@ pub(super) fn set_tenant_limits(pool: &Pool, name: &str, limits: Limits) {
     }
 }
 
-/// Lifts the limits of all disks, or puts them into effect again.
+/// Suspends the limits of all disks, or puts them into effect again.
 pub(super) fn lift_limits(pool: &Pool, lifted: bool) {
     for disk in pool.components.catalogue.read().visible() {
         if lifted {
@@ -100,7 +100,7 @@ fn disks_with_tenants(pool: &Pool) -> Vec<(Arc<Disk>, Arc<Tenant>)> {
     catalogue.visible().filter_map(|disk| Some((disk.clone(), disk.limiter.tenant()?))).collect()
 }
 
-/// The tenant of this name, which is created if necessary.
+/// Returns the tenant of this name; creates it if necessary.
 fn tenant(pool: &Pool, name: &str) -> Arc<Tenant> {
     let mut tenants = pool.tenants.lock();
     tenants.entry(name.to_owned()).or_insert_with(|| Arc::new(Tenant::new(name))).clone()
@@ -112,7 +112,7 @@ pub(super) fn limits_of(disk: &Disk) -> DiskLimits {
     DiskLimits { tenant, limits: disk.limiter.limits() }
 }
 
-/// Applies the quota of its tenant to a volume and its snapshots.
+/// Applies the quota of a volume's tenant to the volume and its snapshots.
 fn apply_quota(pool: &Pool, disk: &Arc<Disk>) {
     if disk.role() != Role::Volume {
         return;
@@ -126,8 +126,8 @@ fn apply_quota(pool: &Pool, disk: &Arc<Disk>) {
     }
 }
 
-/// Has a volume and its snapshots counted, if it has a quota: they were assigned to a tenant, or one of the
-/// snapshots was removed.
+/// Requests that a volume and its snapshots be counted, if a quota applies to the volume: they were assigned
+/// to a tenant, or one of the snapshots was removed.
 pub(super) fn count_again(pool: &Pool, volume: &Arc<Disk>) {
     if volume.occupied.has_quota() {
         let newest = snapshots_of(&pool.components.catalogue, volume.id()).pop();
@@ -136,7 +136,7 @@ pub(super) fn count_again(pool: &Pool, volume: &Arc<Disk>) {
     }
 }
 
-/// Applies the weights of the disks of a tenant, if the largest one has changed.
+/// Applies the weights of the disks of a tenant, if the largest weight has changed.
 fn update_weights(pool: &Pool, tenant: &Arc<Tenant>) {
     if tenant.has_other_weights() {
         let disks = disks_with_tenants(pool).into_iter();
@@ -144,7 +144,7 @@ fn update_weights(pool: &Pool, tenant: &Arc<Tenant>) {
     }
 }
 
-/// A removed disk no longer counts among those of its tenant.
+/// Removes a deleted disk from its tenant.
 pub(super) fn leave_tenant(pool: &Pool, disk: &Disk) {
     if let Some(tenant) = disk.limiter.leave_tenant() {
         update_weights(pool, &tenant);

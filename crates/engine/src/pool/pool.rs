@@ -35,7 +35,7 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// A pool that is dropped without being closed leaves the retained memory as a crash does.
+    /// Leaves the retained memory as a crash does, since the pool was dropped without being closed.
     fn drop(&mut self) {
         self.components.cx.retained.leave();
     }
@@ -53,13 +53,13 @@ impl Pool {
         let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
         let mut recovered = recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
         let warm = std::mem::take(&mut recovered.warm);
-        // Dropped after the memory is left if the opening fails: it stays as it was.
+        // Dropped only after the retained memory was left, if the opening fails: the memory stays as it was.
         let mut taken = std::mem::take(&mut recovered.taken);
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
         let next_segment = recovered.log.next_segment();
         let (components, tenants) = (Components::assemble(recovered), Mutex::default());
         let pool = Arc::new(Pool { components, tenants, recovered_batches, recovery_ms });
-        // Before the upkeep task starts, for which unknown room would look like a full store.
+        // Reserves room before the upkeep task starts, for which unknown room would look like a full store.
         pool.components.committer.reserve_room().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.components.intake.restored(disk, *cost));
         pool.start(warm, next_segment);
@@ -71,10 +71,10 @@ impl Pool {
         Ok(pool)
     }
 
-    /// What is done after the background tasks were started, and before any client is served.
+    /// Prepares the pool after the background tasks were started, and before any client is served.
     async fn prepare(self: &Arc<Pool>, taken: &mut TakenOver) -> Result<()> {
         let Components { cx, classes, profiles, desktops, marks, .. } = &self.components;
-        // Before desktops are reset.
+        // Marks are settled before desktops are reset.
         marks.settle(&taken.loss, std::mem::take(&mut taken.damaged_pages)).await?;
         cx.host.spawn("marks", Box::pin(marks.clone().mark_loop()));
         self.remove_imports().await?;
@@ -114,7 +114,7 @@ impl Pool {
         self.stop().await;
         let Components { committer, cx, .. } = &self.components;
         cx.check_latch()?;
-        // Writes the segment's directory, from which the next start reads its fingerprints.
+        // Ending the segment writes its directory, from which the next start reads the fingerprints.
         let ended = committer.write_log().await?.end_segment(Stream::Data).await;
         committer.latching(ended)?;
         committer.checkpoint().await?;
@@ -123,7 +123,7 @@ impl Pool {
         let memory = log.superblock().memory;
         // A superblock with another id names memory whose loss is not recorded yet.
         if !self.retains() && memory == cx.retained.id() {
-            // The caller may remove the memory, which is no loss then.
+            // The superblock no longer names the memory, so the caller may remove it without a recorded loss.
             let disowned = log.swap_superblock(|superblock| superblock.memory = 0).await;
             committer.latching(disowned)?;
         }
@@ -140,18 +140,18 @@ impl Pool {
         let mut progress = progress.subscribe();
         // The sender exists as long as the pool.
         let _ = progress.wait_for(|p| p.stopped).await;
-        // What is left are writes to desktops, and those for which the store has no room.
+        // The memory now holds only writes to desktops, and writes for which the store has no room.
         cx.retained.leave();
         reclaimer.stop().await;
     }
 
-    /// Whether the retained memory holds something that the next opening needs. If it does not after
+    /// Whether the retained memory holds something that the next opening needs. If this is false after
     /// [`Pool::close`], the memory may be removed.
     pub fn retains(&self) -> bool {
         !self.components.cx.retained.is_empty()
     }
 
-    /// As [`Pool::attach_as`], for a client of this host whose age is unknown.
+    /// Works like [`Pool::attach_as`], for a client of this host whose age is unknown.
     ///
     /// # Errors
     /// Those of [`Pool::attach_as`].
@@ -180,8 +180,9 @@ impl Pool {
         Ok(Arc::new(DiskHandle::new(metadata.clone(), marks.clone(), disk, name.to_owned(), Some(client))))
     }
 
-    /// As [`Pool::attach_as`], also for a client that may have had writes answered that are lost: it sees the
-    /// disk, but its requests fail with [`Error::MemoryLost`] until an administrator resumes the disk.
+    /// Works like [`Pool::attach_as`], also for a client that may have had writes answered that are lost: it
+    /// sees the disk, but its requests fail with [`Error::MemoryLost`] until an administrator resumes the
+    /// disk.
     ///
     /// # Errors
     /// Those of [`Pool::attach_as`], apart from [`Error::MemoryLost`].
@@ -195,7 +196,7 @@ impl Pool {
         Ok(handle)
     }
 
-    /// As [`Pool::attach_when_reset_as`], for a client of this host whose age is unknown.
+    /// Works like [`Pool::attach_when_reset_as`], for a client of this host whose age is unknown.
     ///
     /// # Errors
     /// Those of [`Pool::attach_when_reset_as`].
@@ -226,14 +227,14 @@ impl Pool {
         }
     }
 
-    /// Waits until this server has lost the pool because another one has opened it. Then every request fails
-    /// with [`Error::Fenced`], and the process should end.
+    /// Waits until this server has lost the pool because another server has opened it. Then every request
+    /// fails with [`Error::Fenced`], and the process should end.
     pub async fn fenced(&self) {
         self.components.cx.fenced().await;
     }
 
-    /// The thread that makes a commit for its client now ([`commit_here`](crate::commit_here)). The store may
-    /// block it.
+    /// The thread that now makes a commit for its client ([`commit_here`](crate::commit_here)). The store may
+    /// block this thread.
     pub fn helper(&self) -> Option<ThreadId> {
         self.components.intake.driver().helper()
     }
@@ -257,8 +258,8 @@ impl Pool {
         self.components.cx.is_fenced()
     }
 
-    /// The use of memory whose budgets can be changed. Servers call this often, so it also updates the
-    /// advice on the read cache.
+    /// Use of the memory whose budgets can be changed. Servers call this often, so it also updates the advice
+    /// on the read cache.
     pub fn memory(&self) -> Memory {
         self.components.reader.cache.tick(self.components.cx.host.now());
         let cache = self.components.reader.cache.stats();
@@ -271,7 +272,7 @@ impl Pool {
     }
 
     /// Changes the budgets of the read cache and of all desktops. On return the read cache is within its new
-    /// budget; desktops overflow until they are within theirs.
+    /// budget; desktops overflow until they are within their budget.
     pub fn set_memory(&self, read_cache: u64, desktops: u64) {
         if self.components.reader.cache.stats().budget != read_cache {
             self.components.reader.cache.set_budget(read_cache);
@@ -279,13 +280,13 @@ impl Pool {
         self.components.caches.set_budget(desktops);
     }
 
-    /// A file system of `total` bytes that holds the pool is low on room if less than this is free. Other
-    /// writers on it should stop there.
+    /// Threshold for the free bytes of a file system of `total` bytes that holds the pool. Below the
+    /// threshold the pool is low on room, and other writers to the file system should stop.
     pub fn low_threshold(&self, total: u64) -> u64 {
         self.components.space.reserve.low_threshold(total)
     }
 
-    /// The counters.
+    /// Counters of the pool.
     pub async fn stats(&self) -> PoolStats {
         let log = self.components.committer.log_figures();
         let room = self.components.reader.source.store.capacity().await.ok();
@@ -331,7 +332,7 @@ impl Pool {
         }
     }
 
-    /// The counters of all disks except imports under way. Guests do not wait for it.
+    /// Counters of all disks except imports under way. Guests do not wait for this call.
     pub fn guest_stats(&self) -> Vec<DiskGuestStats> {
         let disks: Vec<_> = {
             let catalogue = self.components.catalogue.read();
@@ -340,8 +341,8 @@ impl Pool {
         disks.into_iter().map(guest_stats_of).collect()
     }
 
-    /// The counters of the disks whose names follow `name`, which need not exist, ordered by name: at most
-    /// `most`. So a list of all disks can be made in pages.
+    /// Counters of at most `most` disks whose names follow `name` in the order of names, so that a list of
+    /// all disks can be made in pages. No disk needs to have the name `name`.
     pub fn guest_stats_after(&self, name: &str, most: usize) -> Vec<DiskGuestStats> {
         let disks: Vec<_> = {
             let catalogue = self.components.catalogue.read();
@@ -350,7 +351,7 @@ impl Pool {
         disks.into_iter().map(guest_stats_of).collect()
     }
 
-    /// The counters and the space of one disk.
+    /// Counters and space of one disk.
     pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
         let disk = self.components.catalogue.read().find(name)?;
         let space = self.components.reclaimer.disk_space(disk.id());

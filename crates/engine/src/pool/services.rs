@@ -112,8 +112,8 @@ impl Pool {
         self.components.profiles.prefetch(image).await
     }
 
-    /// Passes a copy of each block in the read cache to `receive`, until that returns false. May take long,
-    /// and blocks.
+    /// Passes a copy of each block in the read cache to `receive`, until `receive` returns false. This may
+    /// take long, and blocks the thread.
     pub fn copy_read_cache(&self, receive: &mut dyn FnMut(&CachedBlock) -> bool) {
         self.components.reader.cache.copy_all(receive);
     }
@@ -175,18 +175,19 @@ impl Pool {
         limits::set_limits(self, name, new)
     }
 
-    /// The tenants that have limits or disks, by name.
+    /// The tenants that have limits or disks, ordered by name.
     pub fn tenants(&self) -> Vec<TenantInfo> {
         limits::tenants(self)
     }
 
-    /// Replaces the limits of a tenant, also for requests that wait. The caller has checked them.
+    /// Replaces the limits of a tenant; they apply to waiting requests too. The caller has checked the
+    /// limits.
     pub fn set_tenant_limits(&self, name: &str, limits: Limits) {
         limits::set_tenant_limits(self, name, limits);
     }
 
-    /// Admits all requests at once, also those that wait for a limit, until it is called with `false`: for a
-    /// server that finishes its requests before another process replaces it.
+    /// With `true`, admits all requests at once, also those that wait for a limit, until a call with `false`.
+    /// A server uses this to finish its requests before another process replaces it.
     pub fn lift_limits(&self, lifted: bool) {
         limits::lift_limits(self, lifted);
     }

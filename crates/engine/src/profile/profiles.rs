@@ -23,15 +23,15 @@ use crate::{Error, Result};
 
 /// A boot has ended if it has read no new block for this long.
 const QUIET_TIME: Duration = Duration::from_secs(30);
-/// Longest recording.
+/// Maximum duration of a recording.
 const MAX_RECORDING: Duration = Duration::from_secs(600);
 /// How often a recording checks whether it has ended.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Fewest blocks of a boot: a megabyte.
+/// Minimum number of blocks of a boot: a megabyte.
 const MIN_BLOCKS: u64 = 256;
-/// Average length of a run from which on a recording is of a copy of the disk, in blocks.
+/// Minimum average length of a run, in blocks, that shows that a recording is of a copy of the disk.
 const COPY_RUN: u64 = 2048;
-/// Least interval between automatic prefetches of an image.
+/// Minimum interval between automatic prefetches of an image.
 const PREFETCH_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Blocks that are registered, sorted and read together: 512 MiB, so most boots fit into one window. Blocks
@@ -46,11 +46,11 @@ pub struct ProfileInfo {
     pub bytes: u64,
     /// Runs of adjacent blocks, in the order in which they were read.
     pub runs: u64,
-    /// When it was recorded, in Unix milliseconds.
+    /// When the profile was recorded, in Unix milliseconds; `None` without a profile.
     pub recorded_ms: Option<u64>,
-    /// A boot is being recorded.
+    /// Whether a boot is being recorded.
     pub recording: bool,
-    /// The next boot will be recorded.
+    /// Whether the next boot will be recorded.
     pub waiting: bool,
     /// Bytes of the profile that are in the read cache.
     pub cached_bytes: u64,
@@ -65,7 +65,7 @@ pub(crate) struct BootProfiles {
     metadata: Arc<Metadata>,
     /// Images whose next boot is to be recorded, even if they have a profile.
     wanted: Mutex<HashSet<DiskId>>,
-    /// Host time at which images were prefetched last; `None` while a prefetch is under way.
+    /// Host time at which each image was prefetched last; `None` while a prefetch is under way.
     prefetched: Mutex<HashMap<DiskId, Option<Duration>>>,
 }
 
@@ -94,7 +94,7 @@ impl BootProfiles {
         if clone.role() != Role::Volume || (self.cx.config.boot_profile == BootProfile::Off && !wanted) {
             return;
         }
-        // In a boot storm, only the first of many clones reads the profile.
+        // In a boot storm, the profile is read only for the first of many clones.
         let prefetched = self.prefetched.lock().get(&image).copied();
         if !wanted && !may_prefetch(prefetched, self.cx.host.now(), false) {
             return;
@@ -279,7 +279,7 @@ impl BootProfiles {
     /// needs the block gets its own error.
     async fn prefetch_profile(&self, image: &Disk, profile: &Profile, requested: bool) -> Prefetched {
         let mut done = Prefetched::default();
-        // The rest of the cache is for blocks that were not read by the recorded boot.
+        // The other part of the cache is for blocks that the recorded boot did not read.
         let budget = self.reader.cache.stats().budget / 4 * 3 / BLOCK as u64;
         if budget == 0 || !self.begin_prefetch(image.id(), self.cx.host.now(), requested) {
             return done;
@@ -341,7 +341,7 @@ fn may_prefetch(last: Option<Option<Duration>>, now: Duration, requested: bool) 
     }
 }
 
-/// Records the time at which a prefetch ends, when dropped.
+/// Guard of a prefetch. When it is dropped, it records the time at which the prefetch ended.
 struct PrefetchUnderWay<'a> {
     profiles: &'a BootProfiles,
     image: &'a Disk,

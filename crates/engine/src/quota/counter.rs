@@ -35,9 +35,9 @@ pub(super) const TURN: u64 = 32;
 #[derive(Default)]
 struct Queue {
     disks: VecDeque<Arc<Disk>>,
-    /// Those of `disks`.
+    /// The ids of all disks in `disks`.
     ids: HashSet<DiskId>,
-    /// The task that counts exists.
+    /// Whether the task that counts is running.
     is_running: bool,
 }
 
@@ -53,7 +53,7 @@ impl Counter {
         Counter { reader, catalogue, queue: Mutex::default() }
     }
 
-    /// Requests that a volume be counted, from the beginning if that is under way.
+    /// Requests that a volume be counted. If it is being counted, the count begins again.
     pub fn request(self: &Arc<Counter>, disk: Arc<Disk>) {
         disk.occupied.begin();
         let mut queue = self.queue.lock();
@@ -81,10 +81,10 @@ impl Counter {
         }
     }
 
-    /// Counts a volume and its snapshots, until its tenant has no quota any more or the pool stops.
+    /// Counts a volume and its snapshots. Ends early if its tenant has no quota any more or the pool stops.
     async fn count(self: &Arc<Counter>, disk: &Arc<Disk>) {
         let origin = disk.record().origin.and_then(|origin| disk_by_id(&self.catalogue, origin));
-        // A clone of the origin's map: only one tree is locked at a time.
+        // The map of the origin is cloned, so that only one tree is locked at a time.
         let base = || origin.as_ref().map(|origin| origin.tree.read().clone());
         add_buffered(disk);
         if !self.each_leaf(disk, |block| self.step(disk, base().as_ref(), block)).await {
@@ -110,7 +110,7 @@ impl Counter {
                 return;
             }
             if !is_newest() {
-                // Another snapshot was made.
+                // A further snapshot was made, so the count begins again.
                 return self.request(disk.clone());
             }
         }
@@ -119,8 +119,8 @@ impl Counter {
         }
     }
 
-    /// Calls `step` with each block at which it has to begin, and loads the nodes that it needs. Returns
-    /// false if the volume need not be counted any more.
+    /// Calls `step` with the first block of each part of the map, and loads the nodes that `step` needs.
+    /// Returns false if the volume need not be counted any more.
     async fn each_leaf(&self, disk: &Disk, step: impl Fn(u64) -> Result<u64, NeedNode>) -> bool {
         let (mut block, mut steps, mut tries) = (0, 0u64, 0);
         while disk.occupied.has_quota() && block < disk.tree.read().blocks() {
@@ -129,7 +129,7 @@ impl Counter {
                 Err(need) => match self.reader.nodes.load(need).await {
                     Ok(_) => block,
                     Err(Error::Latched(_) | Error::Closed | Error::Fenced) => return false,
-                    // The segment was freed after the look-up: the node was moved or replaced.
+                    // The node's segment was freed after the look-up: the node was moved or replaced.
                     Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => {
                         tries += 1;
                         block
@@ -151,8 +151,8 @@ impl Counter {
         true
     }
 
-    /// Counts the blocks from `block` on, up to the end of its leaf, or skips a subtree. Returns the block
-    /// after them.
+    /// Counts the blocks from `block` on, up to the end of their leaf, or skips a subtree. Returns the first
+    /// block that remains.
     fn step(&self, disk: &Disk, base: Option<&Tree>, block: u64) -> Result<u64, NeedNode> {
         let nodes = &self.reader.nodes.cache;
         let buffers = disk.buffers.lock();
@@ -179,9 +179,9 @@ impl Counter {
         Ok(end)
     }
 
-    /// Determines which blocks, from `block` on up to the end of its leaf, only a snapshot keeps: those that
-    /// the next snapshot does not have, or the volume, whose buffers are given then. Or skips a subtree.
-    /// Returns the block after them.
+    /// Determines which blocks only a snapshot keeps, from `block` on up to the end of its leaf: the blocks
+    /// that are not in the next snapshot, or in the volume after the newest snapshot; for the volume, its
+    /// buffers are given. It may skip a subtree. Returns the first block that remains.
     fn kept_step(
         &self,
         snapshot: &Disk,
@@ -197,7 +197,7 @@ impl Counter {
         }
         let leaf = block / FANOUT as u64 * FANOUT as u64;
         let shared = older.shared_until(nodes, Some(newer), block)?;
-        // Not beyond the first leaf with a block in the buffers.
+        // A step ends at the first leaf with a block in the buffers.
         let buffered =
             |range| buffers.and_then(|b| b.runs(range).into_iter().map(|(run, _)| run.start).min());
         let end = buffered(block..shared).map_or(shared, |first| first / FANOUT as u64 * FANOUT as u64);
@@ -220,8 +220,8 @@ impl Counter {
         Ok(end)
     }
 
-    /// As [`Counter::kept_step`] for the newest snapshot of a volume; also determines which blocks of the
-    /// volume were written since.
+    /// Works like [`Counter::kept_step`] for the newest snapshot of a volume; also determines which blocks of
+    /// the volume were written since.
     fn newest_step(
         &self,
         disk: &Disk,
@@ -267,7 +267,7 @@ pub(super) fn leaf_values(
     }
 }
 
-/// Adds the blocks in the buffers of a volume, which the map may not have for a long time.
+/// Adds the blocks in the buffers of a volume, which may reach the map only after a long time.
 fn add_buffered(disk: &Disk) {
     let buffers = disk.buffers.lock();
     let runs: Vec<Range<u64>> = {

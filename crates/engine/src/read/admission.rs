@@ -34,8 +34,8 @@ impl ReadAdmission {
     }
 
     fn budget(&self, flow: &Flow) -> Budget {
-        // Any disk may read something, so many disks with few reads each, as in a boot storm, still use all
-        // that a disk array can do.
+        // Any disk may read something. Many disks with few reads each, as in a boot storm, therefore still
+        // use the full rate of a disk array.
         let bound = self.bound_for(flow);
         Budget { all: READS_AT_ONCE + READS_RESERVE, open: bound.unwrap_or(READS_AT_ONCE) }
     }
@@ -95,10 +95,10 @@ impl ReadAdmission {
     }
 }
 
-/// A read that waits. Dropping it leaves the queue.
+/// A read that waits in the queue. Dropping this guard removes the read from the queue.
 struct Entered<'a> {
     admission: &'a ReadAdmission,
-    /// `None` once it was admitted.
+    /// The place in the queue; `None` once the read was admitted.
     waiting: Option<crate::fair::Waiting<'a>>,
 }
 

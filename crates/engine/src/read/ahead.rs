@@ -1,7 +1,7 @@
 //! Reading ahead of the sequential readers of a disk ([`crate::streams`]): the blocks that a stream requests
 //! next are read into the cache before it does.
 //!
-//! **Stale data.** Reading ahead inserts blocks into the read cache and into nothing else, and the cache
+//! **Stale data.** Reading ahead inserts blocks only into the read cache, and the cache
 //! holds blocks by address, whose content never changes ([`crate::cache`]). It looks addresses up in the map
 //! and passes none of them on: a client's read finds its own addresses, after it has looked into the write
 //! buffers ([`super::reader`]). So a block that is written, discarded or rolled back in between has another
@@ -39,19 +39,20 @@ use crate::lost::is_lost;
 use crate::map::NeedNode;
 use crate::streams::{Limits, Seen};
 
-/// Leaves of the map that are loaded together: those of 32 MiB, at most as many as fit into a small part of
-/// the map cache.
+/// Number of leaves of the map that are loaded together: the leaves of 32 MiB, but at most as many as fit
+/// into a small part of the map cache.
 const AHEAD_LEAVES: u64 = 32;
-/// Bytes of the map cache for each of them.
+/// Number of bytes of the map cache for which one leaf is loaded.
 const NODES_SHARE: u64 = 256 << 10;
-/// Loads of nodes for one plan. More are needed only if the map cache is too small to keep them.
+/// Maximum number of node loads for one plan. More loads would be needed only if the map cache is too small
+/// to keep the nodes.
 const NODE_LOADS: u32 = 16;
 
-/// Where the planning of a chunk stopped.
+/// Why the planning of a chunk stopped.
 enum Stop {
-    /// At a block that cannot be read ahead now.
+    /// The planning stopped at a block that cannot be read ahead now.
     Block(u64),
-    /// At a block whose map node is not in RAM.
+    /// The planning stopped at a block whose map node is not in RAM.
     Node(u64, NeedNode),
 }
 
@@ -63,11 +64,11 @@ pub(crate) struct SequentialRead {
 }
 
 impl SequentialRead {
-    /// Bytes to read together with it, or `otherwise` if it is not known to be sequential.
+    /// Bytes to read together with the read; `otherwise` if the read is not known to be sequential.
     pub fn together(&self, otherwise: u64) -> u64 {
         let len = (self.blocks.end - self.blocks.start) * BLOCK as u64;
         match self.seen.together {
-            // They are being read already.
+            // The blocks that follow are being read already.
             Some(_) if self.seen.is_expected => 0,
             Some(blocks) => (blocks * BLOCK as u64).max(READAHEAD_MIN).saturating_sub(len),
             None => otherwise.saturating_sub(len),
@@ -81,7 +82,7 @@ impl Reader {
         Limits { end: blocks(disk.size()), window: AHEAD_WINDOW.min(cached) }
     }
 
-    /// Called before a client's read that may wait, a part of its `request`.
+    /// Records a client's read that may wait, a part of its `request`. Called before the read.
     pub fn begin_sequential(
         self: &Arc<Reader>,
         disk: &Arc<Disk>,
@@ -97,7 +98,7 @@ impl Reader {
         SequentialRead { blocks, request, seen }
     }
 
-    /// Called after such a read, with which `together` bytes were read.
+    /// Records the end of the read; `together` bytes after it were read with it.
     pub fn end_sequential(
         self: &Arc<Reader>,
         disk: &Arc<Disk>,
@@ -112,7 +113,7 @@ impl Reader {
         }
     }
 
-    /// Called after a client's read that did not wait.
+    /// Records a client's read that did not wait.
     pub fn hit_sequential(self: &Arc<Reader>, disk: &Arc<Disk>, offset: u64, len: u64) {
         if disk.streams.is_active()
             && let Some(plan) = disk.streams.hit(&blocks_of(offset, len), &self.limits_ahead(disk))
@@ -145,7 +146,8 @@ impl Reader {
         }
     }
 
-    /// Continues to read ahead when a node of the map is loaded, with those of the blocks that follow.
+    /// Continues to read ahead after loading a node of the map, together with the nodes of the blocks that
+    /// follow.
     fn load_and_continue(self: &Arc<Reader>, disk: &Arc<Disk>, need: NeedNode, rest: Range<u64>, loads: u32) {
         let mut needs = vec![need];
         let (leaves, end) = ((self.cx.config.map_cache / NODES_SHARE).min(AHEAD_LEAVES), blocks(disk.size()));

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 #[derive(Default)]
 struct Run {
     locations: Vec<Location>,
-    /// For each location, the index of its block among those requested.
+    /// For each location, the index of its block among the requested blocks.
     which: Vec<usize>,
 }
 
@@ -31,8 +31,8 @@ impl Run {
     }
 }
 
-/// Whether a node can be added to a run. Dead nodes in between are read as well: leaving them out would cost
-/// another operation.
+/// Whether a node can be added to a run. Dead nodes between two nodes are read as well: leaving them out
+/// would cost another operation.
 fn can_append_node(run: &Run, next: &Location) -> bool {
     run.locations.first().zip(run.locations.last()).is_some_and(|(first, last)| {
         next.object == last.object
@@ -41,7 +41,8 @@ fn can_append_node(run: &Run, next: &Location) -> bool {
     })
 }
 
-/// Whether a block can be added to a run. A group is not divided: each part would unpack all of it.
+/// Whether a block can be added to a run. A group of blocks is not divided: each part would unpack the whole
+/// group.
 fn can_append_block(run: &Run, next: &Location) -> bool {
     can_append(&run.locations, next)
         && (run.locations.len() < BLOCK_RUN || run.locations.last().is_some_and(|l| l.offset == next.offset))
@@ -126,13 +127,13 @@ impl StoreReader {
         }
     }
 
-    /// Reads and verifies stored nodes. Reads are bounded in size, and few run concurrently, so that reads of
-    /// guests are not delayed much. Calls `each` with the index of every node and its bytes or an error.
+    /// Reads and verifies stored nodes. Reads are limited in size and number, so that reads of guests are not
+    /// delayed much. Calls `each` with the index of every node and its bytes or an error.
     pub async fn read_nodes(&self, nodes: &[BlockRef], each: impl FnMut(usize, Result<&[u8]>)) {
         self.read_nodes_at_once(nodes, NODE_READS, each).await;
     }
 
-    /// As [`StoreReader::read_nodes`], with up to `at_once` concurrent reads.
+    /// Works like [`StoreReader::read_nodes`], with up to `at_once` concurrent reads.
     async fn read_nodes_at_once(
         &self,
         nodes: &[BlockRef],
@@ -163,9 +164,10 @@ impl StoreReader {
 }
 
 impl NodeReader {
-    /// Loads the nodes that can be read into the cache and holds them there. Returns whether any was loaded.
+    /// Loads those nodes that can be read into the cache, and holds them there. Returns whether any node was
+    /// loaded.
     pub async fn load_and_hold(&self, needs: &[NeedNode], held: &mut Held<'_>, at_once: usize) -> bool {
-        // A node known to be damaged is classified by the change or read that needs it.
+        // Damaged nodes are left out: the change or read that needs such a node classifies it.
         let needs: Vec<&NeedNode> = needs.iter().filter(|need| !self.source.is_damaged(&need.at)).collect();
         let refs: Vec<BlockRef> = needs.iter().map(|need| need.at).collect();
         let mut loaded = false;

@@ -69,12 +69,12 @@ use crate::lost::{location_text, lost};
 use crate::map::NeedNode;
 use crate::{Error, Result};
 
-/// Number of attempts to read one location, and the time of the first.
+/// Number of attempts to read one location, and the time of the first attempt.
 #[derive(Default)]
 pub(crate) struct Tries {
     count: u32,
     began: Option<Duration>,
-    /// The store answered elsewhere after an attempt.
+    /// After a failed attempt, the store answered a read of another location.
     store_answered: bool,
 }
 
@@ -164,7 +164,8 @@ impl NodeReader {
         let mut tries = Tries::default();
         loop {
             let Err(e) = self.load(need).await else { return Ok(None) };
-            // It was classified before: retrying again for each change below it would stall all commits.
+            // The node was classified as damaged before. Retrying for each change below it would stall all
+            // commits.
             if self.source.is_damaged(&need.at) {
                 return Ok(Some(e));
             }

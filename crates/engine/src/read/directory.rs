@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 impl StoreReader {
     /// Reads the slots of a segment: from its relocation map if it was moved, otherwise from its footer. If
-    /// the footer is damaged, or missing after a crash, they are collected from its batches.
+    /// the footer is damaged, or missing after a crash, the slots are collected from the batches.
     pub async fn read_directory(&self, record: &SegmentRecord) -> Result<Vec<DirectoryEntry>> {
         if let Some(map_ref) = RelocationRef::of(record) {
             let map = self.read_relocation_map(record.segment, &map_ref).await?;

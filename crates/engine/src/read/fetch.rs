@@ -18,8 +18,8 @@ use crate::lost::is_lost;
 use crate::{Error, Result};
 
 impl Reader {
-    /// Reads the blocks of `gaps` into `out`, and up to `ahead` bytes after the last into the cache. Returns
-    /// whether it read the store itself, rather than waiting for other reads.
+    /// Reads the blocks of `gaps` into `out`, and up to `ahead` bytes after the last block into the cache.
+    /// Returns whether this call read the store itself, rather than waiting for other reads.
     pub async fn fill_gaps(
         &self,
         disk: &Disk,
@@ -73,7 +73,8 @@ impl Reader {
         Ok(has_read)
     }
 
-    /// Fills a gap if its block is cached. Not in the caller, whose future would contain the block.
+    /// Fills a gap if its block is cached. This is a separate function, so that the future of the caller does
+    /// not contain the block.
     fn fill_from_cache(&self, disk: &Disk, gap: &Gap, out: &mut [u8]) -> bool {
         let mut block = [0; BLOCK];
         let is_cached = self.cache.probe(gap.target.addr, 0, &mut block, Owner::of(disk.id()));
@@ -83,7 +84,7 @@ impl Reader {
         is_cached
     }
 
-    /// Adds blocks that follow the last block of a run both on the disk and in the store. Blocks in between
+    /// Adds blocks that follow the last block of a run both on the disk and in the store. Blocks among them
     /// that are cached, or that another reader is fetching, are skipped.
     fn extend(
         &self,
@@ -139,8 +140,8 @@ impl Reader {
         }
     }
 
-    /// Records the requested blocks of a run as damaged if the medium cannot read them: if they are written
-    /// again with the same content, they are stored again.
+    /// Records the requested blocks of a run as damaged if the medium cannot read them. If such a block is
+    /// written again with the same content, it is then stored again.
     fn record_unreadable(&self, run: &Run, why: &Error) {
         if matches!(why, Error::Store(why) if why.concerns_one_place()) {
             let requested = run.wanted.iter().filter(|wanted| wanted.gap.is_some());

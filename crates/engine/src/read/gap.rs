@@ -9,23 +9,23 @@ use crate::buffer::copy_sectors;
 /// How a disk is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadMode {
-    /// Only if all of it is in RAM.
+    /// The read succeeds only if all of it is in RAM.
     CachedOnly,
-    /// Waiting for the store if necessary.
+    /// The read waits for the store if necessary.
     Wait,
     /// As `Wait`, for reads by the pool itself: they have no effect on the read cache, the counters and the
     /// recordings of boots.
     Internal,
 }
 
-/// Where the blocks of a read are from.
+/// Where a read found its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// All were in RAM.
+    /// All blocks of the read were in RAM.
     Ram,
-    /// Some were being read by other readers, for which it waited.
+    /// Some blocks were being read by other readers, for which this read waited.
     OtherReads,
-    /// Some were read from the store.
+    /// Some blocks of the read came from the store.
     Store,
 }
 
@@ -34,29 +34,29 @@ pub(crate) enum Origin {
 pub(crate) struct Gathered {
     /// The blocks that are not in RAM.
     pub gaps: Vec<Gap>,
-    /// Some bytes are from the write buffers, so their commit has not ended.
+    /// Some bytes are from the write buffers, so the commit of these bytes has not ended.
     pub is_uncommitted: bool,
 }
 
-/// A complete read.
+/// Result of a read that is complete.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
     pub origin: Origin,
-    /// As [`Gathered::is_uncommitted`].
+    /// See [`Gathered::is_uncommitted`].
     pub is_uncommitted: bool,
 }
 
 /// A part of a read that has to be read from the store.
 pub(crate) struct Gap {
-    /// Logical block number.
+    /// Logical number of the block.
     pub block: u64,
-    /// Offset of its bytes in the reader's buffer.
+    /// Offset of the block's bytes in the reader's buffer.
     pub at: usize,
     /// The requested bytes of the block.
     pub within: Range<usize>,
     /// Mask of the sectors that were already filled from the write buffer.
     pub have: u8,
-    /// Reference of the stored block.
+    /// Where the block is stored.
     pub target: BlockRef,
 }
 

@@ -32,7 +32,7 @@ impl StoreReader {
         index.find(at).ok_or(Error::Store(StoreError::NotFound(segment)))
     }
 
-    /// The index of a moved segment, read once even if several readers wait for it.
+    /// The index of a moved segment. It is read once, even if several readers wait for it.
     async fn relocation_index(
         &self,
         segment: SegmentId,

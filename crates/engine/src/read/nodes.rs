@@ -40,7 +40,7 @@ impl NodeReader {
         NodeReader { cache: NodeCache::new(source.cx.config.map_cache), source, misses: MissTable::default() }
     }
 
-    /// Loads a node of a block map into RAM. It is read once, even if several callers wait for it.
+    /// Loads a node of a block map into RAM. The node is read once, even if several callers wait for it.
     pub async fn load(&self, need: NeedNode) -> Result<Node> {
         loop {
             if let Some(node) = self.cache.find(need) {
@@ -59,8 +59,8 @@ impl NodeReader {
         }
     }
 
-    /// Loads nodes that were not requested: the first, and with the same store read those of the others that
-    /// are close to it. Returns whether the first is in RAM now. Failures are not reported.
+    /// Loads nodes before they are requested: the first node, and with the same store read those nodes that
+    /// are close to it. Returns whether the first node is in RAM now. Failures are not reported.
     pub async fn load_ahead(&self, needs: &[NeedNode]) -> bool {
         let Some(first) = needs.first() else { return false };
         let token = self.source.relocation.enter();

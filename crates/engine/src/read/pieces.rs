@@ -8,7 +8,7 @@ use super::store::{StoreReader, damage};
 use crate::Result;
 use crate::limits::{NODE_GAP, PIECE_READ_BYTES, PIECE_READS};
 
-/// Pieces that are read together, as indices into those requested.
+/// Pieces that are read together, as indices of the requested pieces.
 struct Run {
     first: BlobRef,
     end: u64,

@@ -17,13 +17,13 @@ use crate::lost::is_lost;
 use crate::map::NeedNode;
 use crate::{Error, Result};
 
-/// Most blocks of one read: they are unpacked without yielding to other tasks.
+/// Maximum number of blocks of one read: they are unpacked without yielding to other tasks.
 const READ_BLOCKS: usize = 1024;
-/// Concurrent reads.
+/// Number of concurrent reads of a prefetch.
 const READS: usize = 4;
-/// Most bytes of one read, as stored.
+/// Maximum bytes of one read of a prefetch, as stored.
 const READ_BYTES: u64 = 4 << 20;
-/// Most bytes between two blocks of one read: a hard disk reads over such a gap faster than it seeks.
+/// Maximum bytes between two blocks of one read: a hard disk reads over such a gap faster than it seeks.
 const GAP: u64 = 1 << 20;
 
 /// Result of a prefetch.
@@ -31,7 +31,7 @@ const GAP: u64 = 1 << 20;
 pub struct Prefetched {
     /// Bytes of the disk that were read.
     pub bytes: u64,
-    /// Store reads, except those of the block map.
+    /// Number of store reads, without reads of the block map.
     pub reads: u64,
     /// Bytes of the disk that were in RAM already.
     pub cached_bytes: u64,
@@ -48,7 +48,8 @@ impl std::ops::AddAssign for Prefetched {
 impl Reader {
     /// Loads the nodes of a block map that lead to the `wanted` blocks, all nodes of a level at once.
     pub async fn load_map(&self, image: &Disk, wanted: &[u64]) {
-        // More than the levels of a map: a sparse leaf may also need its base leaf.
+        // Maximum number of rounds. It is more than the levels of a map, because a sparse leaf may also need
+        // its base leaf.
         const ROUNDS: usize = 16;
         let end = blocks(image.size());
         let mut leaves: Vec<u64> = wanted.iter().map(|block| block / FANOUT as u64).collect();
@@ -112,7 +113,7 @@ impl Reader {
                 Err(Error::Store(_) | Error::Damaged(_)) => continue,
                 Err(e) => return Err(e),
             };
-            // A block that a guest is reading already is left to that read.
+            // If a guest is reading a block already, the block is left to that read.
             if let MissRole::Leader(leader) = self.misses.enter(target.addr) {
                 let owner = Owner::of(image.id());
                 let wanted = Wanted { target, gap: None, rank: Rank::High, owner, leader };

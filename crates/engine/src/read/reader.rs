@@ -54,7 +54,7 @@ pub(crate) struct Reader {
 pub(crate) enum Stop {
     /// A node of the map is not in RAM.
     Node(NeedNode),
-    /// The range extends beyond the map: the disk was shrunk after the range was checked.
+    /// The range extends beyond the end of the map: the disk was shrunk after the range was checked.
     OutOfRange,
     /// The block is lost ([`crate::lost`]).
     Lost(BlockRef),
@@ -85,12 +85,12 @@ impl Reader {
         &self.cx
     }
 
-    /// The boots that are being recorded, which the reads of their clones are added to.
+    /// The recordings of boots, to which the reads of the recorded clones are added.
     pub fn recordings(&self) -> &Arc<Recordings> {
         &self.recordings
     }
 
-    /// A client changes blocks of a disk whose reads may be recorded.
+    /// Records that a client changes blocks of a disk whose reads may be recorded.
     pub fn record_written(&self, disk: &Disk, blocks: &Range<u64>) {
         if disk.is_recorded() {
             self.recordings.record_written(disk, blocks);
@@ -160,7 +160,7 @@ impl Reader {
     ) -> std::result::Result<(), Stop> {
         let from = offset + chunk.start as u64;
         let mut have = [0; CHUNK_BLOCKS];
-        // If the buffers hold a part of a block only: the number of copies that had begun.
+        // Number of copies that had begun, if the buffers hold only a part of a block.
         let mut copies = None;
         {
             let buffers = disk.buffers.lock();
@@ -245,7 +245,7 @@ impl Reader {
         self.read_as(disk, offset, out, ahead, ReadMode::Wait).await.map(|read| read.origin)
     }
 
-    /// As [`Reader::read`], in another mode.
+    /// Reads like [`Reader::read`], but in the mode `mode`.
     pub async fn read_as(
         &self,
         disk: &Disk,
@@ -302,7 +302,7 @@ impl Reader {
         Ok(Outcome { origin, is_uncommitted })
     }
 
-    /// Removes the cause for which [`Reader::gather`] stopped, or returns it as an error.
+    /// Removes the cause for which [`Reader::gather`] stopped. Returns an error if that is not possible.
     async fn resolve(&self, disk: &Disk, stop: Stop) -> Result<()> {
         match stop {
             Stop::Node(need) => self.nodes.load_for_read(disk, need).await.map(drop),

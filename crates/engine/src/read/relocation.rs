@@ -34,25 +34,26 @@ use crate::sync::{Mutex, RwLock};
 /// The bytes of an object that hold a stored block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Location {
-    /// The object.
+    /// The object that contains the bytes of the slot.
     pub object: SegmentId,
     /// Byte offset of the stored block, or of its group.
     pub offset: u64,
     /// Length in bytes of the stored block, or of its group.
     pub len: usize,
-    /// Its stored form.
+    /// Form in which the block is stored.
     pub form: Form,
 }
 
 impl Location {
-    /// Whether the bytes of `next` directly follow these or are the same, so that one read serves both.
+    /// Whether the bytes of `next` directly follow the bytes of this location or are the same, so that one
+    /// read serves both.
     pub fn is_followed_by(&self, next: &Location) -> bool {
         let follows = next.offset == self.offset + self.len as u64;
         let same_group = (next.offset, next.len) == (self.offset, self.len);
         next.object == self.object && (follows || same_group)
     }
 
-    /// Whether a node at `next` is read together with this one, which is before it.
+    /// Whether a node at `next`, which is behind this location, is near enough to be read together with it.
     pub fn is_near(&self, next: &Location) -> bool {
         next.object == self.object && next.offset <= self.offset + self.len as u64 + NODE_GAP
     }
@@ -77,7 +78,7 @@ pub(crate) struct RelocationRef {
 }
 
 impl RelocationRef {
-    /// The reference in a segment record; `None` if the segment was not moved.
+    /// The relocation map to which a segment record refers; `None` if the segment was not moved.
     pub fn of(record: &SegmentRecord) -> Option<RelocationRef> {
         let (offset, len) = record.map?;
         Some(RelocationRef { container: SegmentId(record.container), offset, len })
@@ -86,12 +87,12 @@ impl RelocationRef {
 
 type Moved = HashMap<SegmentId, RelocationRef, BuildU64Hasher>;
 
-/// Held by a reader from before it looks a location up until it has read the bytes; see the module
+/// A token that a reader holds from before it looks a location up until it has read the bytes; see the module
 /// documentation.
 #[must_use]
 pub(crate) struct Token(#[expect(dead_code, reason = "its references are counted")] Arc<Epoch>);
 
-/// An epoch exists as long as it is the current one or a reader holds its token.
+/// An epoch. It exists as long as it is the current epoch or a reader holds its token.
 #[derive(Debug, Default)]
 struct Epoch;
 
@@ -140,7 +141,7 @@ impl RelocationIndex {
     }
 }
 
-/// Relocation maps in memory; the least recently used is evicted first.
+/// Relocation maps in memory. The least recently used map is evicted first.
 struct MapCache {
     maps: LruCache<SegmentId, Arc<RelocationIndex>, BuildU64Hasher>,
     bytes: usize,
@@ -174,7 +175,7 @@ impl MapCache {
     }
 }
 
-/// Parts of the list of moved segments, each with a lock.
+/// Number of parts of the list of moved segments, each with a lock.
 const SHARDS: usize = 16;
 
 /// The moved segments, and the locations of their slots.
@@ -189,7 +190,8 @@ pub(crate) struct Relocation {
 }
 
 impl Relocation {
-    /// No segment was moved. Cached relocation maps use at most `budget` bytes, but one is always kept.
+    /// Returns the state in which no segment was moved yet. Cached relocation maps use at most `budget`
+    /// bytes, but at least one map is always kept.
     pub fn new(budget: u64) -> Relocation {
         Relocation {
             moved: Default::default(),
@@ -201,14 +203,14 @@ impl Relocation {
         }
     }
 
-    /// A token of the current epoch.
+    /// Returns a token of the current epoch.
     pub fn enter(&self) -> Token {
         Token(self.epoch.read().clone())
     }
 
-    /// Where the relocation map of a segment is; `None` if the segment was not moved. The caller holds the
-    /// token until it has read the bytes of the slots that it looked up: the object with these bytes is not
-    /// deleted before.
+    /// Returns where the relocation map of a segment is; `None` if the segment was not moved. The caller
+    /// holds the token until it has read the bytes of the slots that it looked up: the object with these
+    /// bytes is not deleted before.
     pub(super) fn find(&self, _: &Token, segment: SegmentId) -> Option<RelocationRef> {
         self.shard(segment).read().get(&segment).copied()
     }
@@ -236,7 +238,7 @@ impl Relocation {
         }
     }
 
-    /// Called after a change.
+    /// Begins an epoch. Called after a location has changed.
     fn begin_epoch(&self) {
         let mut current = self.epoch.write();
         if Arc::get_mut(&mut current).is_none() {
@@ -298,7 +300,7 @@ mod tests {
         let before = relocation.enter();
         relocation.set(&[moved(1, 8)]);
         assert!(!relocation.is_settled());
-        // Later readers and later moves do not change that.
+        // Later readers and later moves do not change the result.
         let after = relocation.enter();
         relocation.set(&[moved(2, 8)]);
         drop(after);

@@ -45,13 +45,13 @@ impl Run {
         Run { wanted: vec![wanted], locations: vec![location] }
     }
 
-    /// Number of blocks.
+    /// Number of blocks of the run.
     pub fn len(&self) -> usize {
         self.wanted.len()
     }
 
-    /// Whether a location can be added to the run: it is after the last one, with a gap of at most `gap`
-    /// bytes, and the read is then at most `most` bytes long.
+    /// Whether a location can be added to the run: it is behind the last location, with a gap of at most
+    /// `gap` bytes, and the read is then at most `most` bytes long.
     pub fn spans(&self, location: &Location, gap: u64, most: u64) -> bool {
         self.locations.first().zip(self.locations.last()).is_some_and(|(first, last)| {
             let is_after = location.offset >= last.offset + last.len as u64 || last.is_followed_by(location);
@@ -75,7 +75,7 @@ pub(crate) fn can_append(run: &[Location], location: &Location) -> bool {
 }
 
 /// Unpacks the blocks of a run. Returns their contents, concatenated, and for each block whether it could be
-/// unpacked. `stored` are the bytes from the first location to the end of the last.
+/// unpacked. `stored` are the bytes from the first location to the end of the last location.
 pub(crate) fn unpack_run(run: &[Location], stored: IoBuf) -> (IoBuf, Vec<bool>) {
     if stored.len() == run.len() * BLOCK && run.iter().all(|location| location.form == Form::RAW_BLOCK) {
         return (stored, vec![true; run.len()]);

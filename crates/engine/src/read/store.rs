@@ -21,15 +21,15 @@ pub(crate) struct StoreReader {
     /// The pool to which the objects belong.
     pub pool: PoolId,
     pub relocation: Relocation,
-    /// Blocks and nodes found damaged. No new references to them are created.
+    /// Addresses of blocks and nodes that were found damaged. No new references to them are created.
     damaged: Mutex<HashSet<Address>>,
-    /// Reads that found damage.
+    /// Number of reads that found damage.
     pub damage: Counter,
 }
 
 impl StoreReader {
-    /// A reader of `store` without moved segments. Relocation maps use at most a quarter as many bytes as the
-    /// map cache may.
+    /// Makes a reader of `store` without moved segments. Relocation maps use at most a quarter of the map
+    /// cache's budget.
     pub fn new(store: Arc<Metered>, cx: Arc<Context>, pool: PoolId) -> StoreReader {
         StoreReader {
             relocation: Relocation::new(cx.config.map_cache / 4),
@@ -60,8 +60,8 @@ impl StoreReader {
         }
     }
 
-    /// As [`StoreReader::read_exact`], but `None` if the object ends before: for a read that was not
-    /// requested, so that its damage is not reported.
+    /// Works like [`StoreReader::read_exact`], but returns `None` if the object ends before the range. Used
+    /// for a read that was not requested, so that its damage is not reported.
     pub async fn read_if_whole(&self, object: SegmentId, offset: u64, len: usize) -> Result<Option<IoBuf>> {
         let Range { start, end } = offset..offset + len as u64;
         let from = start / IoBuf::ALIGN as u64 * IoBuf::ALIGN as u64;
@@ -111,7 +111,8 @@ impl StoreReader {
         self.damaged.lock().contains(&at.addr)
     }
 
-    /// Converts an error for an object that is certainly referenced: if it does not exist, it is damaged.
+    /// Converts an error for an object that is certainly referenced: if the object does not exist, it is
+    /// damaged.
     pub fn not_found_is_corruption(&self, e: Error) -> Error {
         match e {
             Error::Store(StoreError::NotFound(segment)) => {
@@ -123,7 +124,7 @@ impl StoreReader {
     }
 }
 
-/// The error for stored bytes that differ from those written.
+/// The error for stored bytes that differ from the bytes that were written.
 pub(crate) fn damage(object: SegmentId, offset: u64) -> Error {
     Error::Damaged(place_text(object, offset))
 }

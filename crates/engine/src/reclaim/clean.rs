@@ -53,10 +53,10 @@ use crate::{Error, Mutation, Result};
 /// The outcome of moving a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MoveOutcome {
-    /// It is stored in the container.
+    /// The segment is stored in the container.
     Moved,
-    /// It stays in its object until a later mark: a slot is damaged or was referenced again, or the container
-    /// ended.
+    /// The segment stays in its object until a later mark: a slot is damaged or was referenced again, or the
+    /// container ended.
     Kept,
 }
 
@@ -72,14 +72,14 @@ impl Pace {
     }
 }
 
-/// A live slot, and its current size on the store.
+/// A live slot, and its present size on the store.
 #[derive(Debug, Clone, Copy)]
 struct Survivor {
     entry: DirectoryEntry,
     stored_len: usize,
 }
 
-/// Bytes to be written, and the survivors that they contain.
+/// Bytes to be written, and the survivors whose blocks they contain.
 struct Piece {
     bytes: Vec<u8>,
     survivors: Vec<(Survivor, Form)>,
@@ -195,7 +195,7 @@ impl Cleaner {
 
     /// Ends the open container if the survivors do not fit and it is at least three quarters full. A
     /// container with more room stays open and becomes longer than other segments: otherwise many half-empty
-    /// ones would result.
+    /// containers would result.
     async fn begin_container(&self, survivors: &[Survivor]) -> Result<()> {
         let bytes: usize = survivors.iter().map(|s| s.stored_len).sum();
         let wanted = (bytes + RelocationMap::encoded_len(survivors.len())) as u64;
@@ -236,7 +236,8 @@ impl Cleaner {
         }
         let groups: Vec<_> = run.chunks(GROUP_BLOCKS).zip(plain.chunks(GROUP_BLOCKS * BLOCK)).collect();
         let workers = self.cx.host.workers();
-        // Few at a time, since commits wait for them; enough to be worth waking the other threads.
+        // Few groups are packed at a time, since commits wait for them, but enough to make it worthwhile to
+        // wake the other threads.
         for some in groups.chunks(PACK_GROUPS * workers.threads()) {
             let pack = |(group, blocks)| pack_group(group, blocks, self.cx.config.compress);
             out.extend(map(workers, some.to_vec(), pack).into_iter().flatten());
@@ -268,7 +269,8 @@ impl Cleaner {
     }
 
     /// Writes pieces as a separate group and lists them in the map. Returns false if they were not written,
-    /// or into another container than the earlier ones: all slots that a map lists must be in one container.
+    /// or were written into another container than the earlier pieces: all slots that a map lists must be in
+    /// one container.
     async fn write_pieces(&self, pieces: &[Piece], map: &mut RelocationMap) -> Result<bool> {
         let items: Vec<Item> = pieces.iter().map(|p| Item::Blob(&p.bytes)).collect();
         let bytes: usize = pieces.iter().map(|p| p.bytes.len()).sum();
@@ -292,8 +294,8 @@ impl Cleaner {
         Ok(true)
     }
 
-    /// Writes the relocation map, which completes the move, unless a slot that it leaves out was referenced
-    /// since the mark began.
+    /// Writes the relocation map, which completes the move. Does not write it if a slot that the map leaves
+    /// out was referenced since the mark began.
     async fn publish(
         &self,
         record: &SegmentRecord,
@@ -321,7 +323,8 @@ impl Cleaner {
         Ok(MoveOutcome::Moved)
     }
 
-    /// Writes a group; `None` if its object does not answer while others do. Then the container has ended.
+    /// Writes a group; returns `None` if the group's object does not answer while other objects do. Then the
+    /// container has ended.
     async fn write_group(&self, log: &mut Log, items: &[Item<'_>]) -> Result<Option<Vec<BlockRef>>> {
         match log.write_group(Stream::Moved, items, self.cx.host.workers()).await {
             Err(StoreError::Overdue) => Ok(None),
@@ -336,7 +339,7 @@ impl Cleaner {
     }
 }
 
-/// Packs up to [`GROUP_BLOCKS`] blocks: as a group if that takes no more room than their current form,
+/// Packs up to [`GROUP_BLOCKS`] blocks: as a group if that needs no more room than their current form,
 /// otherwise each separately. Without `pack`, only blocks that are compressed already are compressed again.
 fn pack_group(group: &[Survivor], blocks: &[u8], pack: bool) -> Vec<Piece> {
     let mut bytes = Vec::new();

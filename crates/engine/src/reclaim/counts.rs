@@ -33,51 +33,52 @@ use crate::read::RelocationRef;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Live {
     pub slots: u64,
-    /// Bytes that they took when they were written.
+    /// Bytes that the live slots took when they were written.
     pub bytes: u64,
-    /// How many of them an image reached when it was marked for the first time; at most `slots`. They remain
-    /// in this number when the image is deleted.
+    /// Number of these slots that were reached from an image when the image was first marked; at most
+    /// `slots`. The slots stay in this number when the image is deleted.
     pub of_images: u64,
-    /// Bytes that they take at their current location; differs from `bytes` once the segment is moved.
+    /// Bytes that the live slots take at their present location; differs from `bytes` once the segment is
+    /// moved.
     pub stored: u64,
     /// The relocation map from which `stored` was computed.
     pub moved: Option<RelocationRef>,
 }
 
-/// A disk of the checkpoint.
+/// A disk that the checkpoint contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MarkedDisk {
     root: Option<NeedNode>,
     is_image: bool,
-    /// Number of blocks below the root, once it is looked up.
+    /// Number of blocks below the root, once that was looked up.
     mapped: Option<u64>,
 }
 
-/// The exclusive space of a disk.
+/// What is known of the exclusive space of a disk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Exclusive {
-    /// Number of the mark after which it was found, or attempted.
+    /// Number of the mark after which the exclusive space was determined, or attempted.
     pub mark: u64,
-    /// Nodes that were read for it; twice as many if that did not suffice.
+    /// Number of nodes that were read to determine it; twice as many if that did not suffice.
     pub cost: u64,
     /// Its bytes, and when they were found, in Unix milliseconds; `None` before the first success.
     pub found: Option<(u64, u64)>,
 }
 
-/// See the module.
+/// Counts of the references to slots; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Counts {
     pub nodes: Table,
     pub slots: Table,
     /// Totals of the segments that have counts in `slots`.
     pub live: BTreeMap<SegmentId, Live>,
-    /// Distinct live blocks; the other slots are nodes.
+    /// Number of distinct live blocks; the other live slots are nodes.
     pub blocks: u64,
     disks: BTreeMap<DiskId, MarkedDisk>,
     /// Number of marks that led to these counts.
     pub marks: u64,
     pub exclusive: HashMap<DiskId, Exclusive, BuildU64Hasher>,
-    /// Nodes that may be read to find exclusive space.
+    /// Number of nodes that may be read to determine exclusive space.
     pub credit: u64,
 }
 
@@ -97,7 +98,7 @@ impl Default for Counts {
     }
 }
 
-/// A reference from a root.
+/// The change of a count by a reference from a root.
 pub(super) fn root_delta(root: &NeedNode, by: i64, of_image: bool) -> Delta {
     Delta { at: root.at, by, index: root.index_bits(), is_block: false, of_image }
 }
@@ -108,13 +109,13 @@ impl Counts {
         self.nodes.bytes() + self.slots.bytes()
     }
 
-    /// Whether they can be kept when the reclaim ends.
+    /// Whether the counts can be kept when the reclaim ends.
     pub fn is_in_memory(&self) -> bool {
         self.nodes.is_in_memory() && self.slots.is_in_memory()
     }
 
-    /// Replaces the disks by those of a checkpoint. Returns the changes of the counts of their roots. Images
-    /// that were not among the disks are walked completely.
+    /// Replaces the disks by the disks of a checkpoint. Returns the changes of the counts of their roots.
+    /// Images that were not among the disks before are walked completely.
     pub fn replace_disks(&mut self, taken: &Taken) -> Result<Vec<Delta>> {
         let mut disks = BTreeMap::new();
         for disk in &taken.checkpoint.disks {
@@ -160,8 +161,8 @@ impl Counts {
                 (live.slots, live.bytes) = (live.slots + 1, live.bytes + len);
                 blocks += u64::from(delta.is_block);
             } else if before > 0 && after == 0 {
-                // The reference of a lost block has another form than the block: then the bytes are not
-                // exact.
+                // The reference of a lost block has another form than the block; if it is used, the bytes are
+                // not exact.
                 (live.slots, live.bytes) = (live.slots - 1, live.bytes.saturating_sub(len));
                 blocks = blocks.saturating_sub(delta.is_block.into());
             }
@@ -180,7 +181,7 @@ impl Counts {
         Ok(true)
     }
 
-    /// Bytes that changes of the slots of one segment would free; nothing is changed.
+    /// Bytes that changes of the slots of one segment would free. Nothing is changed.
     pub async fn freed_by(&self, deltas: &[Delta], scratch: &Scratch) -> Result<u64> {
         let Some(segment) = deltas.first().map(|d| d.at.addr.segment) else { return Ok(0) };
         let counts = self.slots.get(segment, scratch).await?;
@@ -214,7 +215,7 @@ impl Counts {
         Ok(mapped)
     }
 
-    /// The live slots of a segment.
+    /// Returns the live slots of a segment.
     pub async fn live_slots(&self, segment: SegmentId, scratch: &Scratch) -> Result<RoaringBitmap> {
         Ok(self.slots.get(segment, scratch).await?.iter().map(|c| c.slot).collect())
     }
@@ -233,7 +234,7 @@ fn root_of(root: MapValue, height: u8, size: u64) -> Result<Option<NeedNode>> {
 fn written_len(at: &BlockRef) -> u64 {
     match at.form.codec() {
         Some(Codec::Raw | Codec::Lz4) => at.form.stored_len() as u64,
-        // Blocks become members of a group only when they are moved; a damaged reference is detected when it
+        // Blocks become members of a group only when they are moved. A damaged reference is detected when it
         // is read.
         _ => BLOCK as u64,
     }

@@ -1,10 +1,11 @@
 //! Changes of counts, collected in any order and returned in order of address, with one sum for each address.
 //!
-//! They are sorted in small runs, which are kept encoded. When the runs of all collections exceed their share
-//! of the budget they are merged into one, which is written to the store ([`super::scratch`]). A merge reads
-//! all runs side by side. So memory is bounded by the budget, whatever the size of the pool.
+//! The changes are sorted in small runs, which are kept encoded. When the runs of all collections exceed
+//! their share of the budget, they are merged into one run, which is written to the store
+//! ([`super::scratch`]). A merge reads all runs side by side. The budget therefore limits the memory even for
+//! a large pool.
 //!
-//! Nothing here takes longer than sorting one run, a few milliseconds: other tasks run in between.
+//! The longest step is sorting one run, a few milliseconds; other tasks run between two steps.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -21,13 +22,13 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Delta {
     pub at: BlockRef,
-    /// References added, less references removed.
+    /// Number of references added, minus the number of references removed.
     pub by: i64,
-    /// For a reference to a node as a child: its index, see [`crate::map::NeedNode::index_bits`].
+    /// For a reference to a node as a child: index of the node, see [`crate::map::NeedNode::index_bits`].
     pub index: u32,
     /// The slot holds a block, not a node.
     pub is_block: bool,
-    /// An image that no earlier mark knew reaches it.
+    /// The slot is reached from an image that no earlier mark knew.
     pub of_image: bool,
 }
 
@@ -56,8 +57,8 @@ const IMAGE_FLAG: u64 = 2;
 const NEGATIVE_FLAG: u64 = 4;
 const FLAG_BITS: u32 = 3;
 
-/// Appends a change that follows the one with number `previous`; `whole` with everything that is needed to
-/// read a node.
+/// Appends a change that follows the change with number `previous`. With `whole`, everything is included that
+/// is needed to read a node.
 fn encode(delta: &Delta, previous: u64, whole: bool, out: &mut Vec<u8>) {
     put_varint(out, delta.key() - previous);
     let flags = [(delta.is_block, BLOCK_FLAG), (delta.of_image, IMAGE_FLAG), (delta.by < 0, NEGATIVE_FLAG)];
@@ -85,19 +86,19 @@ fn decode(bytes: &mut Reading<'_>, previous: u64, whole: bool) -> Option<Delta> 
     })
 }
 
-/// Changes in order of address, encoded.
+/// Changes in the order of their addresses, encoded.
 #[derive(Debug, Clone)]
 enum Run {
     Memory(Arc<Vec<u8>>),
     Stored(Vec<BlobRef>),
 }
 
-/// Collected changes.
+/// The changes that were collected for a mark.
 #[derive(Debug)]
 pub(super) struct Deltas {
-    /// Nodes are to be read by these references.
+    /// The changes are encoded with the references by which nodes are to be read.
     whole: bool,
-    /// Changes in a run.
+    /// Number of changes in one run.
     run: usize,
     recent: Vec<Delta>,
     runs: Vec<Run>,
@@ -106,17 +107,17 @@ pub(super) struct Deltas {
 }
 
 impl Deltas {
-    /// Changes of nodes that will be read, in runs of `run` changes.
+    /// Collects changes of nodes that will be read, in runs of `run` changes.
     pub fn of_nodes(run: usize) -> Deltas {
         Deltas { whole: true, ..Deltas::of_slots(run) }
     }
 
-    /// Changes of slots.
+    /// Collects changes of slots, in runs of `run` changes.
     pub fn of_slots(run: usize) -> Deltas {
         Deltas { whole: false, run, recent: Vec::new(), runs: Vec::new(), bytes: 0 }
     }
 
-    /// Bytes of memory that writing to the store would release.
+    /// Bytes of memory that would become free if the runs were written to the store.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -149,10 +150,10 @@ impl Deltas {
         }
     }
 
-    /// Writes the runs in memory to the store, as one.
+    /// Writes the runs in memory to the store, as one run.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]: nothing has changed. Others end the mark.
+    /// [`Error::NoSpace`]: nothing has changed. Other errors end the mark.
     pub async fn spill(&mut self, scratch: &Scratch) -> Result<()> {
         let in_memory = |run: &&Run| matches!(run, Run::Memory(_));
         let merge = Merge::of(self.runs.iter().filter(in_memory).cloned(), self.whole, scratch).await?;
@@ -187,7 +188,7 @@ struct Cursor {
     bytes: Arc<Vec<u8>>,
     at: usize,
     pieces: VecDeque<BlobRef>,
-    /// The next change, and, once it was taken, its number.
+    /// The next change. Once this change was taken, its number.
     head: Option<Delta>,
     previous: u64,
 }
@@ -212,12 +213,12 @@ impl Cursor {
     }
 }
 
-/// Several runs, read side by side.
+/// A merge of several runs, which are read side by side.
 pub(super) struct Merge<'a> {
     scratch: &'a Scratch,
     whole: bool,
     runs: Vec<Cursor>,
-    /// The next address of each run.
+    /// The next address in each run.
     heap: BinaryHeap<Reverse<(u64, usize)>>,
     yields: YieldCounter,
     /// The first change of the next segment.

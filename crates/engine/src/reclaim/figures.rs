@@ -20,15 +20,15 @@ use crate::testing::volume;
 
 /// Blocks of a segment of 64 MiB.
 const SEGMENT_BLOCKS: u64 = (64 << 20) / BLOCK as u64;
-/// Numbers of segments with blocks begin here; map nodes are in lower ones.
+/// Segments with blocks have numbers from here on; segments with map nodes have lower numbers.
 const FIRST: u64 = 1 << 24;
 
 /// The maps of a synthetic pool. Blocks have addresses, but no contents.
 struct Maps {
     pool: Arc<Pool>,
-    /// Blocks written so far, by which the addresses are assigned.
+    /// Number of blocks written so far, by which addresses are assigned.
     written: u64,
-    /// Leaves, and the levels above.
+    /// The leaves of the map, and the levels above them.
     levels: Vec<Vec<MapValue>>,
 }
 
@@ -54,7 +54,7 @@ impl Maps {
         written
     }
 
-    /// Replaces `blocks` blocks of each of these leaves, and the nodes above.
+    /// Replaces `blocks` blocks of each of these leaves, and the nodes above the leaves.
     async fn change(&mut self, leaves: &[usize], blocks: usize, old: &mut [Vec<MapValue>]) {
         let mut nodes = Vec::new();
         for leaf in leaves {

@@ -75,22 +75,23 @@ use crate::{DiskSpace, Error, Result};
 pub(super) struct MarkResult {
     counts: Counts,
     scratch: Arc<Scratch>,
-    /// The space used by each disk of which it is known.
+    /// The space used by each disk for which it is known.
     pub disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
-    /// Blocks mapped by all disks.
+    /// Number of blocks that the maps of all disks contain.
     pub mapped: u64,
     /// Sizes of all disks.
     pub logical_bytes: u64,
     /// Disks with a map node that this mark could not read. The space figures of such a disk cover only the
     /// nodes that could be read.
     pub damaged: BTreeSet<DiskId>,
-    /// Those of `damaged` with a node that is corrupt, not only temporarily unreadable.
+    /// The disks of `damaged` with a node that is corrupt, not only temporarily unreadable.
     pub damaged_maps: BTreeSet<DiskId>,
     /// Segments in which the unreadable nodes were written.
     unreadable: BTreeSet<SegmentId>,
-    /// See the module; 0 if all nodes were read.
+    /// Batch up to which data may be reachable from unreadable nodes; see the module documentation. 0 if all
+    /// nodes were read.
     horizon: u64,
-    /// Nodes that were visited.
+    /// Number of nodes that were visited.
     visited: u64,
 }
 
@@ -100,17 +101,17 @@ impl MarkResult {
         &self.counts.live
     }
 
-    /// To correct the bytes that live slots of a moved segment take now.
+    /// Totals of a segment, to correct the bytes that the live slots of a moved segment take now.
     pub fn live_mut(&mut self, segment: SegmentId) -> Option<&mut Live> {
         self.counts.live.get_mut(&segment)
     }
 
-    /// The live slots of a segment.
+    /// Returns the live slots of a segment.
     pub async fn slots(&self, segment: SegmentId) -> Result<RoaringBitmap> {
         self.counts.live_slots(segment, &self.scratch).await
     }
 
-    /// Nodes that were visited.
+    /// Number of nodes that were visited.
     pub fn visited(&self) -> u64 {
         self.visited
     }
@@ -120,15 +121,15 @@ impl MarkResult {
         &self.counts
     }
 
-    /// Distinct live blocks.
+    /// Number of distinct live blocks.
     pub fn blocks(&self) -> u64 {
         self.counts.blocks
     }
 
     /// Determines the horizon. `opened_at` is the last batch of history when the pool was opened.
     pub fn set_horizon(&mut self, table: &SegmentTable, opened_at: u64) {
-        // A segment without a record has lost it through damage, so it was written before the pool was
-        // opened.
+        // A segment without a record has lost the record through damage, so it was written before the pool
+        // was opened.
         let last_seq = |segment: &SegmentId| table.get(*segment).map_or(opened_at, |r| r.last_seq);
         self.horizon = self.unreadable.iter().map(last_seq).max().unwrap_or(0);
     }
@@ -172,7 +173,7 @@ impl Mark<'_> {
         }
         self.count(taken, Counts::default(), Purpose::Full).await.map_err(|stop| match stop {
             Stop::Failed(e) => e,
-            // Nothing is subtracted in a full mark, and it has no limit.
+            // Nothing is subtracted in a full mark, and a full mark has no limit.
             Stop::Doubtful | Stop::TooMany => Error::Damaged("the counts of a mark".into()),
         })
     }
@@ -203,7 +204,7 @@ impl Mark<'_> {
         Tools { reader: self.reader, committer: self.committer, scratch: self.scratch }
     }
 
-    /// The disks whose maps reach unreadable nodes, and those of them whose maps reach corrupt ones.
+    /// The disks whose maps reach unreadable nodes, and those among them whose maps reach corrupt nodes.
     async fn damaged_disks(
         &self,
         counts: &Counts,
@@ -227,8 +228,8 @@ impl Mark<'_> {
         Ok((damaged, corrupt))
     }
 
-    /// Whether the map below `root` cannot be read at the index of an unreadable node; if so, whether it is
-    /// damaged there.
+    /// Whether the map below `root` cannot be read at the index of an unreadable node; if it cannot, whether
+    /// it is damaged there.
     async fn reaches(&self, root: NeedNode, unreadable: &Unreadable) -> Result<Option<bool>> {
         self.reader.context().check_running()?;
         let mut next = Some(root);
@@ -263,7 +264,7 @@ impl Mark<'_> {
             let mapped = found.counts.mapped(id, self.scratch).await?;
             disks.push((found.counts.exclusive.get(&id).map_or(0, |e| e.mark), id, root, mapped));
         }
-        // Those whose figure is oldest first.
+        // The disks with the oldest figure are first.
         disks.sort_unstable_by_key(|(mark, id, ..)| (*mark, *id));
         for (_, id, root, _) in &disks {
             if !self.add_up_exclusive(&mut found.counts, *id, *root).await? {

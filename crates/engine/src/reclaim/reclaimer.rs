@@ -32,7 +32,7 @@ struct Figures {
     disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
 }
 
-/// The result of a reclaim.
+/// What a reclaim has freed.
 pub(super) struct Freed {
     pub bytes: u64,
     /// Every object that was worth cleaning was cleaned.
@@ -41,7 +41,7 @@ pub(super) struct Freed {
     damaged: Option<String>,
 }
 
-/// Most names that a message lists.
+/// Maximum number of names that a message lists.
 const NAMES: usize = 8;
 
 /// Reclaims space: marks, cleans and deletes, one reclaim at a time.
@@ -55,7 +55,7 @@ pub(crate) struct Reclaimer {
     pub(super) opened_at: u64,
     /// The results of the last mark.
     figures: Mutex<Figures>,
-    /// The counts of the last mark. Held by a reclaim under way: one at a time.
+    /// The counts of the last mark. A reclaim under way holds the lock, so that only one runs at a time.
     pub(super) counts: tokio::sync::Mutex<Option<Counts>>,
     /// Disks whose maps the last mark could not read completely.
     damaged: Mutex<BTreeSet<DiskId>>,
@@ -115,13 +115,14 @@ impl Reclaimer {
         }
     }
 
-    /// Reclaims; `requested` by a caller that waits, or automatically.
+    /// Reclaims space. `requested`: a caller requested the reclaim and waits for it; otherwise it is
+    /// automatic.
     pub(super) async fn run(&self, requested: bool, report: ReportProgress<'_>) -> Result<Freed> {
         report(GcProgress::default());
         let mut counts = self.counts.lock().await;
         self.cx.check_running()?;
-        // From here on the barrier records references made by commits; the checkpoint contains all earlier
-        // ones.
+        // From here on the barrier records references that commits make; the checkpoint contains all earlier
+        // references.
         self.committer.write_log().await?.barrier = Some(Default::default());
         let under_way = self.space.begin_reclaim(self.cx.host.now());
         let done = self.run_locked(&mut counts, requested, report).await;
@@ -157,7 +158,7 @@ impl Reclaimer {
         let progress = |done| report(GcProgress { done, ..GcProgress::default() });
         let mark =
             Mark { reader: &self.reader, committer: &self.committer, scratch: &scratch, progress: &progress };
-        // If the mark fails, the counts are partly changed: the next mark is a full one.
+        // If the mark fails, the counts are partly changed, so the next mark is a full one.
         let mut marked = mark.find(&taken, counts.take()).await?;
         let objects = self.survey(&taken, &with_pages, &mut marked).await?;
         mark.add_up(&mut marked).await?;

@@ -19,16 +19,17 @@ use crate::{Error, GcPhase, GcProgress, Mutation, Result};
 
 /// How often a deletion checks whether readers still hold locations in moved segments.
 const READERS_CHECK: Duration = Duration::from_millis(1);
-/// Most bytes of emptied objects that wait for a checkpoint, in segments.
+/// Maximum bytes of emptied objects that wait for a checkpoint, in segments.
 const MAX_EMPTIED: u64 = 8;
-/// Least room above the reserve with which emptied objects wait, in segments.
+/// Minimum room above the reserve with which emptied objects wait for a checkpoint, in segments.
 const ROOM_TO_WAIT: u64 = 2;
-/// The part of a segment that a checkpoint may need, while the store has less room than a segment.
+/// The part of a segment that a checkpoint may need, as one part in this number, while the store has less
+/// room than a segment.
 const CHECKPOINT_PART: u64 = 16;
 
 pub(super) type ReportProgress<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
 
-/// Room of the store, in bytes.
+/// The room that the store has, in bytes.
 struct Headroom {
     free: u64,
     /// The free room that the cleaner maintains.
@@ -38,11 +39,11 @@ struct Headroom {
     is_short: bool,
 }
 
-/// A reclaim under way, after its mark.
+/// A reclaim in progress, after its mark.
 pub(super) struct Reclaim<'a> {
     cleaner: &'a Cleaner,
     report: ReportProgress<'a>,
-    /// The checkpoint that was marked.
+    /// The checkpoint whose maps were marked.
     taken: &'a Taken,
     pub progress: GcProgress,
     /// Bytes that the live slots took that were moved, where they were before.
@@ -75,8 +76,8 @@ impl<'a> Reclaim<'a> {
         }
     }
 
-    /// Drops dead segments and cleans the objects that are worth it. Returns true if all of them were
-    /// cleaned; false if it ended early, or only the sparsest had to be cleaned.
+    /// Drops dead segments and cleans the objects that are worth cleaning. Returns true if all of them were
+    /// cleaned; false if cleaning ended early, or only the sparsest objects had to be cleaned.
     pub async fn run(&mut self, marked: &MarkResult, objects: Objects) -> Result<bool> {
         self.drop_dead(marked, &objects).await?;
         let (mut yields, mut empty) = (YieldCounter::default(), Vec::new());
@@ -126,7 +127,7 @@ impl<'a> Reclaim<'a> {
         let (room, spare) =
             (self.headroom().await?, self.cleaner.space.reserve.segment_bytes / CHECKPOINT_PART);
         if room.is_short {
-            // Half of what the store still owns remains for deletions.
+            // Half of the room that the store still owns remains for deletions.
             return Ok(victim.packed.saturating_add(spare) <= room.free / 2);
         }
         Ok(self.cleaner.committer.read_log().await.may_move(victim.packed, room.free, spare))
@@ -156,7 +157,8 @@ impl<'a> Reclaim<'a> {
     }
 
     /// Removes segments without live slots from the table, so that no new reference to them can be made. The
-    /// log is locked for a few of them at a time. Counts the segments that are stored in each object.
+    /// log is locked for a few of these segments at a time. Counts the segments that are stored in each
+    /// object.
     async fn drop_dead(&mut self, marked: &MarkResult, objects: &Objects) -> Result<()> {
         let log = self.cleaner.committer.read_log().await;
         let (table, open) = (log.table().clone(), log.open_segments());
@@ -165,7 +167,8 @@ impl<'a> Reclaim<'a> {
         for record in table.iter() {
             yields.step().await;
             let object = objects.get(record.segment);
-            // A container's record is unused if its object does not exist: it was deleted before a crash.
+            // The record of a container is unused if its object does not exist: the object was deleted before
+            // a crash.
             let unused = match record.stream {
                 Stream::Moved => object.is_none(),
                 _ => !marked.live().contains_key(&record.segment) && !marked.is_uncertain(record),
@@ -204,8 +207,8 @@ impl<'a> Reclaim<'a> {
         self.residents.get(&object.0).is_none_or(|segments| *segments == 0)
     }
 
-    /// Moves all segments out of an object. Returns false if there is no room for that; segments moved before
-    /// stay moved.
+    /// Moves all segments out of an object. Returns false if there is no room for that; segments that were
+    /// moved before stay moved.
     async fn clean(&mut self, victim: &Object, marked: &MarkResult) -> Result<bool> {
         for segment in &victim.residents {
             let record = self.cleaner.committer.read_log().await.table().get(*segment).copied();
@@ -231,9 +234,9 @@ impl<'a> Reclaim<'a> {
         Ok(true)
     }
 
-    /// The cleaner's share of the time for the next segment. It increases as guests use up the free room that
-    /// the cleaner maintains, up to all of the time when only the reserve is left. So it settles where as
-    /// much is freed as is written.
+    /// The cleaner's share of the time for the next segment. The share increases as guests use up the free
+    /// room that the cleaner maintains, up to all of the time when only the reserve is left. It settles where
+    /// the cleaner frees as much as guests write.
     async fn pace(&self) -> Result<Pace> {
         self.cleaner.committer.check_space().await?;
         let base = if self.requested { CLEAN_DUTY_ASKED } else { CLEAN_DUTY };

@@ -14,14 +14,14 @@ use crate::log::Item;
 use crate::read::Reader;
 use crate::{Error, Result};
 
-/// Pieces that are written at a time.
+/// Number of pieces that are written at a time.
 const PIECES_AT_ONCE: usize = 16;
 
-/// The store as temporary memory.
+/// Temporary memory in the store.
 pub(super) struct Scratch {
     reader: Arc<Reader>,
     committer: Arc<Committer>,
-    /// Bytes of a piece.
+    /// Maximum bytes of one piece.
     piece: usize,
 }
 
@@ -79,7 +79,7 @@ impl Writer<'_> {
         &mut self.last
     }
 
-    /// Called after each item: no item is divided between two pieces.
+    /// Ends an item. Called after each item, since no item is divided between two pieces.
     pub async fn end_item(&mut self) -> Result<()> {
         if self.last.len() >= self.scratch.piece {
             self.full.push(std::mem::take(&mut self.last));
@@ -93,7 +93,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// The pieces, in order.
+    /// Returns the locations of the pieces, in order.
     pub async fn finish(mut self) -> Result<Vec<BlobRef>> {
         if !self.last.is_empty() {
             self.full.push(std::mem::take(&mut self.last));

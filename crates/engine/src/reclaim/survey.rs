@@ -17,8 +17,8 @@ use crate::yield_counter::YieldCounter;
 use crate::{Error, Mutation, Result};
 
 impl Reclaimer {
-    /// Lists all objects after a mark; `with_pages` are those that hold pages of its checkpoint. Completes
-    /// the result of the mark: the bytes of live slots in moved segments, and the horizon.
+    /// Lists all objects after a mark; `with_pages` are the objects that hold pages of its checkpoint.
+    /// Completes the result of the mark: the bytes of live slots in moved segments, and the horizon.
     pub(super) async fn survey(
         &self,
         taken: &Taken,
@@ -32,7 +32,7 @@ impl Reclaimer {
             let blobs: Vec<_> = log.superblock().blobs.iter().map(|blob| blob.segment).collect();
             (log.table().clone(), blobs, log.open_segments())
         };
-        // Only the batches of a listed segment count, and their length is in its record.
+        // For a listed segment, only its batches count, and their length is in its record.
         let records = table.clone();
         let unknown = Box::new(move |id| !records.contains(id));
         let stats = self.cx.fencing(self.reader.source.store.list_lengths_of(unknown).await)?;
@@ -73,7 +73,7 @@ impl Reclaimer {
             object.age = object.age.min(taken.head.seq.saturating_sub(record.last_seq));
             let relocation = RelocationRef::of(record);
             object.to_pack |= self.cx.config.compress && relocation.is_none() && gains_by_groups(&live);
-            // Its relocation map could not be read.
+            // The relocation map of the segment could not be read.
             object.stuck |= relocation.is_some() && live.moved != relocation;
             object.residents.push(record.segment);
             object.live += live.stored;
@@ -87,8 +87,8 @@ impl Reclaimer {
         Ok(objects)
     }
 
-    /// Determines the bytes that the live slots of moved segments take now, except for those whose relocation
-    /// map cannot be read.
+    /// Determines the bytes that the live slots of moved segments take now. A segment is left out if its
+    /// relocation map cannot be read.
     async fn measure_moved(&self, table: &SegmentTable, marked: &mut MarkResult) -> Result<()> {
         let (mut yields, mut moved) = (YieldCounter::default(), Vec::new());
         for record in table.iter() {
@@ -129,7 +129,7 @@ impl Reclaimer {
     }
 }
 
-/// An object as the store lists it.
+/// Returns an object as the store lists it.
 fn listed(stat: &ObjectStat, taken: &Taken, with_pages: bool, marked: &MarkResult) -> Object {
     // An object that no table lists was left by a crash, unless it was created after the mark began: then it
     // has a higher number. But a segment of the last checkpoint may be in no table either, if recovery found

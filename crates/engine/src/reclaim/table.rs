@@ -22,7 +22,7 @@ use crate::{Error, Result};
 /// Bytes that a record takes in addition to its encoded form: an entry of the tree, and the allocator's part.
 const OVERHEAD: usize = 64;
 
-/// The count of a slot.
+/// A slot, with its count and its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counted {
     pub slot: u32,
@@ -33,11 +33,11 @@ pub(super) struct Counted {
 #[derive(Debug)]
 enum Record {
     Memory(Box<[u8]>),
-    /// Part of a piece of temporary data.
+    /// The record is a part of a piece of temporary data.
     Stored(BlobRef, Range<usize>),
 }
 
-/// The counts of all segments.
+/// The counts of the slots of all segments.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     has_values: bool,
@@ -50,12 +50,12 @@ impl Table {
         Table { has_values: true, ..Table::default() }
     }
 
-    /// Bytes that it takes in memory.
+    /// Bytes that the table takes in memory.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether all records are in memory. The others are lost when the reclaim ends.
+    /// Whether all records are in memory. Records in temporary data are lost when the reclaim ends.
     pub fn is_in_memory(&self) -> bool {
         self.records.values().all(|record| matches!(record, Record::Memory(_)))
     }
@@ -87,11 +87,11 @@ impl Table {
         }
     }
 
-    /// Writes records to the store until those in memory take at most `most` bytes: those of the lowest
-    /// segments first, since the counts are changed in order.
+    /// Writes records to the store until the records in memory take at most `most` bytes. The records of the
+    /// lowest segments are written first, since the counts are changed in order.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]: nothing has changed. Others end the mark.
+    /// [`Error::NoSpace`]: nothing has changed. Other errors end the mark.
     pub async fn spill(&mut self, most: usize, scratch: &Scratch) -> Result<()> {
         let mut chosen = Vec::new();
         let mut left = self.bytes;
@@ -157,7 +157,7 @@ impl Table {
 }
 
 /// Adds changes, in order of their slots, to the counts of a segment. Calls `changed` with each change and
-/// the count before and after it. Returns `None` if a count would be negative.
+/// the count before and after the change. Returns `None` if a count would be negative.
 pub(super) fn apply(
     counts: &[Counted],
     deltas: &[Delta],

@@ -1,7 +1,7 @@
 //! The upkeep task: makes checkpoints, and starts automatic reclaims.
 //!
 //! A reclaim begins if a crash has left objects behind, if an image is to be packed, or if garbage is likely:
-//! a disk was deleted, much was appended or discarded since the last mark, or room is short. The next one
+//! a disk was deleted, much was appended or discarded since the last mark, or room is short. The next reclaim
 //! does not begin immediately: the cost of a mark is spread over at least four times its duration, unless
 //! room is short. [`crate::space`] decides.
 
@@ -17,7 +17,7 @@ use crate::sync::atomic::Ordering::Relaxed;
 
 impl Reclaimer {
     /// Stops the upkeep task, and waits for the end of a reclaim under way. The pool is being closed, so no
-    /// other one begins: the store is not changed by a reclaim any more.
+    /// further reclaim begins: no reclaim changes the store any more.
     pub async fn stop(&self) {
         self.stopped.store(true, Relaxed);
         self.space.wake.notify_one();
@@ -52,7 +52,7 @@ impl Reclaimer {
             };
             if let Err(e) = done {
                 tracing::warn!("upkeep: {e}");
-                // The cause is unlikely to be gone at once.
+                // The cause of the failure is unlikely to be gone at once.
                 self.wait_for_work(Some(SPACE_CHECK)).await;
             }
         }
@@ -71,7 +71,7 @@ impl Reclaimer {
             Ok(objects) => objects,
             Err(e) => return tracing::warn!("cannot list the objects of the store: {e}"),
         };
-        // Later than the list, so that it contains the segments of all listed objects in use.
+        // The table is read after the list, so that it contains the segments of all listed objects in use.
         let table = self.committer.read_log().await.table().clone();
         let is_orphan = |id: SegmentId| id.0 < next_segment && table.get(id).is_none_or(|r| r.map.is_some());
         if objects.iter().any(|object| is_orphan(object.id)) {
@@ -79,7 +79,7 @@ impl Reclaimer {
         }
     }
 
-    /// Waits for a wake-up, at most for `limit`.
+    /// Waits for a wake-up; `limit` is the maximum wait.
     async fn wait_for_work(&self, limit: Option<Duration>) {
         match limit {
             None => self.space.wake.notified().await,

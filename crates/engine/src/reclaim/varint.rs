@@ -1,4 +1,4 @@
-//! Numbers in as many bytes as they need: seven bits in each, lowest first.
+//! Numbers in as many bytes as they need: seven bits of the number in each byte, the lowest bits first.
 
 pub(super) fn put_varint(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -21,7 +21,8 @@ impl<'a> Reading<'a> {
         self.0.len()
     }
 
-    /// The next byte; this and the others return `None` at the end, or if no writer produces these bytes.
+    /// The next byte. All methods of this type return `None` at the end, or if no writer produces these
+    /// bytes.
     pub fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;

@@ -27,8 +27,8 @@ use crate::yield_counter::YieldCounter;
 pub(crate) struct Objects(Vec<Object>);
 
 impl Objects {
-    /// Adds an object; its number is not lower than those of all others. Some file systems list a file twice,
-    /// while others are created.
+    /// Adds an object, whose number must not be lower than all numbers before. Some file systems list a file
+    /// twice while other files are created.
     pub fn push(&mut self, object: Object) {
         match self.0.last_mut() {
             Some(last) if last.id == object.id => *last = object,
@@ -56,31 +56,31 @@ impl Objects {
 #[derive(Debug, Clone)]
 pub(crate) struct Object {
     pub id: SegmentId,
-    /// Its bytes, without footer and directory.
+    /// Bytes of the object, without footer and directory.
     pub bytes: u64,
-    /// The checkpoint of the mark covers all its batches, and nothing is appended to it any more.
+    /// The checkpoint of the mark covers all batches of the object, and nothing is appended to it any more.
     pub covered: bool,
     /// It is not covered because a segment of guests' data is open in it, which a requested reclaim ends.
     pub ends_if_requested: bool,
     /// It holds pages of the checkpoint's tables.
     pub with_pages: bool,
-    /// It contains slots that cannot or must not be moved.
+    /// The object contains slots that cannot or must not be moved.
     pub stuck: bool,
-    /// It is to be moved regardless of its gain: most of its slots belong to images, and are not in groups
-    /// yet.
+    /// The object is to be moved even without a gain: most of its slots belong to images, and are not in
+    /// groups yet.
     pub to_pack: bool,
-    /// Age of the youngest data in it, in batches of the log.
+    /// Age of the youngest data in the object, in batches of the log.
     pub age: u64,
-    /// The segments with live slots that are stored in it.
+    /// The segments with live slots that are stored in the object.
     pub residents: Vec<SegmentId>,
-    /// Bytes of these slots.
+    /// Bytes of the live slots in the object.
     pub live: u64,
-    /// Bytes that they would take in a container.
+    /// Bytes that these live slots would take in a container.
     pub packed: u64,
 }
 
 impl Object {
-    /// Bytes that cleaning it would free.
+    /// Bytes that cleaning the object would free.
     pub fn gain(&self) -> u64 {
         self.bytes.saturating_sub(self.packed)
     }
@@ -105,21 +105,21 @@ impl Object {
     }
 }
 
-/// How much is to be cleaned.
+/// How much the cleaner has to clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// Only objects that are cheap to clean.
+    /// Only objects are cleaned that are cheap to clean.
     Easy,
-    /// Until this many bytes are freed.
+    /// Objects are cleaned until this number of bytes is freed.
     Bytes(u64),
-    /// All objects that are worth it.
+    /// All objects are cleaned that are worth cleaning.
     All,
 }
 
 /// The objects to clean, in the order in which to clean them.
 pub(crate) struct Victims<'a> {
     pub objects: Vec<&'a Object>,
-    /// No other object could be cleaned with this effort.
+    /// Whether no other object can be cleaned with this effort.
     pub are_all: bool,
 }
 
@@ -150,7 +150,7 @@ pub(crate) async fn choose(objects: &Objects, effort: Effort) -> Victims<'_> {
         let object = &objects.0[at];
         match effort {
             Effort::Bytes(wanted) if sum >= wanted => break,
-            // Those to pack may follow.
+            // Objects that only have to be packed may follow.
             Effort::All
                 if !object.to_pack
                     && object.gain_percent() < GAIN_LEAST
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_requested_reclaim_leaves_only_a_small_share_of_the_garbage() {
-        // Garbage of 3 % in each object: below the threshold of each, but there is no other garbage.
+        // Each object has 3 % of garbage: below the threshold of each, but there is no other garbage.
         let objects: Vec<Object> = (1..=10).map(|id| object(id, 970, 0)).collect();
         assert_eq!(chosen(&objects, Effort::All).len(), 10);
         let with_an_empty_one: Vec<Object> =

@@ -25,27 +25,27 @@ use crate::map::{MAX_HEIGHT, NeedNode, Node, Ref};
 use crate::read::Reader;
 use crate::{Error, Mutation, Result};
 
-/// Levels of block maps.
+/// Number of levels of a block map.
 const LEVELS: usize = MAX_HEIGHT as usize;
 
-/// What a walk is for.
+/// For which purpose the maps are walked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Counting everything. A node that cannot be read is recorded.
+    /// The walk counts everything. A node that cannot be read is recorded.
     Full,
-    /// Counting what changed. A node that cannot be read ends the walk.
+    /// The walk counts what has changed. A node that cannot be read ends the walk.
     Difference,
-    /// Determining what a change would free, with at most this many nodes read. The counts do not change;
-    /// nodes that cannot be read are ignored.
+    /// The walk determines what a change would free, and reads at most this many nodes. The counts do not
+    /// change; nodes that cannot be read are ignored.
     Trial { nodes: u64 },
 }
 
-/// The end of a walk that could not be completed.
+/// Why a walk could not be completed.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The counts contradict the maps, or a node cannot be read.
     Doubtful,
-    /// A trial would read too many nodes.
+    /// The trial would have to read too many nodes.
     TooMany,
     Failed(Error),
 }
@@ -63,19 +63,20 @@ impl From<Error> for Stop {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unreadable {
     pub node: NeedNode,
-    /// It is corrupt, not only temporarily unreadable.
+    /// The node is corrupt, not only temporarily unreadable.
     pub is_damaged: bool,
 }
 
 /// A node that is to be read.
 struct Visit {
     node: NeedNode,
-    /// 1: its references are added; -1: they are removed; 0: they only become an image's.
+    /// 1: the references of the node are added; -1: they are removed; 0: they are only recorded as references
+    /// from an image.
     by: i64,
     of_image: bool,
 }
 
-/// What a walk reads and writes.
+/// What a walk uses to read and to write.
 #[derive(Clone, Copy)]
 pub(super) struct Tools<'a> {
     pub reader: &'a Reader,
@@ -83,7 +84,7 @@ pub(super) struct Tools<'a> {
     pub scratch: &'a Scratch,
 }
 
-/// A walk under way.
+/// A walk over block maps that is in progress.
 pub(super) struct Walk<'a> {
     tools: Tools<'a>,
     counts: &'a mut Counts,
@@ -95,7 +96,7 @@ pub(super) struct Walk<'a> {
     new: [Vec<NeedNode>; LEVELS],
     pub unreadable: Vec<Unreadable>,
     unreadable_at: BTreeSet<Address>,
-    /// Number of nodes visited.
+    /// Number of nodes that the walk has visited.
     pub visited: u64,
     /// Bytes that a trial would free.
     pub freed: u64,
@@ -111,7 +112,7 @@ impl<'a> Walk<'a> {
         progress: &'a (dyn Fn(u64) + Send + Sync),
     ) -> Walk<'a> {
         let budget = tools.reader.context().config.mark_memory as usize;
-        // A small share of the budget for those that are not encoded yet.
+        // A small share of the budget is for changes that are not encoded yet.
         let run = (budget / 16 / LEVELS / size_of::<Delta>()).clamp(16, MARK_RUN);
         Walk {
             tools,
@@ -129,7 +130,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Applies changes of roots, and everything that follows from them.
+    /// Applies changes of the counts of roots, and all changes that follow from them.
     pub async fn run(&mut self, roots: Vec<Delta>) -> Walked {
         for root in roots {
             let level = NeedNode::from_bits(root.at, root.index).level();
@@ -169,7 +170,7 @@ impl<'a> Walk<'a> {
             if by != 0 || (delta.of_image && after > 0) {
                 visits.push(Visit { node, by, of_image: delta.of_image });
             } else if self.unreadable_at.contains(&delta.at.addr) {
-                // A stand-in refers to a damaged node by other indexes than its own.
+                // A stand-in refers to a damaged node by other indexes than that of the node.
                 again.push(node);
             }
         };
@@ -205,7 +206,7 @@ impl<'a> Walk<'a> {
                     }
                 }
                 if n % MARK_TURN == 0 {
-                    // Lets other tasks run, including those that another thread has woken.
+                    // Yields to other tasks, including tasks that another thread has woken.
                     yield_now().await;
                 }
             }
@@ -215,7 +216,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Between two steps: makes a checkpoint if one is due, and keeps within the budget.
+    /// Called between two steps: makes a checkpoint if one is due, and keeps within the budget.
     async fn pause(&mut self) -> Walked {
         let Tools { reader, committer, scratch } = self.tools;
         reader.context().check_running()?;
@@ -233,7 +234,7 @@ impl<'a> Walk<'a> {
             }
         }
         if self.counts.bytes() > budget / 8 * 5 && !self.is_full {
-            // The counts of nodes are needed more often.
+            // The counts of nodes are needed more often, so the counts of slots are written out first.
             let spilled = match self.counts.slots.bytes() > budget / 16 {
                 true => self.counts.slots.spill(budget / 32, scratch).await,
                 false => self.counts.nodes.spill(budget / 4, scratch).await,
@@ -243,7 +244,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// If there is no room, the mark continues in memory: it is what frees room.
+    /// Ignores a lack of room: the mark continues in memory, since the mark is what leads to free room.
     fn unless_full(&mut self, done: Result<()>) -> Walked {
         match done {
             Err(Error::NoSpace) => {

@@ -6,19 +6,20 @@ use hashbrown::HashMap;
 
 use crate::hash::BuildU64Hasher;
 
-/// The version of the encoding that this release writes, and the only one that it reads.
+/// The version of the encoding that this release writes, and the only version that it reads.
 const VERSION: u8 = 1;
-/// Bytes of version and time.
+/// Bytes of the version and the time.
 const HEADER: usize = 9;
-/// Most blocks of a profile: 2 GiB. A longer recording is not of a boot, or not worth keeping in RAM.
+/// Maximum number of blocks of a profile: 2 GiB. A longer recording is not of a boot, or not worth keeping in
+/// RAM.
 const MAX_BLOCKS: u64 = 1 << 19;
 
 /// The blocks that a boot reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Profile {
-    /// When it was recorded, in Unix milliseconds.
+    /// When the boot was recorded, in Unix milliseconds.
     pub recorded_ms: u64,
-    /// Blocks, each once.
+    /// Runs of blocks; no block is in two runs.
     pub runs: Vec<Range<u64>>,
 }
 
@@ -87,8 +88,8 @@ fn take(bytes: &mut &[u8]) -> Option<u64> {
 /// A profile that is being recorded.
 #[derive(Default)]
 pub(crate) struct Recorder {
-    /// For each 64 blocks, those that were recorded: every read looks here, and this stays in the processor's
-    /// cache.
+    /// For each 64 blocks, a mask of the blocks that were recorded. Every read looks here, and this table
+    /// stays in the processor's cache.
     seen: HashMap<u64, u64, BuildU64Hasher>,
     blocks: u64,
     runs: Vec<Range<u64>>,

@@ -20,7 +20,7 @@ pub(crate) struct Recording {
     pub began: Duration,
     /// Host time at which a new block was last read.
     pub last_new: Duration,
-    /// The recording was requested to end.
+    /// The recording is to end, because that was requested.
     pub end: bool,
 }
 
@@ -38,8 +38,9 @@ impl Recordings {
         }
     }
 
-    /// Records blocks that a recorded clone reads: those of `values`, from block `first` on, that its map
-    /// refers to, that the clone has not written, and that are not in its write buffer (`have` is 0).
+    /// Records blocks that a recorded clone reads, from block `first` on. A block is recorded if its value in
+    /// `values` refers to a stored block, the clone has not written it, and it is not in the write buffer
+    /// (`have` is 0).
     pub fn record_read(&self, clone: &Disk, now: Duration, first: u64, values: &[MapValue], have: &[u8]) {
         let mut recordings = self.0.lock();
         let Some(recording) = recordings.iter_mut().find(|r| r.clone == clone.id()) else { return };
@@ -54,7 +55,7 @@ impl Recordings {
         }
     }
 
-    /// The recordings, which are changed only under this lock.
+    /// Locks the recordings; they are changed only under this lock.
     pub fn lock(&self) -> impl DerefMut<Target = Vec<Recording>> {
         self.0.lock()
     }

@@ -42,7 +42,7 @@ pub(super) async fn read_checkpoint(
     read_tables(source, root).await
 }
 
-/// Reads all pages. Tables that this release does not know are left out.
+/// Reads all pages of the tables. Tables that this release does not know are left out.
 async fn read_tables(source: &StoreReader, root: CheckpointRoot) -> Result<(Contents, StoredTables)> {
     let CheckpointRoot { next_disk, next_segment, directories, warm, sampling, .. } = root;
     let mut contents = Contents { next_disk, next_segment, warm, sampling, ..Contents::default() };

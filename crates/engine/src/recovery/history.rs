@@ -53,9 +53,9 @@ use crate::log::{Gap, Head, Neighbour, Scanned, SegmentScan};
 pub(crate) struct History {
     /// The batches of complete groups, in order.
     pub applied: Vec<Scanned>,
-    /// The last of these batches.
+    /// The last batch of the history.
     pub head: Head,
-    /// The gaps of damaged batches of the map stream.
+    /// The gaps of damaged batches of the map stream across which history continues.
     pub bridged: Vec<Gap>,
     /// The batches after the end of history, if they prove damage.
     pub lost: Option<LostHistory>,
@@ -63,16 +63,16 @@ pub(crate) struct History {
     pub newest_epoch: u64,
 }
 
-/// History that cannot be reached.
+/// Batches of history that recovery cannot reach.
 pub(crate) struct LostHistory {
-    /// The first missing batch's sequence number.
+    /// Sequence number of the first missing batch.
     pub first: u64,
     /// Number of the last batch of the last complete group that can be reached.
     pub end: u64,
     /// The intact batches after `end`, by ascending number.
     pub behind: Vec<Scanned>,
-    /// Gaps that may have held the first missing batch, or one of a group whose numbers an abandoned group
-    /// has as well.
+    /// Gaps that may have held the first missing batch, or a batch of a group whose numbers an abandoned
+    /// group has as well.
     pub gaps: Vec<Gap>,
     /// Segments whose header is damaged.
     pub headers: Vec<SegmentId>,
@@ -113,8 +113,8 @@ pub(crate) fn history(scans: Vec<SegmentScan>, head: Head) -> History {
     }
     let first = at.seq.saturating_add(1);
     let (next, another) = (end.seq.saturating_add(1), found.follows_another(end, end_epoch));
-    // The damaged group may have the numbers of an abandoned one: one that took effect late, or one of whose
-    // batches only the first are found.
+    // The damaged group may have the same numbers as an abandoned group: one that took effect late, or one of
+    // which only the first batches are found.
     let from = applied.last().filter(|_| another).map_or(next, |batch| batch.header.group);
     let unreadable = gaps.iter().any(|gap| gap.unreadable && gap.may_hold(from, first));
     let proven = unreadable || another || found.proves_damage(next, end_epoch);
@@ -129,8 +129,8 @@ pub(crate) fn history(scans: Vec<SegmentScan>, head: Head) -> History {
 }
 
 impl Gap {
-    /// Whether one of the batches `from` to `to` may have been in the gap, judging by the numbers of the
-    /// neighbours.
+    /// Whether one of the batches `from` to `to` may have been in the gap, according to the numbers of the
+    /// batches next to the gap.
     fn may_hold(&self, from: u64, to: u64) -> bool {
         let fits = self.after.is_none_or(|n| n.seq < to) && self.before.is_none_or(|n| n.seq > from);
         // Only zeroes follow the last batch.
@@ -138,7 +138,7 @@ impl Gap {
     }
 }
 
-/// The batch after a bridged gap.
+/// The batch that follows a gap that was bridged.
 struct BatchAfterGap {
     chain: u64,
     epoch: u64,
@@ -150,7 +150,7 @@ struct BatchAfterGap {
 #[derive(Default)]
 struct IntactBatches {
     by_seq: BTreeMap<u64, Vec<Scanned>>,
-    /// Number and epoch of each, including those already taken.
+    /// Number and epoch of each batch, including batches that were already taken.
     all: BTreeSet<(u64, u64)>,
     /// For each epoch, the highest number at which a group begins.
     last_begun: BTreeMap<u64, u64>,
@@ -175,13 +175,13 @@ impl IntactBatches {
         Some(candidates.swap_remove(best))
     }
 
-    /// Whether a batch of this epoch or a later one belongs to a group that begins after `seq`.
+    /// Whether a batch of this epoch or a later epoch belongs to a group that begins after `seq`.
     fn proves_damage(&self, seq: u64, epoch: u64) -> bool {
         self.last_begun.range(epoch..).any(|(_, begun)| *begun > seq)
     }
 
-    /// Whether a group of a later epoch begins after `end` and links to another batch than the last one: that
-    /// batch was durable, and written in place of an abandoned group, which took effect late.
+    /// Whether a group of a later epoch begins after `end` and links to another batch with this number. That
+    /// batch was durable, and was written in place of an abandoned group, which took effect late.
     fn follows_another(&self, end: Head, epoch: u64) -> bool {
         let Some(next) = end.seq.checked_add(1) else { return false };
         let begins = |b: &Scanned| b.header.group == next && b.header.epoch > epoch;
@@ -212,7 +212,8 @@ impl IntactBatches {
         Some((gap, BatchAfterGap { chain: header.chain, epoch: header.epoch, begins_group }))
     }
 
-    /// The batches after `end` whose writer had this epoch or a later one: one for each number.
+    /// Returns the batches after `end` whose writer had this epoch or a later epoch: one batch for each
+    /// number.
     fn behind(self, group: Vec<Scanned>, end: u64, epoch: u64) -> Vec<Scanned> {
         let mut behind: BTreeMap<u64, Scanned> = BTreeMap::new();
         for batch in group.into_iter().chain(self.by_seq.into_values().flatten()) {
@@ -289,9 +290,9 @@ mod tests {
         let (one, two, three) = ((1, 5, 1, true), (2, 5, 2, true), (3, 5, 3, true));
         assert_eq!(found(&[(DATA, &[Some(one), Some(two), Some(three)])], &[]), (3, None));
         assert_eq!(found(&[(DATA, &[Some(one), None, Some(three)])], &[two]), (1, Some(2)));
-        // The last group is indistinguishable from one that was not synced.
+        // The last group cannot be distinguished from a group that was not synced.
         assert_eq!(found(&[(DATA, &[Some(one), Some(two), None])], &[three]), (2, None));
-        // A batch of a group that was itself not synced proves damage as well; one of an older group does
+        // A batch of a group that was not synced itself proves damage as well; a batch of an older group does
         // not.
         assert_eq!(found(&[(DATA, &[Some(one), None, Some((3, 5, 3, false))])], &[two]), (1, Some(2)));
     }
@@ -303,14 +304,14 @@ mod tests {
             |again: &[Option<B>], missing: &[B]| found(&[(DATA, &[Some(late)]), (DATA, again)], missing);
         assert_eq!(found(&[Some(durable), Some(next)], &[]), (2, None));
         assert_eq!(found(&[None, Some(next)], &[durable]), (1, Some(2)));
-        // The damaged segment is named, not only one without any intact batch.
+        // The report names the damaged segment, although the segment has intact batches.
         for abandoned in [late, (1, 5, 1, false)] {
             let segments: [(Stream, &[Option<B>]); 2] =
                 [(DATA, &[Some(abandoned)]), (DATA, &[None, Some(next)])];
             let damaged = history(scans(&segments, &[durable]), Head { seq: 0, chain: 0 }).lost.unwrap();
             assert_eq!(damaged.gaps.iter().map(|gap| gap.segment.0).collect::<Vec<_>>(), [2]);
         }
-        // Nothing was durable after the abandoned group.
+        // No batch after the abandoned group was durable.
         assert_eq!(found(&[None], &[durable]), (1, None));
     }
 
@@ -328,10 +329,11 @@ mod tests {
     #[test]
     fn remains_of_earlier_lives_prove_nothing() {
         let old = [Some((1, 5, 1, true)), None, Some((3, 5, 2, false)), Some((4, 5, 2, true))];
-        // The next life assigned the numbers again, and crashed with its last group torn.
+        // The server assigned the numbers again after a restart, and crashed while its last group was
+        // written.
         let new = [Some((2, 6, 2, true)), None, Some((4, 6, 3, true))];
         assert_eq!(found(&[(DATA, &old), (DATA, &new)], &[(2, 5, 2, false), (3, 6, 3, false)]), (2, None));
-        // A group that was abandoned because the store was full; the epoch was raised after it.
+        // The group was abandoned because the store was full; the epoch was raised after it.
         let abandoned = [Some((1, 5, 1, true)), Some((2, 5, 2, false)), Some((3, 5, 2, true))];
         let again = [Some((2, 6, 2, true)), Some((3, 6, 3, true))];
         assert_eq!(found(&[(DATA, &abandoned), (DATA, &again)], &[]), (3, None));
@@ -344,7 +346,7 @@ mod tests {
         assert_eq!(found(&[(DATA, &old)], &[lost]), (1, Some(2)));
         let since = [Some((2, 6, 2, true))];
         assert_eq!(found(&[(DATA, &old), (DATA, &since)], &[lost]), (2, None));
-        // Damage since then is detected.
+        // Damage after that is detected.
         let since = [Some((2, 6, 2, true)), None, Some((4, 6, 4, true))];
         assert_eq!(found(&[(DATA, &old), (DATA, &since)], &[lost, (3, 6, 3, true)]), (2, Some(3)));
     }
@@ -355,12 +357,12 @@ mod tests {
         let lost = (3, 5, 3, true);
         let map = [Some((2, 5, 2, true)), None, Some((4, 5, 4, true))];
         assert_eq!(found(&[(DATA, &data), (MAP, &map)], &[lost]), (5, None));
-        // In the middle of its group.
+        // The gap is in the middle of its group.
         let map = [Some((2, 5, 2, false)), None, Some((4, 5, 2, true))];
         assert_eq!(found(&[(DATA, &data), (MAP, &map)], &[(3, 5, 2, false)]), (5, None));
-        // Without a later batch, the group may not have been synced.
+        // Without a later batch, the group may have been written but not synced.
         assert_eq!(found(&[(DATA, &data[..1]), (MAP, &map)], &[(3, 5, 2, false)]), (1, None));
-        // The missing batch may have been in the data stream, or one of two was.
+        // The missing batch may have been in the data stream, or in one of two streams.
         let data = [Some((1, 5, 1, true)), None, Some((5, 5, 5, true))];
         assert_eq!(
             found(&[(DATA, &data), (MAP, &[Some((2, 5, 2, true)), Some((4, 5, 4, true))])], &[lost]).1,
@@ -369,7 +371,7 @@ mod tests {
         let map = [Some((2, 5, 2, true)), None, Some((5, 5, 5, true))];
         let two = [(3, 5, 3, true), (4, 5, 4, true)];
         assert_eq!(found(&[(DATA, &[Some((1, 5, 1, true)), None]), (MAP, &map)], &two), (2, Some(3)));
-        // The gap is from an earlier life.
+        // The gap is from before a restart.
         let old = [Some((1, 5, 1, true)), None, Some((3, 5, 2, true))];
         let new = [None, Some((3, 6, 3, true)), Some((4, 6, 4, true))];
         assert_eq!(found(&[(MAP, &old), (DATA, &new)], &[(2, 5, 2, false), (2, 6, 2, true)]), (1, Some(2)));

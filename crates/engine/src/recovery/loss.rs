@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::log::describe;
 use crate::log_damage::{DamagedPlace, DiskLoss, LogDamage};
 
-/// The loss. `missing` are absent segments that may have held the first missing batch.
+/// Measures the loss. `missing` are absent segments that may have held the first missing batch.
 pub(super) fn measure_loss(
     catalogue: &Catalogue,
     lost: &LostHistory,
@@ -64,14 +64,14 @@ impl Names {
     }
 }
 
-/// A damaged pool may contain any count.
+/// Adds without overflow: a damaged pool may contain any count.
 fn add(sum: &mut u64, count: u64) {
     *sum = sum.saturating_add(count);
 }
 
 impl LossCounter {
-    /// A disk has its name in the catalogue before the damage, or the name with which it was created after
-    /// the damage.
+    /// Makes a counter. A disk has its name in the catalogue before the damage, or the name with which it was
+    /// created after the damage.
     fn of(catalogue: &Catalogue) -> LossCounter {
         let name = |d: &Disk| match d.role() {
             Role::Metadata => format!("{} (metadata)", catalogue.export_name(d)),

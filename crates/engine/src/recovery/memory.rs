@@ -58,11 +58,11 @@ impl OpenedMemory {
     }
 }
 
-/// Whether the memory has what the last opening of the pool put into it.
+/// Whether the retained memory has the contents that the last opening of the pool left in it.
 pub(crate) enum MemoryState {
-    /// It has, or there was nothing.
+    /// The memory has these contents, or there were none.
     Kept(Contents),
-    /// It has not, because of this.
+    /// The memory does not have these contents, for this reason.
     Lost(String),
 }
 
@@ -107,20 +107,20 @@ pub(super) fn open_memory(
     Ok(OpenedMemory::new(retained, state, config))
 }
 
-/// The disks whose writes, if they were answered before they were durable, are lost.
+/// The disks that lose writes with the memory, if such writes were answered before they were durable.
 #[derive(Debug, Default)]
 pub(crate) enum MemoryLoss {
-    /// None.
+    /// No disk loses writes.
     #[default]
     Nothing,
-    /// All, for this reason.
+    /// All disks lose writes, for this reason.
     All(String),
-    /// These.
+    /// These disks lose writes.
     Some(BTreeSet<DiskId>),
 }
 
 impl MemoryLoss {
-    /// Whether writes of this disk are lost.
+    /// Whether writes to this disk are lost.
     pub fn concerns(&self, disk: DiskId) -> bool {
         match self {
             MemoryLoss::Nothing => false,
@@ -129,7 +129,7 @@ impl MemoryLoss {
         }
     }
 
-    /// Why, if all are lost.
+    /// Why all disks lose writes; `None` if not all do.
     pub fn reason(&self) -> Option<&str> {
         match self {
             MemoryLoss::All(why) => Some(why),
@@ -141,11 +141,11 @@ impl MemoryLoss {
 /// What the memory states about the disks of a recovered pool.
 #[derive(Default)]
 pub(crate) struct TakenOver {
-    /// Disks with buffered writes, and their cost.
+    /// Disks whose buffers hold writes, and the cost of these buffers.
     pub dirty: Vec<(Arc<Disk>, u64)>,
     /// Desktops whose contents are valid.
     pub valid: Vec<(Arc<Disk>, Flag)>,
-    /// What is not there any more.
+    /// The disks whose writes were lost with the memory.
     pub loss: MemoryLoss,
     /// The evidence of a partial loss, for the next opening if this one is interrupted.
     pub damaged_pages: Vec<DamagedPage>,

@@ -2,8 +2,8 @@
 //! valid contents.
 //!
 //! The format crate validates each structure in isolation. This module checks the conditions that depend on
-//! the catalogue: whether a disk exists, and whether it has the blocks that an entry names. Whatever wrote
-//! the pool, a structure that fails here is reported like one that does not decode.
+//! the catalogue: whether a disk exists, and whether it has the blocks that an entry names. A structure that
+//! fails here is reported like a structure that cannot be decoded.
 
 use forebay_format::{CatalogueOp, DiskId, DiskRecord, Entry, FormatError, Mark, Role, Superblock};
 use forebay_store::ObjectStat;
@@ -36,7 +36,7 @@ pub(super) fn check_superblock(superblock: &Superblock) -> Result<()> {
     }
 }
 
-/// As [`check_superblock`], for ids of disks and segments.
+/// Works like [`check_superblock`], for ids of disks and segments.
 ///
 /// # Errors
 /// As there.
@@ -115,7 +115,7 @@ impl EntryValidator<'_> {
                 if self.0.get(disk.id).is_some() {
                     return invalid(WHAT, "disk");
                 }
-                // It gets the map of the source disk, and therefore needs the same size.
+                // The disk gets the map of the source disk, and therefore needs the same size.
                 let source = from.and_then(|from| self.0.get(from));
                 if source.is_some_and(|source| blocks(source.size()) != blocks(disk.size)) {
                     return invalid(WHAT, "from");

@@ -36,11 +36,11 @@ use crate::{Error, Host, PoolConfig, Result};
 /// The reaction to damage to the log that loses flushed writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnLoss {
-    /// The pool is not opened.
+    /// The pool is not opened if flushed writes would be lost.
     Refuse,
     /// The pool is opened in the state before the damage.
     Report,
-    /// As [`OnLoss::Report`], if the damage is this one; see [`LogDamage::id`].
+    /// Like [`OnLoss::Report`], if the damage has this identifier; see [`LogDamage::id`].
     Accept(u64),
 }
 
@@ -62,14 +62,14 @@ pub(crate) struct Recovered {
     pub caches: Arc<WriteCaches>,
     pub applier: Applier,
     pub log: Log,
-    /// The tables of the checkpoint in effect.
+    /// The tables of the current checkpoint.
     pub tables: StoredTables,
     pub dedup: Dedup,
     /// Segments whose fingerprints were used before the pool was closed.
     pub warm: Vec<SegmentId>,
-    /// Bytes on the store.
+    /// Bytes of the pool on the store.
     pub stored: u64,
-    /// Batches that were replayed.
+    /// Number of batches that were replayed.
     pub batches: u64,
     /// Duration of the recovery.
     pub took: std::time::Duration,
@@ -79,7 +79,7 @@ pub(crate) struct Recovered {
     pub taken: TakenOver,
 }
 
-/// Recovers the pool on a store, or creates a new one if the store is empty.
+/// Recovers the pool on a store, or creates a new pool if the store is empty.
 ///
 /// # Errors
 /// [`Error::LogDamaged`] if flushed writes are lost and `on_loss` does not accept this; those of the store.
@@ -94,7 +94,8 @@ pub(crate) async fn recover(
     let mut superblock = load_superblock(&store, &*host, &config, mode).await?;
     let head = Head { seq: superblock.seq, chain: superblock.chain };
     let OpenedMemory { retained, state } = open_memory(&*host, &config, mode, &superblock)?;
-    // Declared after the contents, whose records are removed when they are dropped.
+    // Declared after the contents, so that it is dropped before them: dropping the contents removes their
+    // records.
     let untouched = Untouched(Some(retained.clone()));
     let cx = Context::new(host, config, retained);
     let progress = Arc::new(CommitProgress::default());
@@ -136,7 +137,8 @@ pub(crate) async fn recover(
     let next = objects.iter().map(|o| o.id.0 + 1).max().unwrap_or(1).max(checkpoint.next_segment);
     let mut log = Log::new(store, superblock, head, table, next);
     log.appended = appended;
-    // Counts towards the next checkpoint; otherwise a pool that crashes often would replay more each time.
+    // Replayed bytes count towards the next checkpoint; otherwise a pool that crashes often would replay more
+    // each time.
     log.appended.fetch_add(replayed, crate::sync::atomic::Ordering::Relaxed);
     let mut dedup = Dedup::new(cx.config.dedup_index, checkpoint.sampling.saturating_sub(1));
     dedup.segments_left = segments_with_blocks(log.table()).len() as u64;
@@ -162,8 +164,9 @@ pub(crate) async fn recover(
     })
 }
 
-/// Gives the contents of the retained memory back to the disks, unless it was lost, or history does not reach
-/// its floor: then all of it is. `own` is the store of a pool that is not only looked at, and its superblock.
+/// Gives the contents of the retained memory back to the disks. If the memory was lost, or history does not
+/// reach its floor, all of its contents are lost. `own` is the store and the superblock of a pool that is
+/// opened to be changed.
 async fn take_memory(
     state: MemoryState,
     applier: &Applier,
@@ -187,11 +190,11 @@ async fn take_memory(
     all("the log is older than the retained memory, as after a restore from a backup".to_owned())
 }
 
-/// Leaves the retained memory as it is if the opening fails or is cancelled.
+/// Guard that leaves the retained memory as it is if the opening fails or is cancelled.
 struct Untouched(Option<Arc<Retained>>);
 
 impl Untouched {
-    /// The contents belong to the recovered pool.
+    /// Records that the contents belong to the recovered pool now.
     fn recovered(mut self) {
         self.0 = None;
     }
@@ -211,8 +214,8 @@ fn may_continue(checkpoint: &Contents, id: SegmentId) -> bool {
     record.map_or(id.0 >= checkpoint.next_segment, |r| r.state == SegmentState::Open)
 }
 
-/// The objects for which [`may_continue`] holds. All others are in the segment table with their lengths; if
-/// one is missing or shorter, reads and checks detect that.
+/// The objects for which [`may_continue`] holds. All other objects are in the segment table with their
+/// lengths; if one is missing or shorter, reads and checks detect that.
 async fn log_objects(store: &Metered, checkpoint: &Contents) -> Result<Vec<ObjectStat>> {
     let open = checkpoint.segments.iter().filter(|r| r.state == SegmentState::Open).map(|r| r.segment);
     Ok(store.tail(open.collect(), SegmentId(checkpoint.next_segment)).await?)
@@ -223,7 +226,7 @@ fn warn_of_gap(gap: &Gap) {
     tracing::warn!(%segment, offset, "the log is damaged, but no writes are affected; run 'forebay check'");
 }
 
-/// Syncs the segments that hold replayed batches: later batches must not build on one that is only in a
+/// Syncs the segments that hold replayed batches: later batches must not build on a batch that is only in a
 /// cache.
 async fn sync_log(store: &Metered, applied: &[Scanned]) -> Result<()> {
     let segments: BTreeSet<SegmentId> = applied.iter().map(|b| b.header.segment).collect();
@@ -264,7 +267,7 @@ async fn scan_log(
 
 fn load_catalogue(checkpoint: &Contents, cx: &Context) -> Result<Catalogue> {
     let mut catalogue = Catalogue::new(checkpoint.next_disk);
-    // Volumes before their snapshots, whose export names depend on them.
+    // Volumes precede their snapshots, whose export names depend on them.
     let (snapshots, others): (Vec<_>, Vec<_>) = checkpoint.disks.iter().partition(|d| d.parent.is_some());
     for disk in others.into_iter().chain(snapshots) {
         check_record(disk)?;
@@ -274,8 +277,8 @@ fn load_catalogue(checkpoint: &Contents, cx: &Context) -> Result<Catalogue> {
     Ok(catalogue)
 }
 
-/// Segments that are missing although the checkpoint lists them as open, or although later ones exist. The
-/// checkpoint would reflect a deletion.
+/// Segments that are missing although the checkpoint lists them as open, or although later segments exist. A
+/// deletion would be reflected in the checkpoint.
 fn missing_segments(objects: &[ObjectStat], checkpoint: &Contents) -> Vec<SegmentId> {
     let existing: BTreeSet<u32> = objects.iter().map(|o| o.id.0).collect();
     let open = checkpoint.segments.iter().filter(|r| r.state == SegmentState::Open).map(|r| r.segment.0);
@@ -284,5 +287,5 @@ fn missing_segments(objects: &[ObjectStat], checkpoint: &Contents) -> Vec<Segmen
     open.chain(later).filter(|id| !existing.contains(id)).map(SegmentId).collect()
 }
 
-/// Most segment numbers that a report checks.
+/// Maximum number of segment numbers that a report checks.
 const MAX_MISSING: usize = 1 << 16;

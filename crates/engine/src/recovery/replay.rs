@@ -7,7 +7,8 @@ use crate::commit::{Applier, Change};
 use crate::log::{Scanned, SegmentTable};
 use crate::{Broken, Result};
 
-/// Applies batches in order. Returns the disks whose contents were replaced, with the batch that did.
+/// Applies batches in order. Returns the disks whose contents were replaced, each with the number of the
+/// batch that replaced them.
 pub(super) async fn replay(
     applier: &Applier,
     batches: &[Scanned],
@@ -65,8 +66,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Applies the changes as a commit does: damage to the map affects only the blocks below it, any other
-    /// error makes opening the pool fail.
+    /// Applies the changes as a commit does. Damage to the map affects only the blocks below it; any other
+    /// error makes the opening of the pool fail.
     async fn apply(&mut self, applier: &Applier) -> Result<()> {
         let changes = std::mem::take(&mut self.changes);
         match applier.disk(self.disk) {
@@ -76,7 +77,7 @@ impl Pending {
     }
 }
 
-/// Updates the segment table from history. No segment is continued.
+/// Updates the segment table from history. All segments become sealed: none of them is appended to again.
 pub(super) fn record_segments(table: &mut SegmentTable, applied: &[Scanned]) -> Result<()> {
     let open = table.iter().filter(|r| r.state == SegmentState::Open).map(|r| r.segment);
     let open: Vec<SegmentId> = open.collect();

@@ -8,17 +8,17 @@ use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SEGMENTS_AT_LEAST};
 use crate::log::{SWAP, for_good};
 use crate::{Error, Host, PoolConfig, Result};
 
-/// The purpose of opening a pool.
+/// For which purpose a pool is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// To own the pool and modify it.
+    /// The pool is owned and may be modified.
     Own,
-    /// To inspect the pool; nothing is written.
+    /// The pool is only inspected; nothing is written.
     Look,
 }
 
-/// Reads the superblock; for [`Mode::Own`], also writes one with the next epoch. Creates a pool if the store
-/// is empty.
+/// Reads the superblock. With [`Mode::Own`], also writes a superblock with the next epoch, and creates a pool
+/// if the store is empty.
 pub(super) async fn load_superblock(
     store: &Metered,
     host: &dyn Host,
@@ -33,7 +33,7 @@ pub(super) async fn load_superblock(
     let mut superblock = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
         Ok(superblock) => superblock,
         Err(e) if e.is_unsupported() => return Err(e.into()),
-        // Copy 1 is the first to be written. If only this copy exists and is damaged, and there are no
+        // Copy 1 is the first to be written. If only copy 1 exists, copy 1 is damaged, and there are no
         // segments, the creation of a pool was interrupted: it contains no data.
         Err(_) if copies[0].is_none() && is_empty(store).await? => new_superblock(host),
         Err(_) if copies.iter().all(Option::is_none) => {
@@ -53,9 +53,9 @@ pub(super) async fn load_superblock(
     Ok(superblock)
 }
 
-/// The length at which segments end: the configured one, if the store has room for many of them, and if
-/// objects can be twice as long. The cleaner fills an object up to three quarters of a segment, and adds the
-/// live slots of another one.
+/// The length at which segments end: the configured length, if the store has room for many such segments, and
+/// if objects can be twice as long. (The cleaner fills an object up to three quarters of a segment, and then
+/// adds the live slots of another segment.)
 fn segment_bytes(configured: u32, share: u64, max_object: u64) -> u32 {
     let fitting = u32::try_from(max_object / 2).unwrap_or(u32::MAX);
     if configured > fitting {
@@ -70,9 +70,9 @@ async fn is_empty(store: &Metered) -> Result<bool> {
     Ok(store.list_lengths_of(Box::new(|_| false)).await?.is_empty())
 }
 
-/// Raises the epoch above that of all batches found. It is above them unless the newest superblock copy was
-/// damaged: then the epoch derived from the older copy may have been used before, and one epoch would
-/// identify two lives of the pool.
+/// Raises the epoch above the epochs of all batches that were found. It is usually above them. If the newest
+/// superblock copy was damaged, the epoch derived from the older copy may have been used before, and the same
+/// epoch would then be used by two openings of the pool.
 pub(super) async fn raise_epoch_above(
     newest: u64,
     store: &Metered,
@@ -94,8 +94,8 @@ pub(super) fn random_id(host: &dyn Host) -> u64 {
     u64::from_le_bytes(id).max(1)
 }
 
-/// Replaces the name of the pool's memory by one that no memory has: an opening that is interrupted before
-/// the loss is recorded finds it again.
+/// Replaces the id of the pool's memory in the superblock by an id that no memory has. If the opening is
+/// interrupted before the loss is recorded, the next opening finds the loss again.
 pub(super) async fn disown_memory(
     host: &dyn Host,
     store: &Metered,

@@ -10,20 +10,20 @@ use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::atomic::{AtomicI64, AtomicU64};
 
-/// The memory is assumed to be unable to grow for this long after it could not: one commit in that time may
+/// How long the memory is assumed to be unable to grow after it could not grow: one commit in that time may
 /// begin too late.
 const SHORT_OF_MEMORY: Duration = Duration::from_secs(60);
 
 /// The dirty bytes and their limits; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct BufferRoom {
-    /// Configured limit.
+    /// Configured limit on dirty bytes.
     configured: u64,
     /// Bytes in the write buffers.
     dirty: AtomicI64,
-    /// Bytes of retained memory if it could not grow of late; otherwise `u64::MAX`.
+    /// Bytes of retained memory if it recently could not grow; otherwise `u64::MAX`.
     memory: AtomicU64,
-    /// Host time until which that is assumed.
+    /// Host time until which the memory is assumed to be unable to grow.
     short_until: Mutex<Duration>,
     /// Bytes for which there is room in the store.
     storable: AtomicU64,
@@ -45,8 +45,8 @@ impl BufferRoom {
         self.dirty.load(SeqCst).max(0) as u64
     }
 
-    /// Records that the buffers grew by `bytes`, or shrank if negative. Returns whether they have become half
-    /// full, if at most `bound` bytes may be in them.
+    /// Records that the buffers grew by `bytes`, or shrank if negative. Returns whether this has made them
+    /// half full, where `bound` is an additional limit on their bytes.
     pub fn add(&self, bytes: i64, bound: u64) -> bool {
         let before = self.dirty.fetch_add(bytes, SeqCst);
         let half = (self.configured.min(self.memory.load(Relaxed)).min(bound) / 2) as i64;
@@ -79,7 +79,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// At which of eight MiB, written one by one, a commit is requested.
+    /// The writes, of eight writes of one MiB each, at which a commit is requested.
     fn half_of(room: &BufferRoom, bound: u64) -> Vec<u64> {
         let at = (1..=8).filter(|_| room.add(MIB as i64, bound)).collect();
         assert_eq!(room.dirty(), 8 * MIB);

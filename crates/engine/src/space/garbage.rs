@@ -18,7 +18,7 @@ pub(crate) struct Garbage {
     marked_at: AtomicU64,
     /// Log bytes of guests' data, since the pool was opened.
     written: AtomicU64,
-    /// `written` when the last mark began.
+    /// Value of `written` when the last mark began.
     written_at_mark: AtomicU64,
     /// Bytes on the store, as of the last mark or recovery.
     stored: AtomicU64,
@@ -32,7 +32,7 @@ pub(crate) struct Garbage {
     due: AtomicBool,
 }
 
-/// The indications of garbage before a mark.
+/// What indicated garbage before a mark.
 pub(crate) struct BeforeMark {
     due: bool,
     written: u64,
@@ -54,17 +54,17 @@ impl Garbage {
         self.appended().saturating_sub(self.marked_at.load(Relaxed))
     }
 
-    /// Bytes that guests have written since then.
+    /// Bytes that guests have written since the last mark began.
     pub fn written_since_mark(&self) -> u64 {
         self.written.load(Relaxed).saturating_sub(self.written_at_mark.load(Relaxed))
     }
 
-    /// Bytes that guests have discarded since then.
+    /// Bytes that guests have discarded since the last mark began.
     pub fn discarded_since_mark(&self) -> u64 {
         self.discarded.load(Relaxed)
     }
 
-    /// Bytes that checkpoints and the cleaner wrote.
+    /// Bytes that checkpoints and the cleaner have written.
     pub fn own_bytes(&self) -> u64 {
         self.appended().saturating_sub(self.written.load(Relaxed))
     }
@@ -82,7 +82,7 @@ impl Garbage {
         self.due.load(Relaxed)
     }
 
-    /// Records that there is such garbage.
+    /// Records that there is garbage that is not visible in the log.
     pub fn set_due(&self) {
         self.due.store(true, Relaxed);
     }
@@ -102,23 +102,25 @@ impl Garbage {
         self.marked_at.fetch_add(bytes, Relaxed);
     }
 
-    /// Records that guests discarded `bytes`, not committed yet.
+    /// Records that guests discarded `bytes` in requests that are not committed yet.
     pub fn add_discards(&self, bytes: u64) {
         self.uncommitted_discards.fetch_add(bytes, Relaxed);
     }
 
-    /// Takes the bytes that were discarded before a freeze.
+    /// Takes the number of bytes that were discarded before a freeze.
     pub fn take_discards(&self) -> u64 {
         self.uncommitted_discards.swap(0, Relaxed)
     }
 
-    /// Records a completed commit that discarded `bytes`. Returns whether all of them have reached `enough`.
+    /// Records a completed commit that discarded `bytes`. Returns whether the bytes discarded since the last
+    /// mark have now reached `enough`.
     pub fn committed_discards(&self, bytes: u64, enough: u64) -> bool {
         let before = self.discarded.fetch_add(bytes, Relaxed);
         before < enough && before + bytes >= enough
     }
 
-    /// Called before the checkpoint of a mark is made: it may not contain later changes.
+    /// Reads the indications before the checkpoint of a mark is made: the checkpoint may not contain later
+    /// changes.
     pub fn before_mark(&self) -> BeforeMark {
         BeforeMark {
             due: self.due.swap(false, Relaxed),
@@ -134,12 +136,12 @@ impl Garbage {
         self.discarded.fetch_sub(before.discarded, Relaxed);
     }
 
-    /// Records that the checkpoint failed, so there is no mark.
+    /// Records that the checkpoint failed, so no mark begins.
     pub fn mark_failed(&self, before: &BeforeMark) {
         self.due.fetch_or(before.due, Relaxed);
     }
 
-    /// Records the result of a mark: `stored` bytes in the store, of which `reclaimable` are dead.
+    /// Records the result of a mark: the store holds `stored` bytes, of which `reclaimable` are dead.
     pub fn marked(&self, stored: u64, reclaimable: u64) {
         self.stored.store(stored, Relaxed);
         self.set_reclaimable(reclaimable);

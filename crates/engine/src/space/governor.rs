@@ -103,7 +103,7 @@ impl SpaceGovernor {
         len > TURN_BYTES && self.pacing.buffer_bound(flow.id()) < u64::MAX
     }
 
-    /// As [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
+    /// Works like [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
     pub fn admit(&self, flow: &Arc<Flow>, len: u64) -> Result<Option<Admission<'_>>> {
         self.check_room(len)?;
         let taken = self.gate.take(flow, (cost(len), len), |flow, cost| self.budget_for(flow, cost));
@@ -122,7 +122,7 @@ impl SpaceGovernor {
         Ok(queued)
     }
 
-    /// Whether requests wait for admission.
+    /// Whether requests wait for room in the write buffers.
     pub fn has_waiting(&self) -> bool {
         self.gate.has_waiting()
     }
@@ -138,12 +138,12 @@ impl SpaceGovernor {
         }
     }
 
-    /// Admits requests that wait, if less is used than when they were looked at last.
+    /// Admits requests that wait, if less room is used than when they were last examined.
     fn admit_returned(&self) {
         self.gate.drain_returned(|flow, cost| self.budget_for(flow, cost));
     }
 
-    /// Refuses the requests that wait, and all that would have to wait: the pool has stopped.
+    /// Refuses the requests that wait, and all later requests that would have to wait: the pool has stopped.
     pub fn refuse_waiting(&self) {
         self.gate.close();
     }
@@ -151,7 +151,7 @@ impl SpaceGovernor {
     /// The budget for a request of a flow; `None` if it must wait for a reclaim.
     fn budget_for(&self, flow: &Flow, cost: u64) -> Option<Budget> {
         if self.store.is_full() {
-            // The reserve is for all flows alike, those above their share included.
+            // The reserve is for all flows alike, including flows above their share.
             let all = zeroes_budget(self.reserve.write_buffer);
             return self.fits_zeroes(cost).then_some(Budget { all, open: u64::MAX });
         }
@@ -186,14 +186,14 @@ impl SpaceGovernor {
     }
 
     /// Records that a commit has written `bytes` of the buffers of a flow. After the last flow of its group,
-    /// the caller calls [`SpaceGovernor::group_written`] with the bytes of all.
+    /// the caller calls [`SpaceGovernor::group_written`] with the bytes of the whole group.
     pub fn written(&self, flow: &Flow, bytes: u64) {
         self.buffers.add(-(bytes as i64), u64::MAX);
         self.gate.give_back_later(flow, bytes);
     }
 
-    /// Admits requests that wait into the room of buffers that a commit has written. They are looked at once
-    /// for all flows.
+    /// Admits requests that wait into the room of buffers that a commit has written. Waiting requests are
+    /// examined once for all flows.
     pub fn group_written(&self, bytes: u64) {
         self.gate.give_back(bytes);
         self.admit_waiting();
@@ -212,7 +212,7 @@ impl SpaceGovernor {
 
 /// Room in the store.
 impl SpaceGovernor {
-    /// Whether enough was written since the capacity was observed to matter.
+    /// Whether enough was written since the last observation of the capacity for it to be observed again.
     pub fn wants_capacity(&self, now: Duration) -> bool {
         self.store.wants_observation(self.garbage.appended(), now)
     }
@@ -254,7 +254,7 @@ impl SpaceGovernor {
         }
     }
 
-    /// The current inputs of all decisions.
+    /// Returns the values on which all decisions are based.
     pub fn situation(&self) -> Situation {
         let (last, patience) = self.reclaims.outcome();
         let total = self.store.total();
@@ -280,7 +280,7 @@ impl SpaceGovernor {
         self.situation().reclaim_may_help()
     }
 
-    /// Time until a reclaim that is wanted may begin; `None` if none is wanted.
+    /// Time until a reclaim that is wanted may begin; `None` if no reclaim is wanted.
     pub fn reclaim_in(&self, now: Duration) -> Option<Duration> {
         let situation = self.situation();
         let (took, rested) = self.reclaims.took_and_rested(now);
@@ -332,12 +332,12 @@ impl Drop for ReclaimGuard<'_> {
     }
 }
 
-/// A request in the queue for admission. Dropping it leaves the queue.
+/// A request in the queue for admission. Dropping this guard removes the request from the queue.
 pub(crate) struct Queued<'a> {
     governor: &'a SpaceGovernor,
     flow: Arc<Flow>,
     len: u64,
-    /// `None` only while it is dropped, and once it was admitted.
+    /// The place in the queue; `None` only while the guard is dropped, and once the request was admitted.
     waiting: Option<Waiting<'a>>,
 }
 
@@ -376,13 +376,13 @@ impl<'a> Admission<'a> {
         Admission { governor, flow: flow.clone(), left }
     }
 
-    /// An admission without a reservation.
+    /// Returns an admission without a reservation.
     pub fn unbounded(governor: &'a SpaceGovernor, flow: &Arc<Flow>) -> Admission<'a> {
         Admission::new(governor, flow, 0)
     }
 
-    /// Releases `bytes` of the reservation, directly before they are written to the buffers and counted
-    /// there.
+    /// Releases `bytes` of the reservation. Called directly before they are written to the buffers and
+    /// counted there.
     pub fn spend(&mut self, bytes: u64) {
         let spent = bytes.min(self.left);
         self.left -= spent;
@@ -395,12 +395,12 @@ impl Drop for Admission<'_> {
         if self.left > 0 {
             self.spend(self.left);
         }
-        // Also for bytes that were spent and did not become dirty.
+        // Waiting requests are also admitted for bytes that were spent and did not become dirty.
         self.governor.admit_returned();
     }
 }
 
-/// What a request of `len` bytes (0: a zeroed range) costs.
+/// Cost of a request of `len` bytes (0: a zeroed range) in bytes.
 fn cost(len: u64) -> u64 {
     if len == 0 { ZEROES_COST } else { len.max(ZEROES_COST + 1) }
 }

@@ -135,7 +135,7 @@ fn poll_once<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> std::task::Poll<F
     future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
 }
 
-/// A commit of `bytes` that took `took`, and ended then.
+/// Records a commit of `bytes` that took `took`, and has ended now.
 fn record_group(governor: &SpaceGovernor, bytes: u64, took: Duration) {
     governor.pacing.record_group(&GroupBytes { buffered: bytes, logged: bytes }, took, took, false);
 }
@@ -163,7 +163,7 @@ fn a_flush_of_another_disk_bounds_the_buffers() {
 
 #[test]
 fn the_room_of_the_store_decides_what_is_accepted() {
-    // Free MiB; room reported; whether that is a change between full and not full.
+    // Columns: free MiB; room reported; whether that is a change between full and not full.
     let governor = governor();
     let rows = [
         (1000, Room::Ok, false),
@@ -208,12 +208,12 @@ fn writers_of_a_full_store_wait_while_a_reclaim_may_help_and_then_fail() {
     }
     assert!(matches!(governor.may_buffer(flow, MIB), Err(Error::NoSpace)));
     assert!(matches!(governor.admit(flow, MIB), Err(Error::NoSpace)));
-    // A deletion is worth the wait for one more.
+    // After a deletion, one more reclaim is worth the wait.
     governor.reclaim_is_due();
     assert!(!governor.may_buffer(flow, MIB).unwrap());
 }
 
-/// A zeroed range frees room, so on a full store it must not wait for others that wait for room.
+/// A zeroed range frees room, so on a full store it must not wait behind requests that wait for room.
 #[test]
 fn a_discard_on_a_full_store_does_not_wait_for_its_share() {
     let governor = governor();
@@ -227,7 +227,8 @@ fn a_discard_on_a_full_store_does_not_wait_for_its_share() {
     assert!(matches!(governor.admit(large, MIB), Ok(None) | Err(Error::NoSpace)));
 }
 
-/// Otherwise writers of little data would wait for the end of a commit whenever they have reached the bound.
+/// Without this rule, writers of little data would wait for the end of a commit whenever they have reached
+/// the bound.
 #[test]
 fn a_commit_begins_when_half_of_what_may_be_buffered_is_used() {
     const MS: Duration = Duration::from_millis(1);

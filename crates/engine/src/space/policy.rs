@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use crate::limits::{RECLAIM_SHARE, ROOM_SHARE, TIGHT_SHARE};
 
-/// Reclaims in a row without sufficient gain after which writers do not wait for another.
+/// Number of successive reclaims without sufficient gain after which writers do not wait for another reclaim.
 pub(crate) const PATIENCE: u32 = 3;
 /// Interval at which the free room is queried while the store is short of room.
 pub(crate) const SPACE_CHECK: Duration = Duration::from_secs(1);
 
-/// Level of free room.
+/// How much free room the store has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Plenty,
@@ -35,10 +35,10 @@ pub(crate) enum Level {
 /// Result of the last reclaim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Bytes freed, less the bytes that checkpoints and the cleaner wrote; together with the reclaims before
-    /// it that did not gain enough.
+    /// Bytes freed, minus the bytes that checkpoints and the cleaner wrote. Earlier reclaims that did not
+    /// gain enough are included.
     pub gained: u64,
-    /// It cleaned everything worthwhile; the remaining data is live, or not known to be dead.
+    /// The reclaim cleaned everything worthwhile; the remaining data is live, or not known to be dead.
     pub exhausted: bool,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Situation {
     pub free: u64,
     pub total: u64,
-    /// Kept for deletions, checkpoints, cleaning, and data that is in the buffers already.
+    /// Bytes that are kept for deletions, checkpoints, cleaning, and data that is in the buffers already.
     pub reserve: u64,
     /// The store is full: according to its capacity, or because it refused data.
     pub full: bool,
@@ -69,7 +69,7 @@ pub(crate) struct Situation {
     pub patience: u32,
 }
 
-/// Least gain that makes a reclaim worthwhile while the store is full.
+/// Minimum gain that makes a reclaim worthwhile while the store is full.
 pub(crate) fn min_reclaim_bytes(segment: u64) -> u64 {
     segment / 4
 }
@@ -94,7 +94,7 @@ impl Situation {
         (self.total / ROOM_SHARE).max(1)
     }
 
-    /// Remaining part of the margin, in percent.
+    /// The part of the margin that remains, in percent.
     fn margin_left(&self) -> u64 {
         self.free.saturating_sub(self.reserve).min(self.margin()) * 100 / self.margin()
     }
@@ -103,7 +103,7 @@ impl Situation {
         self.last.gained >= min_reclaim_bytes(self.segment)
     }
 
-    /// Whether another reclaim may free more than the last one.
+    /// Whether another reclaim may free more than the last reclaim.
     fn may_free_more(&self) -> bool {
         self.patience > 0 && (self.last_reclaim_freed_enough() || !self.last.exhausted)
     }
@@ -117,7 +117,7 @@ impl Situation {
             Level::Plenty => false,
             Level::Tight => changed >= self.margin().max(few),
             Level::Short => changed >= few || self.may_free_more(),
-            // Writers are held back, so a smaller change suffices.
+            // Writers are held back, so a smaller change of the garbage suffices.
             Level::Full => changed >= min_reclaim_bytes(self.segment) || self.may_free_more(),
         };
         self.due || self.appended >= much || self.discarded >= much || by_level
@@ -156,7 +156,7 @@ impl Situation {
         if left >= 100 {
             return None;
         }
-        // While the rate of freeing is unknown: a rate at which the remaining room lasts for some seconds.
+        // Rate while the rate of freeing is unknown: the remaining room lasts for some seconds at this rate.
         let base = u128::from(freed.max(self.margin() / 8));
         let rate = base * 2 * u128::from(left) / u128::from(100 - left);
         Some(u64::try_from(rate).unwrap_or(u64::MAX).max(min_reclaim_bytes(self.segment).max(1)))

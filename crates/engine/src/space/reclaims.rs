@@ -1,9 +1,10 @@
 //! The reclaims so far: whether one is under way, what they gained, and how fast they freed room.
 //!
-//! **Gain** is what was freed less what checkpoints and the cleaner wrote. Several reclaims that gain too
-//! little are judged together: each may free no more than what the one before it wrote, so that every second
-//! one alone would seem to gain, and writers would wait for ever. **Patience** is the number of such reclaims
-//! for which writers still wait; it is restored by a sufficient gain, and raised to one by new garbage.
+//! **Gain** is what a reclaim freed, minus what checkpoints and the cleaner wrote. Several reclaims that gain
+//! too little are judged together: each may free no more than what the previous one wrote, so that every
+//! second reclaim alone would seem to gain, and writers would wait for ever. **Patience** is the number of
+//! such reclaims for which writers still wait; a sufficient gain restores it, and new garbage raises it to
+//! one.
 
 use std::time::Duration;
 
@@ -27,15 +28,15 @@ pub(crate) struct Reclaims {
     pub moved: Counter,
 }
 
-/// The last reclaim.
+/// The last reclaim, and the reclaims without sufficient gain before it.
 struct Last {
     outcome: Outcome,
     patience: u32,
-    /// Host time at its end; before the first reclaim, the time at which the pool was opened.
+    /// Host time at the end of the last reclaim; before the first reclaim, the time of opening the pool.
     ended: Duration,
     took: Duration,
-    /// The bytes that had been freed and written when the first of the reclaims began that have not gained
-    /// enough since.
+    /// The bytes that had been freed and written at the beginning of the first reclaim in the present series
+    /// of reclaims without enough gain.
     since: Option<(u64, u64)>,
 }
 
@@ -52,7 +53,7 @@ impl Default for Last {
     }
 }
 
-/// The beginning of a reclaim.
+/// The state when a reclaim began.
 pub(super) struct Began {
     at: Duration,
     freed: u64,
@@ -74,11 +75,11 @@ impl Reclaims {
         self.rate.lock().sample(now, self.freed.get().bytes, own);
     }
 
-    /// Records the result of a reclaim. `enough`: the least gain that restores the patience; `None` if the
-    /// store is not short of room. `exhausted`: it cleaned everything worthwhile.
+    /// Records the result of a reclaim. `enough`: the minimum gain that restores the patience; `None` if the
+    /// store is not short of room. `exhausted`: the reclaim cleaned everything worthwhile.
     pub(super) fn end(&self, began: &Began, own: u64, now: Duration, enough: Option<u64>, exhausted: bool) {
         let mut last = self.last.lock();
-        // There is none if garbage became known while this reclaim was under way.
+        // A series has not begun if garbage became known while this reclaim was in progress.
         let since = last.since.unwrap_or((began.freed, began.own));
         let freed = self.freed.get().bytes.saturating_sub(since.0);
         let gained = freed.saturating_sub(own.saturating_sub(since.1));
@@ -113,7 +114,7 @@ impl Reclaims {
         self.cleaning.load(Relaxed)
     }
 
-    /// The outcome of the last reclaim, and the patience with the next ones.
+    /// The outcome of the last reclaim, and the patience for the next reclaims.
     pub(super) fn outcome(&self) -> (Outcome, u32) {
         let last = self.last.lock();
         (last.outcome, last.patience)
@@ -135,7 +136,8 @@ impl Reclaims {
 mod tests {
     use super::*;
 
-    /// Each reclaim frees the segment with the last but one checkpoint: of every two, one seems to gain.
+    /// Each reclaim frees the segment with the last but one checkpoint, so every second reclaim seems to gain
+    /// room.
     #[test]
     fn reclaims_that_free_only_what_checkpoints_wrote_use_up_the_patience() {
         let (reclaims, mut own) = (Reclaims::default(), 0);
@@ -150,7 +152,7 @@ mod tests {
         };
         let patience: Vec<u32> = (0..4).map(|number| reclaim(number % 2 * 4)).collect();
         assert_eq!(patience, [2, 1, 0, 0]);
-        // What was written before is not held against a reclaim that has something to free.
+        // What was written before does not count against a reclaim that has something to free.
         reclaims.allow_another();
         assert_eq!(reclaim(4), PATIENCE);
     }

@@ -2,9 +2,11 @@
 
 use super::policy::min_reclaim_bytes;
 
-/// A store is low on room if, in addition to the reserve, less than the total divided by this number is free.
+/// A store is low on room if the free room above the reserve is less than its total size divided by this
+/// number.
 const LOW_PART: u64 = 10;
-/// It is no longer low when, in addition, that much divided by this number is free.
+/// A store that is low on room is no longer low when it has further free room: the share of [`LOW_PART`],
+/// divided by this number.
 const SLACK_PART: u64 = 4;
 
 /// The sizes on which the reserve depends.
@@ -17,31 +19,32 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Room that is kept free for deletions, checkpoints, cleaning and the data that is already in the
+    /// Bytes that are kept free for deletions, checkpoints, cleaning and the data that is already in the
     /// buffers.
     pub fn bytes(&self, total: u64) -> u64 {
         (2 * self.segment_bytes + 2 * self.write_buffer).min(total / 4)
     }
 
-    /// A store of `total` bytes is low on room if less than this is free.
+    /// Threshold of free bytes below which a store of `total` bytes is low on room.
     pub fn low_threshold(&self, total: u64) -> u64 {
         self.bytes(total) + total / LOW_PART
     }
 
-    /// Hysteresis of that, so that a store at the threshold does not log a warning at every commit.
+    /// Hysteresis of the threshold, so that a store near the threshold does not log a warning at every
+    /// commit.
     pub fn low_slack(total: u64) -> u64 {
         total / (LOW_PART * SLACK_PART)
     }
 
-    /// The part of the reserve that the store is to own, so that it is there whatever the store reports as
-    /// free. The rest is at least a segment: a store that reports the true free space is full by the numbers
-    /// before a segment finds no room.
+    /// The part of the reserve that the store is to own, so that it is available regardless of what the store
+    /// reports as free. The other part is at least a segment: a store that reports the true free space is
+    /// full by the numbers before a segment finds no room.
     pub fn owned(&self, total: u64) -> u64 {
         self.bytes(total) / 2
     }
 
-    /// Bytes that the write buffers may hold in a store of this size, at most: when the store refuses room,
-    /// they are written into two thirds of the room that it owns. The rest is for deletions and their
+    /// Maximum bytes of the write buffers in a store of this size. When the store refuses room, the buffers
+    /// are written into two thirds of the room that it owns. The last third is for deletions and their
     /// checkpoints.
     pub fn bufferable(&self, total: u64) -> u64 {
         self.write_buffer.min((self.owned(total) / 3 * 2).max(min_reclaim_bytes(self.segment_bytes)))

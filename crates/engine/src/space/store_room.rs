@@ -16,15 +16,15 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The capacity is observed again when a part of the free room may have been used (one part in this number).
-/// Since others may write to the store, also each time that this many bytes were written, or a part of the
-/// reserve, ...
+/// Since other programs may write to the store, it is also observed after this many written bytes, or after a
+/// part of the reserve was written, ...
 const OBSERVED_PART: u64 = 64;
 const OBSERVED_MOST: u64 = 32 << 20;
 const OBSERVED_RESERVE_PART: u64 = 4;
-/// ... and by the first commit after this time.
+/// ... and is observed by the first commit after this time.
 const OBSERVED_EACH: Duration = Duration::from_millis(50);
 
-/// The free room; see the module documentation.
+/// The free room of the store; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct StoreRoom {
     reserve: Reserve,
@@ -35,12 +35,13 @@ pub(crate) struct StoreRoom {
     /// Capacity of the store when it was last observed.
     free: AtomicU64,
     total: AtomicU64,
-    /// Bytes that had been appended to the log at that time.
+    /// Bytes that had been appended to the log when the capacity was last observed.
     observed_at: AtomicU64,
-    /// Host time at which other writers may have changed it; `None` before the first observation.
+    /// Host time from which on other writers may have changed the free room; `None` before the first
+    /// observation.
     next_observation: Mutex<Option<Duration>>,
-    /// Free bytes below which the store is full: it refused data with fewer, and has accepted none since. 0
-    /// if it did not refuse.
+    /// Free bytes below which the store is full: it refused data when this much was free, and has accepted
+    /// none since. 0 if it did not refuse data.
     refused_at: AtomicU64,
 }
 
@@ -129,12 +130,12 @@ impl StoreRoom {
         self.free.load(Relaxed)
     }
 
-    /// Size of the store at that time.
+    /// Size of the store when it was last observed.
     pub fn total(&self) -> u64 {
         self.total.load(Relaxed)
     }
 
-    /// The state of the store at that time.
+    /// State of the store when it was last observed.
     pub fn state(&self) -> Room {
         match (self.is_full(), self.low.load(Relaxed)) {
             (true, _) => Room::Full,
@@ -143,7 +144,7 @@ impl StoreRoom {
         }
     }
 
-    /// Free bytes above the reserve at that time, and the reserve.
+    /// Free bytes above the reserve when the store was last observed, and the reserve.
     pub fn above_reserve(&self) -> (u64, u64) {
         let reserve = self.reserve.bytes(self.total());
         (self.free().saturating_sub(reserve), reserve)
@@ -156,7 +157,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The store may have shrunk since it was observed: then the reserve must suffice for what was written.
+    /// The store may have shrunk since it was observed; then the reserve must suffice for what was written.
     #[test]
     fn capacity_is_observed_before_the_reserve_is_used_up() {
         let room = StoreRoom::new(Reserve { segment_bytes: 4 * MIB, write_buffer: 8 * MIB });

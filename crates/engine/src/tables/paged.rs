@@ -8,9 +8,9 @@ use forebay_format::{BlobRef, DirectoryRef, PageEncoder, PageLevel, SegmentId, T
 #[derive(Debug, Clone)]
 pub(crate) struct PagedTable {
     table: Table,
-    /// By page number.
+    /// References of the pages, by page number.
     pages: BTreeMap<u32, BlobRef>,
-    /// By number of the directory page.
+    /// References of the directory pages, by number of the directory page.
     directories: BTreeMap<u32, BlobRef>,
     /// Directory pages whose list of pages changed since they were stored.
     changed: BTreeSet<u32>,
@@ -36,7 +36,7 @@ impl PagedTable {
         &self.pages
     }
 
-    /// Records that a page was stored; `None`: that it has no records any more.
+    /// Records that a page was stored; `None`: that the page has no records any more.
     pub fn set(&mut self, page: u32, at: Option<BlobRef>) {
         match at {
             Some(at) => drop(self.pages.insert(page, at)),
@@ -45,7 +45,8 @@ impl PagedTable {
         self.changed.insert(Table::directory_of(page));
     }
 
-    /// The directory pages that must be stored, encoded; `None` for one that lists no page any more.
+    /// The directory pages that must be stored, encoded; `None` for a directory page that lists no page any
+    /// more.
     pub fn changed_directories(&self) -> Vec<(u32, Option<Vec<u8>>)> {
         let encode = |number: &u32| {
             let mut page = PageEncoder::new(self.table, PageLevel::Directory, *number);
@@ -58,7 +59,7 @@ impl PagedTable {
         self.changed.iter().map(encode).collect()
     }
 
-    /// Records that a directory page was stored, or lists no page any more.
+    /// Records that a directory page was stored; `None`: that it lists no page any more.
     pub fn set_directory(&mut self, number: u32, at: Option<BlobRef>) {
         match at {
             Some(at) => drop(self.directories.insert(number, at)),

@@ -1,4 +1,4 @@
-//! The contents of a checkpoint, and what of them is stored.
+//! The contents of a checkpoint, and which of its pages are stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::log::SegmentTable;
 /// The contents of a checkpoint: catalogue and segment table as of one batch.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Contents {
-    /// Next disk id.
+    /// Id of the next disk.
     pub next_disk: u32,
-    /// Next segment id.
+    /// Id of the next segment.
     pub next_segment: u32,
-    /// All disks.
+    /// Records of all disks.
     pub disks: Vec<DiskRecord>,
-    /// All segments.
+    /// Table of all segments.
     pub segments: SegmentTable,
     /// Segments in which fingerprints were found most recently.
     pub warm: Vec<SegmentId>,
@@ -32,11 +32,11 @@ pub(crate) type PageId = (usize, u32);
 const SEGMENTS: usize = 0;
 const DISKS: usize = 1;
 
-/// The tables as the checkpoint in effect stores them, and their contents, with which the next checkpoint
+/// The tables as the current checkpoint stores them, and their contents, with which the next checkpoint
 /// compares its own.
 #[derive(Debug, Clone)]
 pub(crate) struct StoredTables {
-    /// Segments and disks.
+    /// The tables of segments and of disks.
     pub tables: [PagedTable; 2],
     segments: SegmentTable,
     /// Encoded pages of disk records.
@@ -70,7 +70,7 @@ async fn encode_disks(disks: &[DiskRecord]) -> BTreeMap<u32, Arc<Vec<u8>>> {
     pages
 }
 
-/// The numbers of pages in either of two lists that differ.
+/// The numbers of the pages in which two lists differ.
 fn differing<T: PartialEq>(old: &BTreeMap<u32, Arc<T>>, new: &BTreeMap<u32, Arc<T>>) -> Vec<u32> {
     let same = |a: &Arc<T>, b: &Arc<T>| Arc::ptr_eq(a, b) || a == b;
     let changed = new.iter().filter(|(n, page)| !old.get(n).is_some_and(|old| same(old, page)));
@@ -79,14 +79,14 @@ fn differing<T: PartialEq>(old: &BTreeMap<u32, Arc<T>>, new: &BTreeMap<u32, Arc<
 }
 
 impl StoredTables {
-    /// The tables as they were read from the store: segments and disks, with their contents.
+    /// The tables of segments and disks, as they were read from the store, with their contents.
     pub async fn read(tables: [PagedTable; 2], contents: &Contents) -> StoredTables {
         let disk_pages = encode_disks(&contents.disks).await;
         StoredTables { tables, segments: contents.segments.clone(), disk_pages }
     }
 
     /// Takes the contents of a new checkpoint. Returns the pages that must be stored for it, among them up to
-    /// `renew` of the oldest ones, which have not changed.
+    /// `renew` of the oldest pages, which have not changed.
     pub async fn replace(&mut self, contents: &Contents, renew: usize) -> Vec<PageId> {
         let disk_pages = encode_disks(&contents.disks).await;
         let segments = differing(self.segments.pages(), contents.segments.pages());
@@ -102,7 +102,7 @@ impl StoredTables {
         pages.into_iter().collect()
     }
 
-    /// The pages that are stored, except some, by age.
+    /// The stored pages except those in `except`, ordered by age.
     fn oldest_but(&self, except: &BTreeSet<PageId>) -> Vec<PageId> {
         let all = self.tables.iter().enumerate();
         let all = all.flat_map(|(table, t)| t.pages().iter().map(move |(number, at)| ((table, *number), at)));

@@ -49,7 +49,7 @@ pub fn put(target: &str, name: &str, bytes: &[u8]) {
     }
 }
 
-/// As [`put`], also for the sample truncated and corrupted.
+/// Works like [`put`], also for the sample truncated and corrupted.
 pub fn put_with_variants(target: &str, name: &str, bytes: &[u8]) {
     put(target, name, bytes);
     put(target, &format!("{name}-cut"), &bytes[..bytes.len() * 2 / 3]);

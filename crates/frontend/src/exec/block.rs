@@ -11,27 +11,27 @@ use tokio::task::yield_now;
 use super::{Executor, Job, read_whole};
 use crate::plane::{Backlog, Charge, Served};
 
-/// Memory that a request is charged, in addition to its data and its task.
+/// Bytes of memory that a request is charged, in addition to its data and its task.
 pub(crate) const COST: usize = 512;
 /// Bytes that are read before other tasks of the thread have their turn.
 const PIECE: usize = 256 << 10;
 /// Bytes that a prefetch reads at once.
 const PREFETCH: usize = 1 << 20;
-/// Memory of one extent while the reply to [`Io::Extents`] is built: the engine's extent, and its two encoded
-/// forms.
+/// Bytes of memory of one extent while the reply to [`Io::Extents`] is built: the engine's extent, and its
+/// two encoded forms.
 const EXTENT_COST: usize = 64;
 
 /// A request on a disk. Offsets and lengths are in bytes, within the disk.
 pub(crate) enum Io {
-    /// Read `len` bytes.
+    /// Read `len` bytes of the disk from `offset`.
     Read { offset: u64, len: u32 },
-    /// Write `message[start..]`.
+    /// Write `message[start..]` to the disk.
     Write { offset: u64, message: Vec<u8>, start: usize, fua: bool },
-    /// Wait until a write is durable whose data is in the write buffers ([`super::Now::InBuffers`]).
+    /// Wait until a write is durable, whose data is in the write buffers already ([`super::Now::InBuffers`]).
     EndWrite { fua: bool },
-    /// Zero a range: as a hole, or with `allocated`, so that it is reported as allocated.
+    /// Zero a range. The range becomes a hole; with `allocated`, it is reported as allocated.
     Zero { offset: u64, len: u64, allocated: bool, fua: bool },
-    /// Discard a range.
+    /// Discard a range of the disk.
     Discard { offset: u64, len: u64, fua: bool },
     /// Make all writes durable that were answered.
     Flush,
@@ -68,21 +68,21 @@ impl Io {
 pub(crate) struct Layout {
     /// Bytes of the header in front of each piece of data.
     pub header: usize,
-    /// Each piece is sent when it is read, so that a long read needs as little memory as a short one.
-    /// Otherwise all data is read before the first byte is sent.
+    /// Whether each piece of data is sent when it is read, so that a long read needs as little memory as a
+    /// short one. Otherwise all data is read before the first byte is sent.
     pub in_pieces: bool,
 }
 
 /// A piece of the data of a read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece {
-    /// Offset of its first byte on the disk.
+    /// Offset of the piece's first byte on the disk.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the piece in bytes.
     pub len: u32,
-    /// All bytes are zero.
+    /// Whether all bytes of the piece are zero.
     pub is_zero: bool,
-    /// The piece is the last one of its request.
+    /// Whether the piece is the last piece of its request.
     pub is_last: bool,
 }
 
@@ -101,21 +101,21 @@ pub(crate) trait Reply: 'static {
     /// Encodes the reply to [`Io::Extents`].
     fn extents(&self, extents: &[Extent], len: u64) -> Vec<u8>;
 
-    /// Encodes the end of a request without data: success, or its error.
+    /// Encodes the end of a request without data: its success or its error.
     fn end(&self, done: Result<()>) -> Vec<u8>;
 }
 
 /// The result of a request that has succeeded.
 pub(crate) enum Answer {
-    /// The reply has no data.
+    /// The request has succeeded, and its reply has no data.
     Empty,
-    /// A message with data, and the charge of its memory.
+    /// The reply is a message with data, with the charge for its memory.
     Data { message: Vec<u8>, charge: Charge, from: ReadFrom },
     /// All data was sent while the request was performed.
     Sent(ReadFrom),
-    /// The client is gone: nothing is sent.
+    /// The client is gone, and nothing is sent.
     Dropped,
-    /// An encoded description.
+    /// The reply is an encoded description of extents.
     Description(Vec<u8>),
 }
 
@@ -123,7 +123,7 @@ pub(crate) enum Answer {
 pub(crate) struct Request<R> {
     disk: Arc<DiskHandle>,
     io: Io,
-    /// Dropped after `disk`: from then on, the request uses the disk no more.
+    /// Dropped after `disk`, so that the request no longer uses the disk when the reply is dropped.
     reply: R,
 }
 
@@ -141,7 +141,7 @@ impl Executor {
         self.spawn(COST + data, Request::new(disk, io, reply));
     }
 
-    /// As [`Executor::spawn_block`], for a request whose memory is charged already.
+    /// Works like [`Executor::spawn_block`], for a request whose memory is charged already.
     pub fn spawn_block_charged(&self, charge: Charge, disk: Arc<DiskHandle>, io: Io, reply: impl Reply) {
         self.spawn_charged(charge, Request::new(disk, io, reply));
     }
@@ -154,7 +154,7 @@ impl<R: Reply> Job for Request<R> {
         let is_change = self.io.is_change();
         let message = if let Io::Write { message, .. } = &mut self.io { take(message) } else { Vec::new() };
         let this = &*self;
-        // Pinned here: each future that wraps it would reserve space for it again.
+        // Pinned here, since each future that wraps it would reserve space for it again.
         let request = pin!(this.execute(&message, backlog));
         let done = this.reply.run(is_change, request).await?;
         (!matches!(done, Ok(Answer::Dropped))).then_some(done)
@@ -208,8 +208,8 @@ impl<R: Reply> Request<R> {
         }
     }
 
-    /// Sends each piece when it is read, and reads the next one when the client has received enough of the
-    /// pieces before.
+    /// Sends each piece when it is read. Reads the next piece when the client has received enough of the
+    /// previous pieces.
     async fn read_in_pieces(&self, offset: u64, len: usize, backlog: &Rc<Backlog>) -> Result<Answer> {
         let header = self.reply.layout().header;
         let request = offset..offset + len as u64;

@@ -35,9 +35,9 @@ pub(crate) use read::read_whole;
 /// What [`Executor::write_now`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Now {
-    /// The write is done, and can be answered.
+    /// The write is complete, and can be answered.
     Done,
-    /// The data is in the write buffers. The write can be answered when it is durable
+    /// The data of the write is in the write buffers. The write can be answered when it is durable
     /// ([`DiskHandle::finish`]).
     InBuffers,
     /// Nothing was written: the write has to wait, in a task.
@@ -46,7 +46,7 @@ pub(crate) enum Now {
 
 /// A request that is served in a task.
 pub(crate) trait Job: 'static {
-    /// The result of the request.
+    /// The result of a request that was served.
     type Done;
 
     /// Performs the request. Returns `None` if the request was dropped, so that it gets no reply.
@@ -120,7 +120,7 @@ impl Executor {
 
 /// Serves a job from its beginning to its reply.
 async fn serve<J: Job>(job: J, ticket: Ticket, timed: Timed, backlog: Rc<Backlog>) {
-    // Dropped after the job: the connection is idle when the job holds nothing any more.
+    // The ticket is dropped after the job: the connection is idle when the job holds nothing any more.
     let _ticket = ticket;
     let mut job = job;
     let Some(done) = job.perform(&backlog).await else { return };

@@ -22,9 +22,9 @@ const NO_INITIAL_R2T: u8 = 0x04;
 const NO_IMMEDIATE_DATA: u8 = 0x08;
 const SHORT_BURSTS: u8 = 0x10;
 const MANY_R2TS: u8 = 0x20;
-/// Most numbered commands that a script can send: they fit into the command window.
+/// Maximum number of numbered commands that a script can send: they fit into the command window.
 const NUMBERED_MAX: u32 = 100;
-/// Most data in answer to one R2T.
+/// Maximum bytes of data in answer to one R2T.
 const DATA_OUT_MAX: u32 = 64 << 10;
 /// Tag of the pings that wait for the target.
 const PING_TAG: u32 = 0xfefe_fefe;
@@ -32,7 +32,7 @@ const PING_TAG: u32 = 0xfefe_fefe;
 /// The state received from the target.
 #[derive(Default)]
 struct Received {
-    /// Headers of unanswered R2Ts.
+    /// Headers of R2Ts that were not answered yet.
     r2ts: VecDeque<[u8; BHS]>,
     pings: u32,
     closed: bool,
@@ -181,8 +181,8 @@ impl Initiator {
         Ok(())
     }
 
-    /// Fills in the fields of a header. Returns false if the record has no R2T to answer, or no number is
-    /// left.
+    /// Fills in the fields of a header. Returns false if the record has no R2T to answer, or no command
+    /// number is left.
     fn fill_in(&mut self, flags: u8, header: &mut [u8; BHS], data: &mut Vec<u8>) -> bool {
         const DATA_OUT: u8 = 0x05;
         const NUMBERED: [u8; 5] = [0x00, 0x01, 0x02, 0x04, 0x06];
@@ -217,8 +217,8 @@ impl Initiator {
         true
     }
 
-    /// Waits until the target has answered everything that it answers immediately. Returns false if it has
-    /// closed.
+    /// Waits until the target has answered everything that it answers immediately. Returns false if the
+    /// target has closed the connection.
     fn wait(&mut self) -> std::io::Result<bool> {
         let mut header = [0; BHS];
         (header[0], header[1]) = (0x40, 0x80);
@@ -267,7 +267,7 @@ impl Initiator {
     }
 }
 
-/// Records on drop that the target has closed.
+/// A guard that records, when dropped, that the target has closed the connection.
 struct MarkClosed(Arc<(Mutex<Received>, Condvar)>);
 
 impl Drop for MarkClosed {

@@ -33,13 +33,13 @@ pub const TARGETS: &[Target] = &[("iscsi_session", iscsi_session), ("nbd_session
 /// Time limit for the server to end a session, and to answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Fails if the server has panicked since the count was `before`.
+/// Fails if the server has panicked since the count of panics was `before`.
 fn assert_no_panic(before: u64) {
     assert_eq!(crate::plane::panics(), before, "the server panicked while serving this script");
 }
 
-/// Passes `bytes` to `send` in pieces: the first ones of at most `most` bytes, the rest in a single piece. 0
-/// disables splitting.
+/// Passes `bytes` to `send` in pieces: first a few pieces of at most `most` bytes, then all further bytes in
+/// a single piece. 0 disables splitting.
 fn cut(bytes: &[u8], most: u8, mut send: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
     const PIECES: usize = 64;
     if most == 0 {

@@ -15,14 +15,14 @@ use super::{TIMEOUT, assert_no_panic, cut};
 /// Option bits of a session.
 const STRUCTURED: u8 = 0x01;
 const BLOCK_STATUS: u8 = 0x02;
-/// Most data of a write that is sent; the client disconnects in the middle of a longer one.
+/// Maximum bytes of data of a write; the client disconnects in the middle of a longer write.
 const WRITE_MAX: usize = 2 << 20;
 
-/// Bytes that the replies to the reads in progress contain, by cookie.
+/// Bytes that the replies to the reads in progress contain, by cookie of the read.
 type Reads = Arc<Mutex<HashMap<u64, usize>>>;
 
-/// Runs the client of `script`. The first bytes are the kind of session (0: the rest is sent unchanged; 1, 2,
-/// 3: the disk), the options, and the size of the pieces that are sent.
+/// Runs the client of `script`. The first bytes are the kind of session (0: all further bytes are sent
+/// unchanged; 1, 2, 3: the disk), the options, and the size of the pieces that are sent.
 pub fn nbd_session(script: &[u8]) {
     let panics = crate::plane::panics();
     let mut script = script;
@@ -131,7 +131,8 @@ fn drain(mut socket: UnixStream) {
     while is_some(socket.read(&mut bytes)) {}
 }
 
-/// Whether any bytes were read; a server may end a session with an error, but within the time limit.
+/// Whether any bytes were read. A server may end a session with an error, but must do so within the time
+/// limit.
 fn is_some(read: std::io::Result<usize>) -> bool {
     match read {
         Ok(n) => n > 0,
@@ -142,7 +143,7 @@ fn is_some(read: std::io::Result<usize>) -> bool {
     }
 }
 
-/// Checks that all input is replies, until the end.
+/// Checks that all input consists of replies, until its end.
 fn check_replies(mut socket: UnixStream, reads: &Reads, structured: bool) {
     let mut next = |bytes: &mut [u8]| {
         let mut done = 0;

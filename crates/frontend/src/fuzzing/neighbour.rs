@@ -27,8 +27,8 @@ pub fn longest_wait_during(work: impl FnOnce()) -> Duration {
     Duration::from_nanos(u64::from_be_bytes(longest))
 }
 
-/// The server of [`longest_wait_during`]: sends a byte when it starts measuring, and the nanoseconds after it
-/// receives one.
+/// The server of [`longest_wait_during`]: sends a byte when it starts a measurement, and the measured
+/// nanoseconds after it receives a byte.
 pub(super) struct Neighbour;
 
 impl FrontEnd for Neighbour {
@@ -53,7 +53,7 @@ async fn measure(mut client: UnixStream) -> io::Result<()> {
 }
 
 /// Measures the time until this thread notices a byte. The waits follow each other, so that every poll falls
-/// into one.
+/// into one of them.
 async fn wait_for_a_turn((client, server): &mut (UnixStream, UnixStream)) -> io::Result<Duration> {
     let begun = thread_time();
     client.write_u8(0).await?;

@@ -1,13 +1,13 @@
 //! The format of scripts. All fields that the flags of a record do not override are filled in with valid
 //! values, so that most scripts get far.
 
-/// Bytes before the records of an iSCSI script: kind of session (0: the rest is sent unchanged), declared
-/// data segment length, options, size of the pieces.
+/// Bytes before the records of an iSCSI script: kind of session (0: all further bytes are sent unchanged),
+/// declared data segment length, options, size of the pieces.
 pub const ISCSI_SESSION: usize = 4;
 /// Bytes of an iSCSI record before its data: flags, a basic header segment, length of the data.
 pub const ISCSI_HEADER: usize = 1 + 48 + 2;
-/// Bytes before the records of an NBD script: kind of session (0: the rest is sent unchanged), options, size
-/// of the pieces.
+/// Bytes before the records of an NBD script: kind of session (0: all further bytes are sent unchanged),
+/// options, size of the pieces.
 pub const NBD_SESSION: usize = 3;
 /// Bytes of an NBD record: flags, command flags, type, offset, length.
 pub const NBD_RECORD: usize = 1 + 2 + 2 + 8 + 4;
@@ -22,7 +22,7 @@ pub mod flags {
     pub const KEEP_NUMBER: u8 = 0x04;
     /// An iSCSI Data-Out answers the oldest R2T.
     pub const ANSWER_R2T: u8 = 0x08;
-    /// Such an answer keeps the lowest bytes of its data number and offset.
+    /// An answer to an R2T keeps the lowest bytes of its data number and offset.
     pub const WRONG_PLACE: u8 = 0x10;
     /// The client waits first for the answers to all earlier records that are answered immediately.
     pub const WAIT: u8 = 0x20;

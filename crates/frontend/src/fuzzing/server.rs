@@ -21,8 +21,9 @@ use crate::{iscsi, nbd};
 pub const SIZE: u64 = 16 << 20;
 /// Bytes of the volume `sparse`, which is almost unwritten.
 pub const SPARSE_SIZE: u64 = 8 << 40;
-/// A target without and one with authentication.
+/// A target without authentication.
 pub const OPEN: &str = "iqn.2026-01.org.example:open";
+/// A target with authentication.
 pub const SECURED: &str = "iqn.2026-01.org.example:secured";
 pub const USER: &str = "fuzz";
 pub const SECRET: &str = "twelve bytes and more";
@@ -38,7 +39,7 @@ pub struct Server {
     _plane: Handle,
 }
 
-/// The server; started by the first call.
+/// Returns the server, which the first call starts.
 pub fn server() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
     SERVER.get_or_init(|| {

@@ -32,13 +32,13 @@ use crate::plane::network;
 /// Delay of the next attempt for each failure, and its maximum.
 const DELAY: Duration = Duration::from_millis(500);
 const MAX_DELAY: Duration = Duration::from_secs(8);
-/// After this time without a failure, the count starts again from zero.
+/// Time without a failure after which the count of failures starts again from zero.
 const FORGET: Duration = Duration::from_secs(300);
-/// Maximum number of attempts that wait in one lane; and of those from one address, or /64 network of IPv6. A
-/// host can begin several sessions at once.
+/// Maximum number of attempts that wait in one lane, and maximum number of them from one address, or one /64
+/// network of IPv6. A host can begin several sessions at once.
 const MAX_WAITING: usize = 256;
 const MAX_WAITING_OF_ADDRESS: usize = 8;
-/// Number of lanes at which those without recent failures are dropped.
+/// Number of lanes from which on lanes without recent failures are dropped.
 const MANY: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ impl Failures {
         self.last = Some(Instant::now());
     }
 
-    /// When the next attempt may be checked.
+    /// Returns when the next attempt may be checked.
     fn next(&self) -> Option<Instant> {
         self.last.map(|last| last + (DELAY * self.count()).min(MAX_DELAY))
     }
@@ -67,24 +67,24 @@ impl Failures {
 #[derive(Debug, Default)]
 struct Lane {
     queue: Mutex<Queue>,
-    /// Signalled when an attempt ends, or leaves the queue.
+    /// Signalled when an attempt in the lane ends, or leaves the queue.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     failures: Failures,
-    /// Failures of each address. Failures are rare, since each delays the next one, and forgotten ones are
-    /// dropped: so there are less than a hundred.
+    /// Failures of each address. Failures are rare, since each failure delays the next attempt, and forgotten
+    /// failures are dropped. Therefore the map has less than a hundred entries.
     of_address: HashMap<IpAddr, Failures>,
-    /// Waiting attempts in the order of their arrival: their numbers and addresses.
+    /// Attempts that wait, in the order of their arrival: their numbers and addresses.
     waiting: Vec<(u64, IpAddr)>,
     last: u64,
-    /// An attempt is being checked.
+    /// Whether an attempt on the account is being checked.
     busy: bool,
 }
 
-/// What a waiting attempt has to do.
+/// What an attempt that waits has to do.
 enum Next {
     Begin,
     Wait(Option<Instant>),
@@ -130,7 +130,7 @@ impl Queue {
     }
 }
 
-/// The lanes of each account: one for each known address, and `None` for all other addresses.
+/// The lanes of each account: one lane for each known address, and the lane `None` for all other addresses.
 type Lanes = HashMap<(Account, Option<IpAddr>), Arc<Lane>>;
 
 /// The attempts on all accounts.
@@ -192,7 +192,7 @@ impl Drop for Place<'_> {
 }
 
 impl Attempts {
-    /// No attempts yet; hosts with these addresses are known.
+    /// Makes the table without attempts. `known` has the addresses of known hosts.
     pub fn new(known: Arc<KnownHosts>) -> Attempts {
         Attempts { known, lanes: Mutex::default() }
     }
@@ -211,7 +211,7 @@ impl Attempts {
         let number = lane.queue.lock().enter(network(address))?;
         let _place = Place { lane: &lane, number };
         loop {
-            // It precedes the look at the queue, so that no signal is missed.
+            // The notification is created before the queue is examined, so that no signal is missed.
             let changed = lane.changed.notified();
             let next = lane.queue.lock().next(number);
             match next {

@@ -24,8 +24,9 @@ enum State {
 
 /// The credentials that a login is checked against.
 pub(super) struct Credentials {
-    /// Those that the initiator can use, each with the credentials of the target for mutual authentication:
-    /// an initiator that proved the credentials of one target does not learn a response of another one.
+    /// Credentials that the initiator can use, each with the credentials of the target for mutual
+    /// authentication. An initiator that proved the credentials of one target thus does not learn a response
+    /// of another target.
     pub chaps: Vec<(Chap, Option<Chap>)>,
     /// The account to which failed attempts are counted.
     pub account: Account,
@@ -41,7 +42,8 @@ pub(super) struct Authenticator {
 }
 
 impl Authenticator {
-    /// An initiator at `peer`. With `required`, it has to authenticate itself if there are credentials.
+    /// Makes the authentication of an initiator at `peer`. With `required`, the initiator has to authenticate
+    /// itself if there are credentials.
     pub fn new(peer: IpAddr, credentials: Credentials, required: bool) -> Authenticator {
         let needed = required && !credentials.chaps.is_empty();
         let state = if needed { State::Needed } else { State::NotNeeded };
@@ -64,7 +66,7 @@ impl Authenticator {
             let offers = |method| offered.split(',').any(|m| m == method);
             match self.state {
                 State::NotNeeded if offers("None") => text::push(out, "AuthMethod", "None"),
-                // CHAP is possible also where it is not needed, if there are credentials for it.
+                // CHAP is also possible where it is not required, if there are credentials for it.
                 State::NotNeeded | State::Needed if offers("CHAP") && !self.credentials.chaps.is_empty() => {
                     self.state = State::Chosen;
                     text::push(out, "AuthMethod", "CHAP");
@@ -117,7 +119,7 @@ impl Authenticator {
         if of_user().next().is_none() {
             is_met(b"no such user");
         }
-        // With the same credentials at several targets, one that can answer is chosen.
+        // If several targets have the same credentials, a target that can answer is chosen.
         let proved = of_user()
             .filter(|(chap, _)| is_met(chap.secret.reveal().as_bytes()))
             .max_by_key(|(_, mutual)| mutual.is_some());
@@ -132,7 +134,8 @@ impl Authenticator {
             let (Some(id), Some(theirs)) = (id, text::binary(theirs, MAX_CHALLENGE)) else {
                 return Err(LoginStatus::InitiatorError.into());
             };
-            // Our own challenge is refused, against reflection of its response (RFC 7143, 9.2.1).
+            // If the initiator sends our own challenge, it is refused: the response would be a reflection
+            // (RFC 7143, 9.2.1).
             let mutual = mutual.as_ref().filter(|_| theirs != challenge.bytes);
             let Some(mutual) = mutual else {
                 return Err(failed("the initiator requires mutual CHAP, for which the target has no secret"));

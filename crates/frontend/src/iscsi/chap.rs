@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 
 /// Bytes of a challenge: the length of the longest response.
 const CHALLENGE: usize = 32;
-/// Longest challenge of an initiator that is accepted.
+/// Maximum bytes of an initiator's challenge that is accepted.
 pub(super) const MAX_CHALLENGE: usize = 1024;
 
 /// A hash function, by its number (IANA, "PPP Authentication Algorithms"). A stronger function compares
@@ -17,22 +17,22 @@ pub(super) const MAX_CHALLENGE: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
-    /// MD5 (RFC 1994).
+    /// CHAP with MD5 (RFC 1994).
     Md5 = 5,
-    /// SHA-1.
+    /// CHAP with SHA-1.
     Sha1 = 6,
-    /// SHA-256.
+    /// CHAP with SHA-256.
     Sha256 = 7,
-    /// SHA3-256.
+    /// CHAP with SHA3-256.
     #[serde(rename = "sha3-256")]
     Sha3_256 = 8,
 }
 
 impl Algorithm {
-    /// All functions.
+    /// All hash functions that CHAP can use.
     pub const ALL: [Algorithm; 4] = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha3_256];
 
-    /// Its name in the configuration.
+    /// Name of the function in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Md5 => "md5",
@@ -81,8 +81,8 @@ impl Challenge {
         Ok(Challenge { algorithm, id: random[0], bytes })
     }
 
-    /// Whether a response proves knowledge of the secret. Takes as long for a wrong response as for the right
-    /// one.
+    /// Whether a response proves knowledge of the secret. The check takes as long for a wrong response as for
+    /// the right one.
     pub fn is_met(&self, response: &[u8], secret: &[u8]) -> bool {
         self.algorithm.response(self.id, secret, &self.bytes).ct_eq(response).into()
     }

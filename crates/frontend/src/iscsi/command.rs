@@ -15,8 +15,8 @@ use crate::exec::Now;
 use crate::plane::{Charge, Kind, Output, Served, Worker};
 use crate::scsi::{Nexus, Response, absent};
 
-/// Most PDUs of one read that is answered at once; their headers fit into the room that the output reserves
-/// for them.
+/// Maximum number of PDUs of a read that is answered at once; their headers fit into the room that the output
+/// reserves for them.
 const FAST_READ_PDUS: usize = 32;
 /// PROTOCOL SERVICE CRC ERROR, and DATA PHASE ERROR for data out of order (11.4.7.2).
 const CRC_ERROR: Code = Code(0x47, 0x05);
@@ -35,16 +35,16 @@ fn expected_out(command: &Command<'_>) -> u64 {
 
 /// The memory that a command holds at its start.
 enum Start {
-    /// It runs: its charge.
+    /// The command runs; the charge is for its memory.
     Run(Charge),
-    /// It gathers data, or has all of it: the data and its charge.
+    /// The command gathers data, or has all of it; the charge is for the memory of the data.
     Gather(Gather, Charge),
 }
 
-/// The commands of a session.
+/// The commands that a session executes.
 pub(super) struct Commands {
     worker: Rc<Worker>,
-    /// `None` for a discovery session.
+    /// The units of the session; `None` for a discovery session.
     pub luns: Option<Arc<LunMap>>,
     link: Rc<Link>,
     pub tasks: Rc<Tasks>,
@@ -56,7 +56,8 @@ impl Commands {
         Commands { worker, luns, tasks, link }
     }
 
-    /// Answers a command at once. It first gives its place back, so that the answer announces it.
+    /// Answers a command at once. First gives the command's place back, so that the answer announces the free
+    /// place.
     fn respond(
         &self,
         command: &Command<'_>,
@@ -114,7 +115,7 @@ impl Commands {
             _ => {}
         }
         let Some(start) = self.charge(command, request) else {
-            // Out of memory. Later commands, and data of other commands, must not wait behind this one.
+            // Memory is short. Later commands, and data of other commands, must not wait behind this command.
             return self.respond(command, place, 0, &Response::busy(), output);
         };
         let (gather, runs) = match start {
@@ -137,8 +138,8 @@ impl Commands {
         }
     }
 
-    /// Charges the memory that a command needs at first: to run, or, if it takes data, for immediate and
-    /// unsolicited data. `None` if that is not available.
+    /// Charges the memory that a command needs at first: to run, or, if it takes data, for its immediate and
+    /// unsolicited data. `None` if this memory is not available.
     fn charge(&self, command: &Command<'_>, request: &scsi::Request) -> Option<Start> {
         let account = self.link.backlog.account();
         let Transfer::Out(len) = request.transfer() else {
@@ -168,8 +169,8 @@ impl Commands {
         (wanted, immediate, unsolicited)
     }
 
-    /// Requests data of a command, as far as the number of outstanding R2Ts allows, if there is memory for
-    /// it.
+    /// Requests data of a command, as far as the number of outstanding R2Ts allows it and if there is memory
+    /// for the data.
     fn solicit(&self, task: &Rc<Task>, output: &mut Output) {
         let p = &self.link.parameters;
         let mut gather = task.gather.borrow_mut();
@@ -183,8 +184,8 @@ impl Commands {
         }
     }
 
-    /// Requests the data of waiting commands for which memory has become available, and runs those that have
-    /// it.
+    /// Requests the data of waiting commands for which memory has become available, and runs the commands
+    /// that have all of their data.
     pub fn solicit_more(&self, output: &mut Output) {
         while let Some(task) = self.tasks.next_to_solicit() {
             if task.gather.borrow().as_ref().is_some_and(Gather::is_whole) {
@@ -214,7 +215,7 @@ impl Commands {
             None => {}
             Some(Ok((false, _))) => self.solicit(&task, output),
             Some(Ok((true, true))) => self.run_gathered(task),
-            // All of its data arrived unsolicited, before there was memory to run.
+            // All data of the command arrived unsolicited, before there was memory to run it.
             Some(Ok((true, false))) => self.solicit_more(output),
             Some(Err(OutOfOrder)) => {
                 self.tasks.stop_gathering(&task);
@@ -223,7 +224,7 @@ impl Commands {
         }
     }
 
-    /// Ends the commands to units that were withdrawn, except for those that run and change the unit.
+    /// Ends the commands to units that were withdrawn, except for commands that run and change the unit.
     pub fn end_withdrawn(&self, output: &mut Output) {
         for task in self.tasks.withdrawn() {
             if self.tasks.stop_gathering(&task).is_some() {
@@ -244,7 +245,7 @@ impl Commands {
         self.respond(command, place, 0, &aborted(CRC_ERROR), output);
     }
 
-    /// Reads directly into the output if no wait is needed; false otherwise.
+    /// Reads directly into the output if that needs no wait; otherwise returns false.
     fn read_now(
         &self,
         command: &Command<'_>,
@@ -289,8 +290,8 @@ impl Commands {
         true
     }
 
-    /// Writes the immediate data of a command directly from the input, if that needs no wait, and if no other
-    /// task has its tag.
+    /// Writes the immediate data of a command directly from the input, if that needs no wait and no other
+    /// task has the command's tag.
     fn write_now(&self, command: &Command<'_>, nexus: &Nexus, offset: u64, len: u32, fua: bool) -> Now {
         let is_whole = command.data.len() == len as usize
             && expected_out(command) >= u64::from(len)

@@ -20,7 +20,7 @@ use crate::throttle::Throttle;
 /// The name of a connection in the log.
 const CONNECTION: &str = "an iSCSI connection";
 
-/// The iSCSI front end.
+/// The front end for iSCSI.
 pub struct Front(pub Arc<Context>);
 
 impl FrontEnd for Front {
@@ -75,7 +75,7 @@ async fn serve(worker: Rc<Worker>, context: Arc<Context>, client: Client) -> Res
     let session = session(worker.clone(), context, stream, logged_in, (peer, local), discovery_idle);
     tokio::select! {
         ended = session => park(&worker, &listener, ended?),
-        // Only a discovery session is evicted, since any client can start one.
+        // Only a discovery session is evicted, since any client can start such a session.
         () = admission.evicted() => return Err(Cut::Evicted.into()),
     }
     Ok(())

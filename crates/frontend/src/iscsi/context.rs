@@ -23,16 +23,16 @@ pub(super) type StandbyStates = BTreeMap<u16, StandbyState>;
 /// The disks that an initiator has identified, by LUN: their UUIDs.
 pub(super) type KnownDisks = BTreeMap<u16, [u8; 16]>;
 
-/// The disks that targets map.
+/// The disks to which the targets map.
 pub enum Disks {
-    /// Those of the pool that this server has.
+    /// The disks are those of the pool that this server has.
     Own {
-        /// The pool.
+        /// The pool whose disks are served.
         pool: Arc<Pool>,
-        /// Its units that are open.
+        /// The open units of the pool.
         units: Arc<Units>,
     },
-    /// Those of a pool that another server has.
+    /// The disks are those of a pool that another server has.
     OfOther(Arc<Standby>),
 }
 
@@ -52,9 +52,9 @@ pub(super) struct Context {
     pub attempts: Attempts,
     /// Hash functions that CHAP may use.
     pub chap_algorithms: Vec<Algorithm>,
-    /// Addresses that initiators discover; `None` for those of `portals`.
+    /// Addresses that initiators discover; `None` for the addresses in `portals`.
     pub announced: Option<Vec<SocketAddr>>,
-    /// Addresses that are listened on. Set before the first connection.
+    /// Addresses on which the server listens. Set before the first connection.
     pub portals: OnceLock<Vec<ListenAddr>>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct LoggedIn {
     pub continued: Option<Continued>,
 }
 
-/// A session that continues.
+/// A session that another process began.
 pub(super) struct Continued {
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
@@ -84,7 +84,7 @@ pub(super) struct Continued {
     /// The units of a session that began while another server had the pool, by LUN.
     pub standby: Option<StandbyStates>,
     pub known: KnownDisks,
-    /// Dropped when the session has opened its units.
+    /// Dropped when the continued session has opened its units.
     #[expect(dead_code, reason = "held until it is dropped")]
     pub until_resumed: Arc<dyn Any + Send + Sync>,
 }

@@ -9,7 +9,7 @@ use crate::plane::ListenAddr;
 use crate::targets::{IqnName, Target};
 
 /// Appends the answer to `SendTargets=wanted`. `current` is the target of the session; `None` for a discovery
-/// session. With a target, an empty value and `All` select only this one. Targets that do not admit the
+/// session. With a target, an empty value and `All` select only this target. Targets that do not admit the
 /// initiator are omitted.
 pub(super) fn send_targets(
     context: &Context,
@@ -20,7 +20,7 @@ pub(super) fn send_targets(
     out: &mut Vec<u8>,
 ) {
     let (snapshot, portals) = (context.targets.snapshot(), portals(context, local));
-    // Portals of servers that serve the targets in the state standby.
+    // The portals of other servers, which serve the targets in the state standby.
     let others = context.groups.others();
     let named: Option<IqnName> = wanted.parse().ok();
     let is_wanted = |target: &Target| match (wanted, current) {

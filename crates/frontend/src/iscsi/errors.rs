@@ -70,7 +70,7 @@ impl From<LoginStatus> for Refusal {
 pub(super) struct RefusedLogin {
     pub status: LoginStatus,
     pub reason: &'static str,
-    /// As the initiator sent it.
+    /// Name of the initiator, as it was sent.
     pub initiator: Option<String>,
     /// The requested target; `None` for discovery, or if the initiator sent none.
     pub target: Option<String>,
@@ -78,8 +78,8 @@ pub(super) struct RefusedLogin {
 }
 
 impl RefusedLogin {
-    /// Logs the refusal, which is rate-limited because any client can cause one: failed authentications
-    /// separately, so that other refusals cannot hide them.
+    /// Logs the refusal. The log is rate-limited because any client can cause a refusal. Failed
+    /// authentications are limited separately, so that other refusals cannot hide them.
     pub fn log(&self) {
         static REFUSED: Throttle = Throttle::new();
         static REDIRECTED: Throttle = Throttle::new();
@@ -101,10 +101,10 @@ impl RefusedLogin {
     }
 }
 
-/// Longest name in the log: that of RFC 7143, 4.2.7.1.
+/// Maximum length of a name in the log: the limit of RFC 7143, 4.2.7.1.
 const MAX_LOGGED_NAME: usize = 223;
 
-/// A name that an initiator sent, which may be longer than any valid one. The log escapes it.
+/// A name that an initiator sent, which may be longer than any valid name. The log escapes it.
 pub(super) fn logged_name(name: &str) -> String {
     match name.char_indices().nth(MAX_LOGGED_NAME) {
         None => name.to_owned(),

@@ -10,19 +10,19 @@ use forebay_wire::iscsi::{DataOut, NO_TAG};
 
 use crate::plane::Charge;
 
-/// Data that is being received.
+/// The data of a command that is being received.
 pub(super) struct Gather {
     data: Vec<u8>,
     charge: Option<Charge>,
-    /// Bytes that the command uses.
+    /// Bytes of data that the command uses.
     wanted: usize,
-    /// Memory for all of it was reserved.
+    /// Memory for all of the data was reserved.
     begun: bool,
     /// Bytes that were received, including any beyond `wanted`.
     received: usize,
     /// Unsolicited data that can still arrive: the number of bytes, and the next DataSN.
     unsolicited: Option<(usize, u32)>,
-    /// Solicited data that has not arrived yet.
+    /// Solicited data that has not arrived yet, in order.
     sequences: VecDeque<Sequence>,
     /// Bytes that were received or solicited.
     solicited: usize,
@@ -35,7 +35,7 @@ struct Sequence {
     next_sn: u32,
 }
 
-/// An R2T to be sent.
+/// An R2T that has to be sent.
 pub(super) struct Solicit {
     pub r2t_sn: u32,
     pub offset: u32,
@@ -70,7 +70,7 @@ impl Gather {
         wanted.min(immediate.max(unsolicited.unwrap_or(0)))
     }
 
-    /// Adds a charge for its memory.
+    /// Adds a charge for the memory of the data.
     pub fn charge(&mut self, more: Charge) {
         match &mut self.charge {
             Some(charge) => charge.join(more),
@@ -88,17 +88,17 @@ impl Gather {
         self.unsolicited.is_some()
     }
 
-    /// Whether all data was received.
+    /// Whether all data of the command was received.
     pub fn is_whole(&self) -> bool {
         self.data.len() == self.wanted && self.unsolicited.is_none() && self.sequences.is_empty()
     }
 
-    /// The data and its charge.
+    /// Returns the data and its charge.
     pub fn into_data(self) -> (Vec<u8>, Option<Charge>) {
         (self.data, self.charge)
     }
 
-    /// Bytes that the command uses.
+    /// Bytes of data that the command uses.
     pub fn wanted(&self) -> usize {
         self.wanted
     }
@@ -109,7 +109,7 @@ impl Gather {
         self.data.reserve_exact(self.wanted - self.data.len());
     }
 
-    /// Whether that memory was reserved.
+    /// Whether memory for all of the data was reserved.
     pub fn has_begun(&self) -> bool {
         self.begun
     }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use forebay_wire::scsi::{AccessState, PortGroup};
 use parking_lot::RwLock;
 
-/// Relative target port identifiers of a target are this far apart: those of different targets differ as
-/// well, up to this number of targets.
+/// Distance between the relative target port identifiers of the groups of a target. Identifiers of different
+/// targets differ as well, up to this number of targets.
 const PORTS_OF_A_GROUP: u32 = 4096;
 
-/// The groups, as far as they were announced.
+/// The target port groups that were announced.
 pub struct PortGroups {
     own: u16,
     known: RwLock<Known>,
@@ -37,12 +37,12 @@ impl PortGroups {
         self.own
     }
 
-    /// Sets the active group.
+    /// Sets which group is active.
     pub fn activate(&self, active: u16) {
         self.known.write().active = active;
     }
 
-    /// Replaces what is known of other servers.
+    /// Replaces the portals of the other servers.
     pub fn set_others(&self, mut others: BTreeMap<u16, Vec<SocketAddr>>) {
         others.remove(&self.own);
         let mut known = self.known.write();
@@ -77,7 +77,7 @@ impl PortGroups {
 /// The relative target port identifier of a target in a group. It never changes; in group 1 it is the number
 /// of the target.
 pub(super) fn relative_port(target: u16, group: u16) -> u16 {
-    // From 1 to 65535, as the groups are less than 16 apart: different for each group.
+    // The result is from 1 to 65535, as the groups are less than 16 apart; it differs for each group.
     let shift = u32::from(group.saturating_sub(1)) * PORTS_OF_A_GROUP;
     let port = (u32::from(target.saturating_sub(1)) + shift) % u32::from(u16::MAX);
     port as u16 + 1

@@ -16,7 +16,7 @@ use super::registry::Key;
 use crate::plane::Received;
 use crate::targets::{Chap, IqnName};
 
-/// A session.
+/// State of a session that is handed over.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HandedOver {
@@ -33,7 +33,7 @@ pub(super) struct HandedOver {
     pub transfer_tag: u32,
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
-    /// The units of a session that began while another server had the pool; only within one process.
+    /// The units of a session that began while another server had the pool; only set within one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyStates>,
     #[serde(default, skip_serializing_if = "KnownDisks::is_empty")]
@@ -63,7 +63,7 @@ struct DigestsFields {
 }
 
 impl HandedOver {
-    /// Decodes and checks the state.
+    /// Decodes and checks the state of a session.
     pub fn parse(state: serde_json::Value) -> Result<HandedOver, String> {
         let state: HandedOver = serde_json::from_value(state).map_err(|e| e.to_string())?;
         let p = &state.parameters;

@@ -21,7 +21,7 @@ use crate::targets::{IqnName, ServedTargets, Target};
 /// Name of the document.
 const NAME: &str = "iscsi-hosts";
 const VERSION: u32 = 1;
-/// Maximum number of addresses of an account; beyond it, the address that succeeded first is forgotten.
+/// Maximum number of addresses of an account. One more address displaces the address that succeeded first.
 const ADDRESSES: usize = 8;
 /// Delay between a change and the writing of the document, so that many first logins cost one document.
 const WRITE_AFTER: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ const WRITE_AFTER: Duration = Duration::from_secs(1);
 pub(super) struct Account {
     /// The target; `None` for discovery.
     pub target: Option<IqnName>,
-    /// The initiator; `None` for one without an entry, which only an open target admits.
+    /// The initiator; `None` for an initiator without an entry, which only an open target admits.
     pub initiator: Option<IqnName>,
 }
 
@@ -43,7 +43,7 @@ impl Account {
     }
 }
 
-/// Known addresses, by account.
+/// The addresses from which accounts have logged in.
 #[derive(Debug, Default)]
 pub struct KnownHosts {
     hosts: Mutex<HashMap<Account, Vec<IpAddr>>>,
@@ -77,12 +77,12 @@ impl KnownHosts {
         Arc::new(KnownHosts { hosts: Mutex::new(document.into_hosts()), changed: Notify::new() })
     }
 
-    /// Whether a host succeeded from this address.
+    /// Whether the account has logged in from this address before.
     pub(super) fn contains(&self, account: &Account, address: IpAddr) -> bool {
         self.hosts.lock().get(account).is_some_and(|known| known.contains(&address))
     }
 
-    /// Records a success.
+    /// Records a successful login of an account from an address.
     pub(super) fn insert(&self, account: &Account, address: IpAddr) {
         let mut hosts = self.hosts.lock();
         let known = hosts.entry(account.clone()).or_default();

@@ -11,11 +11,11 @@ use super::errors::Refusal;
 use super::known::Account;
 use crate::targets::{Chap, IqnName, Target};
 
-/// The facts that the leading request settles.
+/// What the leading request of a login settles.
 pub(super) struct Leading {
     pub initiator: IqnName,
     pub isid: [u8; 6],
-    /// `None` for discovery.
+    /// The target; `None` for discovery.
     pub target: Option<Arc<Target>>,
     pub authenticator: Authenticator,
 }
@@ -53,7 +53,7 @@ impl Leading {
     }
 }
 
-/// The credentials of an initiator for discovery: those of all targets that admit it.
+/// The credentials of an initiator for discovery: the credentials of all targets that admit it.
 fn for_discovery(context: &Context, initiator: &IqnName) -> Credentials {
     let snapshot = context.targets.snapshot();
     let is_listed = snapshot.values().any(|t| t.lists(initiator));
@@ -63,7 +63,8 @@ fn for_discovery(context: &Context, initiator: &IqnName) -> Credentials {
     }
 }
 
-/// The credentials of an initiator at a target, and those of the target; `None` if it needs none.
+/// The credentials of an initiator at a target, and the credentials of the target; `None` if the initiator
+/// needs none.
 fn credentials_at(target: &Target, initiator: &IqnName) -> Option<(Chap, Option<Chap>)> {
     Some((target.admission(initiator)?.chap?.clone(), target.mutual.clone()))
 }

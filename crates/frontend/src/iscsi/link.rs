@@ -21,12 +21,12 @@ pub(super) struct Link {
     pub parameters: Parameters,
     stat_sn: Cell<u32>,
     exp_cmd_sn: Cell<u32>,
-    /// Commands under way that occupy a place in the window.
+    /// Number of commands under way that occupy a place in the window.
     under_way: Cell<u32>,
     next_transfer_tag: Cell<u32>,
 }
 
-/// A place in the command window. Dropping it gives it back.
+/// A place in the command window. Dropping this guard gives the place back.
 pub(super) struct CommandSlot(Option<Rc<Link>>);
 
 /// Bytes of a long response that are sent in one turn of its task.
@@ -69,7 +69,7 @@ impl Link {
         self.next_transfer_tag.get()
     }
 
-    /// Continues after the transfer tags of another process.
+    /// Sets the next transfer tag, so that it follows the tags of the former process.
     pub fn set_next_transfer_tag(&self, tag: u32) {
         self.next_transfer_tag.set(tag.min(NO_TAG - 1));
     }
@@ -87,7 +87,7 @@ impl Link {
         (self.exp_cmd_sn.get(), WINDOW - self.under_way.get())
     }
 
-    /// Accepts a numbered command, or with `immediate` one that does not use a number.
+    /// Accepts a numbered command, or with `immediate` a command that does not use a number.
     pub fn take(self: &Rc<Self>, immediate: bool) -> CommandSlot {
         if immediate {
             return CommandSlot(None);
@@ -97,7 +97,7 @@ impl Link {
         CommandSlot(Some(self.clone()))
     }
 
-    /// The numbers of a PDU without status.
+    /// Returns the sequence numbers of a PDU without status.
     pub fn numbers(&self) -> Numbers {
         let (exp_cmd_sn, room) = self.window();
         Numbers {
@@ -107,7 +107,7 @@ impl Link {
         }
     }
 
-    /// The numbers of a PDU with status.
+    /// Returns the sequence numbers of a PDU with status.
     pub fn status_numbers(&self) -> Numbers {
         let numbers = self.numbers();
         self.stat_sn.set(numbers.stat_sn.wrapping_add(1));
@@ -138,8 +138,8 @@ impl Link {
         output.keep(len);
     }
 
-    /// Sends the next [`SENT_AT_ONCE`] bytes of a long response from a task. False if no more than that is
-    /// left, which [`Link::respond`] sends.
+    /// Sends the next [`SENT_AT_ONCE`] bytes of a long response from a task. Returns false if no more than
+    /// that is left, which [`Link::respond`] sends.
     pub fn push_some(&self, tag: u32, expected: u32, response: &Response, sent: &mut Sent) -> bool {
         let data = &response.data_in[..response.data_in.len().min(expected as usize)];
         let until = sent.bytes + SENT_AT_ONCE;

@@ -29,7 +29,7 @@ pub struct Settings<'a> {
     pub known: Arc<KnownHosts>,
     /// Addresses to listen on.
     pub addresses: &'a [ListenAddr],
-    /// Addresses that initiators discover; those that are listened on if `None`.
+    /// Addresses that initiators discover; `None` for the addresses on which the server listens.
     pub portals: Option<&'a [SocketAddr]>,
 }
 
@@ -53,12 +53,13 @@ pub fn listen(
     });
     let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));
     let bound = plane.listen(&front, settings.addresses)?;
-    // This is the only call, and precedes the first connection: those are served once the plane runs.
+    // The portals are set only here. This precedes the first connection, since connections are served only
+    // once the plane runs.
     let _ = context.portals.set(bound.clone());
     Ok(bound)
 }
 
-/// As [`listen`], for a server that waits for the pool of another one.
+/// Works like [`listen`], for a server that waits for a pool that another server has.
 pub fn listen_as_standby(
     plane: &mut Plane,
     standby: Arc<Standby>,
@@ -68,8 +69,8 @@ pub fn listen_as_standby(
     listen(plane, Disks::OfOther(standby), targets, settings)
 }
 
-/// Releases disks that no target maps any more: otherwise registrations of absent initiators hold them open.
-/// Never returns.
+/// Releases disks that no target maps any more; without this, registrations of absent initiators would hold
+/// them open. Never returns.
 pub async fn follow(targets: Arc<Targets>, units: Arc<Units>) {
     let mut changed = targets.changed();
     while changed.changed().await.is_ok() {

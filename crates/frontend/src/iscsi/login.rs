@@ -58,7 +58,7 @@ struct LoginPhase<'a> {
     peer: SocketAddr,
     /// The names of the initiator and of the target in the leading request, for the log.
     named: (Option<String>, Option<String>),
-    /// The address that the initiator connected to.
+    /// The address to which the initiator connected.
     local: SocketAddr,
     received: Vec<u8>,
     stat_sn: u32,
@@ -97,7 +97,8 @@ impl LoginPhase<'_> {
             let transit = match self.answer(header, &text, &mut answer).await {
                 Ok(transit) => transit,
                 Err(refusal) => {
-                    // An answer that was begun is incomplete, except the address of a redirection.
+                    // The answer that was begun is incomplete and is dropped, except for the address of a
+                    // redirection.
                     let is_moved = refusal.status == LoginStatus::TargetMoved;
                     let said = if is_moved { &answer[..] } else { &[] };
                     return Err(self.refuse_with(header, refusal, said).await);
@@ -184,7 +185,7 @@ impl LoginPhase<'_> {
             let charge = self.account.try_take(MAX_TEXT, Kind::Input);
             self.text_charge = Some(charge.ok_or(LoginStatus::OutOfResources)?);
         }
-        // Version 0 is the only one (11.12.4).
+        // Version 0 is the only version (11.12.4).
         if version_min > 0 {
             return Err(LoginStatus::UnsupportedVersion);
         }
@@ -213,7 +214,7 @@ impl LoginPhase<'_> {
         Ok(self.stream.write_all(&bytes).await?)
     }
 
-    /// Sends a refusal.
+    /// Refuses the login with `status`.
     async fn refuse(&mut self, header: Header, status: LoginStatus) -> End {
         self.refuse_with(header, status.into(), &[]).await
     }
@@ -234,7 +235,7 @@ impl LoginPhase<'_> {
             return Err(LoginStatus::MissingParameter);
         }
         let Some(portal) = standby.admit(self.peer.ip(), self.local).await? else { return Ok(()) };
-        // Without a portal group tag (RFC 7143, 13.8).
+        // The address has no portal group tag (RFC 7143, 13.8).
         text::push(out, "TargetAddress", &portal.to_string());
         Err(LoginStatus::TargetMoved)
     }

@@ -61,11 +61,11 @@ pub(super) struct LunMap {
     proved: Option<Chap>,
     port: Arc<Port>,
     units: Mutex<BTreeMap<u16, (Lun, Access)>>,
-    /// The units before this server had the pool, until they are opened.
+    /// The units from the time before this server had the pool, until they are opened.
     before: Mutex<Option<StandbyStates>>,
-    /// The disks that the initiator has identified under numbers from which units were removed.
+    /// The disks that the initiator has identified under LUNs from which units were removed.
     known: Mutex<KnownDisks>,
-    /// These numbers, as far as the units were removed by this process.
+    /// The LUNs of `known` whose units were removed by this process.
     removed: Mutex<BTreeSet<u16>>,
     /// The session has ended.
     left: AtomicBool,
@@ -73,9 +73,9 @@ pub(super) struct LunMap {
     pub abort: Notify,
     /// The commands of removed units that may be in progress.
     ending: Mutex<Vec<Closed>>,
-    /// The last change of the table that [`LunMap::refresh`] saw.
+    /// Number of the last change of the table that [`LunMap::refresh`] saw.
     seen: AtomicU64,
-    /// The last change for which [`LunMap::settle`] ended.
+    /// Number of the last change for which [`LunMap::settle`] ended.
     applied: watch::Sender<u64>,
 }
 
@@ -113,12 +113,12 @@ impl LunMap {
         })
     }
 
-    /// The target.
+    /// The target to which the LUNs belong.
     pub fn target(&self) -> &IqnName {
         &self.target
     }
 
-    /// The nexus of a LUN.
+    /// Returns the nexus with the unit of a LUN.
     pub fn unit(&self, lun: u16) -> Option<Arc<Nexus>> {
         self.units.lock().get(&lun).and_then(|(_, access)| access.nexus().cloned())
     }
@@ -142,7 +142,8 @@ impl LunMap {
         }
     }
 
-    /// The units in the state standby, for the time when this server has the pool; `None` if it has it.
+    /// The units in the state standby, to be kept until this server has the pool; `None` if it has the pool
+    /// already.
     pub fn standby_states(&self) -> Option<StandbyStates> {
         let Disks::OfOther(_) = self.context.disks else { return None };
         let units = self.units.lock();
@@ -158,7 +159,7 @@ impl LunMap {
         known
     }
 
-    /// Releases all units at the end of the session, so that a session that replaces it starts without its
+    /// Releases all units at the end of the session, so that a session that replaces it does not inherit
     /// state.
     pub fn leave(&self) {
         let mut units = self.units.lock();
@@ -168,8 +169,8 @@ impl LunMap {
         drop(removed);
     }
 
-    /// Applies the current table of targets. False if the session has to end: the target no longer admits the
-    /// initiator, or requires other credentials than it used.
+    /// Applies the current table of targets. Returns false if the session has to end: the target no longer
+    /// admits the initiator, or requires other credentials than the initiator used.
     pub async fn refresh(self: &Arc<Self>) -> bool {
         let change = self.context.targets.last_change();
         let stays = self.follow_table().await;
@@ -180,18 +181,18 @@ impl LunMap {
         stays
     }
 
-    /// The last change of the table that was applied.
+    /// A channel with the number of the last change of the table that was applied.
     pub fn applied(&self) -> watch::Receiver<u64> {
         self.applied.subscribe()
     }
 
-    /// Whether changes of the table were seen, and not applied yet.
+    /// Whether changes of the table were seen that are not applied yet.
     pub fn is_behind(&self) -> bool {
         *self.applied.borrow() < self.seen.load(Relaxed)
     }
 
-    /// Waits until the commands that change removed units have ended: the changes that were seen are applied
-    /// then.
+    /// Waits until the commands that change removed units have ended. After that, all changes that were seen
+    /// are applied.
     pub async fn settle(&self) {
         loop {
             let Some(last) = self.ending.lock().last().cloned() else { break };
@@ -224,8 +225,8 @@ impl LunMap {
         true
     }
 
-    /// Removes units, and ends their commands that still gather data: these must not change a disk after the
-    /// access to it was revoked.
+    /// Removes units, and ends their commands that still gather data: such a command must not change a disk
+    /// after the access to the disk was revoked.
     fn withdraw(&self, is_meant: impl Fn(u16, &Lun) -> bool) {
         let mut removed = Vec::new();
         self.units.lock().retain(|number, (lun, access)| {
@@ -248,7 +249,7 @@ impl LunMap {
     }
 
     /// Gives units that were opened the state that the initiator observed while another server had the pool.
-    /// Returns the LUNs that it observed.
+    /// Returns the LUNs that the initiator observed.
     fn resume_standby(&self) -> Option<Vec<u16>> {
         let before = self.before.lock().take()?;
         for nexus in self.nexuses() {
@@ -259,8 +260,8 @@ impl LunMap {
         Some(before.into_keys().collect())
     }
 
-    /// Informs the initiator of the new unit of a number that it has used. Returns whether that is of another
-    /// disk.
+    /// Informs the initiator that a LUN that it has used has a new unit. Returns whether the new unit is
+    /// another disk.
     fn replace(&self, nexus: &Nexus) -> bool {
         let known = self.known.lock().get(&nexus.lun()).copied();
         let is_other = known.is_some_and(|uuid| uuid != nexus.disk().uuid());
@@ -270,8 +271,8 @@ impl LunMap {
         is_other
     }
 
-    /// Opens the unit of a LUN. If that fails, the LUN is left out. Returns whether another disk had the
-    /// number before.
+    /// Opens the unit of a LUN. If that fails, the LUN is left out. Returns whether the LUN belonged to
+    /// another disk before.
     async fn add(self: &Arc<Self>, number: u16, lun: &Lun) -> bool {
         let settings = Settings { lun: number, read_only: lun.read_only, write_back: lun.write_back };
         let access = match &self.context.disks {
@@ -298,14 +299,15 @@ impl LunMap {
         is_other
     }
 
-    /// A unit of a disk that another server has; `None` if that did not publish it.
+    /// A unit of a disk that another server has; `None` if that server did not publish the disk.
     fn describe(&self, standby: &Standby, settings: Settings, disk: &str) -> Option<Arc<StandbyUnit>> {
         let facts = standby.disk(disk)?;
         Some(Arc::new(StandbyUnit::new(self.port.clone(), settings, &facts)))
     }
 }
 
-/// Logs that a LUN is left out, which is rate-limited: each login of an initiator opens the units again.
+/// Logs that a LUN is left out. The log is rate-limited, because each login of an initiator opens the units
+/// again.
 fn log_unserved(disk: &str, target: &IqnName, error: &dyn std::error::Error) {
     static UNSERVED: Throttle = Throttle::new();
     if let Some(left_out) = UNSERVED.permit() {
@@ -350,7 +352,7 @@ mod tests {
         let error = std::io::Error::from(std::io::ErrorKind::NotFound);
         let text = log_of(|| (0..1000).for_each(|_| log_unserved("missing", &target, &error)));
         let logged = text.lines().filter(|line| line.contains("cannot serve a LUN")).count();
-        // At most two intervals of the limit.
+        // The lines fall into at most two intervals of the limit.
         assert!((1..=20).contains(&logged), "{logged}");
     }
 }

@@ -9,14 +9,14 @@ use super::link::CommandSlot;
 use super::task::Task;
 use crate::scsi::{NexusOwner as _, UnitAttention};
 
-/// Responses (11.6.1).
+/// Responses to task management (RFC 7143, 11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
 const NO_TASK: u8 = 1;
 const NO_LUN: u8 = 2;
 const NO_REASSIGN: u8 = 4;
 const NOT_SUPPORTED: u8 = 5;
 
-/// Whether two LUNs name the same unit: a unit has a LUN in each addressing method (SAM-5, 4.7).
+/// Whether two LUNs name the same unit: a unit has one LUN in each addressing method (SAM-5, 4.7).
 fn is_same(one: Lun, other: Lun) -> bool {
     one.number().is_some() && one.number() == other.number()
 }
@@ -48,7 +48,7 @@ impl Commands {
             (TaskFunction::TaskReassign, _) => answer(place, NO_REASSIGN),
             (TaskFunction::Other(_), _) => answer(place, NOT_SUPPORTED),
             (function, None) => {
-                // A unit of a pool that another server has: it has no commands in progress.
+                // The unit belongs to a pool that another server has, so it has no commands in progress.
                 let Some(unit) = lun.number().and_then(|lun| luns.standby_unit(lun)) else {
                     return answer(place, NO_LUN);
                 };

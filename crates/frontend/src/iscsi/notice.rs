@@ -13,14 +13,14 @@ use crate::scsi::UnitFacts;
 use crate::targets::{ServedTargets, Target, TargetMap};
 
 const VERSION: u32 = 1;
-/// Most bytes of what a server announces.
+/// Maximum bytes of a server's announcement.
 const MAX_RECORD: usize = 2048;
 
-/// The notice of an owner.
+/// The notice that the owner of a pool publishes.
 pub struct Notice {
-    /// Its target port group.
+    /// Target port group of the owner.
     pub group: u16,
-    /// Its portals.
+    /// Portals of the owner.
     pub portals: Vec<SocketAddr>,
     /// The targets of the pool.
     pub targets: TargetMap,
@@ -39,7 +39,7 @@ struct Document<T> {
 }
 
 impl Notice {
-    /// Encodes the notice of this server, which has the pool.
+    /// Encodes the notice of this server, which owns the pool.
     pub fn encode(group: u16, portals: &[SocketAddr], targets: &ServedTargets, pool: &Pool) -> Vec<u8> {
         let targets = targets.snapshot();
         let targets: Vec<&Target> = targets.values().map(|target| &**target).collect();
@@ -68,17 +68,17 @@ impl Notice {
     }
 }
 
-/// What a server announces: its portals, and a word that differs for each server.
+/// What a server announces: its portals, and its name, which differs for each server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The server.
+    /// Name of the server.
     pub server: String,
-    /// Its portals.
+    /// Portals of the server.
     pub portals: Vec<SocketAddr>,
 }
 
 impl Record {
-    /// The text for the pool.
+    /// Encodes the announcement as the text that is stored with the pool.
     pub fn encode(&self) -> String {
         serde_json::to_string(self).expect("texts can be represented in JSON")
     }

@@ -18,10 +18,10 @@ use tokio::sync::watch;
 use crate::plane::network;
 use crate::targets::IqnName;
 
-/// Time limit for the end of a session that a new one replaces.
+/// Time limit for the end of a session that a new session replaces.
 const HANDOVER: Duration = Duration::from_secs(10);
 
-/// The identity of a session: an I_T nexus (RFC 7143, 4.4.1). Discovery sessions have none.
+/// The identity of a session: an I_T nexus (RFC 7143, 4.4.1). Discovery sessions have no identity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub initiator: IqnName,
@@ -31,9 +31,9 @@ pub(super) struct Key {
 
 struct Live {
     tsih: u16,
-    /// The address that counts.
+    /// The address or network under which the session is counted.
     address: IpAddr,
-    /// Larger for a session that began later.
+    /// Number of the session; larger for a session that began later.
     number: u64,
     end: watch::Sender<Option<&'static str>>,
     /// Closed when the session has ended.
@@ -56,9 +56,9 @@ struct Inner {
 }
 
 impl Inner {
-    /// The session whose place a new one takes, of those for which `is_meant` is true; `None` if the new one
-    /// belongs to the target and the address that have most of them. Of an address, the session that began
-    /// last is chosen.
+    /// Returns the session whose place a new session takes, among the sessions for which `is_meant` is true;
+    /// `None` if the new session belongs to the target and the address that have most of them. Of an address,
+    /// the session that began last is chosen.
     fn displaced(&self, key: &Key, address: IpAddr, is_meant: impl Fn(&Key) -> bool) -> Option<&Live> {
         let meant = || self.sessions.iter().filter(|(other, _)| is_meant(other));
         let of_targets = count(meant().map(|(other, _)| &other.target));
@@ -86,7 +86,7 @@ fn count<T: Eq + Hash>(all: impl Iterator<Item = T>) -> HashMap<T, usize> {
 /// Limits on sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Maximum number of sessions.
+    /// Maximum number of sessions in total.
     pub all: usize,
     /// Maximum number of sessions of one initiator at one target. The name of an initiator is no proof of its
     /// identity: with one number for all targets, sessions at an open target could exclude the initiator from
@@ -96,7 +96,7 @@ pub struct SessionLimits {
     pub per_address: usize,
 }
 
-/// All sessions.
+/// The registry of all sessions.
 pub(super) struct Registry {
     inner: Mutex<Inner>,
     limits: SessionLimits,
@@ -108,7 +108,7 @@ pub(super) struct Registered {
     key: Key,
     /// Target session identifying handle.
     pub tsih: u16,
-    /// Set when a new session is to take the place of this one, with the reason.
+    /// Set to the reason when this session has to end because a new session replaces it.
     pub end: watch::Receiver<Option<&'static str>>,
     _gone: watch::Sender<()>,
 }
@@ -161,8 +161,8 @@ impl Registry {
         Registered { registry: self.clone(), key, tsih, end: end_rx, _gone: gone }
     }
 
-    /// Registers a session; or, if the session with the same key or another one has to make place for it,
-    /// ends that and returns the signal of its end.
+    /// Registers a session. If the session with the same key or another session has to make place for it,
+    /// ends that session and returns the signal of its end.
     #[allow(clippy::type_complexity)]
     fn enter(
         self: &Arc<Self>,
@@ -245,13 +245,14 @@ mod tests {
         let _one = registry.begin(key("a", 1), host(1)).await.unwrap();
         let _two = registry.begin(key("a", 2), host(1)).await.unwrap();
         assert!(registry.begin(key("a", 3), host(1)).await.is_err());
-        // A peer that claims the name at one target does not exclude the initiator from another one.
+        // A peer that claims the initiator's name at one target does not exclude the initiator from another
+        // target.
         let _other = registry.begin(at_target("a", 3, "u"), host(1)).await.unwrap();
         let _last = registry.begin(key("b", 1), host(1)).await.unwrap();
         assert!(registry.begin(key("c", 1), host(1)).await.is_err());
     }
 
-    /// Sessions that end when they have to make place; the channel reports their initiators.
+    /// Holds sessions that end when they have to make place; the channel reports their initiators.
     async fn hold(
         registry: &Arc<Registry>,
         sessions: &[(Key, IpAddr)],
@@ -274,7 +275,7 @@ mod tests {
         let flood = [("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 2)].map(|(i, h)| (key(i, 1), host(h)));
         hold(&registry, &flood, &ended).await;
         hold(&registry, &[(at_target("f", 1, "u"), host(3))], &ended).await;
-        // A session at another target, and one of another host at the same target.
+        // The next sessions are at another target, and of another host at the same target.
         let _one = registry.begin(at_target("g", 1, "u"), host(3)).await.unwrap();
         assert_eq!(reported.recv().await, Some(key("e", 1).initiator), "the last one of host 2");
         hold(&registry, &[(key("h", 1), host(4))], &ended).await;
@@ -283,7 +284,7 @@ mod tests {
             [key("b", 1).initiator, key("d", 1).initiator].map(Some).contains(&displaced),
             "{displaced:?}"
         );
-        // Host 2 has as much as any, so it is refused.
+        // Host 2 has as many sessions as any host, so it is refused.
         assert!(registry.begin(key("i", 1), host(2)).await.is_err());
         assert!(reported.try_recv().is_err());
     }

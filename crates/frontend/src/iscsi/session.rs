@@ -32,19 +32,19 @@ use crate::plane::{Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output
 use crate::targets::{EndRequest, IqnName, SessionInfo};
 use crate::throttle::Throttle;
 
-/// PDUs that are put aside even if there is no memory: a session must not end because of the commands that
-/// usually arrive.
+/// Bytes of PDUs that are put aside even if there is no memory: a session must not end because of the
+/// commands that usually arrive.
 const FORCED_ASIDE: usize = 256 << 10;
 const NO_MEMORY_ASIDE: &str = "no memory for what the initiator sends while the server hands over";
 
-/// Reasons of a logout (11.14.1).
+/// Reasons of a logout (RFC 7143, 11.14.1).
 const CLOSE_SESSION: u8 = 0;
 const CLOSE_CONNECTION: u8 = 1;
-/// Responses to a logout (11.15.1).
+/// Responses to a logout (RFC 7143, 11.15.1).
 const CLOSED: u8 = 0;
 const NO_RECOVERY: u8 = 2;
 
-/// A session.
+/// The state of an iSCSI session.
 struct Session {
     worker: Rc<Worker>,
     initiator: IqnName,
@@ -58,14 +58,14 @@ struct Session {
     logout: Option<u32>,
     /// The message that the server ends the session was sent.
     stop_announced: bool,
-    /// The part of its state that does not change, for a successor; `None` for a discovery session.
+    /// The part of the session's state that does not change, for a successor; `None` for a discovery session.
     identity: Option<HandedOver>,
     /// PDUs that were put aside while only commands in progress were served.
     aside: Aside,
 }
 
-/// Serves an initiator that has logged in, until it logs out. A discovery session ends when it was idle for
-/// `discovery_idle`.
+/// Serves an initiator that has logged in, until it logs out. A discovery session ends when it has been idle
+/// for `discovery_idle`.
 pub(super) async fn session(
     worker: Rc<Worker>,
     context: Arc<Context>,
@@ -92,7 +92,7 @@ pub(super) async fn session(
             (continued.standby.take(), std::mem::take(&mut continued.known))
         });
         let map = LunMap::new(context.clone(), target, (initiator.clone(), login.isid), proved, before);
-        // It is registered before it reads the table, so that no change of this misses it.
+        // The session is registered before it reads the table, so that it misses no change of the table.
         listed = Some(context.targets.session_began(SessionInfo {
             id: cookie_of(stream.as_raw_fd()),
             target: target.name.clone(),
@@ -133,8 +133,8 @@ pub(super) async fn session(
     };
     let tasks = session.commands.tasks.clone();
     let done = Conversation::new(worker, stream, None, login.received, backlog.clone(), session).await;
-    // A task that gathers waits for data that cannot arrive any more, and nothing aborts it from here on. A
-    // request of another nexus to abort it, which waits for its end, must not wait for the running ones too.
+    // A task that gathers waits for data that cannot arrive any more, and nothing aborts the task from here
+    // on. Another nexus that requests its abort waits for its end, and must not wait for running tasks too.
     tasks.abort(|_| true);
     drop(tasks);
     // Started requests are finished before another session of this initiator begins.
@@ -144,7 +144,7 @@ pub(super) async fn session(
     done
 }
 
-/// Logs a login, which is rate-limited: an initiator that logs in again and again would fill the log.
+/// Logs a login. The log is rate-limited: an initiator that logs in again and again would fill it.
 fn log_login(initiator: &IqnName, peer: SocketAddr, target: &IqnName) {
     static LOGGED_IN: Throttle = Throttle::new();
     if let Some(left_out) = LOGGED_IN.permit() {
@@ -250,12 +250,12 @@ impl Protocol for Session {
         }
         let is_ended = self.inbox.is_leaving() && !std::mem::replace(&mut self.leaving, true);
         if (is_ended || self.worker.closing()) && !std::mem::replace(&mut self.stop_announced, true) {
-            // All connections of the session are going to end (11.9.1).
+            // The message states that all connections of the session are going to end (11.9.1).
             self.link.put(&reply::asynchronous(&self.link.status_numbers(), 3, [0, 2, 0]), &[], output);
         }
         if self.inbox.take_aborts() {
             // Running tasks end without an answer; the nexus that aborted them waits for their end. Tasks
-            // that arrived later are not meant.
+            // that arrived later are not aborted.
             self.commands.tasks.abort(Task::is_aborted_by_other);
             self.commands.end_withdrawn(output);
         }
@@ -270,7 +270,7 @@ impl Protocol for Session {
         if !self.link.backlog.has_requests()
             && let Some(tag) = self.logout.take()
         {
-            // RESERVE has ended too when the initiator reads the answer.
+            // When the initiator reads the answer, RESERVE has ended too.
             self.commands.luns.iter().for_each(|luns| luns.leave());
             self.link.put(&reply::logout(tag, &self.link.status_numbers(), CLOSED), &[], output);
             self.inbox.log_out_answered();
@@ -279,7 +279,7 @@ impl Protocol for Session {
     }
 }
 
-/// PDUs that are served later, with the memory for them.
+/// PDUs that are served later, with the charge for their memory.
 #[derive(Default)]
 struct Aside {
     pdus: Vec<u8>,
@@ -293,7 +293,7 @@ impl Session {
     }
 
     /// Serves a PDU later, so that commands in progress can be finished although the initiator continues to
-    /// send others.
+    /// send PDUs.
     fn put_aside(&mut self, pdu: &[u8]) -> Result<(), End> {
         let Aside { pdus, charge } = &mut self.aside;
         if pdus.len() + pdu.len() > MAX_ASIDE {
@@ -358,8 +358,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the place of a command in the window; `None` if it is outside and must not be answered
-    /// (4.2.2.1).
+    /// Takes the place of a command in the window; `None` if the command is outside of the window and must
+    /// not be answered (4.2.2.1).
     fn place(&self, numbering: Numbering) -> Result<Option<CommandSlot>, End> {
         let (expected, room) = self.link.window();
         let found = numbering.cmd_sn;
@@ -382,12 +382,12 @@ impl Session {
         match request {
             Request::DataOut(data) => self.commands.damaged_data(data.tag, output),
             Request::Command(command) => {
-                // It uses its number: the initiator counts it as sent.
+                // The command uses its number: the initiator counts the command as sent.
                 if let Some(place) = self.place(command.numbering)? {
                     self.commands.damaged_command(command, place, output);
                 }
             }
-            // The initiator sends it again, under the same number.
+            // The initiator sends the PDU again, under the same number.
             _ => {}
         }
         Ok(())
@@ -398,8 +398,9 @@ impl Session {
         self.link.put(&reply::reject(&self.link.status_numbers(), reason), header, output);
     }
 
-    /// Closing the connection closes the session, which has no other. This aborts the commands in progress
-    /// (11.14), and is answered after they have ended: none of them changes a unit afterwards.
+    /// Handles a logout. Closing the connection closes the session, which has no other connection. This
+    /// aborts the commands in progress (11.14). The logout is answered after they have ended, so that no
+    /// command changes a unit afterwards.
     fn logout(&mut self, tag: u32, reason: u8, output: &mut Output) {
         if !matches!(reason, CLOSE_SESSION | CLOSE_CONNECTION) {
             self.link.put(&reply::logout(tag, &self.link.status_numbers(), NO_RECOVERY), &[], output);
@@ -427,7 +428,7 @@ mod tests {
             }
         });
         let logged = text.lines().filter(|line| line.contains("logged in")).count();
-        // At most two intervals of the limit.
+        // The lines fall into at most two intervals of the limit.
         assert!((1..=20).contains(&logged), "{logged}");
     }
 }

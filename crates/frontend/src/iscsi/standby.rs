@@ -24,32 +24,32 @@ use crate::targets::ServedTargets;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhileStandby {
-    /// They are not bound.
+    /// The standby has not bound its portals.
     #[default]
     Closed,
-    /// They redirect logins to the owner.
+    /// The portals redirect logins to the owner.
     Redirect,
-    /// They serve sessions, whose units are in the state standby.
+    /// The portals serve sessions, whose units are in the state standby.
     Alua,
 }
 
-/// Longest time for which a login waits for an owner.
+/// Maximum time for which a login waits for an owner.
 const HOLD: Duration = Duration::from_secs(15);
-/// Maximum number of logins that wait. Beyond it, a login takes the place of one from the address with most
-/// waiting logins; it is refused if its own address is such an address.
+/// Maximum number of logins that wait. At this number, a further login takes the place of a login from the
+/// address with most waiting logins; it is refused if its own address is such an address.
 const MAX_HELD: usize = 256;
 
-/// What is known of the owner of the pool.
+/// What is known about the owner of the pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Owner {
     /// No server has the pool, the owner is dead, or it has not published anything yet.
     #[default]
     Unknown,
-    /// It is alive, and has these portals.
+    /// The owner is alive, and has these portals.
     Alive(Vec<SocketAddr>),
 }
 
-/// The knowledge of a server that waits.
+/// What is known about the pool to a server that waits for it.
 pub struct Standby {
     mode: WhileStandby,
     targets: Arc<ServedTargets>,
@@ -61,7 +61,7 @@ pub struct Standby {
 }
 
 impl Standby {
-    /// A server that has read nothing yet.
+    /// The knowledge of a server that has read nothing yet.
     pub fn new(mode: WhileStandby) -> Arc<Standby> {
         Arc::new(Standby {
             mode,
@@ -78,31 +78,31 @@ impl Standby {
         &self.targets
     }
 
-    /// What is known of a disk.
+    /// Returns what the owner published about a disk.
     pub(super) fn disk(&self, name: &str) -> Option<UnitFacts> {
         self.disks.read().get(name).copied()
     }
 
-    /// The owner is alive, and published this.
+    /// Records that the owner is alive, and has these portals.
     pub fn owner_is(&self, portals: &[SocketAddr]) {
         let new = Owner::Alive(portals.to_vec());
         self.owner.send_if_modified(|owner| std::mem::replace(owner, new.clone()) != new);
     }
 
-    /// There is no owner, or it is dead.
+    /// Records that there is no owner, or that it is dead.
     pub fn owner_is_unknown(&self) {
         self.owner.send_if_modified(|owner| std::mem::take(owner) != Owner::Unknown);
     }
 
-    /// Replaces what is known of targets and disks.
+    /// Replaces what is known about targets and disks.
     pub fn learn(&self, notice: Notice) {
-        // Disks first: sessions open them when the targets change.
+        // Disks are replaced first: sessions open them when the targets change.
         *self.disks.write() = Arc::new(notice.disks);
         self.targets.replace_with_disks(notice.targets);
         self.serves.send_replace(true);
     }
 
-    /// Sessions are refused from now on, until the next notice.
+    /// Refuses sessions from now on, until the next notice.
     pub fn stop_serving(&self) {
         self.serves.send_replace(false);
     }
@@ -118,7 +118,7 @@ impl Standby {
         let mut held = self.hold(network(peer))?;
         let admitted = async {
             if self.mode == WhileStandby::Alua {
-                // The sender is in `self`.
+                // The sender is in `self`, so it cannot be dropped.
                 let _ = self.serves.subscribe().wait_for(|serves| *serves).await;
                 return Ok(None);
             }
@@ -134,7 +134,7 @@ impl Standby {
             admitted = tokio::time::timeout(HOLD, admitted) => {
                 admitted.unwrap_or(Err(LoginStatus::ServiceUnavailable))
             }
-            // Its sender is dropped when another login takes the place.
+            // The sender is dropped when another login takes this place.
             _ = &mut held.taken => Err(LoginStatus::ServiceUnavailable),
         }
     }
@@ -153,7 +153,8 @@ impl Standby {
     }
 }
 
-/// The logins that wait, by address: their numbers, and what is dropped when they lose their place.
+/// The logins that wait, by address. Each has a number, and a value that is dropped when the login loses its
+/// place.
 #[derive(Default)]
 struct Waiting {
     by_address: BTreeMap<IpAddr, BTreeMap<u64, oneshot::Sender<()>>>,
@@ -162,7 +163,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Ends the last login of the address with most of them, if a login from `peer` may take its place.
+    /// Ends the last login of the address with most waiting logins, if a login from `peer` may take its
+    /// place.
     fn displace(&mut self, peer: IpAddr) -> bool {
         let own = self.by_address.get(&peer).map_or(0, BTreeMap::len);
         let most = self.by_address.iter_mut().max_by_key(|(_, logins)| logins.len());
@@ -180,7 +182,7 @@ impl Waiting {
     }
 }
 
-/// A portal, of the same address family if possible.
+/// Returns one of the portals, of the same address family if possible.
 fn portal_for(portals: &[SocketAddr], local: SocketAddr) -> Result<SocketAddr, LoginStatus> {
     let alike = portals.iter().find(|portal| portal.is_ipv4() == local.is_ipv4());
     alike.or(portals.first()).copied().ok_or(LoginStatus::ServiceUnavailable)

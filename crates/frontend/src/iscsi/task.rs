@@ -21,19 +21,19 @@ use crate::exec::{Executor, Job};
 use crate::plane::{Backlog, Charge, Claim, Front, Kind, MAX_UNSENT, Served, Times, spawn_request};
 use crate::scsi::{Admitted, Arrival, Nexus, Response, Underway, VERIFIED};
 
-/// Memory that a command is charged when it is accepted, in addition to its data and its work: its task, of
-/// which the future takes 3 KiB.
+/// Bytes of memory that a command is charged when it is accepted, in addition to its data and its work. They
+/// are for its task, whose future takes 3 KiB.
 pub(super) const TASK_COST: usize = 4 << 10;
-/// Most memory that a command uses to run, in addition to the data that it transfers.
+/// Maximum bytes of memory that a command uses to run, in addition to the data that it transfers.
 const MAX_WORK: usize = 1 << 20;
-/// Most bytes of response data, except for reads.
+/// Maximum bytes of response data of a command other than a read.
 const MAX_PARAMETERS: u64 = 256 << 10;
-/// Most bytes of data that a session solicits at once, except for a single longer command.
+/// Maximum bytes of data that a session solicits at once, unless a single command is longer.
 const MAX_GATHERED: usize = 16 << 20;
 
 /// What the initiator sent for a command that runs.
 pub(super) enum Data {
-    /// All of its data; none for most commands.
+    /// All data of the command; most commands have none.
     Held(Vec<u8>),
     /// The data of a write, which is in the write buffers already.
     Written { fua: bool },
@@ -57,19 +57,19 @@ pub(super) struct Task {
     pub nexus: Arc<Nexus>,
     pub request: scsi::Request,
     arrival: Arrival,
-    /// Its data, until all of it was received.
+    /// The data of the command, until all of it was received.
     pub gather: RefCell<Option<Gather>>,
     aborted: Cell<bool>,
-    /// It is answered BUSY, so that the initiator sends it again.
+    /// The command is answered BUSY, so that the initiator sends it again.
     put_off: Cell<bool>,
-    /// Signalled when it is aborted or put off, or its unit is withdrawn.
+    /// Signalled when the command is aborted or put off, or its unit is withdrawn.
     stop: Notify,
     /// The command's place in the command window. It is given back when the command ends.
     place: Cell<Option<CommandSlot>>,
-    /// Released when it changes nothing any more.
+    /// Released when the command changes nothing any more.
     underway: Cell<Option<Underway>>,
     has_ended: Cell<bool>,
-    /// Signalled when it ends.
+    /// Signalled when the command ends.
     ended: Notify,
 }
 
@@ -99,12 +99,12 @@ impl Task {
         })
     }
 
-    /// Whether another nexus aborted it.
+    /// Whether another nexus aborted the command.
     pub fn is_aborted_by_other(&self) -> bool {
         self.nexus.has_aborted(self.arrival)
     }
 
-    /// Waits until it ends.
+    /// Waits until the command ends.
     async fn ended(&self) {
         while !self.has_ended.get() {
             self.ended.notified().await;
@@ -119,11 +119,11 @@ pub(super) struct Tasks {
     by_tag: RefCell<HashMap<u32, Rc<Task>>>,
     /// Tasks that gather and whose data is not solicited yet, in order of arrival.
     waiting: RefCell<VecDeque<Rc<Task>>>,
-    /// Total bytes of the tasks whose data is solicited.
+    /// Total bytes of data of the tasks whose data is solicited.
     solicited: Cell<usize>,
     /// The memory for which the first of the waiting tasks waits.
     claim: RefCell<Option<Claim>>,
-    /// Taken by tasks that may take long, one at a time: they hold memory all the time.
+    /// Semaphore for tasks that can take long, which run one at a time: a task holds memory all the time.
     long: Arc<Semaphore>,
 }
 
@@ -140,7 +140,7 @@ impl Tasks {
         })
     }
 
-    /// Adds a task; false if its tag is in use.
+    /// Adds a task; returns false if its tag is in use.
     pub fn add(&self, task: &Rc<Task>) -> bool {
         let mut by_tag = self.by_tag.borrow_mut();
         if by_tag.contains_key(&task.tag) {
@@ -157,20 +157,21 @@ impl Tasks {
         self.by_tag.borrow().get(&tag).cloned()
     }
 
-    /// Number of tasks.
+    /// Number of tasks that are in progress.
     pub fn len(&self) -> usize {
         self.by_tag.borrow().len()
     }
 
-    /// The next task whose data is to be solicited, or that can run since it has all of its data: the oldest,
-    /// once there is memory for all of its data and to run.
+    /// The next task whose data is to be solicited, or that can run since it has all of its data. It is the
+    /// oldest task, once there is memory for all of its data and to run.
     pub fn next_to_solicit(&self) -> Option<Rc<Task>> {
         let mut waiting = self.waiting.borrow_mut();
         let first = waiting.front()?;
         let mut gather = first.gather.borrow_mut();
         let solicited = self.solicited.get();
         let begins = gather.as_mut().filter(|g| solicited == 0 || solicited + g.wanted() <= MAX_GATHERED)?;
-        // The claim includes the memory to run: the task must not wait for that while it holds its data.
+        // The claim includes the memory to run: the task must not wait for this memory while it holds its
+        // data.
         let missing = begins.missing() + work(&first.request);
         if missing > 0 {
             let (backlog, mut claim) = (&self.link.backlog, self.claim.borrow_mut());
@@ -212,8 +213,8 @@ impl Tasks {
         Some(gather)
     }
 
-    /// Runs a command that has its data, in a task of this thread. `charge` is the memory that it holds
-    /// already.
+    /// Runs a command that has its data, in a task of this thread. `charge` is for the memory that the
+    /// command holds already.
     pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Data, charge: Charge) {
         let running = Running { tasks: self.clone(), task };
         self.executor.spawn_charged(charge, Run { running, data: Some(data), work: None, turn: None });
@@ -240,8 +241,8 @@ impl Tasks {
         task.ended.notify_waiters();
     }
 
-    /// Aborts the tasks for which `is_meant` is true. The returned ones still run, and end without an answer,
-    /// those that only read soon.
+    /// Aborts the tasks for which `is_meant` is true. The returned tasks still run, and end without an
+    /// answer; tasks that only read end soon.
     pub fn abort(&self, is_meant: impl Fn(&Task) -> bool) -> Vec<Rc<Task>> {
         let mut meant: Vec<_> = self.by_tag.borrow().values().filter(|t| is_meant(t)).cloned().collect();
         meant.retain(|task| {
@@ -256,8 +257,8 @@ impl Tasks {
         meant
     }
 
-    /// Puts off the tasks that may take long, since all that run are waited for before another process can
-    /// continue the session.
+    /// Puts off the tasks that may take long: another process can continue the session only when all running
+    /// tasks have ended.
     pub fn put_off_long(&self) {
         let by_tag = self.by_tag.borrow();
         let runs = |task: &&Rc<Task>| is_long(&task.request) && task.gather.borrow().is_none();
@@ -266,7 +267,7 @@ impl Tasks {
         }
     }
 
-    /// The tasks whose unit was withdrawn. Those that run and only read end soon.
+    /// The tasks whose unit was withdrawn. Running tasks among them that only read end soon.
     pub fn withdrawn(&self) -> Vec<Rc<Task>> {
         let by_tag = self.by_tag.borrow();
         let tasks: Vec<_> = by_tag.values().filter(|task| task.nexus.is_withdrawn()).cloned().collect();
@@ -298,12 +299,12 @@ impl Tasks {
     }
 }
 
-/// A command that runs.
+/// A command that is being executed.
 struct Run {
     running: Running,
-    /// `None` when the command is performed.
+    /// The data of the command; `None` when the command is performed.
     data: Option<Data>,
-    /// Memory of the response, and of its copy in PDUs.
+    /// Charge for the memory of the response, and of its copy in PDUs.
     work: Option<Charge>,
     /// The turn of a command that may take long.
     turn: Option<OwnedSemaphorePermit>,
@@ -317,13 +318,14 @@ impl Run {
         if matches!(request.transfer(), scsi::Transfer::Out(_)) { 0 } else { work(request) }
     }
 
-    /// Bytes of response data that are copied into PDUs at once: a bounded number of PDUs can be unsent.
+    /// Bytes of response data that are copied into PDUs at once. They are limited, since several PDUs can be
+    /// unsent.
     fn copied(&self) -> usize {
         self.held().min(self.running.task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE)
     }
 
     /// Waits for the memory of the command, and for its turn if it may take long. Returns false if no
-    /// initiator waits for its response any more.
+    /// initiator waits for the response any more.
     async fn begin(&mut self, backlog: &Rc<Backlog>) -> bool {
         let (held, copied) = (self.held(), self.copied());
         let Running { tasks, task } = &self.running;
@@ -370,7 +372,7 @@ impl Job for Run {
                 false => task.nexus.cleared(),
             },
         };
-        // It changes nothing any more: aborts need not wait until there is room for the response.
+        // The command changes nothing any more: aborts need not wait until there is room for the response.
         drop(task.underway.take());
         Some(response)
     }
@@ -431,18 +433,19 @@ pub(super) fn work(request: &scsi::Request) -> usize {
     match (request, request.transfer()) {
         (Read { .. }, scsi::Transfer::In(len)) => usize::try_from(len).unwrap_or(usize::MAX),
         (_, scsi::Transfer::In(len)) => len.min(MAX_PARAMETERS) as usize,
-        // These need only what was received. A cluster's node is fenced also while memory is short.
+        // These commands need only what was received. A node of a cluster can thus be fenced even while
+        // memory is short.
         (Write { .. } | PersistentReserveOut { .. } | ModeSelect { .. }, _) => 0,
         (Unmap { .. } | PopulateToken { .. }, _) => 0,
         (Verify { .. }, _) => VERIFIED,
-        // These compare or copy in pieces, or change as many bytes as were received.
+        // These commands compare or copy in pieces, or change as many bytes as were received.
         (_, scsi::Transfer::Out(len)) => usize::try_from(len).unwrap_or(usize::MAX).max(MAX_WORK),
         (PreFetch { .. }, _) => MAX_WORK,
         (_, scsi::Transfer::None) => 0,
     }
 }
 
-/// Whether a command may take as long as the whole disk takes to be read.
+/// Whether a command may take as long as reading the whole disk.
 fn is_long(request: &scsi::Request) -> bool {
     matches!(request, scsi::Request::Verify { len, .. } if *len > u64::from(TRANSFER_MAX * BLOCK))
 }
@@ -478,7 +481,7 @@ mod tests {
         assert!(!verify(most, VerifyCheck::Data));
     }
 
-    /// A cluster's node is fenced also while others use up the memory.
+    /// A node of a cluster can be fenced even while other clients use up the memory.
     #[test]
     fn commands_with_a_parameter_list_need_only_the_list() {
         assert_eq!(work(&Request::ModeSelect { ten: true, length: 24 }), 0);

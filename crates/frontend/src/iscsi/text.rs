@@ -17,31 +17,31 @@ use crate::targets::IqnName;
 /// A text request that is not valid at this point; it is rejected.
 pub(super) struct Invalid;
 
-/// The text requests of a session.
+/// The text requests that a session has sent.
 pub(super) struct TextRequests {
     context: Arc<Context>,
     link: Rc<Link>,
     initiator: IqnName,
-    /// `None` for a discovery session.
+    /// The target of the session; `None` for a discovery session.
     target: Option<IqnName>,
-    /// The address that the initiator connected to.
+    /// The address to which the initiator connected.
     local: SocketAddr,
-    /// The exchange that continues with a request of this transfer tag.
+    /// The exchange that a request with this transfer tag continues.
     exchange: Option<(u32, Exchange)>,
-    /// Its charge.
+    /// The charge for the memory of the exchange.
     charge: Option<Charge>,
 }
 
-/// An exchange of several requests.
+/// An exchange of text that takes several requests.
 enum Exchange {
-    /// The text received so far.
+    /// The request is incomplete; this is the text received so far.
     Request(Vec<u8>),
-    /// The rest of the answer.
+    /// The answer is incomplete; this is the text that is still to be sent.
     Answer(Vec<u8>),
 }
 
 impl Exchange {
-    /// Bytes of memory.
+    /// Bytes of memory that the exchange holds.
     fn bytes(&self) -> usize {
         match self {
             Exchange::Request(text) | Exchange::Answer(text) => text.capacity(),
@@ -60,12 +60,12 @@ impl TextRequests {
         TextRequests { context, link, initiator, target, local, exchange: None, charge: None }
     }
 
-    /// Whether an exchange has begun.
+    /// Whether an exchange of text is in progress.
     pub fn is_busy(&self) -> bool {
         self.exchange.is_some()
     }
 
-    /// Serves a request. With `continues`, its text continues in the next one.
+    /// Serves a request. With `continues`, its text continues in the next request.
     pub fn serve(
         &mut self,
         tag: u32,
@@ -113,7 +113,7 @@ impl TextRequests {
         let (mut out, mut listed) = (Vec::new(), false);
         for (key, value) in text::parse(request).map_err(|_| Invalid)? {
             match key {
-                // Once in each request: repeated keys would multiply the memory of the answer.
+                // Answered once in each request: repeated keys would multiply the memory of the answer.
                 "SendTargets" if !std::mem::replace(&mut listed, true) => {
                     let current = self.target.as_ref();
                     send_targets(&self.context, &self.initiator, current, value, self.local, &mut out);

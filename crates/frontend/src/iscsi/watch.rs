@@ -15,17 +15,17 @@ use super::lun_map::LunMap;
 use crate::plane::{Backlog, contained};
 use crate::targets::EndRequest;
 
-/// An initiator that is silent for this time is pinged; after twice this time its session ends.
+/// Time of silence after which an initiator is pinged; after twice this time its session ends.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Time that the commands of a session have which an administrator ends.
+/// Time that the commands of a session have to end when an administrator ends the session.
 const DISCONNECT_TIME: Duration = Duration::from_secs(5);
 
-/// Why a session ends whose initiator lost its access.
+/// Why a session ends if its initiator has lost its access.
 pub(super) const NOT_ADMITTED: &str =
     "the target no longer admits the initiator, or requires another CHAP secret";
 
-/// Events that a session has to handle.
+/// The events that a session has to handle.
 pub(super) struct Inbox {
     backlog: Rc<Backlog>,
     last_received: Cell<Instant>,
@@ -54,7 +54,7 @@ impl Inbox {
         self.last_received.set(Instant::now());
     }
 
-    /// The reason for which the session has to end, if any.
+    /// The reason why the session has to end; `None` if it need not end.
     pub fn ended(&self) -> Option<&'static str> {
         self.ended.get()
     }
@@ -64,7 +64,7 @@ impl Inbox {
         self.aborts.take()
     }
 
-    /// Whether the initiator is to be pinged.
+    /// Whether a ping has to be sent to the initiator.
     pub fn take_ping(&self) -> bool {
         self.ping.take()
     }
@@ -74,8 +74,8 @@ impl Inbox {
         self.leaving.get()
     }
 
-    /// Records that the initiator logged out. Nothing is received from then on, so its silence means nothing
-    /// until the logout is answered.
+    /// Records that the initiator logged out. Nothing is received from then on, so silence is no sign of a
+    /// failure until the logout is answered.
     pub fn log_out(&self) {
         self.logged_out.set(true);
     }
@@ -167,7 +167,7 @@ pub(super) fn watch(
     Watching(tokio::task::spawn_local(watched).abort_handle())
 }
 
-/// Returns when nothing was received for `most`; never if that is `None`.
+/// Returns when nothing was received for `most`; never returns if `most` is `None`.
 async fn idle(inbox: &Inbox, most: Option<Duration>) {
     let Some(most) = most else { return std::future::pending().await };
     loop {

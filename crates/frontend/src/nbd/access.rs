@@ -12,7 +12,7 @@ use forebay_text::{Glob, NamePattern};
 
 use super::certificate::CertificateNames;
 
-/// A text that is no pattern for certificates.
+/// A text that is not a pattern for certificates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a pattern for certificates; write CN=NAME, DNS=NAME or URI=NAME, where '*' is allowed")]
 pub struct BadSubject(String);
@@ -82,20 +82,20 @@ impl fmt::Display for SubjectPattern {
     }
 }
 
-/// The access of clients of a listener.
+/// The access of clients that connect to a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// Exports that are offered.
+    /// Patterns of the exports that are offered.
     pub exports: Vec<NamePattern>,
-    /// The offered exports that each matching certificate sees. If this is empty, every client sees all of
-    /// them.
+    /// The offered exports that each matching certificate sees. If this is empty, every client sees all
+    /// offered exports.
     pub clients: Vec<(SubjectPattern, Vec<NamePattern>)>,
-    /// Writes are refused.
+    /// Whether writes of the clients are refused.
     pub read_only: bool,
 }
 
 impl Default for Access {
-    /// Full access for every client that can connect.
+    /// The default is full access for every client that can connect.
     fn default() -> Access {
         Access { exports: vec![NamePattern::all()], clients: Vec::new(), read_only: false }
     }

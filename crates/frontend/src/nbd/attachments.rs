@@ -51,11 +51,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::traffic::{Output, has_hung_up, unread_input};
 use crate::plane::RawSocket;
 
-/// Time limit for the end of the connections that are gone.
+/// Time limit for the end of connections whose peer is gone.
 const HANDOVER: Duration = Duration::from_secs(10);
-/// Time that requests have which were sent before an `NBD_CMD_DISC`; then they are dropped.
+/// Time that requests have to end if they were sent before an `NBD_CMD_DISC`; then they are dropped.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
-/// Time limit for the search for `NBD_CMD_DISC`.
+/// Time limit for the search for `NBD_CMD_DISC` in the input.
 const SEARCH_TIME: Duration = Duration::from_secs(5);
 /// Bytes that the socket buffers of both ends of a TCP connection can hold: several times the largest sizes
 /// that Linux sets automatically (`tcp_wmem`, `tcp_rmem`).
@@ -65,15 +65,16 @@ const CATCH_UP: Duration = Duration::from_secs(10);
 const CATCH_UP_STEP: Duration = Duration::from_millis(5);
 /// Number of intervals without unread input after which a peer counts as connected.
 const QUIET_STEPS: u32 = 4;
-/// Bytes after which the window of a TCP connection may have been closed: less than the smallest one.
+/// Bytes after which the window of a TCP connection may have been closed: less than the smallest window.
 const BURST: u64 = 16 << 10;
-/// Time after a burst in which the host of the peer continues to send, once it learns that the window opened:
-/// at the latest by a timer of 200 ms, and a busy one is late. Then a peer counts as connected.
+/// Time after a burst after which a peer counts as connected. If the window was closed, the host of the peer
+/// learns that it is open and continues to send within this time: at the latest by a timer of 200 ms, and
+/// later if it is busy.
 const AFTER_BURST: Duration = Duration::from_millis(500);
 /// Time within which the end of a stream follows its last data.
 const LATE_END: Duration = Duration::from_millis(200);
 
-/// Requests of an earlier connection do not end.
+/// The error if requests of an earlier connection do not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("requests of an earlier connection to this disk have not ended yet; connect again")]
 pub(super) struct StillUnderWay;
@@ -88,21 +89,23 @@ pub(super) struct Attachments {
 #[derive(Default)]
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Signalled when the state changes in a way for which others wait.
+    /// Signalled when the state changes in a way for which other connections wait.
     changed: Notify,
     /// Bytes of requests that were taken from the input, whether they were executed, refused or dropped.
     served: AtomicU64,
-    /// The socket is a TCP connection.
+    /// Whether the socket is a TCP connection.
     is_tcp: AtomicBool,
-    /// The last input that was read from a TCP connection.
+    /// The last burst of input that was read from a TCP connection.
     burst: Mutex<Burst>,
-    /// A newer connection to the disk was attached, and the peer has not proved since that it is connected.
+    /// A newer connection to the disk was attached, and this connection's peer has not proved since that it
+    /// is connected.
     is_in_doubt: AtomicBool,
-    /// The output that was written when the doubt began; `None` if the kernel does not report it.
+    /// Number of output bytes that were written when the doubt began; `None` if the kernel does not report
+    /// it.
     written_before: Mutex<Option<u64>>,
 }
 
-/// Input that followed other input closely.
+/// A burst: input that followed other input closely.
 #[derive(Default)]
 struct Burst {
     bytes: u64,
@@ -116,7 +119,7 @@ impl Burst {
         self.last = Some(now);
     }
 
-    /// Whether more may follow that the peer has sent already.
+    /// Whether input may follow that the peer has sent already.
     fn may_continue(&self, now: Instant) -> bool {
         self.bytes >= BURST && self.last.is_some_and(|last| now - last < AFTER_BURST)
     }
@@ -132,23 +135,23 @@ struct State {
     disconnected: bool,
     /// The connection has to stop executing its input.
     superseded: bool,
-    /// It has stopped.
+    /// Whether the connection has stopped executing its input.
     stopped: bool,
-    /// `NBD_CMD_DISC` was received.
+    /// Whether `NBD_CMD_DISC` was received from the client.
     leaving: bool,
-    /// Its requests have to be dropped.
+    /// The requests of the connection have to be dropped.
     cancelled: bool,
-    /// The connection has ended; requests may be left.
+    /// The connection has ended; some of its requests may still run.
     ended: bool,
-    /// Requests in tasks.
+    /// Number of the connection's requests in tasks.
     requests: usize,
 }
 
-/// The socket of a connection.
+/// Access to the socket of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer {
     pub fd: RawFd,
-    /// The end of the stream is visible only behind all its bytes.
+    /// The socket is a TCP socket: the end of the stream is visible only after all its bytes were read.
     pub is_tcp: bool,
 }
 
@@ -167,7 +170,7 @@ impl State {
         self.ended || self.socket.is_some_and(|peer| has_hung_up(peer.fd))
     }
 
-    /// Whether no request can change the disk any more.
+    /// Whether no request of the connection can change the disk any more.
     fn is_quiet(&self) -> bool {
         (self.stopped || self.ended) && self.requests == 0
     }
@@ -177,7 +180,7 @@ impl Shared {
     /// Waits until the state is as `wanted`.
     async fn until(&self, wanted: impl Fn(&State) -> bool) {
         loop {
-            // It receives notifications from its creation on.
+            // The future receives notifications from its creation on.
             let changed = self.changed.notified();
             if wanted(&self.state.lock()) {
                 return;
@@ -191,7 +194,7 @@ impl Shared {
         self.changed.notify_waiters();
     }
 
-    /// Stops the connection if its peer is gone. Returns whether it is.
+    /// Stops the connection if its peer is gone. Returns whether the peer is gone.
     fn supersede_if_gone(&self) -> bool {
         let mut state = self.state.lock();
         if !state.is_gone() {
@@ -206,8 +209,8 @@ impl Shared {
         true
     }
 
-    /// Waits until the superseded connection cannot change its disk any more, and, for a short time, until it
-    /// has searched its input.
+    /// Waits until the superseded connection cannot change its disk any more. Also waits a short time until
+    /// it has searched its input.
     async fn end(&self, begin: Instant) -> Result<(), StillUnderWay> {
         if timeout_at(begin + LEAVE_TIME, self.until(State::is_quiet)).await.is_err() {
             self.change(|state| state.cancelled = true);
@@ -219,19 +222,19 @@ impl Shared {
         Ok(())
     }
 
-    /// Bytes of input that were not read; while there are any, they may hide that the peer is gone.
+    /// Bytes of input that were not read. While there are such bytes, they may hide that the peer is gone.
     fn unread(&self) -> u64 {
         let state = self.state.lock();
         state.socket.filter(|peer| peer.is_tcp).map_or(0, |peer| unread_input(peer.fd))
     }
 
-    /// The output, if the connection uses TCP.
+    /// The output of the connection; `None` if it does not use TCP.
     fn output(&self) -> Option<Output> {
         let state = self.state.lock();
         state.socket.filter(|peer| peer.is_tcp).and_then(|peer| Output::of(peer.fd))
     }
 
-    /// A newer connection is about to be attached.
+    /// Begins the doubt, because a newer connection is about to be attached.
     fn doubt(&self) {
         if self.is_tcp.load(Relaxed) {
             let mut before = self.written_before.lock();
@@ -240,7 +243,8 @@ impl Shared {
         }
     }
 
-    /// Ends the doubt if the peer has proved that it is connected, or if the time for that `is_over`.
+    /// Ends the doubt if the peer has proved that it is connected, or if `is_over` states that the time for
+    /// the proof is over.
     fn end_doubt(&self, is_over: bool) -> bool {
         let before = self.written_before.lock();
         let received = self.output().map(|output| output.received);
@@ -265,14 +269,14 @@ impl Shared {
         true
     }
 
-    /// Waits while input, sent before the call, may hide the end of the stream.
+    /// Waits while input that was sent before the call may hide the end of the stream.
     async fn catch_up(&self, deadline: Instant) -> Result<(), StillUnderWay> {
         let before = self.served.load(Relaxed);
         let written = self.output().map(|output| output.written);
         let mut is_connected = false;
         let mut unread = self.unread();
         let mut quiet = if unread > 0 { 0 } else { QUIET_STEPS };
-        // Since when only a burst may hide the end.
+        // Time since which only a burst may hide the end.
         let mut settled = None;
         while !self.state.lock().is_gone() && self.served.load(Relaxed) - before < IN_FLIGHT {
             let now = Instant::now();
@@ -308,7 +312,7 @@ impl Attachments {
         let begin = Instant::now();
         try_join_all(others.iter().map(|other| other.catch_up(begin + CATCH_UP))).await?;
         let begin = Instant::now();
-        // All are stopped before the first is waited for.
+        // All connections are stopped before the first of them is waited for.
         let (gone, connected): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|other| other.supersede_if_gone());
         connected.iter().for_each(|other| other.doubt());
@@ -339,20 +343,20 @@ impl Attachments {
 /// What a connection has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Serve its client.
+    /// The connection continues to serve its client.
     Serve,
-    /// Complete the requests in progress, and end.
+    /// The connection completes the requests in progress, and ends.
     Leave,
-    /// Stop executing input.
+    /// The connection stops executing its input.
     Stop,
 }
 
-/// Ends a connection on behalf of an administrator.
+/// A handle with which an administrator ends a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Disconnect(Weak<Shared>);
 
 impl Disconnect {
-    /// Requests the end, for which the caller does not wait.
+    /// Requests the end of the connection, without waiting for it.
     pub fn request(&self) {
         let Some(shared) = self.0.upgrade() else { return };
         let mut state = shared.state.lock();
@@ -363,13 +367,14 @@ impl Disconnect {
     }
 }
 
-/// A connection that is attached to a disk. Dropping it drops the requests of the connection, unless the
-/// client disconnected in order.
+/// A connection that is attached to a disk. Dropping this value drops the requests of the connection, unless
+/// the client disconnected in order.
 #[derive(Default)]
 pub(super) struct Attachment(Arc<Shared>);
 
 impl Attachment {
-    /// Makes the socket known, until the returned guard is dropped: before the socket is closed.
+    /// Makes the socket known to other connections, until the returned guard is dropped. The guard has to be
+    /// dropped before the socket is closed.
     pub fn watch(&self, peer: Peer) -> Watched {
         self.0.state.lock().socket = Some(peer);
         self.0.is_tcp.store(peer.is_tcp, Relaxed);
@@ -381,8 +386,8 @@ impl Attachment {
         Disconnect(Arc::downgrade(&self.0))
     }
 
-    /// Registers the task of the connection, and returns what it has to do. From [`Order::Stop`] on it counts
-    /// as stopped.
+    /// Registers the task of the connection, and returns what it has to do. Once [`Order::Stop`] was
+    /// returned, the connection counts as stopped.
     pub fn order(&self, cx: &Context<'_>) -> Order {
         let mut state = self.0.state.lock();
         if !state.superseded {
@@ -409,7 +414,7 @@ impl Attachment {
         self.0.served.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Counts bytes that were received.
+    /// Counts bytes that were received from the client.
     pub fn received(&self, bytes: usize) {
         if self.0.is_tcp.load(Relaxed) {
             self.0.burst.lock().add(bytes as u64, Instant::now());
@@ -421,7 +426,7 @@ impl Attachment {
         self.0.is_in_doubt.load(Relaxed)
     }
 
-    /// Begins a request in a task.
+    /// Begins a request that a task serves.
     pub fn begin(&self) -> Begun {
         self.0.state.lock().requests += 1;
         Begun(self.0.clone())
@@ -446,11 +451,11 @@ impl Drop for Watched {
     }
 }
 
-/// A request in a task; ended when dropped.
+/// A request in a task. The request ends when this guard is dropped.
 pub(super) struct Begun(Arc<Shared>);
 
 impl Begun {
-    /// Runs the request. `None` if it was dropped because its connection is gone.
+    /// Runs the request. Returns `None` if the request was dropped because its connection is gone.
     pub async fn run<T>(&self, request: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -459,7 +464,7 @@ impl Begun {
         }
     }
 
-    /// As [`Begun::run`], for a request that changes the disk.
+    /// Works like [`Begun::run`], for a request that changes the disk.
     pub async fn run_change<T>(&self, request: impl Future<Output = T>) -> Option<T> {
         let run = async { if self.0.is_connected().await { Some(request.await) } else { None } };
         self.run(run).await.flatten()
@@ -486,8 +491,8 @@ mod tests {
     use super::super::traffic::tcp_pair;
     use super::*;
 
-    /// What a new connection is answered within 3 s, next to a client whose bursts the server reads late and,
-    /// if `is_answered`, answers.
+    /// The answer to a new connection within 3 s, while another client sends bursts that the server reads
+    /// late and, if `is_answered`, answers.
     async fn next_to_bursts(is_answered: bool) -> Result<(), StillUnderWay> {
         let (mut client, mut server) = tcp_pair();
         let attachments = Attachments::default();

@@ -16,7 +16,7 @@ const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 /// The names in a certificate, unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CertificateNames {
-    /// Common names of the subject.
+    /// Common names of the certificate's subject.
     pub common: Vec<String>,
     /// Subject alternative names of type dNSName.
     pub dns: Vec<String>,
@@ -25,7 +25,7 @@ pub(super) struct CertificateNames {
 }
 
 impl CertificateNames {
-    /// Reads the names of a certificate; none if it cannot be parsed.
+    /// Reads the names in a certificate. A certificate that cannot be parsed has no names.
     pub fn of(certificate: &CertificateDer<'_>) -> CertificateNames {
         let Ok(certificate) = EndEntityCert::try_from(certificate) else {
             return CertificateNames::default();

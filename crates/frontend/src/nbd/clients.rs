@@ -3,20 +3,20 @@
 use super::attachments::Disconnect;
 use crate::registry::{Registered, Registry};
 
-/// A connection in transmission.
+/// A connection in the transmission phase.
 #[derive(Debug, Clone)]
 pub struct ClientInfo {
-    /// Number of its socket; 0 if unknown.
+    /// Number of the connection's socket; 0 if unknown.
     pub id: u64,
-    /// The disk.
+    /// Export name of the disk.
     pub disk: String,
-    /// Its address, or the process at the other end of a UNIX socket.
+    /// Address of the client, or its process if the socket is a UNIX socket.
     pub client: String,
-    /// It cannot write.
+    /// The client cannot write.
     pub read_only: bool,
-    /// When it opened the disk, in Unix milliseconds.
+    /// When the client opened the disk, in Unix milliseconds.
     pub since_ms: u64,
-    /// Ends it.
+    /// Handle with which an administrator ends the connection.
     pub(super) disconnect: Disconnect,
 }
 
@@ -27,7 +27,7 @@ impl ClientInfo {
     }
 }
 
-/// All connections in transmission.
+/// All connections in the transmission phase.
 pub type Clients = Registry<ClientInfo>;
 
 /// The registration of a connection.

@@ -17,11 +17,11 @@ pub struct Config {
 /// Addresses, and the access of clients that connect there.
 #[derive(Debug, Clone, Default)]
 pub struct ListenerConfig {
-    /// The addresses.
+    /// The addresses on which the server listens.
     pub listen: Vec<ListenAddr>,
     /// Whether clients use TLS. Always required if `access` distinguishes clients by their certificates.
     pub tls: TlsMode,
-    /// Serve addresses that other machines can reach without TLS.
+    /// Addresses that other machines can reach are served even without TLS.
     pub allow_remote: bool,
     /// Exports that the clients see.
     pub access: Access,
@@ -31,7 +31,7 @@ pub struct ListenerConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TlsMode {
-    /// TLS is not available.
+    /// Clients cannot use TLS.
     #[default]
     Off,
     /// Clients can use TLS.
@@ -43,11 +43,11 @@ pub enum TlsMode {
 /// Verification of client certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClientCertificates {
-    /// A client certificate has to be signed by the certificate authority (if `ca-cert.pem` exists); a client
-    /// without certificate is accepted.
+    /// If a client sends a certificate, the certificate authority (`ca-cert.pem`, if it exists) must have
+    /// signed it. A client without a certificate is accepted.
     #[default]
     Optional,
-    /// Each client needs a certificate that is signed by the certificate authority.
+    /// Each client needs a certificate that the certificate authority has signed.
     Required,
 }
 

@@ -42,8 +42,8 @@ impl FrontEnd for Front {
         let disk = context.pool.attach_as(&state.export, client).map_err(|e| e.to_string())?;
         let read_only = context.access.read_only;
         let is_writable = !read_only && !disk.read_only();
-        // The socket is known before any client is accepted: if its peer is gone, the next connection to the
-        // disk waits for this one, which may have writes to execute.
+        // The socket is made known before any client is accepted: if its peer is gone, the next connection to
+        // the disk waits for this connection, which may have writes to execute.
         let (peer, name) = (Some(Peer::of(socket)), peer::name_of(socket));
         let since_ms = state.since_ms.unwrap_or_else(unix_ms);
         let attached = context.attached((&state.export, disk), is_writable, peer, name, since_ms);

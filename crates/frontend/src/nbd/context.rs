@@ -24,8 +24,8 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Registers a connection of `client`, by the socket of `peer`, to a disk of this name, which it
-    /// opened at `since_ms`. Nothing depends on the order of connections that only read.
+    /// Registers a connection to a disk of this name. `client` opened the disk at `since_ms`, and is
+    /// connected by the socket of `peer`. The order of connections that only read does not matter.
     pub fn attached(
         &self,
         (name, disk): (&str, Arc<DiskHandle>),
@@ -48,27 +48,27 @@ impl Context {
     }
 }
 
-/// The disk that a client has chosen. The fields are dropped in this order: the socket is open as long as it
-/// is watched, and the connection has ended when the disk is closed.
+/// The disk that a client has chosen. The fields are dropped in their order: the socket stays open as long as
+/// it is watched, and the connection has ended when the disk is closed.
 pub(super) struct Attached {
     pub watched: Option<Watched>,
     pub disk: Arc<DiskHandle>,
     pub attachment: Attachment,
-    /// When it opened the disk, in Unix milliseconds.
+    /// When the client opened the disk, in Unix milliseconds.
     pub since_ms: u64,
     pub listed: ClientGuard,
 }
 
 /// The result of a negotiation: a client with its disk.
 pub(super) struct Negotiated {
-    /// Dropped before the stream.
+    /// The disk of the client. Dropped before the stream.
     pub attached: Attached,
     pub stream: Stream,
     /// Structured replies were negotiated.
     pub structured: bool,
     /// Block status was negotiated.
     pub block_status: bool,
-    /// The listener refuses writes, also to a writable disk.
+    /// The listener refuses writes, even to a writable disk.
     pub read_only: bool,
     /// Bytes that were received after the last option.
     pub received: Received,

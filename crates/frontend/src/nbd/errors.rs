@@ -1,4 +1,4 @@
-//! Errors of a connection, and the NBD codes for engine errors: the one table of this protocol.
+//! Errors of a connection, and the only table of the NBD codes for engine errors.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use super::attachments::StillUnderWay;
 use super::handshake::HandshakeError;
 use crate::plane::Cut;
 
-/// Longest part of the name of an export in an error, in bytes.
+/// Maximum length of the name of an export in an error, in bytes.
 const MAX_NAME: usize = 128;
 
 /// Why a connection ended, unless the client ended it.
@@ -38,19 +38,19 @@ pub(super) enum End {
     ExportName { name: String, why: String },
 }
 
-/// This server has lost the pool: the connection is cut without an answer, so that the client looks for the
-/// next server. An error would become an I/O error of its file system.
+/// This server has lost the pool. The connection is cut without an answer, so that the client looks for the
+/// next server; an error would become an I/O error of its file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("another server has opened the pool")]
 pub(super) struct Fenced;
 
-/// The text of `NBD_REP_ERR_UNKNOWN`: the same for an export that does not exist and one that the client may
-/// not see.
+/// The text of `NBD_REP_ERR_UNKNOWN`. It is the same for an export that does not exist and an export that the
+/// client may not see.
 pub(super) const NO_EXPORT: &str = "no such export, or no access to it";
 
 /// A negative reply to an option.
 pub(super) struct Denied {
-    /// Reply type, `NBD_REP_ERR_*`.
+    /// Type of the reply, `NBD_REP_ERR_*`.
     pub reply: u32,
     pub text: String,
 }
@@ -77,7 +77,7 @@ impl From<Error> for Denied {
         match codes(&error) {
             Ok((REP_ERR_UNKNOWN, _)) => Denied::no_export(),
             Ok((reply, _)) => Denied::new(reply, error.to_string()),
-            // Not sent: the negotiation is cut.
+            // This reply is not sent, because the negotiation is cut.
             Err(fenced) => Denied::new(REP_ERR_SHUTDOWN, fenced.to_string()),
         }
     }

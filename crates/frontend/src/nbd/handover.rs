@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A connection in transmission.
+/// The state of a connection in the transmission phase.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HandedOver {
@@ -12,7 +12,7 @@ pub(super) struct HandedOver {
     pub structured: bool,
     /// Block status was negotiated.
     pub block_status: bool,
-    /// When it opened the disk, in Unix milliseconds; absent from earlier releases.
+    /// When the client opened the disk, in Unix milliseconds; absent from earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
 }

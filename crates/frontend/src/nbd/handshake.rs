@@ -23,8 +23,8 @@ use tokio_rustls::server::TlsStream;
 use crate::pem;
 use crate::plane::{RawSocket, Socket, contained};
 
-/// Most concurrent handshakes, each of at most [`MAX_HANDSHAKE`] and some 20 KiB: the default limit of
-/// negotiating clients, so that no client queues behind silent ones, which are evicted instead
+/// Maximum number of concurrent handshakes, each of at most [`MAX_HANDSHAKE`] and some 20 KiB: the default
+/// limit of negotiating clients, so that no client queues behind silent clients, which are evicted instead
 /// (`plane::connections`).
 const MAX_HANDSHAKES: usize = 1024;
 /// Time limit of a handshake, including the time in the queue.
@@ -32,7 +32,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of bytes that a client sends for a handshake: its greeting, of at most some KiB, and a
 /// chain of certificates.
 pub(super) const MAX_HANDSHAKE: usize = 32 << 10;
-/// Niceness of the thread, so that it yields to those of the data plane (nice(2)).
+/// Niceness of the thread, so that it yields to data-plane threads (nice(2)).
 const NICENESS: libc::c_int = 5;
 
 /// Why a handshake failed.
@@ -67,7 +67,7 @@ pub(super) struct Handshakes {
 }
 
 impl Handshakes {
-    /// Starts the thread.
+    /// Starts the thread that performs handshakes.
     pub fn start() -> io::Result<Handshakes> {
         Handshakes::with(MAX_HANDSHAKES, HANDSHAKE_TIMEOUT)
     }
@@ -138,9 +138,9 @@ async fn run(mut job: Job) {
 
 /// The socket of a TLS session.
 pub(super) struct Seat {
-    /// Empty only while it moves between threads.
+    /// The socket; `None` only while it moves between threads.
     socket: Option<Socket>,
-    /// Bytes that may still be received; `None` for any number.
+    /// Number of bytes that may still be received; `None` for no limit.
     left: Option<usize>,
 }
 
@@ -151,7 +151,7 @@ impl Seat {
     }
 }
 
-/// Calls a method of the socket; an error if it is empty.
+/// Calls a method of the socket; returns an error if there is no socket.
 macro_rules! seated {
     ($self:expr, $method:ident($($arg:expr),*)) => {
         match &mut $self.get_mut().socket {
@@ -295,12 +295,12 @@ mod tests {
         let (acceptor, _, _) = both_sides();
         let handshakes = Handshakes::with(1, Duration::from_secs(60)).unwrap();
         let (socket, mut client) = pair();
-        // Records of a ClientHello of 64 KiB, which never ends.
+        // The client sends records of a ClientHello of 64 KiB, which never ends.
         let record = [&[22, 3, 1, 0x40, 0][..], &[0; 0x4000]].concat();
         let mut greeting = [&record[..], &record, &record].concat();
         greeting[5..9].copy_from_slice(&[1, 0, 0xff, 0xff]);
         let sender = std::thread::spawn(move || {
-            // It is cut while it sends.
+            // The connection is cut while the client sends.
             let _ = std::io::Write::write_all(&mut client, &greeting);
             client
         });

@@ -16,10 +16,10 @@ use crate::plane::{ListenAddr, ListenError, Plane};
 /// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// An address cannot be used.
+    /// An address of the NBD server cannot be used.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The certificates cannot be used.
+    /// The certificates of the NBD server cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// Other machines could use the address without TLS.
@@ -30,7 +30,7 @@ pub enum BindError {
     Clear {
         /// The address in the configuration.
         listen: ListenAddr,
-        /// The socket address that it resolves to.
+        /// The socket address to which the configured address resolves.
         addr: SocketAddr,
     },
 }

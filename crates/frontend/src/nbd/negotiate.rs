@@ -16,24 +16,26 @@ use super::peer;
 use super::stream::Stream;
 use crate::plane::{Budget, Charge, Kind, MemoryAccount, Received};
 
-/// Bytes of options that are received without a charge, and the charge for longer ones.
+/// Maximum bytes of options that are received without a charge, and the charge for longer options.
 const SHORT_OPTION: usize = 8 << 10;
 const LONG_OPTION: usize = 2 * OPTION_MAX as usize;
-/// Disks that are listed without a pause for other connections, and bytes of replies that are collected
-/// before they are sent.
+/// Number of disks that are listed without a pause for other connections, and bytes of replies that are
+/// collected before they are sent.
 const LIST_PAGE: usize = 64;
-/// Disks that are examined without a pause to find the default export, which costs less for each.
+/// Number of disks that are examined without a pause to find the default export; each costs less than listing
+/// it.
 const DEFAULT_PAGE: usize = 256;
 const LIST_CHUNK: usize = 16 << 10;
-/// Options about exports that a client can send; and further ones for each export that was listed. Programs
-/// that show all exports send two or three for each on one connection.
+/// Maximum number of options about exports that a client can send, apart from [`OPTIONS_PER_EXPORT`].
 const OPTIONS: usize = 64;
+/// Number of further options that a client can send for each export that was listed. Programs that show all
+/// exports send two or three options for each on one connection.
 const OPTIONS_PER_EXPORT: usize = 8;
 /// The block sizes that are announced to clients.
 const BLOCK_SIZES: BlockSizes = BlockSizes { min: 1, preferred: 4096, max: MAX_PAYLOAD };
 
-/// Negotiates with a client, within its share of the thread; `None` if it disconnected without choosing a
-/// disk.
+/// Negotiates with a client, within the client's share of the thread; returns `None` if it disconnected
+/// without choosing a disk.
 pub(super) async fn negotiate(
     stream: Stream,
     context: &Context,
@@ -93,9 +95,9 @@ async fn negotiate_unbounded(
 enum Turn {
     Continue,
     StartTls,
-    /// The client ended the connection.
+    /// The client has ended the connection.
     End,
-    /// Transmission starts.
+    /// The negotiation has ended, and the transmission starts.
     Start {
         attached: Attached,
         name: String,
@@ -119,8 +121,8 @@ struct Negotiation<'a> {
     account: Rc<MemoryAccount>,
     /// The charge for a long option.
     charge: Option<Charge>,
-    /// Options about exports that were received, each list as one for each export; and those that are
-    /// permitted.
+    /// Number of options about exports that were received, where a list counts once for each export; and the
+    /// number of options that are permitted.
     options: usize,
     permitted: usize,
 }
@@ -240,7 +242,7 @@ impl<'a> Negotiation<'a> {
         Ok(Turn::Continue)
     }
 
-    /// `NBD_OPT_EXPORT_NAME`, which has no negative reply: an error ends the connection.
+    /// Answers `NBD_OPT_EXPORT_NAME`. This option has no negative reply, so an error ends the connection.
     async fn export_name(&mut self, name: String) -> Result<Turn, End> {
         let (attached, about) = match self.attach(&name).await? {
             Ok(found) => found,
@@ -273,7 +275,8 @@ impl<'a> Negotiation<'a> {
         let Stream::Plain(socket) = self.stream else {
             return Ok(self);
         };
-        // Forced, since it is small and every client needs it; the number of handshakes is limited.
+        // The charge is forced, since it is small and every client needs it; the number of handshakes is
+        // limited.
         let charge = self.account.force(MAX_HANDSHAKE, Kind::Input);
         let stream = self.context.tls.accept(socket).await?;
         drop(charge);
@@ -286,13 +289,13 @@ impl<'a> Negotiation<'a> {
         Ok(self)
     }
 
-    /// Counts options about exports.
+    /// Counts the options about exports that the client sends.
     fn count(&mut self, options: usize) -> Result<(), End> {
         self.options += options;
         if self.options > self.permitted { Err(End::TooManyOptions) } else { Ok(()) }
     }
 
-    /// Counts a page of disks that were examined, the last of `examined`.
+    /// Counts a page of disks that were examined; `examined` is the number of disks examined so far.
     fn count_page(&mut self, page: usize, examined: usize) -> Result<(), End> {
         self.permitted = self.permitted.max(OPTIONS + OPTIONS_PER_EXPORT * examined);
         self.count(page)
@@ -343,8 +346,8 @@ impl<'a> Negotiation<'a> {
         Ok(Ok(()))
     }
 
-    /// The disk of an export name. The empty name selects the only volume that the client sees, if there is
-    /// just one.
+    /// The disk with this export name. The empty name selects the only volume that the client sees, if there
+    /// is exactly one.
     async fn resolve(&mut self, name: &str) -> Result<Result<DiskInfo, Denied>, End> {
         let only = match name {
             "" => match self.only_volume().await? {
@@ -391,9 +394,9 @@ impl<'a> Negotiation<'a> {
         if self.context.pool.is_fenced() { Err(Fenced.into()) } else { Ok(done) }
     }
 
-    /// Opens a disk, after the earlier connections to it that are gone have ended. They end before the option
-    /// is answered, and before the disk is opened: one of them may have disconnected in order, and then a
-    /// desktop is reset first.
+    /// Opens a disk, after the earlier connections to it whose peers are gone have ended. These connections
+    /// end before the option is answered, and before the disk is opened: one of them may have disconnected in
+    /// order, and then a desktop is reset first.
     async fn try_attach(&self, about: DiskInfo) -> Result<(Attached, DiskInfo), Denied> {
         let is_writable = about.role == Role::Volume && !self.context.access.read_only;
         if is_writable {
@@ -430,8 +433,8 @@ impl<'a> Negotiation<'a> {
         always | by_role | if self.structured { FLAG_SEND_DF } else { 0 }
     }
 
-    /// The description that is listed with an export. It includes the origin of a clone if the client sees
-    /// that export.
+    /// The description that is listed with an export. For a clone it includes the origin, if the client sees
+    /// the export of the origin.
     fn description(&self, disk: &DiskInfo) -> String {
         let kind = match disk.role {
             Role::Volume if self.context.access.read_only => "volume, read-only",

@@ -12,19 +12,19 @@ use super::stream::Stream;
 use crate::peer::peer_of;
 use crate::plane::{RawSocket, Socket};
 
-/// The name of a client that is gone already.
+/// The name of a client that has disconnected already.
 const UNKNOWN: &str = "unknown";
 /// Position of `starttime` among the fields after the name of the process (proc_pid_stat(5), field 22).
 const START_TIME: usize = 19;
 
-/// The client at the other end of a connection. Over TCP it may be on another host, also if its address is of
-/// this one: a tunnel can end here.
+/// The client at the other end of a connection. A TCP client may be on another host even if its address
+/// belongs to this host: a tunnel can end here.
 pub(super) fn client(stream: &Stream) -> Client {
     let Stream::Plain(Socket::Unix(socket)) = stream else { return Client::Remote };
     local(socket.as_fd())
 }
 
-/// As [`client`], for a connection that another process handed over.
+/// Works like [`client`], for a connection that another process handed over.
 pub(super) fn client_of(socket: &RawSocket) -> Client {
     match socket {
         RawSocket::Unix(socket) => local(socket.as_fd()),
@@ -41,7 +41,7 @@ pub(super) fn name(stream: &Stream) -> String {
     }
 }
 
-/// As [`name`], for a connection that another process handed over.
+/// Works like [`name`], for a connection that another process handed over.
 pub(super) fn name_of(socket: &RawSocket) -> String {
     match socket {
         RawSocket::Tcp(socket) => name_of_address(socket.peer_addr()),
@@ -54,7 +54,7 @@ fn name_of_address(address: io::Result<SocketAddr>) -> String {
 }
 
 fn name_of_process(socket: BorrowedFd<'_>) -> String {
-    // Of another PID namespace, it has no number here.
+    // A process of another PID namespace has no number in this one.
     peer_of(socket).map_or_else(|| "a process of this host".into(), |pid| format!("process {pid}"))
 }
 
@@ -62,8 +62,8 @@ fn local(socket: BorrowedFd<'_>) -> Client {
     Client::Local { started_ms: peer_of(socket).and_then(started_ms) }
 }
 
-/// When a process started, in milliseconds since boot, rounded down; `None` if that is unknown. If another
-/// process connected and passed the socket on, this is the time of that process.
+/// When a process started, in milliseconds since boot, rounded down; `None` if that is unknown. If the socket
+/// was passed on, this is the start of the process that had connected it.
 fn started_ms(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     ticks_of(&stat)?.checked_mul(1000)?.checked_div(clock::ticks_per_second())

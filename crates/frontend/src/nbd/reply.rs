@@ -14,7 +14,7 @@ use crate::exec::block::{Layout, Piece, Reply};
 
 /// Maximum number of descriptors in a block status reply.
 pub(super) const MAX_EXTENTS: usize = 8192;
-/// Shorter data is sent as it is, also if it is zero.
+/// Minimum bytes of zeroes that are sent as a hole; shorter data is sent as it is, even if it is zero.
 pub(super) const MIN_HOLE: usize = 512;
 
 /// The reply to one request.
@@ -27,7 +27,7 @@ pub(super) struct NbdReply {
 }
 
 impl NbdReply {
-    /// Encodes an error.
+    /// Encodes the reply to a request that failed.
     pub fn error(cookie: u64, structured: bool, code: ErrorCode, text: &str) -> Vec<u8> {
         if !structured {
             return nbd::simple_reply(cookie, Some(code)).to_vec();
@@ -107,7 +107,7 @@ mod tests {
     use crate::exec::task_size;
     use crate::plane::{BASE, TASK_OVERHEAD};
 
-    /// A client with one small request at a time never waits for memory of other clients, also if the data is
+    /// A client with one small request at a time never waits for memory of other clients, even if its data is
     /// in the store.
     #[tokio::test]
     async fn a_small_read_fits_into_the_memory_of_each_connection() {

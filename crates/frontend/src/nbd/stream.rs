@@ -23,7 +23,7 @@ impl Stream {
         }
     }
 
-    /// What connections of the same disk learn of it.
+    /// The peer, for other connections to the same disk; `None` if the socket is not available.
     pub fn peer(&self) -> Option<Peer> {
         self.socket().map(|socket| match socket {
             Socket::Unix(s) => Peer { fd: s.as_raw_fd(), is_tcp: false },
@@ -36,7 +36,7 @@ impl PlainSocket for Stream {
     fn plain(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Stream::Plain(socket) => Some(socket.as_fd()),
-            // The keys of the session are in this process.
+            // A TLS session cannot be handed over: its keys are in this process.
             Stream::Tls(_) => None,
         }
     }

@@ -24,7 +24,7 @@ use crate::plane::Socket;
 /// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The configuration has no directory.
+    /// The configuration names no directory.
     #[error(
         "TLS needs a directory with ca-cert.pem, server-cert.pem and server-key.pem: set --tls-certificates, \
          or certificates in [nbd.tls]"
@@ -33,31 +33,31 @@ pub enum TlsError {
     /// A file is missing, unreadable or invalid.
     #[error("{}: {error}; TLS needs PEM files named ca-cert.pem, server-cert.pem and server-key.pem", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Why the file cannot be used.
         error: rustls::pki_types::pem::Error,
     },
     /// Other users than the owner can read or change the key.
     #[error("{} can be read or changed by other users (mode {mode:03o}): chmod 600 {}", path.display(), path.display())]
     OpenKey {
-        /// The file.
+        /// Path of the file of the key.
         path: PathBuf,
-        /// Its permissions.
+        /// Permissions of the file.
         mode: u32,
     },
     /// A certificate of the server has X.509 version 1.
     #[error("{}: {}", path.display(), pem::VERSION_1)]
     Version1 {
-        /// The file.
+        /// Path of the file of the certificate.
         path: PathBuf,
     },
     /// The files do not match each other.
     #[error("the certificates in {} cannot be used: {error}", dir.display())]
     Unusable {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
-        /// The reason.
+        /// Why the files cannot be used together.
         error: rustls::Error,
     },
     /// The thread for handshakes cannot be started.
@@ -66,9 +66,9 @@ pub enum TlsError {
     /// The certificate authority cannot be used to verify clients.
     #[error("client certificates cannot be checked with {}/ca-cert.pem: {error}", dir.display())]
     Authority {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
-        /// The reason.
+        /// Why the certificate authority cannot be used.
         error: rustls::server::VerifierBuilderError,
     },
 }
@@ -108,9 +108,9 @@ struct Shared {
 
 #[derive(Clone)]
 struct Acceptors {
-    /// Verifies clients as configured.
+    /// Acceptor that verifies clients as the configuration states.
     default: TlsAcceptor,
-    /// For listeners that distinguish clients by their certificates.
+    /// Acceptor for listeners that distinguish clients by their certificates.
     verifying: Option<TlsAcceptor>,
 }
 
@@ -162,9 +162,9 @@ impl Certificates {
 /// The TLS settings of a connection.
 #[derive(Clone)]
 pub(super) struct Tls {
-    /// In clear, only `STARTTLS` and `ABORT` are served.
+    /// TLS is required: without it, only `STARTTLS` and `ABORT` are served.
     pub required: bool,
-    /// Each client needs a certificate, also if the configuration makes it optional.
+    /// Each client needs a certificate, even if the configuration makes certificates optional.
     verify: bool,
     shared: Option<Arc<Shared>>,
 }
@@ -175,7 +175,7 @@ impl Tls {
         self.shared.is_some()
     }
 
-    /// Performs the handshake with a client. Dropping the future ends it.
+    /// Performs the handshake with a client. Dropping the future ends the handshake.
     pub async fn accept(&self, socket: Socket) -> Result<Box<TlsStream<Seat>>, HandshakeError> {
         let none = || io::Error::other("TLS is not configured");
         let shared = self.shared.as_ref().ok_or_else(none)?;

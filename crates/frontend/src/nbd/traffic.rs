@@ -7,8 +7,8 @@ use std::os::fd::RawFd;
 use crate::plane::events_now;
 use crate::socket_option::socket_option;
 
-/// Whether the peer of an open socket has closed it, or its connection is lost. True also while there is
-/// input that was not read.
+/// Whether the peer of an open socket has closed it, or the connection is lost. This is true even while there
+/// is input that was not read.
 pub(super) fn has_hung_up(fd: RawFd) -> bool {
     events_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
@@ -25,18 +25,19 @@ pub(super) fn unread_input(fd: RawFd) -> u64 {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Output {
     pub written: u64,
-    /// What the peer acknowledged.
+    /// Number of bytes that the peer has acknowledged.
     pub received: u64,
 }
 
 impl Output {
-    /// `None` if the kernel does not report it.
+    /// Reads the output of a connection; `None` if the kernel does not report it.
     pub fn of(fd: RawFd) -> Option<Output> {
         let mut pending: libc::c_int = 0;
         // SAFETY: TIOCOUTQ (SIOCOUTQ of sockets, tcp(7)) writes one int to the given address.
         let done = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut pending) };
         let pending = u64::try_from(pending).ok().filter(|_| done == 0)?;
-        // After `pending`: an acknowledgement in between makes `written` too large, which proves less.
+        // Read after `pending`: an acknowledgement between both reads makes `written` too large, which proves
+        // less.
         let received = acknowledged(fd)?;
         Some(Output { written: received + pending, received })
     }
@@ -44,7 +45,8 @@ impl Output {
 
 /// `tcpi_bytes_acked` of the TCP connection of an open socket (Linux 4.1 and later).
 fn acknowledged(fd: RawFd) -> Option<u64> {
-    // `struct tcp_info` of linux/tcp.h: 8 bytes, 24 fields of 32 bits, two of 64, and this one.
+    // Offset in `struct tcp_info` of linux/tcp.h: 8 bytes, 24 fields of 32 bits, and two of 64 bits precede
+    // the field.
     const OFFSET: usize = 8 + 24 * 4 + 2 * 8;
     let info: [u8; OFFSET + 8] = socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
     info.last_chunk().map(|acknowledged| u64::from_ne_bytes(*acknowledged))
@@ -100,7 +102,8 @@ mod tests {
         until(|| Output::of(fd).unwrap().received > before.written);
     }
 
-    /// The server cannot see that the peer is gone, since it has not read what precedes the end.
+    /// The server cannot see that the peer is gone, since it has not read the input before the end of the
+    /// stream.
     #[test]
     fn a_peer_that_closed_its_socket_receives_nothing() {
         let (client, mut server) = tcp_pair();

@@ -22,9 +22,9 @@ use crate::exec::block::Io;
 use crate::exec::{Executor, Now};
 use crate::plane::{Backlog, Charge, Conversation, Ended, Front, Output, Protocol, Served, Stop, Worker};
 
-/// Memory of a TLS session, including its buffers.
+/// Bytes of memory of a TLS session, including its buffers.
 const TLS_COST: usize = 32 << 10;
-/// Time that the requests of a client have which an administrator disconnects.
+/// Time that the requests of a client have to end when an administrator disconnects the client.
 const DISCONNECT_TIME: Duration = Duration::from_secs(5);
 const SHUTTING_DOWN: &str = "the server is shutting down";
 
@@ -34,11 +34,11 @@ pub(super) struct Transmission {
     disk: Arc<DiskHandle>,
     /// Dropped after `disk`: the connection has ended when the disk is closed.
     attachment: Attachment,
-    /// When it opened the disk, in Unix milliseconds.
+    /// When the client opened the disk, in Unix milliseconds.
     since_ms: u64,
     structured: bool,
     block_status: bool,
-    /// The listener refuses writes.
+    /// Whether the listener refuses writes.
     read_only: bool,
     decoder: RequestDecoder,
     executor: Executor,
@@ -46,7 +46,7 @@ pub(super) struct Transmission {
     leaving: bool,
     /// The client is gone: its input is only searched for `NBD_CMD_DISC`.
     dropping: bool,
-    /// An administrator ends the connection, at this time at the latest.
+    /// Time at which a connection ends at the latest that an administrator disconnects.
     ending: Option<Pin<Box<Sleep>>>,
 }
 
@@ -75,7 +75,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
     };
     let (stream, received) = (n.stream, n.received);
     let mut conversation = pin!(Conversation::new(worker, stream, unix_fd, received, backlog, transmission));
-    // Declared later, so dropped earlier: before the conversation closes the socket.
+    // Declared later and therefore dropped earlier, before the conversation closes the socket.
     let _watched = (watched, listed);
     conversation.as_mut().await
 }
@@ -171,12 +171,12 @@ impl Protocol for Transmission {
     }
 
     fn needs_input(&self) -> bool {
-        // The rest of the input of a client that is gone is searched, and its connection ends.
+        // If the client is gone, its further input is searched, and then its connection ends.
         self.decoder.is_skipping() || self.dropping
     }
 
     fn park(&self) -> Option<serde_json::Value> {
-        // A lost write that the client does not know of would be forgotten with the handle.
+        // If the client does not know of a lost write, the loss would be forgotten with the handle.
         if self.disk.has_unreported_losses() {
             return None;
         }
@@ -248,7 +248,7 @@ impl Transmission {
         Ok(())
     }
 
-    /// Reads directly into the output if no wait is needed; false otherwise.
+    /// Reads directly into the output if that needs no wait; otherwise returns false.
     fn read_now(&mut self, cookie: u64, offset: u64, len: u32, output: &mut Output) -> Result<bool, Fenced> {
         let bytes = len as usize;
         if bytes > output.fast_read_max() {
@@ -304,7 +304,7 @@ impl Transmission {
         Ok(())
     }
 
-    /// Serves a request in a task.
+    /// Starts a task that serves a request.
     fn spawn(&self, io: Io, reply: NbdReply) {
         self.executor.spawn_block(self.disk.clone(), io, reply);
     }

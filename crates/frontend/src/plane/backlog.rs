@@ -20,12 +20,12 @@ use super::contain::contained;
 use super::memory::{Charge, Kind, MemoryAccount};
 use super::spares::Spares;
 
-/// The reasons for [`Backlog::fail`].
+/// The reasons with which [`Backlog::fail`] is called.
 const PANICKED: &str = "the server panicked while serving it; this is a bug of the server";
 pub(crate) const FENCED: &str = "another server has opened the pool";
 /// Memory of a task in addition to its request, in bytes.
 pub(crate) const TASK_OVERHEAD: usize = 768;
-/// Most requests in tasks.
+/// Maximum number of requests of a connection in tasks.
 const MAX_REQUESTS: usize = 256;
 /// Bytes of unsent replies from which on a long read waits before it adds more.
 pub(crate) const MAX_UNSENT: usize = 2 << 20;
@@ -37,9 +37,9 @@ pub(crate) struct Backlog {
     spares: Rc<Spares>,
     /// Replies with their charges.
     replies: RefCell<VecDeque<(Vec<u8>, Option<Charge>)>>,
-    /// Bytes in `replies`.
+    /// Number of bytes in `replies` that were not sent yet.
     unsent: Cell<usize>,
-    /// Signalled as replies are sent.
+    /// Notified when replies have been sent.
     sent: Notify,
     /// The client has disconnected, so replies are dropped.
     gone: Cell<bool>,
@@ -74,7 +74,7 @@ impl Backlog {
         &self.account
     }
 
-    /// Memory for messages with much data.
+    /// Returns the memory for messages with much data.
     pub fn spares(&self) -> &Spares {
         &self.spares
     }
@@ -83,7 +83,8 @@ impl Backlog {
     pub fn is_full(&self) -> bool {
         let requests = self.requests.get();
         if self.account.has_reserve() {
-            // Other connections wait for the reserve, so this one continues even if the memory is full.
+            // Other connections wait for the reserve that this connection holds, so it continues even if the
+            // memory is full.
             return requests >= 2 * MAX_REQUESTS || self.account.is_spent();
         }
         requests >= MAX_REQUESTS || self.account.is_spent() || (requests > 0 && self.account.is_full())
@@ -101,12 +102,12 @@ impl Backlog {
         self.unsent.get() > 0
     }
 
-    /// Bytes of unsent replies.
+    /// Number of bytes of unsent replies.
     pub fn unsent(&self) -> usize {
         self.unsent.get()
     }
 
-    /// Accepts a request that holds `bytes` of memory, all of which are allocated already.
+    /// Accepts a request that holds `bytes` of memory, all of them allocated already.
     pub fn enter(self: &Rc<Self>, bytes: usize) -> Ticket {
         self.enter_charged(self.account.force(bytes, Kind::Work))
     }
@@ -127,12 +128,12 @@ impl Backlog {
         let mut mine = self.waker.borrow_mut();
         mine.clone_from(waker);
     }
-    /// Wakes the session.
+    /// Wakes the session that waits for the backlog.
     pub fn wake(&self) {
         self.waker.borrow().wake_by_ref();
     }
 
-    /// Queues a reply, or a part of one.
+    /// Queues a reply, or a part of a reply.
     pub fn push(&self, reply: Vec<u8>) {
         let charge = self.account.force(reply.capacity(), Kind::Work);
         self.push_charged(reply, Some(charge));
@@ -144,7 +145,8 @@ impl Backlog {
             self.replies.borrow_mut().push_back((reply, charge));
         }
     }
-    /// Queues a reply with the charge of its memory, which may have been larger before.
+    /// Queues a reply with the charge for its memory. The memory may have been larger before, so the charge
+    /// shrinks.
     pub fn push_shrunk(&self, reply: Vec<u8>, mut charge: Charge) {
         charge.shrink(reply.capacity());
         self.push_charged(reply, Some(charge));
@@ -159,7 +161,7 @@ impl Backlog {
             }
         }
     }
-    /// The queued replies.
+    /// The replies that are queued.
     pub fn replies(&self) -> std::cell::Ref<'_, VecDeque<(Vec<u8>, Option<Charge>)>> {
         self.replies.borrow()
     }
@@ -190,14 +192,14 @@ impl Backlog {
     }
 
     /// Sets whether requests continue although their client does not receive its replies, which then stay in
-    /// memory. For the short time before a connection is handed over.
+    /// memory. Used for the short time before a connection is handed over.
     pub fn set_draining(&self, draining: bool) {
         if self.draining.replace(draining) != draining && draining {
             self.sent.notify_waiters();
         }
     }
 
-    /// A copy of the queued replies, without the first `head` bytes, which were sent.
+    /// A copy of the queued replies, without the first `head` bytes, which were already sent.
     pub fn unsent_bytes(&self, head: usize) -> Vec<u8> {
         let replies = self.replies.borrow();
         let all: Vec<u8> = replies.iter().flat_map(|(reply, _)| reply).copied().collect();
@@ -221,7 +223,7 @@ impl Backlog {
         self.abandon();
         self.wake();
     }
-    /// The reason for which the connection has to end, if any.
+    /// The reason why the connection has to end; `None` if it need not end.
     pub fn failure(&self) -> Option<&'static str> {
         self.failure.get()
     }
@@ -245,7 +247,7 @@ pub(crate) fn spawn_request<F: Future<Output = ()> + 'static>(backlog: &Rc<Backl
     });
 }
 
-/// A request in progress; finished when dropped.
+/// A request in progress. The request is finished when this guard is dropped.
 pub(crate) struct Ticket {
     backlog: Rc<Backlog>,
     _charge: Charge,

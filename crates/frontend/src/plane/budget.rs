@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Time that a connection may use in one round.
 const ROUND: Duration = Duration::from_micros(250);
-/// Most bytes moved in one poll.
+/// Maximum bytes that one poll of a connection moves.
 pub(crate) const TURN: usize = 512 << 10;
 /// Fixed cost of a request, expressed as bytes that could be moved in the same time: one to two microseconds.
 const REQUEST_COST: usize = 4 << 10;
@@ -38,7 +38,7 @@ struct Rounds {
     number: Cell<u64>,
     /// Whether the runtime is going to call [`NextRound`].
     is_ending: Cell<bool>,
-    /// Connections and tasks with work for the next round.
+    /// Wakers of connections and tasks that wait for the next round.
     waiting: RefCell<Vec<Waker>>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn next_round() {
     waiting.into_iter().for_each(Waker::wake);
 }
 
-/// A waker that starts a round.
+/// A waker that starts the next round.
 struct NextRound;
 
 impl Wake for NextRound {
@@ -79,7 +79,7 @@ fn wait_for_next_round(cx: &Context<'_>) {
 pub(crate) struct Budget {
     round: Cell<u64>,
     used: Cell<Duration>,
-    /// In this turn.
+    /// Bytes that were moved in this turn of the connection.
     moved: Cell<usize>,
 }
 
@@ -89,7 +89,7 @@ impl Budget {
         self.moved.set(self.moved.get().saturating_add(REQUEST_COST + bytes));
     }
 
-    /// Whether the connection has served enough in this poll.
+    /// Whether the connection has used up its turn in this poll.
     pub fn turn_is_over(&self) -> bool {
         self.moved.get() >= TURN
     }
@@ -104,7 +104,7 @@ impl Budget {
         wait_for_next_round(cx);
     }
 
-    /// Runs one poll, unless the connection has used its share of this round; then it waits for the next one.
+    /// Runs one poll. If the connection has used its share of this round, waits for the next round instead.
     pub fn poll<T>(&self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         let round = ROUNDS.with(|rounds| rounds.number.get());
         if self.round.replace(round) != round {
@@ -197,7 +197,7 @@ mod tests {
                 let work = async {
                     for _ in 0..20 {
                         std::thread::sleep(ROUND);
-                        // A task that wakes itself is limited as well.
+                        // A task that wakes itself is limited too.
                         let mut polled = false;
                         poll_fn(|cx| {
                             cx.waker().wake_by_ref();

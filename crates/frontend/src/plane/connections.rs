@@ -23,21 +23,22 @@ use tokio::sync::Notify;
 
 use super::Worker;
 
-/// The age below which a client is not evicted.
+/// Minimum age of a client that can be evicted.
 const MIN_AGE: Duration = Duration::from_millis(500);
-/// Most evicted clients whose descriptor is not closed yet.
+/// Maximum number of evicted clients whose descriptor is not closed yet.
 pub const MAX_LEAVING: usize = 64;
-/// Time to wait for some of these to close.
+/// Time to wait until some of these descriptors are closed.
 const LEAVE_TIME: Duration = Duration::from_millis(10);
 
 /// Limits on the number of connected clients, for all front ends together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Clients in all.
+    /// Maximum number of clients.
     pub all: usize,
-    /// Clients from one IP address (of IPv6, one /64 network). Clients of UNIX sockets have no address.
+    /// Maximum number of clients from one IP address (for IPv6, from one /64 network). Clients of UNIX
+    /// sockets have no address.
     pub per_address: usize,
-    /// Clients that have not negotiated yet.
+    /// Maximum number of clients that have not completed their negotiation.
     pub negotiating: usize,
     /// Time limit for the whole negotiation, and for an idle discovery session.
     pub negotiation: Duration,
@@ -72,7 +73,7 @@ impl LimitsHandle {
     }
 }
 
-/// The address, or of IPv6 the /64 network, that counts as one client.
+/// The address that counts as one client; for IPv6, its /64 network.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
@@ -90,9 +91,9 @@ fn counted(peer: Peer) -> Peer {
 pub(crate) enum Refused {
     /// Too many clients are connected, and none of them can be evicted.
     All,
-    /// Too many clients are connected from its address.
+    /// Too many clients are connected from the client's address.
     Address,
-    /// It may be admitted after this time, or when another client leaves.
+    /// The client may be admitted after this time, or when another client leaves.
     Wait(Duration),
 }
 
@@ -111,7 +112,7 @@ pub(crate) enum Cut {
 pub(crate) struct Connections {
     limits: Mutex<ConnectionLimits>,
     inner: Mutex<Inner>,
-    /// Signalled when a client leaves.
+    /// Notified when a client leaves.
     left: Notify,
 }
 
@@ -133,7 +134,7 @@ struct PeerClients {
 #[derive(Default, Clone, Copy)]
 struct Count {
     connected: usize,
-    /// Those of `connected` that are evicted.
+    /// Number of connected clients that are being evicted.
     leaving: usize,
 }
 
@@ -179,7 +180,7 @@ impl Connections {
         Admission { connections: self.clone(), id, peer, since, evict, kept }
     }
 
-    /// Waits until a client leaves, but no longer than `most`.
+    /// Waits until a client leaves; `most` is the maximum wait.
     pub async fn wait(&self, most: Duration) {
         let _ = tokio::time::timeout(most, self.left.notified()).await;
     }
@@ -211,8 +212,8 @@ impl Connections {
 }
 
 impl Inner {
-    /// Evicts the oldest negotiating client of an address. Returns an error if it is too young, or if no
-    /// client of the address is negotiating.
+    /// Evicts the oldest negotiating client of an address. Returns an error if this client is too young, or
+    /// if no client of the address is negotiating.
     fn evict(&mut self, peer: Peer, now: Instant) -> Result<(), Option<Refused>> {
         let peer_clients = self.peers.get_mut(&peer).ok_or(None)?;
         let oldest = peer_clients.negotiating.first_entry().ok_or(None)?;
@@ -227,7 +228,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes a client from those that are negotiating; false if it was evicted or had negotiated.
+    /// Removes a client from the negotiating clients; returns false if the client was evicted or had
+    /// completed its negotiation.
     fn end_negotiation(&mut self, peer: Peer, id: u64) -> bool {
         let peer_clients = self.peers.get_mut(&peer);
         let negotiated = peer_clients.is_some_and(|p| p.negotiating.remove(&id).is_some());
@@ -236,7 +238,7 @@ impl Inner {
     }
 }
 
-/// The admission of a client, which counts it until dropped.
+/// The admission of a client. The client counts until this guard is dropped.
 pub(crate) struct Admission {
     connections: Arc<Connections>,
     id: u64,

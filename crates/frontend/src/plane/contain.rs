@@ -39,7 +39,7 @@ const PROTOCOL_CODE: [&str; 11] = [
     "/tokio-rustls-",
 ];
 
-/// Panics that ended a connection.
+/// Number of panics that ended a connection.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -59,7 +59,7 @@ pub fn may_report_contained() -> bool {
     REPORTED.permit().is_some()
 }
 
-/// Whether a panic at this source location ends a connection rather than the process. For the panic hook, on
+/// Whether a panic at this source location ends a connection and not the process. Called by the panic hook on
 /// the thread that panics.
 pub fn is_contained(location: Option<&Location<'_>>) -> bool {
     SERVING.get() && location.is_some_and(|location| is_protocol_code(location.file()))
@@ -69,7 +69,8 @@ fn is_protocol_code(file: &str) -> bool {
     PROTOCOL_CODE.iter().any(|source| file.contains(source))
 }
 
-/// A panic interrupted serving a connection; its state must not be used again.
+/// The error if a panic interrupted the serving of a connection; the state of the connection must not be used
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the server panicked while serving it; this is a bug of the server")]
 pub(crate) struct Panicked;
@@ -133,7 +134,8 @@ mod tests {
             }
         });
         let logged = text.lines().filter(|line| line.contains("panic while serving a client")).count();
-        // At most two intervals of the limit. There is no line if a parallel test has disabled it.
+        // The lines fall into at most two intervals of the limit. There is no line if a parallel test has
+        // disabled it.
         assert!(logged <= 20, "{logged}");
         let reports = (0..100).filter(|_| may_report_contained()).count();
         assert!((1..=20).contains(&reports), "{reports}");

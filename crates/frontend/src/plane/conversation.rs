@@ -29,23 +29,23 @@ use super::memory::{Charge, Claim, Kind, MemoryAccount, Stall};
 use super::readiness::events_now;
 use super::{Backlog, INPUT, Output, Scratch, Worker};
 
-/// Longest message that is received into the thread's buffer.
+/// Maximum length of a message that is received into the thread's buffer.
 const OWN_MEMORY: usize = INPUT / 2;
-/// Most replies that are sent in one call, and most bytes of replies from the backlog.
+/// Maximum number of replies that are sent in one call, and maximum bytes of replies from the backlog.
 const MAX_SLICES: usize = 64;
 const MAX_SENT: usize = 512 << 10;
-/// Memory for an incomplete message that a connection keeps without a charge; also the most that it receives,
-/// and the replies that it gathers, while memory is short.
+/// Bytes of an incomplete message that a connection keeps without a charge. While memory is short, this is
+/// also the maximum that it receives, and that it gathers of replies.
 const KEEP_HELD: usize = 8 << 10;
-/// Passes in which requests are refused when the server is closing and all other work is done.
+/// Number of passes in which requests are refused when the server is closing and all other work is done.
 const LAST_PASSES: u8 = 4;
 
-/// Reasons for which serving stopped.
+/// Why the thread has stopped serving a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// No complete message is left.
+    /// The input has no further complete message.
     Input {
-        /// Least length of the next message, including the bytes that were received.
+        /// Minimum length of the next message, including the bytes that were received.
         want: usize,
     },
     /// The output is full: replies have to be sent first.
@@ -58,7 +58,7 @@ pub(crate) enum Stop {
     Leave,
 }
 
-/// The protocol of one client.
+/// The protocol in which one client is served.
 pub(crate) trait Protocol: Unpin {
     /// Reasons for which a connection is cut.
     type Error: From<io::Error>;
@@ -91,8 +91,8 @@ pub(crate) trait Protocol: Unpin {
         false
     }
 
-    /// Input that was put aside while only requests in progress were served. It precedes all that was not
-    /// served, and is served again later.
+    /// Takes input that was put aside while only requests in progress were served. This input precedes all
+    /// other input that was not served, and is served again later.
     fn take_aside(&mut self) -> Vec<u8> {
         Vec::new()
     }
@@ -103,51 +103,52 @@ pub(crate) trait Protocol: Unpin {
         None
     }
 
-    /// Called when nothing can be sent to the client any more. Returns whether the rest of its input is
-    /// served before the connection ends; all replies are dropped.
+    /// Called when nothing can be sent to the client any more. Returns whether its further input is served
+    /// before the connection ends; all replies are dropped.
     fn search_input(&mut self) -> bool {
         false
     }
 
-    /// Whether the server ends the connection after the requests in progress are answered. The rest of the
-    /// input is not served.
+    /// Whether the server ends the connection after the requests in progress are answered. Further input is
+    /// not served.
     fn is_ending(&self) -> bool {
         false
     }
 
-    /// Does work that the client did not request: called in each pass, and when a waker that it registered
-    /// wakes.
+    /// Does work that the client did not request. Called in each pass, and when a waker that was registered
+    /// here wakes.
     fn attend(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Result<(), Self::Error> {
         let _ = (cx, output);
         Ok(())
     }
 }
 
-/// Whether a socket has input that was not read, or its end was not read.
+/// Whether a socket has input that was not read, or the end of its input was not read.
 fn is_readable(socket: BorrowedFd<'_>) -> bool {
     events_now(socket.as_raw_fd(), libc::POLLIN) != 0
 }
 
-/// A connection. The future is ready when the connection has ended.
+/// A connection, as a future that is ready when the connection has ended.
 pub(crate) struct Conversation<S, P> {
     worker: Rc<Worker>,
     stream: S,
     /// The descriptor of a UNIX socket.
     fd: Option<RawFd>,
     protocol: P,
-    /// Received bytes that precede those of the socket: of a parked connection, or put aside.
+    /// Received bytes that precede the bytes of the socket: they belong to a parked connection, or were put
+    /// aside.
     unread: VecDeque<u8>,
     unread_charge: Option<Charge>,
-    /// Bytes that precede these, and were not served yet.
+    /// Bytes that precede `unread`, and were not served yet.
     held: Vec<u8>,
-    /// The charge for `held` and for the rest of an incomplete message.
+    /// The charge for `held` and for the missing part of an incomplete message.
     held_charge: Option<Charge>,
-    /// A wait for that charge.
+    /// The wait until `held_charge` is charged.
     claim: Option<Claim>,
-    /// Length of the message at the front of `held`, as far as known.
+    /// Length of the message at the front of `held`, as far as it is known.
     want: usize,
     backlog: Rc<Backlog>,
-    /// Bytes of the backlog's first reply that are sent.
+    /// Number of bytes of the backlog's first reply that are sent.
     head: usize,
     /// The client has announced that it disconnects, or has closed its side.
     leaving: bool,
@@ -273,14 +274,14 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         Poll::Pending
     }
 
-    /// Whether the connection is read from no further, because it is to be handed over.
+    /// Whether the connection reads no further, because it is to be handed over.
     fn stops_reading(&self) -> bool {
         let is_last = self.worker.phase() == Phase::HandingOver;
         is_last || (self.worker.is_quiescing() && !self.awaits_last_bytes())
     }
 
-    /// Whether its requests in progress cannot be finished, or the connection cannot end, before its client
-    /// sends or receives more.
+    /// Whether the client has to send or receive more before its requests in progress can be finished, or the
+    /// connection can end.
     fn awaits_last_bytes(&self) -> bool {
         self.leaving || self.lost.is_some() || self.protocol.needs_input()
     }
@@ -323,7 +324,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         input
     }
 
-    /// Sets the bytes that precede those of the socket.
+    /// Sets the bytes that precede the bytes of the socket.
     fn set_unread(&mut self, input: Vec<u8>) {
         let bytes = input.capacity();
         self.unread_charge = (bytes > KEEP_HELD).then(|| self.account.force(bytes, Kind::Input));
@@ -355,8 +356,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         let mut bytes = self.held.capacity();
         let has = charge.as_ref().map_or(0, Charge::bytes);
         if !self.held.is_empty() && self.want <= OWN_MEMORY {
-            // A short message is charged as a whole if memory is available, so that it need not wait once it
-            // has begun.
+            // A short message is charged as a whole if memory is available, so that it need not wait later.
             if has >= self.want || !self.account.is_full() {
                 bytes = bytes.max(self.want);
             }
@@ -382,7 +382,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
 
     /// Whether memory is held that can be freed only after the client sends or receives something.
     fn awaits_client(&self) -> bool {
-        // A client that is not being read from cannot make progress by sending.
+        // A client whose socket is not read cannot make progress by sending.
         let is_read = self.claim.is_none() && !self.backlog.is_full();
         let inside_message = !self.held.is_empty() && self.held.len() < self.want;
         let has_replies = self.backlog.has_replies() && !self.gate.is_waiting();
@@ -403,7 +403,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         self.leaving
     }
 
-    /// Receives available bytes, or only few if memory `is_short`. Returns the number of bytes filled in the
+    /// Receives available bytes, but only few if memory `is_short`. Returns the number of bytes filled in the
     /// thread's input buffer; `None` if the message to serve is in `held`.
     fn receive(
         &mut self,
@@ -448,7 +448,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         }
     }
 
-    /// Receives a part of a long message into its separate memory, and no byte after the message.
+    /// Receives a part of a long message into the message's separate memory, and no byte after the message.
     fn receive_long(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<usize>> {
         let missing = self.want - self.held.len();
         self.held.reserve_exact(missing);
@@ -465,7 +465,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         Ok(read?.map(|()| received))
     }
 
-    /// Receives bytes: first those that were received before, then those of the socket.
+    /// Receives bytes: first bytes that were received before, then bytes of the socket.
     fn read(&mut self, cx: &mut Context<'_>, room: &mut ReadBuf<'_>) -> io::Result<Poll<()>> {
         if self.unread.is_empty() {
             return match Pin::new(&mut self.stream).poll_read(cx, room) {
@@ -541,7 +541,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
     }
 
     /// Sends the backlog's replies and `output`. Pending if the client does not receive all of them now; the
-    /// rest is in the backlog then.
+    /// unsent bytes are in the backlog then.
     fn send(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Poll<Result<(), P::Error>> {
         let mut fresh = output.filled();
         if self.backlog.has_replies() || !fresh.is_empty() {

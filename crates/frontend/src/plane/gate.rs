@@ -13,15 +13,15 @@ use std::time::Duration;
 
 use tokio::time::{Sleep, sleep};
 
-/// Interval at which a connection with replies looks whether the gate is open again.
+/// Interval at which a connection with replies checks whether the gate is open again.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Whether the server is certain to own the pool. Without a condition, it always is.
+/// Whether the server is certain to own the pool. A gate without a condition is always open.
 #[derive(Clone, Default)]
 pub struct Gate(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
 impl Gate {
-    /// Open while `owns` returns true.
+    /// A gate that is open while `owns` returns true.
     pub fn new(owns: Arc<dyn Fn() -> bool + Send + Sync>) -> Gate {
         Gate(Some(owns))
     }
@@ -42,7 +42,7 @@ impl GateWait {
         self.0.is_some()
     }
 
-    /// Ready while the gate is open.
+    /// Returns `Ready` while the gate is open.
     pub fn poll(&mut self, gate: &Gate, cx: &mut Context<'_>) -> Poll<()> {
         while !gate.is_open() {
             let rest = self.0.get_or_insert_with(|| Box::pin(sleep(LOOK)));

@@ -24,23 +24,24 @@ use super::Worker;
 use super::connections::Admission;
 use super::listen::{ListenAddr, RawSocket};
 
-/// Longest message of any protocol, with its header, and the input that follows it in the same buffer.
+/// Maximum length of a message of any protocol, with its header, and the input that follows it in the same
+/// buffer.
 const MAX_MESSAGE: usize = 34 << 20;
-/// Most bytes that a connection puts aside while it finishes its requests in progress.
+/// Maximum bytes that a connection puts aside while it finishes its requests in progress.
 pub const MAX_ASIDE: usize = 32 << 20;
-/// Longest unsent output: the share of a connection, with one more reply.
+/// Maximum bytes of unsent output: the share of a connection, with one more reply.
 const MAX_OUTPUT: usize = 80 << 20;
 
 /// What the connections of a server do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// They serve requests.
+    /// The connections serve requests.
     Serving,
-    /// They finish the requests that they have read.
+    /// The connections finish the requests that they have read.
     Quiescing,
-    /// They are parked, and end.
+    /// The connections are parked, and end.
     HandingOver,
-    /// They finish the requests that they have read, refuse others, and end.
+    /// The connections finish the requests that they have read, refuse others, and end.
     Closing,
 }
 
@@ -62,11 +63,11 @@ pub(crate) struct Busy {
 /// What a connection does while it is quiesced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It executes requests.
+    /// The connection executes requests.
     Working,
-    /// Its client has to send, or to receive, the rest of a message.
+    /// The connection waits for its client, which has to send or receive the rest of a message.
     AwaitsClient,
-    /// It has no requests in progress.
+    /// The connection has no requests in progress.
     Quiet,
 }
 
@@ -84,8 +85,8 @@ impl Busy {
         self.working.load(SeqCst) + self.awaiting.load(SeqCst) == 0
     }
 
-    /// Waits until all are quiet, at most `time`; then those do not count that wait for their clients.
-    /// Otherwise returns the number of the others.
+    /// Waits until all connections are quiet, at most `time`; after that, connections that wait for their
+    /// clients count as quiet. Returns the number of other connections that are not quiet.
     pub async fn wait_for_none(&self, time: Duration) -> Result<(), usize> {
         let none = async {
             loop {
@@ -120,7 +121,7 @@ impl BusyGuard {
         if progress == self.progress {
             return;
         }
-        // Counted first, so that the sum is not 0 in between.
+        // The new state is counted first, so that the sum is never 0 in between.
         if let Some(count) = self.busy.of(progress) {
             count.fetch_add(1, SeqCst);
         }
@@ -143,7 +144,7 @@ impl Drop for BusyGuard {
     }
 }
 
-/// A socket whose bytes are those of the protocol, so that another process can continue to use it.
+/// A socket whose bytes are the bytes of the protocol, so that another process can continue to use it.
 pub trait PlainSocket {
     /// The descriptor; `None` for a stream with separate state, such as TLS.
     fn plain(&self) -> Option<BorrowedFd<'_>>;
@@ -159,15 +160,15 @@ impl PlainSocket for tokio::net::TcpStream {
 pub(crate) enum Ended {
     /// The client disconnected, or the server closed the connection.
     Closed,
-    /// It is handed over.
+    /// The connection is parked, to be handed over.
     Parked(Box<ParkedStream>),
 }
 
 /// The bytes and the socket of a parked connection.
 pub struct ParkedStream {
-    /// The socket.
+    /// The socket of the connection.
     pub socket: OwnedFd,
-    /// The state of its protocol.
+    /// The state of the connection's protocol.
     pub protocol: serde_json::Value,
     /// Bytes that were received and not served.
     pub input: Vec<u8>,
@@ -175,11 +176,11 @@ pub struct ParkedStream {
     pub output: Vec<u8>,
 }
 
-/// A parked connection.
+/// A connection that was parked for the successor.
 pub struct Parked {
-    /// The bound address on which its client was accepted.
+    /// The bound address on which the client was accepted.
     pub listener: ListenAddr,
-    /// Its bytes and its socket.
+    /// The bytes and the socket of the connection.
     pub stream: ParkedStream,
 }
 
@@ -193,7 +194,7 @@ pub(crate) struct Resumed {
     pub until_resumed: Arc<dyn Any + Send + Sync>,
 }
 
-/// The bytes that a connection has received and not served, and those that it has not sent.
+/// The bytes that a connection has received and not served, and the bytes that it has not sent.
 #[derive(Default)]
 pub(crate) struct Received {
     pub input: Vec<u8>,

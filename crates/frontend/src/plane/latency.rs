@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Upper bounds of the buckets, in nanoseconds. The last bucket has none.
+/// Upper bounds of the buckets, in nanoseconds. The last bucket has no bound.
 pub const BOUNDS_NS: [u64; 20] = [
     5_000,
     10_000,
@@ -41,18 +41,18 @@ const BUCKETS: usize = BOUNDS_NS.len() + 1;
 /// A protocol of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Front {
-    /// NBD.
+    /// Requests over NBD.
     Nbd,
-    /// iSCSI.
+    /// Requests over iSCSI.
     Iscsi,
 }
 
 /// How a request was served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
-    /// A read: all data was in RAM.
+    /// A read of which all data was in RAM.
     Ram,
-    /// A read: some data was in the store only.
+    /// A read of which some data was in the store only.
     Store,
     /// A change that was answered before it was durable.
     Buffered,
@@ -64,7 +64,7 @@ impl Front {
     /// All protocols.
     pub const ALL: [Front; 2] = [Front::Nbd, Front::Iscsi];
 
-    /// The name in metrics and in the API.
+    /// Name of the protocol in metrics and in the API.
     pub fn name(self) -> &'static str {
         match self {
             Front::Nbd => "nbd",
@@ -74,10 +74,10 @@ impl Front {
 }
 
 impl Served {
-    /// All paths.
+    /// All ways to serve a request.
     pub const ALL: [Served; 4] = [Served::Ram, Served::Store, Served::Buffered, Served::Durable];
 
-    /// The name in metrics and in the API.
+    /// Name of the way to serve a request, in metrics and in the API.
     pub fn name(self) -> &'static str {
         match self {
             Served::Ram => "ram",
@@ -87,7 +87,7 @@ impl Served {
         }
     }
 
-    /// How a change was served.
+    /// Returns how a change of the disk was served.
     pub fn change(is_durable: bool) -> Served {
         if is_durable { Served::Durable } else { Served::Buffered }
     }
@@ -105,16 +105,16 @@ struct Histogram {
     sum_ns: AtomicU64,
 }
 
-/// The histograms of one thread.
+/// The latency histograms of one thread.
 #[derive(Default)]
 pub(crate) struct Latencies([Histogram; KINDS]);
 
 /// A histogram of all threads, at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests in each bucket.
+    /// Number of requests in each bucket.
     pub buckets: [u64; BUCKETS],
-    /// Sum of their times, in nanoseconds.
+    /// Sum of the times of the requests, in nanoseconds.
     pub sum_ns: u64,
 }
 
@@ -141,9 +141,9 @@ impl Latencies {
 /// The clock of the requests of one thread.
 pub struct Times {
     latencies: Arc<Latencies>,
-    /// When the pass in progress began.
+    /// When the present pass of the loop began.
     pass: Cell<Instant>,
-    /// Requests that were served without a wait in this pass.
+    /// Number of requests that were served without a wait in this pass.
     served: [Cell<u32>; KINDS],
     has_served: Cell<bool>,
 }
@@ -154,12 +154,12 @@ impl Times {
         Rc::new(Times { latencies, pass, served, has_served: Cell::new(false) })
     }
 
-    /// A connection begins to serve messages that it has received.
+    /// Records that a connection begins to serve messages that it has received.
     pub fn begin_pass(&self) {
         self.pass.set(Instant::now());
     }
 
-    /// The replies of the pass are ready.
+    /// Records that the replies of the pass are ready.
     pub fn end_pass(&self) {
         if !self.has_served.replace(false) {
             return;
@@ -173,7 +173,7 @@ impl Times {
         }
     }
 
-    /// A request was served without a wait.
+    /// Counts a request that was served without a wait.
     #[inline]
     pub fn count(&self, front: Front, served: Served) {
         let counter = &self.served[kind(front, served)];
@@ -181,13 +181,13 @@ impl Times {
         self.has_served.set(true);
     }
 
-    /// A request of this pass that waits.
+    /// Begins to measure a request of this pass that waits.
     pub fn begin(self: &Rc<Self>, front: Front) -> Timed {
         Timed { times: self.clone(), front, begun: self.pass.get() }
     }
 }
 
-/// A request that waits. One that fails, or whose client is gone, is not counted.
+/// A request that waits. A request that fails, or whose client is gone, is not counted.
 pub struct Timed {
     times: Rc<Times>,
     front: Front,
@@ -195,7 +195,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// Its reply is ready.
+    /// Records that the reply of the request is ready.
     pub fn end(&self, served: Served) {
         self.times.latencies.record(kind(self.front, served), self.begun.elapsed(), 1);
     }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(counts(&latencies, Front::Nbd, Served::Store), Counts::default());
     }
 
-    /// The promise is some nanoseconds; the bound is for a machine with other work.
+    /// The promise is some nanoseconds. The bound of this test is higher, for a machine with other work.
     #[test]
     fn counting_costs_nanoseconds() {
         let times = Times::new(Arc::default());

@@ -21,7 +21,7 @@ use crate::socket_option::socket_option;
 /// Access control of a UNIX socket: the server's user and group may connect.
 const SOCKET_MODE: libc::mode_t = 0o660;
 const BACKLOG: i32 = 1024;
-/// Longest path that fits into a socket address.
+/// Maximum length of a path that fits into a socket address.
 const PATH_MAX: usize = 107;
 /// Send buffer of a UNIX socket, in bytes: holds the replies to a deep queue of small reads for a slow
 /// reader.
@@ -30,9 +30,9 @@ const SEND_BUFFER: usize = 512 << 10;
 /// An address to listen on: `unix:PATH` or `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddr {
-    /// A UNIX socket.
+    /// The path of a UNIX socket.
     Unix(PathBuf),
-    /// A host name or address, and a port; port 0 selects a free one.
+    /// A host name or address, and a port; port 0 selects a free port.
     Tcp(String),
 }
 
@@ -59,7 +59,7 @@ impl FromStr for ListenAddr {
 }
 
 impl ListenAddr {
-    /// The first address that `self` resolves to and that other machines can reach, if any.
+    /// The first address to which `self` resolves and that other machines can reach; `None` if no address is.
     pub(crate) fn beyond_loopback(&self) -> Result<Option<SocketAddr>, ListenError> {
         match self {
             ListenAddr::Unix(_) => Ok(None),
@@ -99,15 +99,15 @@ pub enum ListenError {
     /// The path does not fit into a socket address.
     #[error("socket path {0} is longer than {PATH_MAX} bytes; choose a shorter one")]
     PathTooLong(PathBuf),
-    /// A host name without an address.
+    /// The host name has no address.
     #[error("{0}: no such host")]
     NoHost(ListenAddr),
     /// Another error of the system.
     #[error("cannot listen on {addr}: {error}")]
     Io {
-        /// The address.
+        /// The address that failed.
         addr: ListenAddr,
-        /// The error of the system.
+        /// The error that the system reported.
         error: io::Error,
     },
 }
@@ -115,16 +115,17 @@ pub enum ListenError {
 /// A bound listener.
 #[derive(Debug)]
 pub enum Listener {
-    /// A UNIX socket.
+    /// A listener on a UNIX socket.
     Unix {
-        /// The socket.
+        /// The socket that listens.
         listener: std::os::unix::net::UnixListener,
-        /// Path of the file.
+        /// Path of the socket file.
         path: PathBuf,
-        /// `None` if the file belongs to a service manager, or to the listener that this one is a clone of.
+        /// Owner of the socket file; `None` if the file belongs to a service manager, or to the listener of
+        /// which this listener is a clone.
         file: Option<SocketFile>,
     },
-    /// A TCP socket.
+    /// A listener on TCP.
     Tcp(std::net::TcpListener),
 }
 
@@ -155,7 +156,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Another server may have replaced the file.
+        // Another server may have replaced the file; it is then kept.
         if let Ok(m) = std::fs::symlink_metadata(&self.path)
             && (m.dev(), m.ino()) == (self.dev, self.ino)
         {
@@ -199,8 +200,8 @@ impl Listener {
         })
     }
 
-    /// Another descriptor of the same socket. Clients queue as long as one of them is open; the file of the
-    /// socket stays with `self`.
+    /// Another descriptor of the same socket. Clients queue as long as one of the descriptors is open; the
+    /// file of the socket stays with `self`.
     pub fn try_clone(&self) -> io::Result<Listener> {
         Ok(match self {
             Listener::Unix { listener, path, .. } => {
@@ -271,7 +272,7 @@ fn is_listening(socket: &socket2::Socket) -> io::Result<bool> {
 pub struct Bound(pub Vec<(ListenAddr, Vec<Listener>)>);
 
 impl Bound {
-    /// Clones of all listeners.
+    /// Returns clones of all listeners.
     pub fn try_clone(&self) -> io::Result<Bound> {
         let clone = |(address, listeners): &(ListenAddr, Vec<Listener>)| {
             let listeners = listeners.iter().map(Listener::try_clone).collect::<io::Result<Vec<_>>>()?;
@@ -280,8 +281,8 @@ impl Bound {
         self.0.iter().map(clone).collect::<io::Result<Vec<_>>>().map(Bound)
     }
 
-    /// Removes the listeners of an address; `None` if it is not bound. An address with port 0 can be bound
-    /// several times.
+    /// Removes and returns the listeners of an address; `None` if the address is not bound. An address with
+    /// port 0 can be bound several times.
     pub fn take(&mut self, addr: &ListenAddr) -> Option<Vec<Listener>> {
         let at = self.0.iter().position(|(configured, _)| configured == addr)?;
         Some(self.0.remove(at).1)
@@ -320,7 +321,7 @@ fn bind_unix(addr: &ListenAddr, path: &Path) -> Result<Listener, ListenError> {
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Err(io(e)),
-            // A full backlog also means that a server is listening.
+            // A full queue also means that a server is listening.
             Ok(_) | Err(_) => return Err(ListenError::InUse(addr.clone())),
         },
         Err(_) => {}
@@ -352,7 +353,7 @@ impl Acceptor {
         match self {
             Acceptor::Unix(l, _) => {
                 let socket = l.accept().await?.0.into_std()?;
-                // Best effort: a smaller buffer only means more, smaller writes.
+                // An error is ignored: a smaller buffer only means more, smaller writes.
                 let _ = SockRef::from(&socket).set_send_buffer_size(SEND_BUFFER);
                 Ok(RawSocket::Unix(socket))
             }
@@ -380,7 +381,7 @@ pub enum RawSocket {
 }
 
 impl RawSocket {
-    /// The client's address; `None` for a UNIX socket, and if the client has disconnected.
+    /// The client's address; `None` for a UNIX socket, or if the client has disconnected.
     pub fn peer(&self) -> Option<IpAddr> {
         match self {
             RawSocket::Unix(_) => None,
@@ -407,7 +408,7 @@ impl RawSocket {
     }
 }
 
-/// A client's socket.
+/// The socket of a connected client.
 #[derive(Debug)]
 pub enum Socket {
     Unix(UnixStream),

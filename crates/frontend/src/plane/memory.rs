@@ -48,23 +48,23 @@ pub(crate) use stall::Stall;
 
 /// Memory of each connection that is always available: a request in a task, with a block of data.
 pub(crate) const BASE: usize = 12 << 10;
-/// The longest request, with its header and some working memory.
+/// Bytes of the longest request, with its header and some working memory.
 const RESERVE: usize = 34 << 20;
-/// Only a connection that would hold no more than this can use the last eighth of the budget.
+/// Maximum bytes of a connection that can use the last eighth of the budget.
 const MEDIUM: usize = 4 << 20;
-/// Part of the budget that one party can have: numerator and denominator.
+/// Part of the budget that one party can have, as numerator and denominator.
 const PARTY: (usize, usize) = (3, 4);
-/// The least budget: the reserve, and the same amount for all others, with the part that is kept for small
-/// ones.
+/// Minimum of the budget: the reserve, and the same amount for all other memory, with the part that is kept
+/// for small connections.
 pub const MIN_BUDGET: u64 = 96 << 20;
-/// Most memory of the jobs of one connection and their replies, except for a single larger job. From this
-/// point on no further request is accepted.
+/// Maximum bytes of the jobs of one connection and their replies, unless a single job is larger. At this
+/// number no further request is accepted.
 const SHARE: usize = 32 << 20;
 
 /// The memory budget, and how long a client may hold memory without progress while other connections wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// In bytes.
+    /// The budget for memory of clients, in bytes.
     pub budget: u64,
     /// Time without progress after which a client is cut.
     pub stall: Duration,
@@ -78,12 +78,12 @@ impl Default for MemoryLimits {
 
 /// The memory of the connections of all threads.
 pub(crate) struct Memory {
-    /// Bytes of the budget without the reserve.
+    /// Bytes of the budget that do not belong to the reserve.
     total: usize,
     stall: Duration,
     /// Used bytes of `total`. Forced charges can exceed it.
     used: AtomicUsize,
-    /// Number of waiting claims, so that returning memory locks the queue only if there are any.
+    /// Number of waiting claims. Returning memory locks the queue only if there are any.
     waiting: AtomicUsize,
     queue: Mutex<Queue>,
     parties: Parties,
@@ -107,7 +107,7 @@ impl Memory {
         if holds <= MEDIUM { self.total } else { self.total - self.total / 8 }
     }
 
-    /// Used bytes, and the budget without its reserve.
+    /// Number of used bytes, and the budget without its reserve.
     pub fn use_and_budget(&self) -> (usize, usize) {
         (self.used.load(Relaxed), self.total)
     }
@@ -122,19 +122,19 @@ impl Memory {
         self.waiting.load(SeqCst) > 0
     }
 
-    /// The party of the connections to `what`.
+    /// Returns the party of the connections to `what`.
     fn party(&self, what: &str) -> Arc<Party> {
         self.parties.of(what)
     }
 
-    /// Whether a party may have `bytes` more, of which a connection would then hold `holds`: within its part
-    /// of the budget, or if it has nothing.
+    /// Whether a party may have `bytes` more, of which a connection would then hold `holds`. It may if it
+    /// stays within its part of the budget, or has nothing.
     fn permits(&self, party: &Party, bytes: usize, holds: usize) -> bool {
         let held = party.held();
         held == 0 || held + bytes <= self.limit(holds) / PARTY.1 * PARTY.0
     }
 
-    /// Takes `bytes` for a connection that would then hold `holds`, if there is room for them.
+    /// Takes `bytes` for a connection that would then hold `holds`, if there is room for these bytes.
     fn take(&self, bytes: usize, holds: usize, party: &Party) -> bool {
         let limit = self.limit(holds);
         let taken = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -159,7 +159,8 @@ impl Memory {
         }
     }
 
-    /// Grants available memory to waiting claims, and wakes them. `party` has changed.
+    /// Grants available memory to waiting claims, and wakes their connections. The memory of `party` has
+    /// changed.
     fn grant(&self, party: &Arc<Party>) {
         let mut woken = Vec::new();
         let mut queue = self.queue.lock();
@@ -185,14 +186,14 @@ impl Memory {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether a claim waits that memory of a party would satisfy: of the same party, or for the budget, and
-    /// not for the memory of another party.
+    /// Whether memory that a party returns would satisfy a waiting claim: a claim of the same party, or a
+    /// claim that waits for the budget and not for the memory of another party.
     fn is_waited_for(&self, party: &Arc<Party>) -> bool {
         let permits = |claim: &Waiting| self.permits(&claim.party, claim.bytes, claim.holds);
         self.has_waiting_claims() && self.queue.lock().has(party, permits)
     }
 
-    /// Queues a claim.
+    /// Queues a claim that has to wait, and returns its number.
     fn enqueue(&self, claim: Waiting) -> u64 {
         let mut queue = self.queue.lock();
         let id = queue.add(claim);
@@ -200,7 +201,7 @@ impl Memory {
         id
     }
 
-    /// Takes the grant of a claim; `None` while it waits.
+    /// Takes the grant of a claim; returns `None` while the claim waits.
     fn granted(&self, id: u64, waker: &Waker) -> Option<Grant> {
         self.queue.lock().granted(id, waker)
     }

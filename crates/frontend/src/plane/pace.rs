@@ -23,25 +23,27 @@ use parking_lot::Mutex;
 
 use super::spin::{ClientNumber, Spin};
 
-/// The shortest pause.
+/// The shortest pause of a thread.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(120);
-/// Sleeps without a pause before the next probe: initially, and at most.
+/// Number of sleeps without a pause before the next probe: initially, and at most.
 const FIRST_SKIP: u32 = 16;
 const LONGEST_SKIP: u32 = 1024;
-/// Number of sleeps without a pause from which on pauses are of no use: several probes in a row have failed.
+/// Number of sleeps without a pause from which on pauses count as useless: several probes in succession have
+/// failed.
 const USELESS_SKIP: u32 = 4 * FIRST_SKIP;
-/// Most clients served since the last sleep that are checked; if there are more, requests coalesce without a
-/// pause.
+/// Maximum number of clients served since the last sleep that are checked. If there are more, requests
+/// coalesce without a pause.
 const MAX_CLIENTS: usize = 4;
 
-/// The pace of one thread.
+/// The pauses of one thread.
 #[derive(Default)]
 pub(crate) struct Pace {
     state: Mutex<State>,
-    /// Requests that were received, as far as [`Spin`] has not counted them. Only its thread uses it.
+    /// Number of requests that were received and that [`Spin`] has not counted. Only the thread of this pace
+    /// uses it.
     requests: AtomicU32,
-    /// Clients that the thread serves or was given.
+    /// Number of clients that the thread serves or was given.
     clients: Arc<AtomicUsize>,
     /// Whether the thread may make commits ([`commit_here`]).
     may_commit: bool,
@@ -83,12 +85,13 @@ impl Control {
         self.pause.max(SHORTEST)
     }
 
-    /// Whether no pause of late was of use: each client waits for its reply before its next request.
+    /// Whether all recent pauses were useless: each client waits for its reply before its next request.
     fn is_useless(&self) -> bool {
         self.next_skip >= USELESS_SKIP
     }
 
-    /// Adjusts the pause to the result of the last one: whether every client was still busy with its replies.
+    /// Adjusts the pause to the result of the last pause: whether every client was still busy with its
+    /// replies.
     fn adjust(&mut self, paused: Duration, all_busy: bool) {
         if all_busy {
             // Small steps, because the client waits while a pause is too long.
@@ -105,12 +108,13 @@ impl Control {
 }
 
 impl Pace {
-    /// `clients` counts those that the thread serves or was given. It makes commits only if it `may_commit`.
+    /// Makes the pace of a thread. `clients` counts the clients that the thread serves or was given. The
+    /// thread makes commits only if `may_commit`.
     pub fn new(clients: Arc<AtomicUsize>, may_commit: bool) -> Pace {
         Pace { clients, may_commit, ..Pace::default() }
     }
 
-    /// Records that a client is served.
+    /// Records that the thread serves a client.
     pub fn entered(&self) {
         self.clients.fetch_add(1, Relaxed);
     }
@@ -120,8 +124,8 @@ impl Pace {
         self.clients.fetch_sub(1, Relaxed);
     }
 
-    /// Records that a request was received. The second one since the last sleep does not wait for a commit by
-    /// this thread, which may not sleep for long.
+    /// Records that a request was received. The second request since the last sleep does not wait for a
+    /// commit by this thread, which may not sleep for long.
     pub fn requested(&self) {
         let requests = self.requests.load(Relaxed).wrapping_add(1);
         self.requests.store(requests, Relaxed);
@@ -159,8 +163,8 @@ impl Pace {
         }
     }
 
-    /// Pauses if useful, or waits for a request without sleeping; called when the thread is idle and about to
-    /// sleep. Decides also whether the thread makes the commits of the next request.
+    /// Pauses if that is useful, or waits for a request without sleeping. Called when the thread is idle and
+    /// about to sleep. Also decides whether the thread makes the commits of the next request.
     pub fn before_sleep(&self) {
         // The lock is not contended: it exists because the runtime's hook must be `Sync`.
         let mut state = self.state.lock();
@@ -172,7 +176,7 @@ impl Pace {
 }
 
 impl State {
-    /// Pauses if useful; returns whether it did.
+    /// Pauses if that is useful; returns whether it paused.
     fn pause(&mut self) -> bool {
         let (count, has_unknown) = (std::mem::take(&mut self.count), std::mem::take(&mut self.has_unknown));
         if count == 0 || has_unknown {
@@ -189,7 +193,7 @@ impl State {
     }
 }
 
-/// Whether the peer of a UNIX socket has not read all that was sent to it.
+/// Whether the peer of a UNIX socket has not read all data that was sent to it.
 fn has_unread(socket: RawFd) -> bool {
     let mut unread: libc::c_int = 0;
     // SAFETY: SIOCOUTQ (TIOCOUTQ) writes one int to the given address.
@@ -197,7 +201,7 @@ fn has_unread(socket: RawFd) -> bool {
     done == 0 && unread > 0
 }
 
-/// Reduces the timer slack of this thread: the kernel may end a short sleep 50 microseconds late otherwise.
+/// Reduces the timer slack of this thread: otherwise the kernel may end a short sleep 50 microseconds late.
 pub(crate) fn precise_timers() {
     const SLACK_NS: libc::c_ulong = 1000;
     // SAFETY: PR_SET_TIMERSLACK takes a number and accesses no memory of the process.
@@ -210,8 +214,8 @@ mod tests {
 
     use super::*;
 
-    /// Sleeps `sleeps` times; `busy(pause)` is whether a client is still busy after such a pause. Returns the
-    /// time spent in pauses.
+    /// Sleeps `sleeps` times; `busy(pause)` states whether a client is still busy after such a pause. Returns
+    /// the time spent in pauses.
     fn run(control: &mut Control, sleeps: u32, busy: impl Fn(Duration) -> bool) -> Duration {
         let mut paused = Duration::ZERO;
         for _ in 0..sleeps {
@@ -260,7 +264,7 @@ mod tests {
         assert!(!has_unread(a.as_raw_fd()));
     }
 
-    /// Serves requests of clients without a socket, with a sleep after each one.
+    /// Serves requests of clients without a socket, with a sleep after each request.
     fn serve(pace: &Pace, clients: &[ClientNumber], times: usize) {
         for client in clients.iter().cycle().take(times) {
             pace.requested();

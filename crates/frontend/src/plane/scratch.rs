@@ -3,20 +3,20 @@
 //! Both buffers are allocated and zeroed once, so that no request pays for initialising memory. With small
 //! requests, only their start is touched, which stays in the core's second-level cache.
 
-/// Most bytes received at once.
+/// Maximum bytes that are received at once.
 pub(crate) const INPUT: usize = 256 << 10;
-/// Longest read that is served directly into the output.
+/// Maximum bytes of a read that is served directly into the output.
 pub(crate) const FAST_READ_MAX: usize = 256 << 10;
 /// Space for the headers of one reply, and for a short error.
 const HEADROOM: usize = 2 << 10;
-/// Most bytes of replies that are gathered before they are sent.
+/// Maximum bytes of replies that are gathered before they are sent.
 const OUTPUT: usize = FAST_READ_MAX + HEADROOM + (256 << 10);
 
 /// The buffers of a thread.
 pub(crate) struct Scratch {
-    /// Received bytes.
+    /// Room for received bytes.
     pub input: Box<[u8]>,
-    /// Bytes to send.
+    /// Room for bytes to send.
     pub output: Output,
 }
 
@@ -31,10 +31,10 @@ impl Scratch {
 /// A front end appends replies while it is not full, which leaves space for any reply that is served
 /// directly. A longer reply makes it grow until it is cleared, so no reply can be written past its end.
 pub(crate) struct Output {
-    /// At least [`OUTPUT`] bytes.
+    /// Memory of the replies, at least [`OUTPUT`] bytes.
     bytes: Vec<u8>,
     len: usize,
-    /// Bytes of replies from which on it counts as full.
+    /// Bytes of replies from which on the output counts as full.
     limit: usize,
 }
 
@@ -42,11 +42,11 @@ impl Output {
     fn new() -> Output {
         Output { bytes: vec![0; OUTPUT], len: 0, limit: usize::MAX }
     }
-    /// The gathered replies.
+    /// Returns the replies that were gathered.
     pub fn filled(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
-    /// Removes all replies, and the memory of a long one.
+    /// Removes all replies, and returns the memory of a long reply.
     pub fn clear(&mut self) {
         self.len = 0;
         if self.bytes.len() > OUTPUT {
@@ -57,21 +57,21 @@ impl Output {
     pub fn set_limit(&mut self, limit: Option<usize>) {
         self.limit = limit.unwrap_or(usize::MAX);
     }
-    /// The longest read that is served directly into it.
+    /// Maximum bytes of a read that is served directly into this output.
     pub fn fast_read_max(&self) -> usize {
         FAST_READ_MAX.min(self.limit)
     }
-    /// Whether the longest reply that is served directly may not fit any more.
+    /// Whether the longest reply that is served directly may no longer fit.
     pub fn is_full(&self) -> bool {
         self.bytes.len() - self.len < FAST_READ_MAX + HEADROOM || self.len >= self.limit
     }
-    /// Appends a reply.
+    /// Appends a reply to the output.
     pub fn push(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len(), 0).0.copy_from_slice(bytes);
         self.keep(bytes.len());
     }
-    /// Returns space for a header of `header` bytes and `data` bytes after it, to be appended with
-    /// [`Output::keep`]. The contents of the space are unspecified.
+    /// Returns space for a header of `header` bytes and `data` bytes after it. [`Output::keep`] appends the
+    /// space. Its contents are unspecified.
     pub fn reserve(&mut self, header: usize, data: usize) -> (&mut [u8], &mut [u8]) {
         let end = self.len + header + data;
         if end > self.bytes.len() {

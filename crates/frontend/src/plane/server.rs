@@ -23,10 +23,10 @@ use crate::throttle::Throttle;
 
 /// Time that clients have to receive their last replies after a shutdown began.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-/// Delay after a failed accept (mostly for lack of descriptors) before the next.
+/// Delay after a failed accept (mostly because descriptors are missing) before the next accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Interval at which the answers of threads are looked for.
+/// Interval at which the answers of threads are checked.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The server of one protocol.
@@ -48,7 +48,7 @@ pub(crate) trait FrontEnd: Send + Sync {
 pub(crate) struct Client {
     pub socket: RawSocket,
     pub admission: Admission,
-    /// The bound address on which it was accepted.
+    /// The bound address on which the client was accepted.
     pub listener: Arc<ListenAddr>,
 }
 
@@ -104,7 +104,7 @@ impl Probe {
 #[derive(Clone)]
 struct Lane {
     clients: mpsc::UnboundedSender<Served>,
-    /// Clients that it serves or was given.
+    /// Number of clients that the thread serves or was given.
     load: Arc<AtomicUsize>,
 }
 
@@ -120,7 +120,8 @@ impl Lane {
         let _ = self.clients.send(client);
     }
 
-    /// One of those with the fewest clients. The first thread, which accepts clients, is the last choice.
+    /// Returns one of the threads with the fewest clients. The first thread, which accepts clients, is the
+    /// last choice.
     fn least_loaded(lanes: &[Lane]) -> Option<&Lane> {
         lanes.iter().rev().min_by_key(|lane| lane.load.load(Ordering::Relaxed))
     }
@@ -131,7 +132,7 @@ impl Lane {
 pub struct PlaneCounters {
     connections: Arc<AtomicUsize>,
     memory: Option<Arc<Memory>>,
-    /// Of each thread.
+    /// Latencies of each thread.
     latencies: Vec<Arc<Latencies>>,
 }
 
@@ -160,12 +161,13 @@ impl Plane {
         Plane { limits, memory, ..Plane::default() }
     }
 
-    /// As [`Plane::new`], with listeners that are bound already.
+    /// Works like [`Plane::new`], with listeners that are bound already.
     pub fn with_bound(limits: ConnectionLimits, memory: MemoryLimits, bound: Bound) -> Plane {
         Plane { bound, ..Plane::new(limits, memory) }
     }
 
-    /// Binds the addresses of a front end, unless they are bound. Returns them with the actual ports.
+    /// Binds the addresses of a front end, unless they are bound. Returns the addresses with the actual
+    /// ports.
     pub(crate) fn listen(
         &mut self,
         front: &Arc<dyn FrontEnd>,
@@ -185,7 +187,7 @@ impl Plane {
         Ok(taken)
     }
 
-    /// Replies leave only while this gate is open.
+    /// Sets the gate: replies leave only while it is open.
     pub fn set_gate(&mut self, gate: Gate) {
         self.gate = gate;
     }
@@ -253,12 +255,13 @@ impl Plane {
             let worker = {
                 let (phase, busy, gate) = (phase_rx.clone(), busy.clone(), self.gate.clone());
                 let latencies = latencies[n].clone();
-                // The store may block a thread that makes commits; clients are accepted anyway.
+                // The store may block a thread that makes commits, so the thread that accepts clients makes
+                // none.
                 let pace = Pace::new(lanes[n].load.clone(), accept.is_none());
                 move || Worker::new(phase, connections, busy, memory, gate, latencies, pace)
             };
             let phase = phase_rx.clone();
-            // If a thread cannot be started, dropping the handle stops those that were started.
+            // If a thread cannot be started, dropping the handle stops the threads that were started.
             handle.threads.push(
                 std::thread::Builder::new()
                     .name(format!("data-{n}"))
@@ -282,7 +285,7 @@ impl Handle {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// The counters, which stay readable after the end.
+    /// The counters, which stay readable after the end of the data plane.
     pub fn counters(&self) -> PlaneCounters {
         self.counters.clone()
     }
@@ -323,8 +326,8 @@ impl Handle {
         self.phase.send_replace(Phase::Serving);
     }
 
-    /// Stops after [`Handle::quiesce`], and returns the connections that can be handed over, and the number
-    /// of those that were closed.
+    /// Stops after [`Handle::quiesce`]. Returns the connections that can be handed over, and the number of
+    /// connections that were closed.
     pub async fn hand_over(mut self) -> (Vec<Parked>, usize) {
         let all = self.connections();
         let parked = self.end(Phase::HandingOver).await;
@@ -355,11 +358,11 @@ impl Drop for Handle {
     }
 }
 
-/// A client for a data-plane thread.
+/// What a data-plane thread has to serve.
 enum Served {
     /// An accepted client, and the front end that serves it.
     Accepted(Arc<dyn FrontEnd>, Client),
-    /// A client of another process.
+    /// A client that another process has handed over.
     Resumed(Resume, Resumed),
     /// A question whether the thread makes progress.
     Probe(oneshot::Sender<()>),
@@ -400,7 +403,7 @@ fn run_thread(
                     }
                     worker.enter_phase(phase);
                 }
-                // Only `server` ends the loop.
+                // Only `server` can end the loop.
                 Some(client) = clients.recv() => match client {
                     Served::Accepted(front, client) => worker.begin(|worker| front.spawn(worker, client)),
                     Served::Resumed(resume, client) => worker.begin(|worker| resume(worker, client)),
@@ -445,7 +448,7 @@ impl Accepting {
         }
     }
 
-    /// The next client; `None` if one could not be accepted or admitted.
+    /// The next client; `None` if it could not be accepted or admitted.
     async fn next_client(&self) -> Option<Client> {
         static FAILED: Throttle = Throttle::new();
         let socket = match self.acceptor.accept().await {
@@ -464,7 +467,7 @@ impl Accepting {
         Some(Client { socket, admission, listener: self.address.clone() })
     }
 
-    /// Admits a client as soon as the limits allow; `None` if it is refused.
+    /// Admits a client as soon as the limits allow it; `None` if the client is refused.
     async fn admit(&self, socket: &RawSocket) -> Option<Admission> {
         static REFUSED: Throttle = Throttle::new();
         let peer = socket.peer();

@@ -5,10 +5,10 @@
 
 use std::cell::RefCell;
 
-/// Most messages that are kept.
+/// Maximum number of messages that are kept.
 const MAX_SPARES: usize = 4;
-/// Least and greatest length of a message that is kept, in bytes. The greatest length has room for the
-/// longest piece of a read and its header.
+/// Minimum and maximum length of a message that is kept, in bytes. The maximum has room for the longest piece
+/// of a read and its header.
 const LENGTHS: std::ops::RangeInclusive<usize> = (64 << 10)..=(1 << 20) + 4096;
 
 /// The spare messages of a thread. They take at most 4 MiB, which belong to the fixed memory of the thread.
@@ -16,11 +16,11 @@ const LENGTHS: std::ops::RangeInclusive<usize> = (64 << 10)..=(1 << 20) + 4096;
 pub(crate) struct Spares(RefCell<Vec<Vec<u8>>>);
 
 impl Spares {
-    /// A message of `len` bytes. Its contents are unspecified: the caller must fill all of them, or drop the
-    /// message, because they may be the data of another client.
+    /// A message of `len` bytes. Its contents are unspecified, and may be the data of another client: the
+    /// caller must fill all of them, or drop the message.
     pub fn take(&self, len: usize) -> Vec<u8> {
         let mut spares = self.0.borrow_mut();
-        // A larger spare would hold memory that the message is not charged for.
+        // A larger spare would hold memory for which the message is not charged.
         let fitting = |spare: &Vec<u8>| (len..=len + len / 8).contains(&spare.capacity());
         match spares.iter().rposition(fitting) {
             Some(at) => {

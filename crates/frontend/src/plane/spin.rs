@@ -23,41 +23,42 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Longest time without sleeping.
+/// Maximum time for which a thread looks before it sleeps.
 const LONGEST: Duration = Duration::from_micros(40);
-/// Least time from a reply to the next request of a client that waits for each reply: it has to wake up.
+/// Minimum time from a reply to the next request of a client that waits for each reply: the client has to
+/// wake up.
 const LEAST_TURN: Duration = Duration::from_micros(4);
-/// A look that takes longer was interrupted: another thread waited for the core.
+/// Duration from which on a look counts as interrupted: another thread waited for the core.
 const LONG_LOOK: Duration = Duration::from_micros(4);
-/// Single requests of the same client in a row after which it is taken for the only one, and for one that
-/// waits for each reply.
+/// Number of successive single requests of one client after which the client counts as the only client, and
+/// as a client that waits for each reply.
 const ALONE: u32 = 64;
-/// Successful looks that make up for a failed one: fewer do not pay.
+/// Number of successful looks that make up for a failed look: fewer are not worth it.
 const FAILURE: u32 = 8;
-/// Successes that are counted.
+/// Maximum number of successes that are counted.
 const MOST_CREDIT: u32 = 4 * FAILURE;
-/// Sleeps without a look after failures that successes do not make up for: at first, and at most.
+/// Number of sleeps without a look after failures that successes do not make up for: at first, and at most.
 const FIRST_SKIP: u32 = 16;
 const LONGEST_SKIP: u32 = 4096;
 
-/// Distinguishes the clients of a thread.
+/// Number that distinguishes the clients of a thread.
 pub(super) type ClientNumber = usize;
 
 /// How a look for a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// It found a request of a client that waits for each reply.
+    /// The look found a request of a client that waits for each reply.
     Found,
-    /// It found none, or should not have looked.
+    /// The look found no request, or should not have been made.
     Failed,
 }
 
-/// Whether to look; separate from sockets and clocks, so that it can be tested.
+/// Decides whether to look for a request; separate from sockets and clocks, so that it can be tested.
 #[derive(Debug)]
 struct Control {
     skip: u32,
     next_skip: u32,
-    /// Successes that no failure has used up.
+    /// Number of successful looks that no failure has used up.
     credit: u32,
 }
 
@@ -94,19 +95,19 @@ impl Control {
     }
 }
 
-/// The threads of the process that look.
+/// Number of threads of the process that look.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread that looks; counted until it is dropped.
+/// A thread that looks. The thread counts until this guard is dropped.
 struct Looking;
 
 impl Looking {
-    /// `None` if enough threads look.
+    /// Begins a look; `None` if enough threads look.
     fn begin() -> Option<Looking> {
         static MOST: OnceLock<usize> = OnceLock::new();
         let most = *MOST.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from) / 2);
         let looking = Looking;
-        // The count goes before the comparison: of two threads that begin at once, both may give up.
+        // The count is raised before the comparison: of two threads that begin at once, both may give up.
         (LOOKING.fetch_add(1, Relaxed) < most).then_some(looking)
     }
 }
@@ -117,17 +118,19 @@ impl Drop for Looking {
     }
 }
 
-/// The looks of one thread.
+/// How one thread looks for requests before it sleeps.
 #[derive(Default)]
 pub(super) struct Spin {
     control: Control,
     /// The client that was served last.
     client: Option<ClientNumber>,
-    /// Its socket, if it reports unread replies. It is open: a session removes its socket before closing it.
+    /// Socket of the client, if it reports unread replies. It is open: a session removes its socket before
+    /// closing it.
     socket: Option<RawFd>,
-    /// Sleeps in a row before each of which this client, and no other, was served a single request.
+    /// Number of successive sleeps before each of which this client, and no other client, was served a single
+    /// request.
     turns: u32,
-    /// Replies were sent since the last sleep.
+    /// Whether replies were sent since the last sleep.
     has_served: bool,
 }
 
@@ -146,19 +149,19 @@ impl Spin {
         self.socket = self.socket.filter(|fd| *fd != socket);
     }
 
-    /// Whether one client was served of late, and it waits for each reply before its next request.
+    /// Whether only one client was served recently, and it waits for each reply before its next request.
     pub fn has_one_client(&self) -> bool {
         self.turns > ALONE
     }
 
-    /// Looks for a request if that is useful; called when the thread is about to sleep. `may_look` is false
-    /// if the thread has paused already, or pauses are of use. `requests` counts those received.
+    /// Looks for a request if that is useful. Called when the thread is about to sleep. `may_look` is false
+    /// if the thread has paused already, or pauses are useful. `requests` counts the requests received.
     pub fn before_sleep(&mut self, may_look: bool, requests: &AtomicU32, has_unread: impl Fn(RawFd) -> bool) {
         if !std::mem::take(&mut self.has_served) {
             return;
         }
         self.turns = match requests.swap(0, Relaxed) {
-            // More of a request that takes several messages.
+            // The message is a further part of a request that takes several messages.
             0 => self.turns,
             1 => self.turns.saturating_add(1),
             _ => 0,
@@ -171,7 +174,7 @@ impl Spin {
     }
 }
 
-/// Looks for a request of this client until there is one.
+/// Looks for a request of this client until there is a request.
 fn look(client: RawFd, has_unread: impl Fn(RawFd) -> bool) -> Outcome {
     let mut poll = libc::pollfd { fd: client, events: libc::POLLIN, revents: 0 };
     let begun = Instant::now();
@@ -201,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// The looks in a million sleeps, if all but each `every`th of them succeed.
+    /// Number of looks in a million sleeps, if all looks except each `every`th succeed.
     fn looks(every: u32) -> u32 {
         let mut control = Control::default();
         let mut looks = 0u32;
@@ -228,7 +231,7 @@ mod tests {
         let requests = AtomicU32::new(0);
         let (client, other) = UnixStream::pair().unwrap();
         let (client, other) = (Some(client.as_raw_fd()), Some(other.as_raw_fd()));
-        // Whether it looks after these numbers of requests, each of which was followed by a sleep.
+        // Whether the thread looks after these numbers of requests, each of which was followed by a sleep.
         let looked = |spin: &mut Spin, sockets: [Option<RawFd>; 2], counts: [u32; 2]| {
             spin.control = Control { skip: 0, next_skip: 1, credit: 0 };
             for n in 0..2 * ALONE as usize {
@@ -260,7 +263,8 @@ mod tests {
     #[test]
     fn one_client_that_waits_for_each_reply_is_recognised_on_any_socket() {
         let requests = AtomicU32::new(0);
-        // Clients that are served in turn, and their requests before each reply.
+        // Whether clients that are served in turn count as one client; each makes some requests before each
+        // reply.
         let has_one = |clients: [ClientNumber; 2], counts: [u32; 2]| {
             let mut spin = Spin::default();
             for n in 0..4 * ALONE as usize {

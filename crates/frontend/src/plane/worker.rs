@@ -28,15 +28,15 @@ pub(crate) struct Worker {
     spares: Rc<Spares>,
     pace: Arc<Pace>,
     times: Rc<Times>,
-    /// The phase of the server.
+    /// The phase in which the server is.
     server: watch::Receiver<Phase>,
     /// The phase that the connections of this thread follow.
     phase: Cell<Phase>,
     busy: Arc<Busy>,
-    /// Connections of this thread to be handed over.
+    /// Parked connections of this thread, to be handed over.
     parked: RefCell<Vec<Parked>>,
     connections: Cell<usize>,
-    /// Connections of all threads.
+    /// Number of connections of all threads.
     total: Arc<AtomicUsize>,
     memory: Arc<Memory>,
     gate: Gate,
@@ -91,32 +91,32 @@ impl Worker {
         LocalSet::new().block_on(&runtime, main)
     }
 
-    /// Lets replies leave.
+    /// Returns the gate that lets replies leave.
     pub fn gate(&self) -> &Gate {
         &self.gate
     }
 
-    /// The memory of all clients.
+    /// The memory for all clients.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// The shared buffers.
+    /// The buffers that the connections of this thread share.
     pub fn scratch(&self) -> RefMut<'_, Scratch> {
         self.scratch.borrow_mut()
     }
 
-    /// Memory for messages with much data.
+    /// Returns the memory for messages with much data.
     pub fn spares(&self) -> &Rc<Spares> {
         &self.spares
     }
 
-    /// Decides when the thread sleeps.
+    /// The pace, which decides when the thread sleeps.
     pub fn pace(&self) -> &Pace {
         &self.pace
     }
 
-    /// Measures the requests of this thread.
+    /// Measures the times of the requests of this thread.
     pub fn times(&self) -> &Rc<Times> {
         &self.times
     }
@@ -132,7 +132,7 @@ impl Worker {
         self.phase.get() == Phase::Closing
     }
 
-    /// The phase that connections follow.
+    /// The phase that the connections follow.
     pub fn phase(&self) -> Phase {
         self.phase.get()
     }
@@ -162,7 +162,7 @@ impl Worker {
     /// Begins to serve a client that this thread was given.
     pub fn begin(self: &Rc<Self>, serve: impl FnOnce(&Rc<Worker>)) {
         serve(self);
-        // It is counted by `enter` now, unless it is not served.
+        // `enter` counts the client from now on, unless it is not served.
         self.pace.left();
     }
 
@@ -204,8 +204,8 @@ impl Worker {
         sessions.push(Rc::downgrade(session));
     }
 
-    /// Ends the sessions, and waits for them, but no longer than `grace`. Returns those that are handed over,
-    /// in the phase of that name.
+    /// Ends the sessions, and waits for them at most `grace`. In the phase of handing over, returns the
+    /// connections to be handed over.
     pub async fn close(&self, phase: Phase, grace: Duration) -> Vec<Parked> {
         self.enter_phase(phase);
         let all_left = async {
@@ -218,7 +218,7 @@ impl Worker {
     }
 }
 
-/// Counts a connection until dropped.
+/// Counts a connection until this guard is dropped.
 pub(crate) struct Entered(Rc<Worker>);
 
 impl Drop for Entered {

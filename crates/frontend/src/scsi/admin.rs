@@ -1,4 +1,4 @@
-//! Reservations of a unit as administrators see and clear them.
+//! Reservations of a unit, as administrators see and clear them.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use super::units::Units;
 pub struct ReservationState {
     /// PRGENERATION: number of changes of registrations since the server started.
     pub generation: u32,
-    /// They survive a restart of the server (APTPL).
+    /// The registrations survive a restart of the server (APTPL).
     pub keep: bool,
-    /// The persistent reservation and its holder. For a type that all registrants hold: the nexus that made
-    /// it.
+    /// The type and the holder of the persistent reservation. For a type that all registrants hold, the nexus
+    /// that made the reservation.
     pub persistent: Option<(ReservationType, Arc<Port>)>,
     /// Registered nexuses, with their keys.
     pub registrations: Vec<(Arc<Port>, u64)>,
-    /// The holder of RESERVE (SPC-2).
+    /// The port that holds RESERVE (SPC-2).
     pub reserve: Option<Arc<Port>>,
 }
 
@@ -71,7 +71,7 @@ impl Units {
 }
 
 impl LogicalUnit {
-    /// Registered initiators receive a unit attention, as after a CLEAR by another one.
+    /// Registered initiators receive a unit attention, as after a CLEAR by another initiator.
     async fn clear_reservations(self: &Arc<Self>) -> Result<()> {
         let mut kept = self.kept.lock().await;
         let mut new = self.reservations.lock().clone();

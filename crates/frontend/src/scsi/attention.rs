@@ -3,41 +3,41 @@
 
 use forebay_wire::scsi::{Code, Sense, SenseKey, codes};
 
-/// An event to be reported.
+/// An event that is reported to a nexus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum UnitAttention {
     /// The nexus is new.
     PowerOn,
-    /// The unit was reset.
+    /// The logical unit was reset.
     Reset,
     /// The nexus was lost and established again.
     NexusLoss,
-    /// Another nexus aborted the commands of this one.
+    /// Another nexus aborted the commands of this nexus.
     CommandsCleared,
     /// The size of the unit changed.
     CapacityChanged,
     /// Another nexus changed mode parameters.
     ModeChanged,
-    /// The persistent reservation of this nexus was cleared by another one.
+    /// Another nexus cleared the persistent reservation of this nexus.
     ReservationsPreempted,
     /// A persistent reservation was released.
     ReservationsReleased,
-    /// The registration of this nexus was removed by another one.
+    /// Another nexus removed the registration of this nexus.
     RegistrationsPreempted,
-    /// Another disk has the number of the unit.
+    /// The LUN of the unit now belongs to another disk.
     InquiryChanged,
     /// The set of units that the initiator can use changed.
     LunsChanged,
     /// The store is nearly full.
     Threshold,
-    /// The unit has become ready.
+    /// The logical unit has become ready.
     Ready,
     /// The access state of the target port changed.
     AccessState,
 }
 
 impl UnitAttention {
-    /// The additional sense code.
+    /// The additional sense code of the event.
     pub fn code(self) -> Code {
         match self {
             UnitAttention::PowerOn => codes::POWER_ON_OCCURRED,
@@ -57,28 +57,28 @@ impl UnitAttention {
         }
     }
 
-    /// Whether it takes precedence over a reservation conflict (SAM-5, "Status precedence").
+    /// Whether the event takes precedence over a reservation conflict (SAM-5, "Status precedence").
     fn is_reset(self) -> bool {
         matches!(self, UnitAttention::PowerOn | UnitAttention::Reset | UnitAttention::NexusLoss)
     }
 
-    /// As sense data.
+    /// Returns the event as sense data.
     pub fn sense(self) -> Sense {
         Sense::new(SenseKey::UnitAttention, self.code())
     }
 }
 
-/// Pending attentions of a nexus: each at most once, those of resets first.
+/// Pending attentions of a nexus. Each is listed at most once, and attentions of resets are first.
 #[derive(Debug, Default)]
 pub(super) struct Attentions(Vec<UnitAttention>);
 
 impl Attentions {
-    /// All of them, in the order in which they will be reported.
+    /// All pending attentions, in the order in which they will be reported.
     pub fn all(&self) -> &[UnitAttention] {
         &self.0
     }
 
-    /// Adds one.
+    /// Adds a unit attention to those that wait.
     pub fn note(&mut self, attention: UnitAttention) {
         if self.0.contains(&attention) {
             return;
@@ -87,13 +87,14 @@ impl Attentions {
         self.0.insert(at, attention);
     }
 
-    /// Takes the next; with `resets_only` only one that takes precedence over a reservation conflict.
+    /// Takes the next attention; with `resets_only` only an attention that takes precedence over a
+    /// reservation conflict.
     pub fn take(&mut self, resets_only: bool) -> Option<UnitAttention> {
         let first = *self.0.first()?;
         (first.is_reset() || !resets_only).then(|| self.0.remove(0))
     }
 
-    /// Removes one that was reported to the initiator by other means.
+    /// Removes an attention that was reported to the initiator by other means.
     pub fn forget(&mut self, attention: UnitAttention) {
         self.0.retain(|a| *a != attention);
     }

@@ -16,11 +16,11 @@ use super::tokens::{Grant, TokenSource};
 use super::underway::Underway;
 use super::unit::{HAS_TOKENS, LogicalUnit};
 
-/// Service actions.
+/// Service actions of the copy commands.
 const POPULATE_TOKEN: u8 = 0x10;
 const WRITE_USING_TOKEN: u8 = 0x11;
 
-/// Why a copy failed.
+/// Why a copy by the server failed.
 enum Failure {
     Sense(Sense),
     Engine(Error),
@@ -56,8 +56,8 @@ struct Step<'a> {
     source: &'a Nexus,
     destination: &'a Nexus,
     segment: CopySegment,
-    /// Number of segments joined into it: initiators split long copies, and each separate copy waits for a
-    /// commit.
+    /// Number of segments that were joined into this step: initiators split long copies, and each separate
+    /// copy waits for a commit.
     segments: u16,
 }
 
@@ -78,7 +78,7 @@ impl Step<'_> {
         self.destination.check_copy(offset, len, Access::Write)
     }
 
-    /// Appends a step that starts where this one ends; false if it does not.
+    /// Appends a step that starts where this step ends; returns false if it does not start there.
     fn join(&mut self, next: &Step<'_>) -> bool {
         let (mine, theirs) = (&mut self.segment, &next.segment);
         let is_adjacent = std::ptr::eq(self.source, next.source)
@@ -96,7 +96,7 @@ impl Step<'_> {
 }
 
 impl Nexus {
-    /// EXTENDED COPY(LID1).
+    /// Executes EXTENDED COPY(LID1).
     pub(super) async fn extended_copy(&self, list: &[u8]) -> Response {
         if list.is_empty() {
             return Response::good();
@@ -169,7 +169,7 @@ impl Nexus {
         Ok(())
     }
 
-    /// RECEIVE COPY STATUS(LID1).
+    /// Executes RECEIVE COPY STATUS(LID1).
     pub(super) fn copy_status(&self, list: u8, allocation: u32) -> Response {
         let outcomes = self.outcomes.lock();
         match outcomes.copies.get(list) {
@@ -178,7 +178,7 @@ impl Nexus {
         }
     }
 
-    /// POPULATE TOKEN.
+    /// Executes POPULATE TOKEN.
     pub(super) fn populate_token(&self, list: u32, parameters: &[u8]) -> Response {
         let made = PopulateList::decode(parameters, &self.rules()).and_then(|parsed| {
             let (unit, own): (_, Weak<dyn TokenSource>) = (&self.unit, self.own.clone());
@@ -196,7 +196,7 @@ impl Nexus {
         Response::good()
     }
 
-    /// WRITE USING TOKEN.
+    /// Executes WRITE USING TOKEN.
     pub(super) async fn write_using_token(&self, list: u32, parameters: &[u8]) -> Response {
         let parsed = match WriteList::decode(parameters, &self.rules()) {
             Ok(parsed) => parsed,
@@ -223,7 +223,7 @@ impl Nexus {
         Ok(())
     }
 
-    /// The copy is durable on return, as each one by
+    /// Copies a granted range. The copy is durable on return, as each copy by
     /// [`DiskHandle::copy_from`](forebay_engine::DiskHandle::copy_from).
     async fn copy_granted(&self, list: &WriteList, grant: &Grant, done: &mut u64) -> Result<(), Failure> {
         let wanted: u64 = list.ranges.iter().map(|r| r.len).sum();
@@ -234,7 +234,7 @@ impl Nexus {
             let revoked = Failure::Sense(Sense::illegal(codes::TOKEN_REVOKED));
             let source = grant.source.upgrade().ok_or(Sense::illegal(codes::TOKEN_UNKNOWN))?;
             let (disk, _reading) = source.begin_read(from, to.len)?;
-            // The copy must not prolong the life of the nexus: its RESERVE ends with its session.
+            // The copy must not prolong the life of the nexus, whose RESERVE ends with its session.
             drop(source);
             self.unit.note_change(to.offset, to.len);
             // The previous line revokes the token if this range overlaps the token's own ranges.
@@ -251,7 +251,7 @@ impl Nexus {
         Ok(())
     }
 
-    /// RECEIVE ROD TOKEN INFORMATION.
+    /// Executes RECEIVE ROD TOKEN INFORMATION.
     pub(super) fn token_information(&self, list: u32, allocation: u32) -> Response {
         let outcomes = self.outcomes.lock();
         match outcomes.tokens.get(list) {
@@ -263,7 +263,7 @@ impl Nexus {
 
 impl TokenSource for Nexus {
     fn begin_read(&self, offset: u64, len: u64) -> Result<(Arc<DiskHandle>, Underway), Sense> {
-        // The entry precedes the checks: a later withdrawal waits for it.
+        // The command enters the gate before the checks, so that a later withdrawal waits for it.
         let reading = self.member.gate.enter();
         if self.is_withdrawn() {
             return Err(Sense::illegal(codes::TOKEN_REVOKED));

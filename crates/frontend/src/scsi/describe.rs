@@ -1,4 +1,5 @@
-//! Responses that describe a unit, whichever server has its blocks, or its absence.
+//! Responses that describe a unit, even if another server has its blocks, or that state that there is no
+//! unit.
 
 use forebay_wire::scsi::{
     OpcodeQuery, Request, Rules, Sense, VpdPage, codes, opcodes_all, opcodes_one, report_luns,
@@ -10,7 +11,7 @@ use super::response::Response;
 /// Revision in INQUIRY data, a field of four characters.
 const REVISION: &str = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
 
-/// INQUIRY of an existing unit: the standard data, or a page.
+/// The response to INQUIRY for an existing unit: the standard data, or a page.
 pub(super) fn inquiry(page: Option<u8>, about: &VpdPage<'_>, allocation: u32) -> Result<Response, Sense> {
     let data = match page {
         None => standard_inquiry(true, REVISION),
@@ -19,12 +20,12 @@ pub(super) fn inquiry(page: Option<u8>, about: &VpdPage<'_>, allocation: u32) ->
     Ok(Response::data(data, allocation))
 }
 
-/// REPORT LUNS. There are no well-known units, which is what `select` 1 requests.
+/// The response to REPORT LUNS. There are no well-known units, which is what `select` 1 requests.
 pub(super) fn luns(select: u8, luns: &[u16], allocation: u32) -> Response {
     Response::data(report_luns(if select == 1 { &[] } else { luns }), allocation)
 }
 
-/// REPORT SUPPORTED OPERATION CODES.
+/// The response to REPORT SUPPORTED OPERATION CODES.
 pub(super) fn opcodes(query: OpcodeQuery, timeouts: bool, allocation: u32) -> Result<Response, Sense> {
     let data = match query {
         OpcodeQuery::All => opcodes_all(timeouts),

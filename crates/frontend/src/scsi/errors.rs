@@ -1,4 +1,4 @@
-//! The sense data for each engine error: the one table of the SCSI device server.
+//! The only table of the sense data for engine errors, in the SCSI device server.
 
 use forebay_engine::Error;
 use forebay_wire::scsi::{Code, Sense, SenseKey, codes};
@@ -20,9 +20,9 @@ pub fn sense_of(error: &Error) -> Sense {
             medium(codes::UNRECOVERED_READ_ERROR)
         }
         Error::MemoryLost { .. } => Sense::new(SenseKey::NotReady, codes::MANUAL_INTERVENTION_REQUIRED),
-        // The transport does not send it after the pool is lost, but ends its connections.
+        // The transport does not send this sense data after the pool is lost, but ends its connections.
         Error::Closed | Error::Fenced => Sense::new(SenseKey::NotReady, codes::NOT_READY),
-        // The store failed. The other errors are those of administration and of opening a pool: no command
+        // The store failed. The other errors concern administration and the opening of a pool; no command
         // causes them.
         Error::Latched(_)
         | Error::Store(_)

@@ -19,7 +19,7 @@ use super::port::Port;
 use super::reserve::{REGISTRATIONS_MAX, Registration, Reservations};
 use super::unit::{LogicalUnit, RESERVED};
 
-/// The state of a unit.
+/// The state of a unit that is handed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UnitState {
@@ -30,7 +30,7 @@ pub struct UnitState {
     descriptor_sense: bool,
     write_protect: bool,
     generation: u32,
-    /// Registrations persist through power loss.
+    /// Whether registrations persist through a loss of power.
     keep: bool,
     registrations: Vec<(u64, Port)>,
     /// Type and holder of the reservation.
@@ -47,7 +47,7 @@ struct NexusState {
     port: Port,
     lun: u16,
     attentions: Vec<UnitAttention>,
-    /// The initiator was informed of a volatile write cache.
+    /// The initiator was informed that the write cache is volatile.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     told_volatile: bool,
 }
@@ -131,8 +131,8 @@ impl NexusState {
     }
 }
 
-/// Units with the state of another process, whose sessions have not all resumed yet. When this is dropped,
-/// the nexuses of those that did not are removed.
+/// Units with the state of another process, some of whose sessions have not resumed yet. When this value is
+/// dropped, the nexuses of these sessions are removed.
 #[derive(Default)]
 pub struct ResumedUnits(pub(super) Vec<Arc<LogicalUnit>>);
 

@@ -12,7 +12,8 @@ use super::nexus::Nexus;
 use super::response::Response;
 use crate::exec::read_whole;
 
-/// Only COMPARE AND WRITE reports the offset of the difference (SBC-3).
+/// The sense data of a failed comparison. Only COMPARE AND WRITE reports the offset of the difference
+/// (SBC-3).
 const MISCOMPARE: Sense = Sense::new(SenseKey::Miscompare, codes::MISCOMPARE_DURING_VERIFY);
 
 /// Splits a range into pieces that are held in memory at once: offset and length.
@@ -33,7 +34,7 @@ impl Nexus {
         }
     }
 
-    /// READ: the response has the data.
+    /// Executes READ: the response has the data.
     pub async fn read(&self, offset: u64, len: u32) -> Response {
         let mut data = vec![0; len as usize];
         match read_whole(self.disk(), offset, &mut data, PIECE, |_| ()).await {
@@ -122,7 +123,7 @@ impl Nexus {
         })
     }
 
-    /// WRITE SAME. Without data the block is zero.
+    /// Executes WRITE SAME. Without data, the block that is written is zero.
     pub(super) async fn write_same(&self, offset: u64, len: u32, data: &[u8], unmap: bool) -> Result<()> {
         if len == 0 {
             return Ok(());
@@ -138,8 +139,8 @@ impl Nexus {
         self.disk().finish(durable).await
     }
 
-    /// UNMAP. Where a range covers only a part of a stored block, that part is zeroed: unmapped blocks read
-    /// as zero (LBPRZ).
+    /// Executes UNMAP. Where a range covers only a part of a stored block, this part is zeroed: unmapped
+    /// blocks read as zero (LBPRZ).
     pub(super) async fn unmap(&self, list: &[u8]) -> Result<Response> {
         let ranges = match unmap_list(list, &self.rules()) {
             Ok(ranges) => ranges,
@@ -168,8 +169,8 @@ impl Nexus {
         Ok(Response::data(lba_status(offset, runs), allocation))
     }
 
-    /// PRE-FETCH. Limits a long range to the longest transfer: its status does not promise that all is
-    /// cached.
+    /// Executes PRE-FETCH. A long range is cut to the longest transfer: the status of PRE-FETCH does not
+    /// promise that everything is cached.
     pub(super) async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
         self.disk().prefetch(offset, len.min(u64::from(TRANSFER_MAX * BLOCK))).await
     }

@@ -4,11 +4,11 @@ use std::ops::ControlFlow;
 
 use forebay_engine::{DiskHandle, Result};
 
-/// Bytes that are held in memory at once.
+/// Bytes of a change that are held in memory at once.
 pub(super) const PIECE: usize = 1 << 20;
 
 /// Writes the second half of `data` at `offset` if the disk holds the first half there, as one atomic change.
-/// Otherwise returns the offset of the first difference in the first half.
+/// Otherwise returns the offset of the first byte that differs from the first half.
 pub(super) async fn compare_and_write(
     disk: &DiskHandle,
     offset: u64,

@@ -33,18 +33,19 @@ pub(super) struct Member {
     pub session: Weak<dyn AbortTasks>,
     /// Unit attentions are pending, or the unit is not identified.
     pub alert: AtomicBool,
-    /// Its commands that change the unit.
+    /// The gate of the commands of this nexus that change the unit.
     pub gate: Gate,
-    /// How often another nexus aborted its commands. Incremented after the gate was closed, and read before a
-    /// command enters the gate: so the abort waits for no command that it does not end.
+    /// Number of times that another nexus aborted the commands of this nexus. It is incremented after the
+    /// gate was closed, and read before a command enters the gate, so that the abort waits for no command
+    /// that it does not end.
     pub aborts: AtomicU64,
     attentions: Mutex<Attentions>,
-    /// The initiator was informed of a volatile write cache. Otherwise its writes are durable when they are
-    /// answered, since it would not flush them.
+    /// The initiator was informed of a volatile write cache. If it was not, its writes are durable when they
+    /// are answered, since it would not flush them.
     pub told_volatile: AtomicBool,
-    /// Another disk had the number before, and the initiator has not read the identity of this one yet.
+    /// The LUN belonged to another disk before, and the initiator has not read the identity of this disk yet.
     unidentified: AtomicBool,
-    /// Its session was handed over by another process, and has not resumed yet.
+    /// Another process handed over the session of this nexus, and the session has not resumed yet.
     pub resumes: bool,
 }
 
@@ -79,7 +80,7 @@ impl Member {
         self.alert.store(true, Release);
     }
 
-    /// The pending attentions.
+    /// The unit attentions that wait for the nexus.
     pub fn pending(&self) -> Vec<UnitAttention> {
         self.attentions.lock().all().to_vec()
     }

@@ -25,25 +25,25 @@ use super::unit::{HAS_TOKENS, LogicalUnit, NOT_READY, PROTECTED, RESERVED};
 
 /// The session of a transport that owns nexuses. No lock of a unit is held during a call.
 pub trait NexusOwner: AbortTasks {
-    /// Logical unit numbers that the initiator can use, ascending.
+    /// Logical unit numbers that the initiator can use, in ascending order.
     fn luns(&self) -> Vec<u16>;
-    /// The session's nexuses; third-party copies can name their units.
+    /// Nexuses of the session; third-party copies can name their units.
     fn nexuses(&self) -> Vec<Arc<Nexus>>;
     /// The groups of the target's ports, with their states.
     fn port_groups(&self) -> Vec<PortGroup>;
 }
 
-/// An I_T_L nexus. Dropping it leaves the unit: RESERVE is released, registrations stay.
+/// An I_T_L nexus. Dropping it leaves the unit: RESERVE is released, but registrations stay.
 pub struct Nexus {
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) member: Arc<Member>,
     pub(super) owner: Weak<dyn NexusOwner>,
-    /// Itself, for the tokens that it makes.
+    /// A reference to the nexus itself, for the tokens that it makes.
     pub(super) own: Weak<Nexus>,
     pub(super) settings: Settings,
-    /// The mapping or the disk refuses changes.
+    /// Whether the mapping or the disk refuses changes.
     read_only: bool,
-    /// The mapping was removed or replaced; commands that were admitted before may still exist.
+    /// The mapping was removed or replaced; commands that were admitted before may still run.
     withdrawn: AtomicBool,
     /// Results of third-party copies, until the initiator reads them.
     pub(super) outcomes: Mutex<Outcomes>,
@@ -51,11 +51,12 @@ pub struct Nexus {
 
 /// A command that passed all checks.
 pub struct Admitted {
-    /// The command.
+    /// The request that the command consists of.
     pub request: Request,
-    /// Present for a command that changes the unit. Drop it when it changes nothing any more, not earlier.
+    /// Present for a command that changes the unit. It must be dropped when the command changes nothing any
+    /// more, not earlier.
     pub underway: Option<Underway>,
-    /// For [`Nexus::has_aborted`].
+    /// Order of the command, for [`Nexus::has_aborted`].
     pub arrival: Arrival,
 }
 
@@ -95,28 +96,29 @@ impl LogicalUnit {
 }
 
 impl Nexus {
-    /// The disk.
+    /// The disk to which the nexus leads.
     pub fn disk(&self) -> &Arc<DiskHandle> {
         self.unit.disk()
     }
 
-    /// The unit.
+    /// The unit to which the nexus leads.
     pub fn unit(&self) -> &Arc<LogicalUnit> {
         &self.unit
     }
 
-    /// Its logical unit number.
+    /// Logical unit number of the nexus.
     pub fn lun(&self) -> u16 {
         self.settings.lun
     }
 
-    /// The initiator port and target port that it connects.
+    /// The initiator port and target port that the nexus connects.
     pub fn port(&self) -> &Arc<Port> {
         &self.member.port
     }
 
-    /// Whether a write has to be durable before it is answered; for transports that execute a
-    /// [`Request::Write`] themselves. Also with a volatile cache, if the initiator expects none.
+    /// Whether a write has to be durable before it is answered. For transports that execute a
+    /// [`Request::Write`] themselves. True also with a volatile cache, if the initiator does not know that
+    /// the cache is volatile.
     #[inline]
     pub fn durable(&self, fua: bool) -> bool {
         let told = self.member.told_volatile.load(Relaxed);
@@ -135,7 +137,7 @@ impl Nexus {
         }
     }
 
-    /// Whether the initiator is aware that this disk has the number.
+    /// Whether the initiator is aware that the LUN belongs to this disk.
     pub fn is_identified(&self) -> bool {
         !self.member.is_unidentified()
     }
@@ -163,12 +165,12 @@ impl Nexus {
         Ok(Admitted { request: admitted?, underway, arrival })
     }
 
-    /// Whether another nexus has aborted the commands that were admitted until then.
+    /// Whether another nexus has aborted the commands that were admitted up to `arrival`.
     pub fn has_aborted(&self, arrival: Arrival) -> bool {
         self.member.aborts.load(Acquire) > arrival.0
     }
 
-    /// The properties of the unit that commands are checked against.
+    /// The properties of the unit against which commands are checked.
     #[inline]
     pub(super) fn rules(&self) -> Rules {
         Rules { blocks: self.unit.blocks() }
@@ -225,13 +227,13 @@ impl Nexus {
         self.member.gate.close()
     }
 
-    /// Whether the access was ended.
+    /// Whether the access of the nexus was ended.
     pub fn is_withdrawn(&self) -> bool {
         self.withdrawn.load(Acquire)
     }
 
     /// The response to a command that was admitted before the access was ended. Initiators repeat such a
-    /// command, and are then told what became of the unit.
+    /// command, and then learn what became of the unit.
     pub fn cleared(&self) -> Response {
         self.check(&Sense::new(SenseKey::AbortedCommand, codes::COMMANDS_CLEARED_BY_SERVER))
     }
@@ -256,7 +258,7 @@ impl Nexus {
         self.check(&Sense::new(SenseKey::DataProtect, code))
     }
 
-    /// CHECK CONDITION, in the unit's current sense data format.
+    /// CHECK CONDITION with this sense data, in the format that the unit currently uses.
     pub fn check(&self, sense: &Sense) -> Response {
         Response::check(sense, self.unit.descriptor_sense())
     }
@@ -287,8 +289,8 @@ impl Nexus {
         }
     }
 
-    /// Continues a nexus of a session that began while another server had the pool: its initiator is
-    /// informed of what has changed, instead of a power-on condition.
+    /// Continues a nexus of a session that began while another server had the pool: its initiator is informed
+    /// of what has changed, instead of a power-on condition.
     pub fn after_standby(&self, state: &StandbyState) {
         self.member.forget(UnitAttention::PowerOn);
         state.attentions.iter().for_each(|attention| self.note(*attention));
@@ -307,7 +309,7 @@ impl Nexus {
     }
 }
 
-/// Whether a command requires the unit to be ready. The others describe the unit or concern reservations,
+/// Whether a command requires the unit to be ready. Other commands describe the unit or concern reservations,
 /// which are durable.
 fn needs_medium(request: &Request) -> bool {
     use Request::*;
@@ -327,7 +329,7 @@ fn needs_medium(request: &Request) -> bool {
     }
 }
 
-/// Whether a command changes the blocks of the unit, or state that all its nexuses share.
+/// Whether a command changes the blocks of the unit, or state that all nexuses of the unit share.
 #[inline]
 fn is_for_writers(request: &Request) -> bool {
     use Request::{ModeSelect, PersistentReserveOut, Reserve};

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use forebay_wire::scsi::{CopyOutcome, TokenOutcome};
 
-/// Most results of each kind that a nexus keeps; the oldest are dropped.
+/// Maximum number of results of each kind that a nexus keeps; the oldest results are dropped.
 const OUTCOMES_MAX: usize = 64;
 
-/// Results by their list identifiers. They are dropped with the nexus.
+/// Results of third-party copies, by their list identifiers. They are dropped with the nexus.
 #[derive(Default)]
 pub(super) struct Outcomes {
-    /// EXTENDED COPY.
+    /// Results of EXTENDED COPY commands.
     pub copies: OutcomeList<u8, CopyOutcome>,
-    /// POPULATE TOKEN and WRITE USING TOKEN.
+    /// Results of POPULATE TOKEN and WRITE USING TOKEN.
     pub tokens: OutcomeList<u32, TokenOutcome>,
 }
 
@@ -26,7 +26,7 @@ impl<K, V> Default for OutcomeList<K, V> {
 }
 
 impl<K: PartialEq, V> OutcomeList<K, V> {
-    /// Adds a result; it replaces an earlier one with the same key.
+    /// Adds a result, which replaces an earlier result with the same key.
     pub fn insert(&mut self, key: K, outcome: V) {
         self.0.retain(|(other, _)| *other != key);
         if self.0.len() >= OUTCOMES_MAX {

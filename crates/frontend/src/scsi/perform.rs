@@ -140,7 +140,7 @@ impl Nexus {
             SupportedTaskManagement { extended, allocation } => {
                 Response::data(task_management_functions(extended), allocation)
             }
-            // TEST UNIT READY and START STOP UNIT: a unit that is not ready was detected before.
+            // TEST UNIT READY and START STOP UNIT succeed: a unit that is not ready was detected before.
             _ => Response::good(),
         }
     }
@@ -172,14 +172,15 @@ impl Nexus {
         }
     }
 
-    /// PERSISTENT RESERVE OUT, one at a time. The change is stored with the disk before it takes effect.
+    /// Executes PERSISTENT RESERVE OUT, one command at a time. The change is stored with the disk before it
+    /// takes effect.
     async fn reserve_out(&self, action: ReserveOut, list: &[u8]) -> Result<Response> {
         let parameters = match ReserveParameters::decode(list) {
             Ok(parameters) => parameters,
             Err(sense) => return Ok(self.check(&sense)),
         };
-        // A revocation waits for it, but the request itself waits for the commands of others only afterwards:
-        // two that abort each other must not wait for ever.
+        // A revocation waits for this command. The command itself waits for the commands of other nexuses
+        // only later: two commands that abort each other must not wait for ever.
         let underway = self.member.gate.enter();
         let mut kept = self.unit.kept.lock().await;
         let mut new = self.unit.reservations.lock().clone();

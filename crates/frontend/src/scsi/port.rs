@@ -8,7 +8,7 @@ use forebay_wire::scsi::PortIdentity;
 pub struct Port {
     /// iSCSI name of the initiator.
     pub initiator: String,
-    /// ISID of its session.
+    /// ISID of the initiator's session.
     pub isid: [u8; 6],
     /// iSCSI name of the target.
     pub target: String,
@@ -19,13 +19,13 @@ pub struct Port {
 }
 
 impl Port {
-    /// The target port, as initiators see it.
+    /// The target port of the nexus, as initiators see it.
     pub(super) fn identity(&self) -> PortIdentity<'_> {
         PortIdentity { target: &self.target, group: self.tpgt, relative: self.relative_port }
     }
 
-    /// Whether both are the same nexus; a new session can establish it again (RFC 7143, "SCSI architecture
-    /// model").
+    /// Whether both ports are the same nexus; a new session can establish the same nexus again (RFC 7143,
+    /// "SCSI architecture model").
     pub(super) fn is(&self, other: &Port) -> bool {
         (&self.initiator, self.isid, &self.target, self.tpgt)
             == (&other.initiator, other.isid, &other.target, other.tpgt)
@@ -35,10 +35,10 @@ impl Port {
 /// How a unit is mapped for an initiator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Logical unit number.
+    /// Number of the logical unit.
     pub lun: u16,
-    /// Changes are refused.
+    /// Whether changes of the unit are refused.
     pub read_only: bool,
-    /// Writes may be acknowledged before they are durable.
+    /// Writes to the unit may be acknowledged before they are durable.
     pub write_back: bool,
 }

@@ -13,40 +13,42 @@ use forebay_wire::scsi::{
 use super::attention::UnitAttention;
 use super::port::Port;
 
-/// Most registrations of a unit. An initiator that does not reuse its ISID adds one with each login.
+/// Maximum number of registrations of a unit. An initiator that does not reuse its ISID adds a registration
+/// with each login.
 pub(super) const REGISTRATIONS_MAX: usize = 1024;
 
-/// A registered nexus.
+/// A nexus with a persistent registration.
 #[derive(Debug, Clone)]
 pub(super) struct Registration {
     pub key: u64,
     pub port: Arc<Port>,
 }
 
-/// Registrations and reservation of a unit.
+/// Registrations and persistent reservation of a unit.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Reservations {
     pub generation: u32,
-    /// They persist through power loss (APTPL of the last registration).
+    /// The registrations persist through power loss (APTPL of the last registration).
     pub keep: bool,
     pub registrations: Vec<Registration>,
-    /// The type and its holder. For a type that all registrants hold: the nexus that made it.
+    /// Type and holder of the reservation. For a type that all registrants hold, the nexus that made the
+    /// reservation.
     pub held: Option<(ReservationType, Arc<Port>)>,
 }
 
-/// Why a service action fails.
+/// Why a persistent reservation command fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// RESERVATION CONFLICT.
+    /// The service action fails with RESERVATION CONFLICT.
     Conflict,
-    /// CHECK CONDITION.
+    /// The service action fails with CHECK CONDITION and this sense data.
     Check(Sense),
 }
 
 /// The effects of a service action on other nexuses.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
-    /// Unit attentions to be noted.
+    /// Unit attentions that other nexuses get.
     pub attentions: Vec<(Arc<Port>, UnitAttention)>,
     /// Nexuses whose commands are aborted.
     pub aborted: Vec<Arc<Port>>,
@@ -89,7 +91,7 @@ impl Reservations {
         excluded && !exempt()
     }
 
-    /// PERSISTENT RESERVE IN data, with the nexuses that are `visible` to the initiator.
+    /// The data of PERSISTENT RESERVE IN, with the nexuses that are `visible` to the initiator.
     pub fn report(&self, action: ReserveIn, visible: impl Fn(&Port) -> bool) -> Vec<u8> {
         let registrations = || self.registrations.iter().filter(|r| visible(&r.port));
         match action {
@@ -146,7 +148,7 @@ impl Reservations {
         let at = self.registrations.iter().position(|r| r.port.is(port));
         let mut effects = Effects::default();
         match (at, parameters.action_key) {
-            // There is no registration to remove.
+            // There is no registration that could be removed.
             (None, 0) => return Ok(effects),
             (Some(at), 0) => {
                 let held = self.holds(port);
@@ -241,7 +243,7 @@ impl Reservations {
         if key == 0 && !takes_reservation {
             return Err(Refusal::Check(Sense::parameter(8)));
         }
-        // The nexus that takes the reservation stays registered, also if its own key is `key`.
+        // The nexus that takes the reservation stays registered, even if its own key is `key`.
         let is_removed = |r: &Registration| {
             if takes_reservation { !r.port.is(port) && (key == 0 || r.key == key) } else { r.key == key }
         };
@@ -260,7 +262,7 @@ impl Reservations {
                 self.notify_others(port, UnitAttention::ReservationsReleased, &mut effects);
             }
         } else if self.is_empty() {
-            // All its holders are removed, `port` among them.
+            // All holders of the reservation are removed, including `port`.
             self.held = None;
         }
         if abort {

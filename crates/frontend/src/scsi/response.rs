@@ -5,18 +5,18 @@ use forebay_wire::scsi::{Sense, Status};
 /// The response to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
-    /// Status.
+    /// SCSI status of the command.
     pub status: Status,
     /// Encoded sense data; empty unless the status is CHECK CONDITION.
     pub sense: Vec<u8>,
     /// Data for the initiator, cut to its allocation length.
     pub data_in: Vec<u8>,
-    /// Some of the data was in the store only.
+    /// Some of the data was not in RAM, but only in the store.
     pub is_from_store: bool,
 }
 
 impl Response {
-    /// Success without data.
+    /// Returns a response of success without data.
     pub fn good() -> Response {
         Response { status: Status::Good, sense: Vec::new(), data_in: Vec::new(), is_from_store: false }
     }
@@ -27,17 +27,17 @@ impl Response {
         Response { data_in, ..Response::good() }
     }
 
-    /// RESERVATION CONFLICT.
+    /// The response RESERVATION CONFLICT.
     pub fn conflict() -> Response {
         Response { status: Status::ReservationConflict, ..Response::good() }
     }
 
-    /// BUSY: requests the initiator to retry later.
+    /// The response BUSY, which requests the initiator to retry later.
     pub fn busy() -> Response {
         Response { status: Status::Busy, ..Response::good() }
     }
 
-    /// CHECK CONDITION, in one of the two formats of sense data.
+    /// The response CHECK CONDITION, in one of the two formats of sense data.
     pub fn check(sense: &Sense, descriptor: bool) -> Response {
         Response { status: Status::CheckCondition, sense: sense.encode(descriptor), ..Response::good() }
     }

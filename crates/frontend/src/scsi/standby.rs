@@ -24,46 +24,46 @@ use super::describe;
 use super::port::{Port, Settings};
 use super::response::Response;
 
-/// What is known of the disk of a unit.
+/// What is known about the disk of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnitFacts {
     /// UUID of the disk.
     pub uuid: [u8; 16],
-    /// Size in bytes.
+    /// Size of the unit in bytes.
     pub size: u64,
-    /// Writes are durable when they are acknowledged.
+    /// Writes to the disk are durable when they are acknowledged.
     pub write_through: bool,
 }
 
-/// The state of a unit that the initiator has observed, for the time when this server has the pool.
+/// The state of a unit that the initiator has observed, to be kept until this server has the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StandbyState {
-    /// Pending unit attentions.
+    /// The unit attentions that wait.
     pub attentions: Vec<UnitAttention>,
-    /// The size in bytes that was last seen.
+    /// The size in bytes that the initiator last saw.
     pub size: u64,
-    /// The initiator was informed of a volatile write cache.
+    /// The initiator was informed that the write cache is volatile.
     #[serde(default)]
     pub told_volatile: bool,
 }
 
-/// A unit as one session sees it.
+/// A unit in the state standby, as one session sees it.
 pub struct StandbyUnit {
     port: Arc<Port>,
     settings: Settings,
-    /// The size in bytes that was last seen.
+    /// The size in bytes that the initiator last saw.
     size: AtomicU64,
-    /// The initiator was informed of a volatile write cache.
+    /// The initiator was informed that the write cache is volatile.
     told_volatile: AtomicBool,
     attentions: Mutex<Attentions>,
 }
 
-/// The surroundings of a unit, which can change with each command.
+/// What a response depends on outside of the unit; it can change with each command.
 pub struct Surroundings<'a> {
-    /// `None` if the owner has removed the disk.
+    /// What is known about the disk; `None` if the owner has removed the disk.
     pub facts: Option<UnitFacts>,
-    /// Logical unit numbers that the initiator can use, ascending.
+    /// Logical unit numbers that the initiator can use, in ascending order.
     pub luns: &'a [u16],
     /// The groups of the target's ports.
     pub groups: &'a [PortGroup],
@@ -90,7 +90,7 @@ impl StandbyUnit {
         self.attentions.lock().note(attention);
     }
 
-    /// What the initiator has observed.
+    /// The state of the unit that the initiator has observed.
     pub fn state(&self) -> StandbyState {
         StandbyState {
             attentions: self.attentions.lock().all().to_vec(),
@@ -99,13 +99,13 @@ impl StandbyUnit {
         }
     }
 
-    /// Answers a command.
+    /// Answers a command to the unit.
     pub fn answer(&self, cdb: &[u8], around: &Surroundings<'_>) -> Response {
         let Some(facts) = around.facts else { return check(&standby()) };
         if self.size.swap(facts.size, Relaxed) != facts.size {
             self.note(UnitAttention::CapacityChanged);
         }
-        // The state of the port precedes the check of a range.
+        // The state of the port is checked before the range.
         let decoded = Request::decode(cdb, &Rules { blocks: u64::MAX / u64::from(BLOCK) });
         let reports = !matches!(
             decoded,
@@ -176,7 +176,7 @@ fn standby() -> Sense {
     Sense::new(SenseKey::NotReady, codes::STANDBY)
 }
 
-/// Mode parameters have their defaults here: sense data is in fixed format.
+/// CHECK CONDITION with this sense data, in fixed format: mode parameters have their defaults here.
 fn check(sense: &Sense) -> Response {
     Response::check(sense, false)
 }

@@ -24,15 +24,15 @@ use super::reserve::{REGISTRATIONS_MAX, Registration, Reservations};
 const VERSION: u8 = 1;
 
 impl Reservations {
-    /// Encodes the state; `None` if none is to be stored.
+    /// Encodes the state; `None` if there is nothing to be stored.
     pub fn encode(&self) -> Option<Vec<u8>> {
         if !self.keep || self.is_empty() {
             return None;
         }
         let (kind, holder) = match &self.held {
             Some((kind, holder)) => {
-                // If all registrants hold it, the one that made it may be unregistered; then the first is
-                // stored.
+                // If all registrants hold the reservation, the nexus that made it may be unregistered. Then
+                // the first registered nexus is stored.
                 let at = self.registrations.iter().position(|r| r.port.is(holder)).unwrap_or(0);
                 (*kind as u8, at as u16)
             }
@@ -83,7 +83,7 @@ impl Reservations {
     }
 }
 
-/// Reads consecutive fields.
+/// Reads consecutive fields of stored state.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

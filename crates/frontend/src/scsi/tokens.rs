@@ -31,7 +31,7 @@ use super::underway::Underway;
 const UNIT_MAX: usize = 64;
 const SERVER_MAX: usize = 4096;
 
-/// The nexus that a token was made on.
+/// The nexus on which a token was made.
 pub(super) trait TokenSource: Send + Sync {
     /// Begins to read a range for a copy: returns the disk, and the entry that a withdrawal of the access
     /// waits for.
@@ -41,10 +41,10 @@ pub(super) trait TokenSource: Send + Sync {
     fn begin_read(&self, offset: u64, len: u64) -> Result<(Arc<DiskHandle>, Underway), Sense>;
 }
 
-/// A token and its ranges.
+/// A token and the ranges that it represents.
 pub(super) struct Grant {
     pub token: Token,
-    /// The nexus that made it. The reference is weak, so that a token does not prolong the access.
+    /// The nexus that made the token. The reference is weak, so that a token does not prolong the access.
     pub source: Weak<dyn TokenSource>,
     port: Arc<Port>,
     pub ranges: Vec<BlockRange>,
@@ -54,12 +54,12 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// Total length of its ranges.
+    /// Total length of the token's ranges.
     pub fn bytes(&self) -> u64 {
         self.ranges.iter().map(|r| r.len).sum()
     }
 
-    /// Whether its ranges have changed.
+    /// Whether the contents of the token's ranges have changed.
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Acquire)
     }
@@ -100,7 +100,7 @@ impl Tokens {
         Ok(grant)
     }
 
-    /// Deletes a token.
+    /// Deletes the token of a grant.
     pub fn delete(&self, grant: &Grant) {
         grant.revoked.store(true, Release);
         self.0.lock().remove(&grant.token.identifier);
@@ -157,8 +157,8 @@ impl UnitTokens {
     }
 }
 
-/// Revokes the token that was not used for the longest time, of the initiator that has most tokens at the
-/// target that has most.
+/// Revokes one token: of the target with most tokens, and there of the initiator with most tokens, the token
+/// that was not used for the longest time.
 fn revoke_of_most<'a>(tokens: impl Iterator<Item = &'a Arc<Grant>> + Clone) {
     let mut counts = HashMap::<&str, HashMap<&str, usize>>::new();
     for port in tokens.clone().map(|g| &g.port) {

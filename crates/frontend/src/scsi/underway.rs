@@ -18,12 +18,12 @@ pub struct Gate(Mutex<Gates>);
 #[derive(Default)]
 struct Gates {
     open: Arc<RwLock<()>>,
-    /// Closed ones, as long as commands that entered them may not have ended: each later abort waits for
-    /// these too.
+    /// Closed gates, as long as commands that entered them may not have ended: each later abort waits for
+    /// these commands too.
     closed: Vec<Arc<RwLock<()>>>,
 }
 
-/// A command that has entered. Drop this when it changes nothing any more.
+/// A command that has entered a gate. It must be dropped when the command changes nothing any more.
 pub struct Underway(#[allow(dead_code)] OwnedRwLockReadGuard<()>);
 
 /// The gates of a nexus that no further command can enter.
@@ -31,7 +31,7 @@ pub struct Underway(#[allow(dead_code)] OwnedRwLockReadGuard<()>);
 pub struct Closed(Vec<Arc<RwLock<()>>>);
 
 impl Gate {
-    /// Enters a command. This precedes the checks that decide whether it can run.
+    /// Enters a command. A command enters before the checks that decide whether it can run.
     #[inline]
     pub fn enter(&self) -> Underway {
         loop {
@@ -43,8 +43,8 @@ impl Gate {
         }
     }
 
-    /// Closes the gate and replaces it with a new one. Gates without commands are forgotten, so there are
-    /// never more than commands, however many aborts wait.
+    /// Closes the gate and replaces it with a new gate. Closed gates without commands are forgotten, so there
+    /// are never more gates than commands, even if many aborts wait.
     pub fn close(&self) -> Closed {
         let mut gates = self.0.lock();
         let is_used = |gate: &Arc<RwLock<()>>| gate.try_write().is_err();
@@ -58,7 +58,7 @@ impl Gate {
 }
 
 impl Closed {
-    /// Waits until all commands that entered have ended.
+    /// Waits until all commands that entered the closed gates have ended.
     pub async fn empty(&self) {
         for gate in &self.0 {
             drop(gate.write().await);

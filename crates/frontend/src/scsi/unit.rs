@@ -24,7 +24,7 @@ pub(super) const NOT_READY: u32 = 1 << 3;
 pub struct LogicalUnit {
     disk: Arc<DiskHandle>,
     identity: Identity,
-    /// The size in bytes that was last seen.
+    /// The size in bytes that nexuses last saw.
     pub(super) size: AtomicU64,
     /// Reasons to check a command more closely; almost always 0.
     flags: AtomicU32,
@@ -36,10 +36,11 @@ pub struct LogicalUnit {
     pub(super) reservations: Mutex<Reservations>,
     /// The member that holds RESERVE.
     pub(super) reserver: Mutex<Option<u64>>,
-    /// The encoded reservations that are stored with the disk. Locked during a change, which serializes
-    /// changes.
+    /// The encoded reservations that are stored with the disk. The lock is held during a change, so that
+    /// changes are made one after another.
     pub(super) kept: tokio::sync::Mutex<Option<Vec<u8>>>,
-    /// The unit itself, as long as there are registrations: these outlive the sessions that made them.
+    /// A reference to the unit itself, as long as there are registrations: they outlive the sessions that
+    /// made them.
     held: Mutex<Option<Arc<LogicalUnit>>>,
     pub(super) tokens: UnitTokens,
     /// The tokens of all units of the server.
@@ -76,7 +77,7 @@ impl LogicalUnit {
         })
     }
 
-    /// The disk.
+    /// The disk of the unit.
     pub fn disk(&self) -> &Arc<DiskHandle> {
         &self.disk
     }
@@ -133,13 +134,13 @@ impl LogicalUnit {
         Some(waiting.clone())
     }
 
-    /// Removes a nexus.
+    /// Removes a nexus from the unit.
     pub(super) fn remove_member(&self, member: &Member) {
         self.change_members(|members| members.retain(|m| m.id != member.id));
         self.release(member.id);
     }
 
-    /// Reasons to check commands more closely.
+    /// Returns the reasons to check commands more closely.
     #[inline]
     pub(super) fn flags(&self) -> u32 {
         self.flags.load(Acquire)
@@ -153,7 +154,7 @@ impl LogicalUnit {
         }
     }
 
-    /// The current number of blocks. When it has changed, a unit attention is noted for all nexuses.
+    /// The current number of blocks. If it has changed, a unit attention is noted for all nexuses.
     #[inline]
     pub(super) fn blocks(&self) -> u64 {
         let size = self.disk.size();
@@ -172,20 +173,21 @@ impl LogicalUnit {
         }
     }
 
-    /// Notes a unit attention for all nexuses but one.
+    /// Notes a unit attention for all nexuses except `but`.
     pub(super) fn notify_others(&self, but: Option<u64>, attention: UnitAttention) {
         self.members.lock().iter().filter(|m| Some(m.id) != but).for_each(|m| m.note(attention));
     }
 
-    /// Notes unit attentions for the nexuses of these ports, as far as they exist.
+    /// Notes unit attentions for the nexuses of these ports, if they exist.
     pub(super) fn notify_ports(&self, attentions: &[(Arc<Port>, UnitAttention)]) {
         for (port, attention) in attentions {
             self.members.lock().iter().filter(|m| m.port.is(port)).for_each(|m| m.note(*attention));
         }
     }
 
-    /// Aborts the commands to this unit of all nexuses except `but` for which `wanted` is true, and waits
-    /// until those that change the unit have ended. Commands that arrive later are not aborted.
+    /// Aborts commands to this unit, and waits until the aborted commands that change the unit have ended.
+    /// The commands are those of all nexuses except `but` for which `wanted` is true. Commands that arrive
+    /// later are not aborted.
     pub(super) async fn abort_others(&self, but: u64, wanted: impl Fn(&Port) -> bool) {
         let members: Vec<_> =
             self.members.lock().iter().filter(|m| m.id != but && wanted(&m.port)).cloned().collect();
@@ -221,7 +223,7 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// Mode parameters, for a mapping with this `write_back`.
+    /// Mode parameters of a mapping with this `write_back`.
     pub(super) fn mode(&self, write_back: bool) -> ModeState {
         ModeState {
             descriptor_sense: self.descriptor_sense(),
@@ -230,7 +232,7 @@ impl LogicalUnit {
         }
     }
 
-    /// Whether writes are acknowledged before they are durable, for a mapping with this `write_back`.
+    /// Whether a mapping with this `write_back` acknowledges writes before they are durable.
     pub(super) fn is_cache_volatile(&self, write_back: bool) -> bool {
         write_back && !self.disk.write_through()
     }
@@ -260,7 +262,7 @@ impl LogicalUnit {
         self.reservations.lock().conflicts(&member.port, access)
     }
 
-    /// RESERVE. Returns whether it succeeded.
+    /// Executes RESERVE. Returns whether it succeeded.
     pub(super) fn reserve(&self, member: u64) -> bool {
         let reservations = self.reservations.lock();
         let mut reserver = self.reserver.lock();
@@ -272,7 +274,7 @@ impl LogicalUnit {
         true
     }
 
-    /// RELEASE. It has no effect for a nexus that does not hold RESERVE.
+    /// Executes RELEASE. It has no effect for a nexus that does not hold RESERVE.
     pub(super) fn release(&self, member: u64) {
         self.end_reserve(|reserver| reserver == member);
     }
@@ -293,7 +295,7 @@ impl LogicalUnit {
         members.iter().find(|m| Some(m.id) == reserver).map(|m| m.port.clone())
     }
 
-    /// Replaces registrations and reservation: first on the store, then for commands. `kept` is the guarded
+    /// Replaces registrations and reservation, first on the store, then for commands. `kept` is the locked
     /// value of [`Self::kept`].
     pub(super) async fn keep_reservations(
         self: &Arc<Self>,
@@ -318,27 +320,27 @@ impl LogicalUnit {
         self.hold_while_registered();
     }
 
-    /// Holds the unit open if there are registrations, and ends that otherwise.
+    /// Holds the unit open if there are registrations; otherwise no longer holds it open.
     pub(super) fn hold_while_registered(self: &Arc<Self>) {
         let registered = !self.reservations.lock().is_empty();
         let before = std::mem::replace(&mut *self.held.lock(), registered.then(|| self.clone()));
         drop(before);
     }
 
-    /// Registrations no longer hold the unit open.
+    /// Records that registrations no longer hold the unit open.
     pub(super) fn release_hold(&self) {
         let before = self.held.lock().take();
         drop(before);
     }
 
-    /// CLEAR TASK SET: aborts commands of other sessions and notes a unit attention for them.
+    /// Executes CLEAR TASK SET: aborts commands of other sessions and notes a unit attention for them.
     pub(super) async fn clear_task_set(&self, by: &Member) {
         self.notify_others(Some(by.id), UnitAttention::CommandsCleared);
         self.abort_others(by.id, |_| true).await;
     }
 
-    /// LOGICAL UNIT RESET: ends RESERVE, resets mode parameters, aborts commands of other sessions, and notes
-    /// a unit attention for all nexuses.
+    /// Executes LOGICAL UNIT RESET: ends RESERVE, resets mode parameters, aborts commands of other sessions,
+    /// and notes a unit attention for all nexuses.
     pub(super) async fn reset(&self, by: &Member) {
         self.end_reserve(|_| true);
         self.set_mode(&ModeState::default());

@@ -1,4 +1,4 @@
-//! The logical units of a server that are open.
+//! The open logical units of a server.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -12,7 +12,8 @@ use super::unit::LogicalUnit;
 /// The logical units of a server.
 #[derive(Default)]
 pub struct Units {
-    /// Locked while a unit is opened or its reservations are changed, both of which can wait for the store.
+    /// The open units. The lock is held while a unit is opened or its reservations are changed, both of which
+    /// can wait for the store.
     units: tokio::sync::Mutex<OpenUnits>,
     tokens: Arc<Tokens>,
 }
@@ -28,7 +29,7 @@ impl OpenUnits {
 }
 
 impl Units {
-    /// No open units.
+    /// Makes the table without open units.
     pub fn new() -> Units {
         Units::default()
     }
@@ -40,7 +41,7 @@ impl Units {
     pub async fn open(&self, pool: &Arc<Pool>, disk: &str) -> Result<Arc<LogicalUnit>> {
         let mut units = self.units.lock().await;
         if let Some(unit) = units.find(disk) {
-            // It may have been released while it was not mapped.
+            // The unit may have been released while it was not mapped.
             unit.hold_while_registered();
             return Ok(unit);
         }
@@ -48,7 +49,8 @@ impl Units {
             LogicalUnit::open(pool.attach_visible(disk, Client::Remote)?, self.tokens.clone()).await?,
         );
         unit.hold_while_registered();
-        // Only when the table would grow: otherwise, opening many units would be quadratic in their number.
+        // Entries are removed only when the table would grow: otherwise, opening many units would take time
+        // quadratic in their number.
         if units.0.len() == units.0.capacity() {
             units.0.retain(|_, unit| unit.strong_count() > 0);
         }

@@ -7,7 +7,7 @@ use super::{BadIqn, IqnName, MAX_LUN};
 /// Reasons for which the table of targets is not changed. The text is displayed to administrators.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TargetError {
-    /// An invalid name.
+    /// The name of a target or initiator is invalid.
     #[error(transparent)]
     Name(#[from] BadIqn),
     /// The target does not exist.
@@ -22,46 +22,46 @@ pub enum TargetError {
     /// The target has sessions.
     #[error("target {target} has {}; log them out, or use --force", counted(*sessions, "session"))]
     InUse {
-        /// The target.
+        /// Name of the target.
         target: IqnName,
-        /// Number of sessions.
+        /// Number of sessions on the target.
         sessions: usize,
     },
     /// The target has no such logical unit.
     #[error("target {target} has no LUN {lun}; 'forebay lun list {target}' lists its LUNs")]
     NoLun {
-        /// The target.
+        /// Name of the target.
         target: IqnName,
-        /// The number.
+        /// The logical unit number.
         lun: u16,
     },
-    /// The number belongs to another disk.
+    /// The logical unit number belongs to another disk.
     #[error("LUN {lun} of target {target} is '{disk}'; unmap it first, or choose another number")]
     LunTaken {
-        /// The target.
+        /// Name of the target.
         target: IqnName,
-        /// The number.
+        /// The logical unit number.
         lun: u16,
-        /// The disk.
+        /// Name of the other disk.
         disk: String,
     },
-    /// An invalid number.
+    /// The logical unit number is too high.
     #[error("{0} cannot be a LUN: LUNs range from 0 to {MAX_LUN}")]
     HighLun(u16),
-    /// All numbers of the target are taken.
+    /// All logical unit numbers of the target are taken.
     #[error("target {0} has no free LUN: create another target")]
     Full(IqnName),
     /// The disk is mapped already, or must not be removed because it is mapped.
     #[error("'{disk}' is LUN {lun} of target {target}; unmap it first")]
     Mapped {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
-        /// Its number.
+        /// The disk's logical unit number.
         lun: u16,
-        /// The target.
+        /// Name of the target.
         target: IqnName,
     },
-    /// A disk whose writes are not durable, mapped without `write_back`.
+    /// The writes to a disk are not durable, and it is to be mapped without `write_back`.
     #[error(
         "writes to '{0}' are not durable: it is a desktop, or has sync 'never'; map it with --write-back, which reports \
                  a volatile write cache to initiators"
@@ -70,23 +70,23 @@ pub enum TargetError {
     /// The target has no entry for this initiator.
     #[error("target {target} has no entry for {initiator}; 'forebay target show {target}' lists its entries")]
     NoInitiator {
-        /// The target.
+        /// Name of the target.
         target: IqnName,
-        /// The initiator.
+        /// Name of the initiator.
         initiator: IqnName,
     },
-    /// Two entries for one initiator.
+    /// The list has two entries for one initiator.
     #[error("there are two entries for initiator {0}")]
     InitiatorTwice(IqnName),
-    /// An invalid user name or secret for CHAP.
+    /// A user name or secret for CHAP is invalid.
     #[error("'{user}' cannot be used for CHAP: {why}")]
     Chap {
-        /// The user.
+        /// Name of the user.
         user: String,
-        /// The defect.
+        /// The defect of the user name or secret.
         why: &'static str,
     },
-    /// The same secret is used for both directions.
+    /// The same secret would be used for both directions.
     #[error("the secret of the target must not be that of an initiator; choose another one")]
     SameSecret,
     /// The table could not be read when the server started.
@@ -95,7 +95,7 @@ pub enum TargetError {
                  use the release that wrote it, or delete it with 'forebay target rm --all'"
     )]
     Unreadable(String),
-    /// An error of the pool.
+    /// The pool returned an error when targets were changed.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
 }

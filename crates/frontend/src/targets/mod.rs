@@ -38,13 +38,13 @@ pub use served::ServedTargets;
 pub use session::{EndRequest, OpenLuns, SessionGuard, SessionInfo};
 pub use target::{Admission, Chap, Initiator, Lun, MAX_LUN, Target};
 
-/// Result of a change.
+/// Result of a change of targets.
 pub type Result<T> = std::result::Result<T, TargetError>;
 
 /// Targets by name.
 pub type TargetMap = BTreeMap<IqnName, Arc<Target>>;
 
-/// The contents of the document.
+/// The contents of the document of targets.
 #[derive(Debug, Clone)]
 struct Table {
     targets: TargetMap,
@@ -106,12 +106,12 @@ impl Targets {
         &self.served
     }
 
-    /// All targets at present.
+    /// Returns all targets, as they are now.
     pub fn snapshot(&self) -> Arc<TargetMap> {
         self.served.snapshot()
     }
 
-    /// One target at present.
+    /// Returns one target, as it is now.
     pub fn get(&self, name: &IqnName) -> Option<Arc<Target>> {
         self.served.get(name)
     }
@@ -147,7 +147,7 @@ impl Targets {
         self.served.sessions(target)
     }
 
-    /// All sessions, as [`Targets::sessions`] lists those of a target.
+    /// The sessions of all targets, each as [`Targets::sessions`] lists them.
     pub fn sessions_by_target(&self) -> BTreeMap<IqnName, Vec<SessionInfo>> {
         self.served.sessions_by_target()
     }
@@ -303,7 +303,7 @@ impl Targets {
         self.unmapped_if(|mapped| mapped == disk).await
     }
 
-    /// As [`Targets::unmapped`], for a volume and all of its snapshots.
+    /// Works like [`Targets::unmapped`], for a volume and all of its snapshots.
     ///
     /// # Errors
     /// [`TargetError::Mapped`] if one of them is mapped already.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest name in bytes (RFC 7143, section 4.2.7.1).
+/// Maximum length of a name in bytes (RFC 7143, section 4.2.7.1).
 const MAX_LEN: usize = 223;
 
 /// The name of a target or an initiator, in any of the formats of RFC 7143, section 4.2.7: `iqn.`, `eui.`,
@@ -23,7 +23,7 @@ pub struct IqnName(String);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{name}' is not an iSCSI name: {why}")]
 pub struct BadIqn {
-    /// The text, shortened.
+    /// The invalid name, shortened.
     name: String,
     why: &'static str,
 }
@@ -49,7 +49,7 @@ impl FromStr for IqnName {
     }
 }
 
-/// The defect of a name, if any.
+/// The defect of a name; `None` if it is valid.
 fn mistake(text: &str) -> Option<&'static str> {
     if text.len() > MAX_LEN {
         return Some("it is longer than 223 bytes");
@@ -73,8 +73,8 @@ fn mistake(text: &str) -> Option<&'static str> {
     }
 }
 
-/// The defect of the part after `iqn.`, if any: a month, a domain name in reverse, and optionally `:` with
-/// any text.
+/// The defect of the part after `iqn.`; `None` if it is valid. The part consists of a month, a domain name in
+/// reverse, and optionally `:` with any text.
 fn iqn_mistake(rest: &str) -> Option<&'static str> {
     let (date, authority) = match rest.split_once('.') {
         Some((date, authority)) => (date, authority),

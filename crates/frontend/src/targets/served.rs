@@ -10,23 +10,23 @@ use tokio::sync::watch;
 use super::session::{SessionGuard, SessionInfo, Sessions};
 use super::{IqnName, Target, TargetMap};
 
-/// Longest time for which an administrator waits for sessions. Commands in progress end only when the store
-/// does their work, which can hang.
+/// Maximum time for which an administrator waits for sessions. Commands in progress end only when the store
+/// does their work, and the store can hang.
 const APPLY_TIME: Duration = Duration::from_secs(5);
 
-/// Visible targets, and their sessions.
+/// The targets that are visible to the front end, and their sessions.
 pub struct ServedTargets {
     targets: RwLock<Arc<TargetMap>>,
     changes: watch::Sender<u64>,
-    /// The last change of each target that has sessions.
+    /// The number of the last change of each target that has sessions.
     changes_at: Mutex<BTreeMap<IqnName, watch::Sender<u64>>>,
     sessions: Sessions,
-    /// The last change of a target that took something away from its initiators.
+    /// For each target, the number of the last change that took something away from its initiators.
     revoked: Mutex<BTreeMap<IqnName, u64>>,
 }
 
 impl ServedTargets {
-    /// These targets, without sessions.
+    /// Makes the table of these targets, without sessions.
     pub fn new(targets: TargetMap) -> ServedTargets {
         ServedTargets {
             targets: RwLock::new(Arc::new(targets)),
@@ -37,12 +37,12 @@ impl ServedTargets {
         }
     }
 
-    /// All targets at present.
+    /// Returns all targets, as they are now.
     pub fn snapshot(&self) -> Arc<TargetMap> {
         self.targets.read().clone()
     }
 
-    /// One target at present.
+    /// Returns one target, as it is now.
     pub fn get(&self, name: &IqnName) -> Option<Arc<Target>> {
         self.targets.read().get(name).cloned()
     }
@@ -65,7 +65,8 @@ impl ServedTargets {
         *self.changes.borrow()
     }
 
-    /// Replaces all targets, and wakes the sessions of those that have changed. One change at a time.
+    /// Replaces all targets, and wakes the sessions of targets that have changed. One change is made at a
+    /// time.
     pub fn replace(&self, targets: TargetMap) {
         self.install(targets, |before, now| match (before, now) {
             (Some(before), Some(now)) => Arc::ptr_eq(before, now) || before == now,
@@ -99,12 +100,12 @@ impl ServedTargets {
         self.revoked.lock().extend(revoked);
     }
 
-    /// Waits until no session changes what was taken away from it at these targets: its commands that change
-    /// blocks or reservations of these disks have ended. Waits no longer than for [`APPLY_TIME`].
+    /// Waits until no session uses what was taken away from it at these targets: its commands that change
+    /// blocks or reservations of these disks have ended. Waits at most [`APPLY_TIME`].
     pub async fn revoked(&self, is_meant: impl Fn(&IqnName) -> bool) {
         let mut revoked = self.revoked.lock().clone();
         revoked.retain(|target, _| is_meant(target));
-        // The usual case: all actions ask, and there can be many sessions.
+        // This is the usual case: all actions ask, and there can be many sessions.
         if revoked.is_empty() {
             return;
         }
@@ -114,7 +115,7 @@ impl ServedTargets {
         let all = async {
             for session in &mut behind {
                 let last = last(session);
-                // It is closed when the session has ended.
+                // The channel is closed when the session has ended.
                 let _ = session.applied.wait_for(|applied| *applied >= last).await;
             }
         };
@@ -129,7 +130,7 @@ impl ServedTargets {
             }
             return;
         }
-        // Sessions that began since have read the table with these changes.
+        // Sessions that began in the meantime have read the table with these changes.
         self.revoked.lock().retain(|target, change| revoked.get(target) != Some(change));
     }
 
@@ -148,8 +149,8 @@ impl ServedTargets {
         self.in_order(|session| session.target == *target)
     }
 
-    /// All sessions, as [`ServedTargets::sessions`] lists those of a target: in one pass, since there can be
-    /// as many targets as sessions.
+    /// The sessions of all targets, each as [`ServedTargets::sessions`] lists them. Made in one pass, since
+    /// there can be as many targets as sessions.
     pub fn sessions_by_target(&self) -> BTreeMap<IqnName, Vec<SessionInfo>> {
         let mut by_target = BTreeMap::<_, Vec<_>>::new();
         for session in self.in_order(|_| true) {

@@ -17,11 +17,11 @@ pub trait OpenLuns: Send + Sync {
 /// A session of an initiator at a target.
 #[derive(Clone)]
 pub struct SessionInfo {
-    /// Number of the socket of its connection; 0 if unknown.
+    /// Number of the socket of the session's connection; 0 if unknown.
     pub id: u64,
-    /// The target.
+    /// Name of the target.
     pub target: IqnName,
-    /// The initiator.
+    /// Name of the initiator.
     pub initiator: IqnName,
     /// The peer address of the first connection.
     pub address: SocketAddr,
@@ -31,7 +31,8 @@ pub struct SessionInfo {
     pub luns: Arc<dyn OpenLuns>,
     /// Ends it.
     pub end: EndRequest,
-    /// The last change of the table that it has applied; closed when it has ended.
+    /// Number of the last change of the table that the session has applied; closed when the session has
+    /// ended.
     pub applied: watch::Receiver<u64>,
 }
 
@@ -40,18 +41,18 @@ pub struct SessionInfo {
 pub struct EndRequest(Arc<Notify>);
 
 impl EndRequest {
-    /// Sends the request; it is kept until it is received.
+    /// Sends the request. It is kept until the session receives it.
     pub fn send(&self) {
         self.0.notify_one();
     }
 
-    /// Waits for the request.
+    /// Waits for the request to end the session.
     pub async fn received(&self) {
         self.0.notified().await;
     }
 }
 
-/// All sessions.
+/// All sessions on targets.
 pub(super) type Sessions = Registry<SessionInfo>;
 
 /// The registration of a session.

@@ -10,27 +10,27 @@ use super::{IqnName, TargetError};
 /// The highest logical unit number: the largest in the one byte of peripheral device addressing (SAM-5,
 /// 4.7.7.2).
 pub const MAX_LUN: u16 = 255;
-/// Fewest bytes of a CHAP secret: 96 bits (RFC 7143, section 9.2.1).
+/// Minimum bytes of a CHAP secret: 96 bits (RFC 7143, section 9.2.1).
 const MIN_SECRET: usize = 12;
-/// Most bytes of a secret, and of a user name.
+/// Maximum bytes of a secret, and of a user name.
 const MAX_SECRET: usize = 255;
 
 /// A target: a set of disks, and the initiators with access to them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// Its name.
+    /// Name of the target.
     pub name: IqnName,
-    /// A number from 1 on that never changes, and is not reused after the target is removed: the relative
-    /// target port identifier (SPC-4, 7.8.6.2).
+    /// Number of the target, from 1 on: the relative target port identifier (SPC-4, 7.8.6.2). It never
+    /// changes, and is not reused after the target is removed.
     pub number: u16,
-    /// Any initiator has access, also without an entry in `initiators`.
+    /// Any initiator has access, even without an entry in `initiators`.
     pub open: bool,
-    /// Credentials of initiators that have no separate ones.
+    /// Credentials of initiators that have no separate credentials.
     pub chap: Option<Chap>,
     /// Credentials of the target, for initiators that request mutual authentication.
     pub mutual: Option<Chap>,
-    /// Its disks by logical unit number.
+    /// Disks of the target, by logical unit number.
     #[serde(default)]
     pub luns: BTreeMap<u16, Lun>,
     /// Access control list. If it is empty and the target is not open, no initiator has access.
@@ -41,9 +41,9 @@ pub struct Target {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lun {
-    /// Volume, image, or `VOLUME@SNAPSHOT`.
+    /// Name of the disk: volume, image, or `VOLUME@SNAPSHOT`.
     pub disk: String,
-    /// Writes are refused.
+    /// Whether writes to the disk are refused.
     pub read_only: bool,
     /// A write is answered before it is durable; a write cache is reported to initiators, and they flush it.
     /// Without this option, every write is durable when it is answered, also on a volume with a weaker sync
@@ -55,11 +55,11 @@ pub struct Lun {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Initiator {
-    /// Its name.
+    /// Name of the initiator.
     pub name: IqnName,
-    /// Its credentials, if they differ from those that the target sets.
+    /// Credentials of the initiator, if they differ from those of the target.
     pub chap: Option<Chap>,
-    /// The logical units that it can access; `None` for all.
+    /// The logical units that the initiator can access; `None` for all.
     pub luns: Option<Vec<u16>>,
 }
 
@@ -67,9 +67,9 @@ pub struct Initiator {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chap {
-    /// `CHAP_N`: 1 to 255 bytes.
+    /// The name of the CHAP user (`CHAP_N`), of 1 to 255 bytes.
     pub user: String,
-    /// The shared secret.
+    /// The secret that both sides share.
     pub secret: Secret,
 }
 
@@ -102,13 +102,13 @@ fn shown(text: &str) -> String {
 /// The access of an initiator that a target admits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admission<'a> {
-    /// The credentials with which it must authenticate itself, if any.
+    /// The credentials with which the initiator must authenticate itself; `None` if it need not.
     pub chap: Option<&'a Chap>,
     luns: Option<&'a [u16]>,
 }
 
 impl Admission<'_> {
-    /// Whether it can access a logical unit.
+    /// Whether the initiator can access a logical unit.
     pub fn sees(&self, lun: u16) -> bool {
         self.luns.is_none_or(|luns| luns.contains(&lun))
     }
@@ -143,7 +143,7 @@ impl Target {
         has_entries && self.chap == before.chap && before.luns.iter().all(has)
     }
 
-    /// The number under which a disk is mapped, if it is.
+    /// The logical unit number of a disk; `None` if the disk is not mapped.
     pub fn lun_of(&self, disk: &str) -> Option<u16> {
         self.luns.iter().find(|(_, lun)| lun.disk == disk).map(|(number, _)| *number)
     }
@@ -156,7 +156,8 @@ impl Target {
         let of_initiators = self.initiators.iter().filter_map(|i| i.chap.as_ref());
         for chap in of_initiators.chain(&self.chap) {
             chap.check()?;
-            // RFC 7143, section 9.2.1: otherwise an initiator could make the target answer its own challenge.
+            // RFC 7143, section 9.2.1: otherwise an initiator could make the target answer the target's own
+            // challenge.
             if self.mutual.as_ref().is_some_and(|mutual| mutual.secret == chap.secret) {
                 return Err(TargetError::SameSecret);
             }

@@ -20,7 +20,7 @@ pub(super) struct Group {
     block_uninit: bool,
 }
 
-/// All block groups.
+/// All block groups of an ext file system.
 #[derive(Debug)]
 pub(super) struct Groups {
     pub superblock: Superblock,
@@ -37,7 +37,8 @@ impl Groups {
             let at = superblock.bytes(descriptor_block(superblock, block));
             let count = each.min(superblock.groups - block * each);
             volume.disk.work(count)?;
-            // Unreadable descriptors become empty ones, so that the groups keep their numbers.
+            // Unreadable descriptors are replaced by empty descriptors, so that the groups keep their
+            // numbers.
             let empty = || vec![0; superblock.block as usize];
             let bytes = volume.read_vec(at, superblock.block as usize).tolerate()?.unwrap_or_else(empty);
             let parts = bytes.chunks_exact(superblock.descriptor_size as usize).take(count as usize);

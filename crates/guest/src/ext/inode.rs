@@ -34,7 +34,7 @@ pub(super) struct Inode {
     pub is_encrypted: bool,
     /// The inode belongs to the file system, not to a user.
     pub is_internal: bool,
-    /// The extended attribute block; 0 for none.
+    /// Block of the extended attributes; 0 if the inode has none.
     pub attributes: u64,
     flags: u32,
     map: [u8; 60],
@@ -52,7 +52,7 @@ impl Inode {
             _ => Kind::Other,
         };
         let flags = le32(b, 0x20)?;
-        // Devices and pipes store other data in place of the block map, and short symbolic links their
+        // Devices and pipes store other data in place of the block map, and short symbolic links store their
         // target.
         let size = u64::from(le32(b, 4)?) | u64::from(le32(b, 0x6c)?) << 32;
         let has_no_map = mode & 0xf000 != 0 && kind == Kind::Other && (mode & 0xf000 != 0xa000 || size < 60);

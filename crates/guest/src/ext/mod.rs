@@ -25,7 +25,7 @@ use superblock::Superblock;
 const ROOT: u64 = 2;
 const BAD_BLOCKS: u64 = 1;
 
-/// Bytes of an inode table per read.
+/// Bytes of an inode table that one read returns.
 const CHUNK: u64 = 64 << 10;
 
 /// Scans an ext volume. Returns `Invalid` if it is none.

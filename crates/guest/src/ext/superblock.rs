@@ -13,35 +13,36 @@ const RO_GDT_CSUM: u32 = 0x10;
 const RO_BIGALLOC: u32 = 0x200;
 const RO_METADATA_CSUM: u32 = 0x400;
 
-/// Maximum number of groups, that of a file system of 128 TiB. It bounds the memory for group descriptors.
+/// Maximum number of groups: the number of a file system of 128 TiB. It limits the memory for group
+/// descriptors.
 const MAX_GROUPS: u64 = 1 << 20;
 
 /// Maximum cluster size of bigalloc, the same as in mke2fs: 512 MiB.
 const MAX_LOG_CLUSTER: u32 = 19;
 
-/// The validated superblock.
+/// The superblock of an ext file system, validated.
 #[derive(Debug)]
 pub(super) struct Superblock {
-    /// Block size in bytes.
+    /// Size of a block in bytes.
     pub block: u64,
     pub blocks: u64,
     pub first_block: u64,
     pub blocks_per_group: u64,
     pub groups: u64,
-    /// Blocks per bit of a block bitmap: more than 1 with bigalloc.
+    /// Number of blocks per bit of a block bitmap: more than 1 with bigalloc.
     pub blocks_per_bit: u64,
     pub inodes_per_group: u64,
     pub inode_size: u64,
     pub descriptor_size: u64,
     /// Whether group descriptors have the flags INODE_UNINIT and BLOCK_UNINIT.
     pub has_uninit: bool,
-    /// Blocks of group descriptors after each superblock, including those reserved for growth.
+    /// Number of blocks of group descriptors after each superblock, including blocks reserved for growth.
     pub descriptor_blocks: u64,
     /// From this block of the descriptor table on, each block is in the meta block group that it describes.
     pub first_meta_bg: u64,
     first_inode: u64,
     reserved_inodes: [u64; 5],
-    /// With sparse_super2: the two groups with superblock copies.
+    /// The two groups with superblock copies, with the feature sparse_super2.
     copies: Option<[u64; 2]>,
     sparse: bool,
     /// Block of multiple mount protection (MMP); 0 for none.
@@ -80,8 +81,8 @@ impl Superblock {
         self.block / self.descriptor_size
     }
 
-    /// Whether the file system itself uses an inode: all below the first user inode other than the root, and
-    /// some above.
+    /// Whether the file system itself uses an inode: every inode below the first user inode except the root,
+    /// and some inodes above it.
     pub fn is_reserved(&self, inode: u64) -> bool {
         inode != super::ROOT && (inode < self.first_inode || self.reserved_inodes.contains(&inode))
     }

@@ -11,7 +11,7 @@ use crate::class::{BLOCK, Claims, Class};
 const UNIT: u64 = 512;
 const IS_START: u64 = 8;
 
-/// Collects claims.
+/// Collects claims of file systems on blocks.
 #[derive(Debug)]
 pub(crate) struct Builder {
     size: u64,
@@ -40,7 +40,8 @@ impl Builder {
         }
         let (start, end) = (offset / UNIT * UNIT, end.div_ceil(UNIT) * UNIT);
         let (start, end) = (start | IS_START | class as u64, end | class as u64);
-        // Extends the last claim if this one follows it: most files are read in the order of their blocks.
+        // The last claim is extended if this claim follows it: most files are read in the order of their
+        // blocks.
         if let Some(last) = self.ends.last_mut()
             && *last == start & !IS_START
         {

@@ -9,22 +9,22 @@ use crc_fast::{CrcAlgorithm, checksum};
 use super::{CLASS_BITS, ClassMap, MAX_BLOCKS, class};
 
 const MAGIC: &[u8; 4] = b"FBCM";
-/// The version that this release writes, and the only one that it can read.
+/// The version of the encoding that this release writes. It can read no other version.
 const VERSION: u8 = 1;
 /// Length of the header: magic number, version, three zero bytes, blocks, runs.
 const HEADER: usize = 24;
 const CHECK: usize = 4;
 
-/// Why bytes cannot be decoded.
+/// Why the bytes of a map cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Not a class map, or truncated.
+    /// The bytes are not a class map, or are truncated.
     #[error("not a class map")]
     Magic,
     /// Written by a newer release. The disk has to be scanned again.
     #[error("class map has version {0}, which this release does not support")]
     Version(u8),
-    /// The checksum does not match.
+    /// The checksum of the map does not match.
     #[error("class map: checksum mismatch")]
     Checksum,
     /// The checksum is correct, but a value is invalid.
@@ -52,7 +52,7 @@ fn take_number(bytes: &mut &[u8]) -> Option<u64> {
 }
 
 impl ClassMap {
-    /// Encodes the map.
+    /// Encodes the map of block classes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER + CHECK + self.runs.len() * 3);
         out.extend_from_slice(MAGIC);

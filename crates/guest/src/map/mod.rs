@@ -25,7 +25,7 @@ pub const MAX_BLOCKS: u64 = 1 << 51;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassMap {
     blocks: u64,
-    /// Not empty unless `blocks` is 0; the first starts at 0.
+    /// Runs of blocks. The first run starts at 0; the list is empty only if `blocks` is 0.
     runs: Vec<u64>,
 }
 
@@ -125,12 +125,13 @@ impl ClassMap {
         bytes
     }
 
-    /// Reduces the map to at most `max` runs: the shortest ones become `Other`, which is always valid.
+    /// Reduces the map to at most `max` runs: the shortest runs become `Other`, which is always valid.
     pub(crate) fn limit(self, max: usize) -> ClassMap {
         let mut map = self;
         let mut too_short = 2;
         while map.runs.len() > max.max(1) {
-            // In place, because there can be many runs. A run is always read before it is overwritten.
+            // The runs are changed in place, because there can be many. A run is always read before it is
+            // overwritten.
             let (mut kept, mut last) = (0, None);
             for i in 0..map.runs.len() {
                 let (first, next) = (start(map.runs[i]), map.runs.get(i + 1));

@@ -3,14 +3,14 @@
 use super::{Fault, Result, Tolerate, Volume};
 use crate::bytes::{le16, le64};
 
-/// The geometry of the volume.
+/// The geometry of an NTFS volume.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Geometry {
     /// Sector size in bytes.
     pub sector: u64,
     /// Cluster size in bytes.
     pub cluster: u64,
-    /// Number of clusters.
+    /// Number of clusters of the file system.
     pub clusters: u64,
     /// Size of a file record in bytes.
     pub record: usize,

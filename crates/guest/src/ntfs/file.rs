@@ -15,7 +15,7 @@ use crate::paths::Patterns;
 const MAX_LIST: u64 = 256 << 10;
 const PAGE_FILES: [&str; 3] = ["pagefile.sys", "swapfile.sys", "hiberfil.sys"];
 
-/// A file.
+/// A file of NTFS.
 #[derive(Debug)]
 pub(super) struct File {
     number: u64,
@@ -115,7 +115,7 @@ impl File {
             let Value::Clusters { first_vcn, pairs, .. } = attribute.value else { continue };
             let class = match class {
                 _ if attribute.kind != DATA => Class::Metadata,
-                // Named data streams of a program or page file are neither code nor page file.
+                // Named data streams of a program or page file are not code or page file.
                 Class::Code | Class::Page if !attribute.name.is_empty() => continue,
                 Class::Other => continue,
                 class => class,

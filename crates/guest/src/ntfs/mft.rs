@@ -6,7 +6,7 @@ use super::record::{DATA, Record};
 use super::stream::Stream;
 use super::{Fault, Result, Tolerate, Volume};
 
-/// Bytes of the table per read.
+/// Bytes of the master file table that one read returns.
 const CHUNK: usize = 256 << 10;
 
 /// The master file table.
@@ -18,9 +18,8 @@ pub(super) struct Mft {
 
 impl Mft {
     /// Reads the first record, or its copy in `$MFTMirr`, and the runs of the table.
-    ///
-    /// The runs of a fragmented table are in several records, which are in the table themselves: each one is
-    /// located by the runs of the previous ones.
+    /// | The runs of a fragmented table are in several records, which are in the table themselves: the runs
+    /// of the previous records locate the next record.
     pub fn open(volume: &mut Volume, geometry: Geometry) -> Result<Mft> {
         for lcn in geometry.mft {
             let offset = lcn.saturating_mul(geometry.cluster);

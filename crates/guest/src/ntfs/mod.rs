@@ -33,7 +33,7 @@ const ROOT: u64 = 5;
 const EXTEND: u64 = 11;
 const FIRST_USER: u64 = 24;
 
-/// Bytes of the bitmap per read.
+/// Bytes of the bitmap that one read returns.
 const CHUNK: usize = 64 << 10;
 
 /// Scans an NTFS volume. Returns `Invalid` if it is none.

@@ -2,7 +2,7 @@
 
 use crate::bytes::{le16, le32, le64};
 
-/// Attribute type codes.
+/// Type codes of NTFS attributes.
 pub(super) const ATTRIBUTE_LIST: u32 = 0x20;
 pub(super) const FILE_NAME: u32 = 0x30;
 pub(super) const DATA: u32 = 0x80;
@@ -73,7 +73,7 @@ impl Record {
 }
 
 /// Restores the last two bytes of each stride. Returns `None` if a stride was not written together with the
-/// others.
+/// other strides.
 fn undo_fixups(bytes: &mut [u8]) -> Option<()> {
     let (at, count) = (usize::from(le16(bytes, 4)?), usize::from(le16(bytes, 6)?));
     let array = bytes.get(at..at + count * 2)?.to_vec();
@@ -97,7 +97,7 @@ pub(super) struct Attribute<'b> {
     pub kind: u32,
     /// Name in UTF-16; empty for an unnamed attribute.
     pub name: &'b [u8],
-    /// Compressed or encrypted: the clusters do not contain the plain stream.
+    /// The stream is compressed or encrypted: its clusters do not contain the plain stream.
     pub is_coded: bool,
     pub value: Value<'b>,
 }
@@ -105,11 +105,11 @@ pub(super) struct Attribute<'b> {
 /// The value of an attribute.
 #[derive(Debug)]
 pub(super) enum Value<'b> {
-    /// Resident: in the record.
+    /// The value is resident: it is in the record.
     Resident(&'b [u8]),
-    /// Non-resident: in clusters.
+    /// The value is non-resident: it is in clusters.
     Clusters {
-        /// First VCN of this extent.
+        /// First VCN of this extent of the attribute.
         first_vcn: u64,
         /// Size of the stream in bytes; valid in the first extent only.
         size: u64,

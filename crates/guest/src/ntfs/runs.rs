@@ -14,7 +14,7 @@ pub(super) struct Run {
 }
 
 /// Decodes the runs of an extent that begins at `first_vcn`, on a volume of `clusters` clusters. Returns
-/// `None` if any run is invalid, because the other ones cannot be trusted then.
+/// `None` if any run is invalid, because the other runs cannot be trusted then.
 pub(super) fn decode(mut pairs: &[u8], first_vcn: u64, clusters: u64) -> Option<Vec<Run>> {
     let (mut vcn, mut lcn) = (first_vcn, 0_i64);
     let mut runs = Vec::new();

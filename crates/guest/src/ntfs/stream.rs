@@ -6,7 +6,7 @@ use super::{Fault, Result, Volume};
 /// Bytes of a sparse run that cost one unit of work.
 const HOLE_WORK: u64 = 512;
 
-/// A stream.
+/// The data of an NTFS attribute.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub cluster: u64,

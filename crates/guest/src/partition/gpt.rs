@@ -86,7 +86,7 @@ fn read_copy(disk: &mut Disk, sector: u64, lba: u64) -> Result<Vec<Range<u64>>> 
         }
     }
     found.truncate(MAX_PARTITIONS);
-    // Claims the other copy too, without reading it. Its array is adjacent to its header.
+    // The other copy is claimed too, without reading it. Its array is adjacent to its header.
     let array_len = header.array_len().next_multiple_of(sector);
     let claims = [(0, sector), (header.array.saturating_mul(sector), array_len)];
     claims.into_iter().for_each(|(at, len)| disk.found.claim(at, len, Class::Metadata));

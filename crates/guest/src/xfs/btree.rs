@@ -12,9 +12,9 @@ pub(super) const MAX_LEVEL: u16 = 12;
 /// The block format of a type of tree.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    /// Magic numbers in version 4 and in version 5.
+    /// Magic numbers of the tree's blocks in version 4 and in version 5.
     pub magic: [&'static [u8; 4]; 2],
-    /// Length of a key in a node, and of a record in a leaf.
+    /// Length of a key in a node, and length of a record in a leaf.
     pub key: usize,
     pub record: usize,
     /// The allocation group of a short-format tree; `None` for a long-format tree.

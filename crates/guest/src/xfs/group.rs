@@ -116,7 +116,7 @@ pub(super) fn inode_chunks(
     walk(volume, s, shape, root, &mut leaf)
 }
 
-/// Bits for the inodes of a chunk that do not exist, and for those that are not in use.
+/// The bits of a chunk: for its inodes that do not exist, and for its inodes that are not in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Chunk {
     pub absent: u64,

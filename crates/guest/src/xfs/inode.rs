@@ -18,12 +18,12 @@ pub(super) enum Kind {
     Other,
 }
 
-/// The content of a fork.
+/// The content of a fork of an inode.
 #[derive(Debug)]
 enum Fork {
-    /// No block map.
+    /// The fork has no block map.
     Empty,
-    /// Local format: the data itself.
+    /// The fork is in local format: it has the data itself.
     Local(Vec<u8>),
     /// Extent format: the extent records and their number.
     Extents(Vec<u8>, u64),

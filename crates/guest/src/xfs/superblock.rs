@@ -5,7 +5,7 @@ use super::{Result, Volume, ensure};
 use crate::bytes::{be16, be32, be64};
 use crate::disk::Fault;
 
-/// Maximum number of groups, that of a volume of a petabyte.
+/// Maximum number of groups: the number of a volume of a petabyte.
 const MAX_GROUPS: u64 = 1 << 20;
 /// Maximum inode size of the format.
 const MAX_INODE: u64 = 2048;
@@ -13,7 +13,7 @@ const FEATURE2_FTYPE: u32 = 0x200;
 const INCOMPAT_FTYPE: u32 = 1;
 const INCOMPAT_SPARSE_INODES: u32 = 2;
 
-/// The validated superblock.
+/// The superblock of an XFS file system, validated.
 #[derive(Debug)]
 pub(super) struct Superblock {
     /// Sizes in bytes of a block, a sector, an inode and a directory block.
@@ -29,7 +29,7 @@ pub(super) struct Superblock {
     pub log_start: u64,
     pub log_blocks: u64,
     pub root: u64,
-    /// Realtime bitmap and summary; user, group and project quota.
+    /// Inodes of the realtime bitmap and summary, and of the user, group and project quota.
     pub reserved_inodes: [u64; 5],
     /// Version 5: self-describing metadata, which has longer headers.
     pub is_v5: bool,

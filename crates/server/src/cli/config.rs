@@ -18,9 +18,9 @@ use crate::serve::{Measured, MemoryLimit};
 #[derive(Debug, Serialize)]
 struct Shown {
     key: &'static str,
-    /// In the syntax of the file; `null` if it has no value.
+    /// The value in the syntax of the file; `null` if the key has no value.
     value: Option<String>,
-    /// `default`, `option`, or the file and line.
+    /// Source of the value: `default`, `option`, or the file and line.
     source: String,
 }
 
@@ -91,7 +91,8 @@ fn check(path: &Path, global: &Global) -> Result<(), CliError> {
     output::print_result(&result, global.json, |_| valid_text(path, limit.as_ref()))
 }
 
-/// Without a unit, a limit of the control group is that of the command, which may run outside of the service.
+/// Without a unit, the limit of the control group is that of the command itself, which may run outside of the
+/// service.
 fn valid_text(path: &Path, limit: Option<&MemoryLimit>) -> String {
     let valid = format!("{} is valid", path.display());
     let Some(limit) = limit.filter(|limit| !limit.is_host) else { return valid };

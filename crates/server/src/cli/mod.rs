@@ -105,7 +105,7 @@ pub enum CliError {
         failed: usize,
         /// Number of all disks, and of patterns without a match.
         total: usize,
-        /// What these are.
+        /// Noun for the objects that are to be removed.
         noun: &'static str,
     },
     /// Both secrets were to be read from standard input.
@@ -126,7 +126,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// Stable code for programs; that of the API for an error of the server.
+    /// A stable code for programs. For an error of the server, it is the code of the API.
     fn code(&self) -> &str {
         match self {
             CliError::Client(ClientError::Refused { code, .. }) => code,

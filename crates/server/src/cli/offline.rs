@@ -28,7 +28,7 @@ pub enum OfflineError {
     Open {
         /// Where the pool is.
         pool: String,
-        /// The cause.
+        /// The error that the store reported.
         source: StoreError,
         /// A hint for the user, or an empty string.
         hint: &'static str,
@@ -38,7 +38,7 @@ pub enum OfflineError {
     Pool {
         /// Where the pool is.
         pool: String,
-        /// The cause.
+        /// The error that the engine reported.
         source: forebay_engine::Error,
     },
     /// The log is damaged, and the loss was not accepted.
@@ -49,15 +49,15 @@ pub enum OfflineError {
     LossNotAccepted {
         /// Where the pool is.
         pool: String,
-        /// The damage ID.
+        /// Id of the damage.
         id: u64,
     },
     /// The pools in a Ceph pool cannot be listed.
     #[error("cannot list the pools in the Ceph pool '{pool}': {source}")]
     List {
-        /// The Ceph pool.
+        /// Name of the Ceph pool.
         pool: String,
-        /// The cause.
+        /// The error that the store reported.
         source: StoreError,
     },
     /// The pool was read and is damaged.

@@ -38,13 +38,13 @@ pub(super) fn line(text: &str) -> Result<(), CliError> {
     if text.is_empty() { Ok(()) } else { print("", &text::lines(text)) }
 }
 
-/// Renders a share.
+/// Renders a share in percent.
 pub(super) fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0))
 }
 
-/// Renders the share of requests of guests that needed no operation of the store. It is negative while other
-/// work outweighs them, which is shown as none.
+/// Renders the share of guests' requests that needed no store operation. If it is negative, because other
+/// work caused more store operations, it is shown as 0 %.
 pub(super) fn offload(share: Option<f64>) -> String {
     percent(share.map(|s| s.max(0.0)))
 }

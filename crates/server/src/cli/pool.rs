@@ -15,7 +15,7 @@ use crate::config::rados_options;
 #[derive(Debug, Serialize)]
 struct PoolName {
     name: String,
-    /// What `--pool` expects.
+    /// The address that `--pool` expects.
     address: String,
 }
 
@@ -29,11 +29,11 @@ struct PoolView {
     term: u64,
     /// Whether the owner is alive; `None` if this is unknown.
     alive: Option<bool>,
-    /// Whether it serves clients.
+    /// Whether the server that holds the pool serves clients.
     serving: bool,
     /// The standby to which the pool without an owner is being handed over.
     reserved_for: Option<String>,
-    /// Objects that the next owner has to fence.
+    /// Number of objects that the next owner has to fence.
     open_segments: usize,
     /// Servers that wait for the pool.
     standbys: Vec<StandbyView>,

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Interval between progress lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// The progress display.
+/// How the progress of a command is displayed.
 #[derive(Clone)]
 pub(super) enum Progress {
     Bar { bar: ProgressBar, template: &'static str },
@@ -17,14 +17,14 @@ pub(super) enum Progress {
     Off,
 }
 
-/// A progress report.
+/// A report on the progress of a job.
 pub(super) struct Step<'a> {
     /// Template of the bar (`indicatif` syntax).
     pub template: &'static str,
     pub done: u64,
-    /// The total, if known.
+    /// The total number of steps; `None` if it is not known.
     pub total: Option<u64>,
-    /// The current activity.
+    /// What the server is doing.
     pub message: &'a str,
 }
 
@@ -61,7 +61,7 @@ impl Progress {
         }
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar.
     pub fn clear(&self) {
         if let Progress::Bar { bar, .. } = self {
             bar.finish_and_clear();

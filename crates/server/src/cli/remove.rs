@@ -14,13 +14,13 @@ use serde::Serialize;
 use super::args::RemoveArgs;
 use super::{CliError, output};
 
-/// Most names that a prompt lists.
+/// Maximum number of names that a prompt lists.
 const LISTED: usize = 5;
 
 /// A disk that was to be removed, and the result.
 #[derive(Debug, Serialize)]
 struct Removal {
-    /// The name, without that of the volume for a snapshot; or a pattern that matches no disk.
+    /// Name of the disk; for a snapshot, without the name of its volume. Or a pattern that matches no disk.
     name: String,
     removed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,17 +30,17 @@ struct Removal {
 /// The disks among which names are looked up.
 pub(super) struct Among<'a> {
     pub kind: Kind,
-    /// Path of their list in the API.
+    /// Path of the disks' list in the API.
     pub path: &'a [&'a str],
     /// Whether the snapshots of a volume are removed, too.
     pub with_snapshots: bool,
 }
 
-/// The arguments, resolved.
+/// The arguments after their patterns were resolved.
 #[derive(Debug, Default)]
 struct Resolved {
     names: Vec<String>,
-    /// The patterns with the names that only they select.
+    /// The patterns, each with the names that only it selects.
     patterns: Vec<(String, Vec<String>)>,
     unmatched: Vec<String>,
 }
@@ -89,7 +89,7 @@ pub(super) async fn run(
     report(broken, removals, total, among.noun(total)).and(printed)
 }
 
-/// Reports the failures. That of a single disk is the error of the command.
+/// Reports the failures. If only one disk was to be removed, its failure is the error of the command.
 fn report(
     broken: Option<ClientError>,
     removals: Vec<Removal>,
@@ -147,7 +147,7 @@ fn is_pattern(name: &str) -> bool {
     name.contains('*')
 }
 
-/// The name of a snapshot without that of its volume; other names have no `@`.
+/// The name of a snapshot without the name of its volume; all other names have no `@`.
 fn own_name(name: &str) -> &str {
     name.split_once('@').map_or(name, |(_, snapshot)| snapshot)
 }
@@ -243,7 +243,7 @@ pub(super) fn ask(question: &str) -> Result<(), CliError> {
     }
 }
 
-/// All names, or the first and the last ones.
+/// All names, or the first and the last names if there are many.
 fn listed(names: &[String]) -> String {
     match names {
         [first @ .., last] if names.len() > LISTED => {

@@ -124,8 +124,8 @@ fn data(global: &Global) -> PathBuf {
     global.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA))
 }
 
-/// The control socket that is given, or that of the data directory that is given, or the first of the default
-/// ones that exists.
+/// The path of the control socket: as given, or in the given data directory, or the first default path that
+/// exists.
 fn socket_path(global: &Global) -> Result<PathBuf, ClientError> {
     match (&global.socket, &global.data) {
         (Some(socket), _) => Ok(socket.clone()),
@@ -317,7 +317,7 @@ impl ClientCommands {
         self.print(&disks, |disks| output::disk_table(disks, kind))
     }
 
-    /// The snapshots of all volumes. A volume that is removed until then has none.
+    /// The snapshots of all volumes. If a volume is removed until then, it counts as having none.
     async fn all_snapshots(&self) -> Result<Vec<DiskView>, CliError> {
         let volumes: Vec<DiskView> = self.client.get(&["volumes"]).await?;
         let mut all = Vec::new();
@@ -410,7 +410,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
-        // As a directory of another user, but also for root: the name cannot be looked up.
+        // The name cannot be looked up, as in a directory of another user, but for root as well.
         let (hidden, service) = (file.join("x".repeat(300)), dir.path().join("service"));
         let found = || existing([hidden.clone(), service.clone()]);
         assert_eq!(found().unwrap(), hidden);

@@ -8,7 +8,7 @@ use super::args::SizeArgs;
 use super::{CliError, output};
 use crate::sizing::{Fleet, Measured, Needs};
 
-/// The fleet of the options.
+/// The fleet that the options describe.
 pub(super) fn fleet(args: &SizeArgs) -> Fleet {
     Fleet {
         desktops: args.desktops,

@@ -18,12 +18,12 @@ struct Space {
     room: RoomView,
     store_total_bytes: u64,
     store_free_bytes: u64,
-    /// `null` from a server that does not report it.
+    /// Bytes of the reserve; `null` if the server does not report them.
     store_reserve_bytes: Option<u64>,
     /// The part in use of what writers can use; `null` from a server that does not report it.
     store_in_use: Option<f64>,
     stored_bytes: u64,
-    /// As of the last mark; `null` before the first one.
+    /// Live bytes as of the last mark; `null` before the first mark.
     live_bytes: Option<u64>,
     reclaimable_bytes: Option<u64>,
     as_of_ms: Option<u64>,

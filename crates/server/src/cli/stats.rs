@@ -14,7 +14,7 @@ use forebay_text::Size;
 use super::args::StatsArgs;
 use super::{CliError, output};
 
-/// Interval of `--watch`.
+/// Interval of `--watch` between two refreshes.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Shows the counters once, or with `--watch` every second with their rates.

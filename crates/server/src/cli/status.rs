@@ -17,7 +17,7 @@ struct Status {
     server: ServerView,
     health: HealthView,
     stats: StatsView,
-    /// Jobs that run or wait.
+    /// Jobs that are running or waiting.
     jobs: Vec<JobView>,
 }
 
@@ -86,7 +86,7 @@ fn screen(status: &Status, now_ms: u64) -> String {
     lines.join("\n")
 }
 
-/// The lines of a condition.
+/// The lines that describe a condition.
 fn describe(condition: &ConditionView, now_ms: u64) -> Vec<String> {
     let ConditionView { message, remedy, since_ms, disks, .. } = condition;
     let mut lines = vec![format!("  - {message} (since {})", output::age(now_ms, *since_ms))];

@@ -70,7 +70,7 @@ struct DiskRates {
     rates: Rates,
 }
 
-/// One interval.
+/// The figures of one interval.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Interval {
     time_ms: u64,
@@ -80,14 +80,14 @@ struct Interval {
     store_read_bytes: f64,
     store_write_ops: f64,
     store_write_bytes: f64,
-    /// Share of guest reads and writes without a separate store operation, in this interval; negative if the
-    /// store did more operations than guests requested.
+    /// Share of guest reads and writes without a separate store operation, in this interval. Negative if the
+    /// store executed more operations than guests requested.
     offload: Option<f64>,
     /// Share of look-ups of the read cache that were hits, in this interval.
     read_cache_hit_rate: Option<f64>,
     dirty_bytes: u64,
     store_free_bytes: u64,
-    /// Disks that a client has open, or that were used.
+    /// Number of disks that a client has open, or that were used.
     active: usize,
     disks: Vec<DiskRates>,
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::config::DEFAULT_CONFIG;
 use crate::serve::{MemoryLimit, memory_limit_of_unit};
 
-/// The unit of the package, and that of its instances.
+/// The unit of the package, and its instance units.
 const UNIT: &str = "forebay.service";
 const PROPERTIES: &str = "LoadState,MemoryMax,EffectiveMemoryMax";
 
@@ -20,8 +20,8 @@ pub(super) fn memory_limit(file: &Path) -> Option<MemoryLimit> {
     memory_limit_of_unit(unit, limit(&shown)?)
 }
 
-/// The unit of the package serves the default file, and an instance each other one in its directory. Files
-/// elsewhere are drafts of the default one.
+/// The unit of a configuration file. The unit of the package serves the default file, and an instance serves
+/// each other file in the same directory. A file elsewhere counts as a draft of the default file.
 fn unit_of(file: &Path) -> String {
     let default = Path::new(DEFAULT_CONFIG);
     let is_instance = file != default && file.parent() == default.parent();
@@ -36,8 +36,8 @@ fn unit_of(file: &Path) -> String {
 fn limit(shown: &str) -> Option<Option<u64>> {
     let of = |key| shown.lines().filter_map(|line| line.split_once('=')).find(|(k, _)| *k == key);
     (of("LoadState")?.1 == "loaded").then_some(())?;
-    // The effective limit includes those of the slices, and is known to newer releases only. No limit is
-    // "infinity", or the largest number.
+    // The effective limit includes the limits of slices, and only newer releases know it. If there is no
+    // limit, it is "infinity", or the largest number.
     let bytes = ["MemoryMax", "EffectiveMemoryMax"].into_iter().filter_map(|key| of(key)?.1.parse().ok());
     Some(bytes.min().filter(|bytes| *bytes != u64::MAX))
 }

@@ -8,17 +8,17 @@
 /// "Sizing" in `docs/operations.md`).
 const FIXED: u64 = 200 << 20;
 const OVERHEAD_PERCENT: u64 = 10;
-/// Budgets are multiples of this.
+/// Budgets are multiples of this number of bytes.
 const GRANULE: u64 = 1 << 20;
 
 /// A memory budget, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Budget {
-    /// The size in the configuration.
+    /// Size that the configuration sets; `None` if it sets none.
     pub configured: Option<u64>,
-    /// The default size.
+    /// Default size if memory suffices.
     pub usual: u64,
-    /// The least default size.
+    /// Minimum of the default size.
     pub least: u64,
 }
 

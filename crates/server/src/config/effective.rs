@@ -9,14 +9,14 @@ use forebay_text::Size;
 use super::explain::joined;
 use super::{PoolLocation, ServeConfig, line_of};
 
-/// What applies a change of a key.
+/// The action that applies a change of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AppliedBy {
-    /// A reload.
+    /// A reload applies a change of the value.
     Reload,
-    /// An upgrade or a restart.
+    /// An upgrade or a restart applies a change of the value.
     Upgrade,
-    /// Only a restart.
+    /// Only a restart applies a change of the value.
     Restart,
 }
 
@@ -32,7 +32,7 @@ pub struct Setting {
 }
 
 fn quoted(text: impl std::fmt::Display) -> String {
-    // A string of JSON is one of TOML.
+    // A string of JSON is a string of TOML as well.
     serde_json::Value::String(text.to_string()).to_string()
 }
 
@@ -64,7 +64,7 @@ fn treatment(t: Treatment) -> String {
     format!("{{ dedup = {}, compress = {}, cache = {} }}", t.dedup, t.compress, lower(t.cache))
 }
 
-/// All values in effect, in the order of `docs/configuration.md`. Secrets are not among them.
+/// All values in effect, in the order of `docs/configuration.md`. Secrets are not included.
 pub fn settings(c: &ServeConfig) -> Vec<Setting> {
     use AppliedBy::{Reload, Restart, Upgrade};
     let mut all = Vec::new();
@@ -128,7 +128,7 @@ pub fn settings(c: &ServeConfig) -> Vec<Setting> {
     all
 }
 
-/// Those of NBD and iSCSI.
+/// Adds the values of NBD and iSCSI.
 fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>, AppliedBy)) {
     use AppliedBy::{Reload, Restart, Upgrade};
     let (main, others) = c.nbd.listeners.split_first().map_or((None, &[][..]), |(m, o)| (Some(m), o));

@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 use super::{nearest, settings};
 use crate::config::{ConfigFile, Overrides, ServeConfig};
 
-/// Longest value in a message, in characters.
+/// Maximum length of a value in a message, in characters.
 const MAX_VALUE: usize = 60;
 
 /// The message for an error of the parser in a text.
@@ -73,7 +73,7 @@ fn allowed(key: &str, expected: &str, is_header: bool) -> String {
     }
 }
 
-/// The values in a message about an unknown one, in quotes.
+/// Returns the valid values in a message about an unknown value, in quotes.
 fn alternatives(message: &str) -> String {
     let words = message.split('`').skip(3).step_by(2);
     let words: Vec<String> = words.map(|word| format!("\"{word}\"")).collect();
@@ -84,7 +84,7 @@ fn alternatives(message: &str) -> String {
     }
 }
 
-/// The section that has a key of this name, if the key is in no other.
+/// Returns the section that has a key of this name; `None` if several sections have such a key.
 fn section_of(unknown: &str) -> Option<String> {
     let flags = Overrides { data: Some("/".into()), ..Overrides::default() };
     let config = ServeConfig::resolve(ConfigFile::default(), flags).ok()?;
@@ -153,8 +153,8 @@ fn shortened(value: &str) -> String {
     format!("{}...", line.chars().take(MAX_VALUE).collect::<String>())
 }
 
-/// The key whose value, or whose table, begins at a position, such as `memory.read_cache`. `None` if the text
-/// is not TOML.
+/// The key whose value or table begins at a position, such as `memory.read_cache`. `None` if the text is not
+/// TOML.
 fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
     let table = DeTable::parse(text).ok()?;
     in_table(table.get_ref(), "", span)

@@ -10,7 +10,7 @@ use super::ConfigError;
 /// A TCP listen address of the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpAddr {
-    /// The address.
+    /// Address of the socket.
     pub addr: SocketAddr,
     /// The configured host: a name by which clients may address the API, or an IP address.
     pub host: String,
@@ -30,11 +30,11 @@ fn http_addr<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option
     parse_http_addr(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
-/// `[http]`.
+/// The section `[http]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpSection {
-    /// Address.
+    /// Address on which the API listens.
     #[serde(default, deserialize_with = "http_addr")]
     pub listen: Option<HttpAddr>,
     /// Host names that clients may use, in addition to `localhost` and the host of `listen`.
@@ -42,7 +42,7 @@ pub struct HttpSection {
     pub hosts: Vec<String>,
     /// PEM file with the certificate chain.
     pub certificate: Option<PathBuf>,
-    /// PEM file with the key.
+    /// PEM file with the key of the certificate.
     pub key: Option<PathBuf>,
     /// When clients on loopback addresses need a token.
     pub tokens: Option<TokenMode>,
@@ -59,11 +59,11 @@ pub enum TokenMode {
     Always,
 }
 
-/// `[audit]`.
+/// The section `[audit]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuditSection {
-    /// File to which events are appended.
+    /// File to which audit events are appended.
     pub file: Option<PathBuf>,
 }
 
@@ -72,7 +72,7 @@ pub struct AuditSection {
 pub struct HttpsFiles {
     /// PEM file with the certificate chain.
     pub certificate: PathBuf,
-    /// PEM file with the key.
+    /// PEM file with the key of the certificate.
     pub key: PathBuf,
 }
 
@@ -87,14 +87,14 @@ pub struct HttpFlags {
     pub tokens: Option<TokenMode>,
 }
 
-/// The API over TCP.
+/// Configuration of the API over TCP.
 #[derive(Debug, Clone, Default)]
 pub struct HttpConfig {
-    /// Its address.
+    /// Address of the API; `None` if the API is not served over TCP.
     pub listen: Option<SocketAddr>,
-    /// Host names by which clients may address it.
+    /// Host names by which clients may address the API.
     pub hosts: Vec<String>,
-    /// Its certificate; required unless the address is a loopback address.
+    /// Certificate of the API; required unless the address is a loopback address.
     pub https: Option<HttpsFiles>,
     /// When clients on loopback addresses need a token.
     pub tokens: TokenMode,

@@ -17,7 +17,7 @@ use super::{ConfigError, PoolLocation};
 /// Maximum number of portals that initiators discover.
 const MAX_PORTALS: usize = 16;
 
-/// Parses a portal: `HOST:PORT`.
+/// Parses the address of a portal: `HOST:PORT`.
 pub fn parse_portal(text: &str) -> Result<ListenAddr, String> {
     match text.parse() {
         Ok(addr @ ListenAddr::Tcp(_)) => Ok(addr),
@@ -31,15 +31,15 @@ fn portals<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<List
     portals.collect::<Result<_, _>>().map_err(serde::de::Error::custom)
 }
 
-/// `[iscsi]`.
+/// The section `[iscsi]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IscsiSection {
-    /// Portals.
+    /// Addresses of the portals.
     #[serde(default, deserialize_with = "portals")]
     pub listen: Vec<ListenAddr>,
-    /// Portals that initiators discover, and to which other servers redirect them; default: those of
-    /// `listen`, for redirections without wildcards.
+    /// Portals that initiators discover, and to which other servers redirect them. The default is `listen`;
+    /// for redirections, its addresses without wildcards.
     pub portals: Option<Vec<SocketAddr>>,
     /// What portals do while another server has the pool.
     #[serde(default)]
@@ -52,55 +52,55 @@ pub struct IscsiSection {
     pub max_sessions_per_initiator: Option<usize>,
     /// Maximum number of sessions from one address.
     pub max_sessions_per_address: Option<usize>,
-    /// Hash functions that CHAP may use; all supported ones if absent.
+    /// Hash functions that CHAP may use; if absent, all supported functions.
     pub chap_algorithms: Option<Vec<Algorithm>>,
-    /// `[[iscsi.target]]`
+    /// The sections `[[iscsi.target]]`.
     #[serde(default)]
     pub target: Vec<TargetSection>,
 }
 
-/// `[[iscsi.target]]`.
+/// A section `[[iscsi.target]]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetSection {
-    /// Name (IQN).
+    /// Name of the target (IQN).
     pub name: IqnName,
-    /// Any initiator is admitted.
+    /// The target admits any initiator.
     #[serde(default)]
     pub open: bool,
-    /// CHAP user of initiators whose entry has none.
+    /// CHAP user of initiators whose entry has no CHAP user.
     pub chap_user: Option<String>,
-    /// File with the CHAP secret of these initiators.
+    /// File with the CHAP secret of the initiators without a separate secret.
     pub chap_secret_file: Option<PathBuf>,
     /// CHAP user of the target, for mutual CHAP.
     pub mutual_user: Option<String>,
     /// File with the CHAP secret of the target.
     pub mutual_secret_file: Option<PathBuf>,
-    /// Mapped disks.
+    /// Disks that the target maps.
     #[serde(default)]
     pub luns: Vec<LunSection>,
-    /// Initiator ACL.
+    /// Entries of the access control list.
     #[serde(default)]
     pub initiators: Vec<InitiatorSection>,
 }
 
-/// One of `luns`.
+/// An element of `luns`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LunSection {
-    /// The LUN.
+    /// The logical unit number (LUN).
     pub lun: u16,
-    /// Volume, image, or `VOLUME@SNAPSHOT`.
+    /// Name of the disk: volume, image, or `VOLUME@SNAPSHOT`.
     pub disk: String,
-    /// Writes are refused.
+    /// Writes to the disk are refused.
     #[serde(default)]
     pub read_only: bool,
-    /// Writes are acknowledged before they are durable.
+    /// Writes to the disk are acknowledged before they are durable.
     #[serde(default)]
     pub write_back: bool,
 }
 
-/// One of `initiators`.
+/// An element of `initiators`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitiatorSection {
@@ -110,19 +110,19 @@ pub struct InitiatorSection {
     pub chap_user: Option<String>,
     /// File with the CHAP secret of the initiator.
     pub chap_secret_file: Option<PathBuf>,
-    /// LUNs exposed to the initiator; all if absent.
+    /// LUNs that the initiator can use; all LUNs if absent.
     pub luns: Option<Vec<u16>>,
 }
 
-/// The paths of a server to its pool, among those of other servers.
+/// The paths of this server to its pool, among the paths of other servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IscsiPaths {
-    /// Portals that initiators discover, and to which other servers redirect them; if `None`, those that are
-    /// bound, for redirections to specific addresses.
+    /// Portals that initiators discover, and to which other servers redirect them. If `None`, the bound
+    /// portals; for redirections, only portals with a specific address.
     pub portals: Option<Vec<SocketAddr>>,
-    /// What the portals do while another server has the pool.
+    /// What the portals of this server do while another server has the pool.
     pub while_standby: WhileStandby,
-    /// Target port group.
+    /// Target port group of this server.
     pub group: u16,
 }
 

@@ -11,7 +11,7 @@ use super::ConfigError;
 /// Maximum of all timeouts, in seconds.
 const MAX_TIMEOUT_S: u64 = 3600;
 
-/// `[limits]`.
+/// The section `[limits]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsSection {
@@ -21,11 +21,11 @@ pub struct LimitsSection {
     pub connections_per_address: Option<usize>,
     /// Maximum number of connections that have not chosen an export or logged in yet.
     pub negotiating: Option<usize>,
-    /// Seconds until these connections are closed.
+    /// Seconds after which connections that have not completed their negotiation are closed.
     pub negotiation_timeout_s: Option<u64>,
     /// Memory for requests and replies of all clients together.
     pub client_memory: Option<Size>,
-    /// Seconds that a client may hold some of this memory without progress while other clients wait for it.
+    /// Seconds that a client may hold a part of this memory without progress while other clients wait for it.
     pub stall_timeout_s: Option<u64>,
 }
 

@@ -22,8 +22,8 @@ impl fmt::Debug for Source {
 }
 
 impl ConfigFile {
-    /// Whether an error is that of a value in the file, rather than of an option: `alone` has no options that
-    /// override values.
+    /// Whether the cause of an error is a value in the file and not an option. `alone` is the configuration
+    /// without the options that override values.
     pub(super) fn causes(&self, error: &ConfigError, alone: Overrides) -> bool {
         if matches!(error, ConfigError::Target { .. } | ConfigError::Listener { .. }) {
             return true;
@@ -48,13 +48,13 @@ impl Source {
         }
     }
 
-    /// The path of the file.
+    /// Path of the configuration file.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// The first of these keys for whose text, or for one of whose list, `wanted` returns true; and the line
-    /// of that text.
+    /// Returns the first of these keys whose text, or one of whose list of texts, satisfies `wanted`; and the
+    /// line of that text.
     pub(crate) fn line_of_text(
         &self,
         keys: &[&'static str],
@@ -76,7 +76,7 @@ impl Source {
                 words.filter_map(|key| lines.get(key)).copied().next()
             }
             ConfigError::Listener { index, .. } => self.line_in("nbd", "listener", |at, _| at == *index),
-            // The later one of two with the same name is the one that is refused.
+            // If two targets have the same name, the later target is refused.
             ConfigError::Target { name, .. } => self.line_in("iscsi", "target", |_, table| {
                 let given = table.get("name").map(|name| name.get_ref());
                 matches!(given, Some(DeValue::String(given)) if given.eq_ignore_ascii_case(name.as_str()))
@@ -108,7 +108,7 @@ fn start_in_table(table: &DeTable<'_>, key: &[&str], wanted: &dyn Fn(&str) -> bo
     start_in_value(table.get(*first)?, rest, wanted)
 }
 
-/// Where a text begins: the value itself, or that of a key in it.
+/// Returns where a text begins: the value itself, or the value of a key in it.
 fn start_in_value(
     value: &Spanned<DeValue<'_>>,
     key: &[&str],

@@ -5,13 +5,13 @@ use serde::Deserialize;
 use super::ConfigError;
 use crate::log::{LogConfig, LogFormat, is_filter};
 
-/// `[logging]`.
+/// The section `[logging]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoggingSection {
-    /// Form.
+    /// Form of the log lines.
     pub format: Option<LogFormat>,
-    /// Filter, such as `warn`; `FOREBAY_LOG` overrides it.
+    /// Filter of the log, such as `warn`; `FOREBAY_LOG` overrides it.
     pub filter: Option<String>,
 }
 

@@ -6,17 +6,17 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// Most volumes with separate metrics: each has nine series.
+/// Upper limit for `max_volumes`: each volume has nine series.
 const MOST_VOLUMES: usize = 10_000;
 
-/// `[metrics]`.
+/// The section `[metrics]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MetricsSection {
     /// Names of volumes with separate metrics, where `*` matches any characters.
     #[serde(default)]
     pub volumes: Vec<NamePattern>,
-    /// Most volumes with separate metrics.
+    /// Maximum number of volumes with separate metrics.
     pub max_volumes: Option<usize>,
 }
 

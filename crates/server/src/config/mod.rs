@@ -59,9 +59,9 @@ pub const SERVICE_SOCKET: &str = "/run/forebay/control.sock";
 /// Maximum delay of a commit. Together with the age at which dirty data is committed, it stays below the
 /// promised second.
 const MAX_COMMIT_DELAY: Duration = Duration::from_millis(500);
-/// Least size of a budget of the pool that is reduced to fit the memory limit.
+/// Minimum size of a budget of the pool that is reduced to fit the memory limit.
 const LEAST_DEFAULT_BUDGET: u64 = 12 << 20;
-/// Most data-plane threads.
+/// Maximum number of data-plane threads.
 const MAX_CORES: usize = 256;
 
 /// Why a configuration is invalid.
@@ -70,29 +70,29 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration file {path}: {reason}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The operating system's error.
+        /// The error that the operating system reported.
         reason: String,
     },
     /// The file has a syntax error, an unknown key or a value of the wrong type.
     #[error("{path}, line {line}: {reason}")]
     Syntax {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The line, counted from 1.
         line: usize,
-        /// The error.
+        /// The error of the parser.
         reason: String,
     },
     /// A value of the file is invalid.
     #[error("{path}, line {line}: {error}")]
     At {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The line, counted from 1.
         line: usize,
-        /// The error.
+        /// The error of the value in this line.
         error: Box<ConfigError>,
     },
     /// A section `[[nbd.listener]]` is invalid.
@@ -102,15 +102,15 @@ pub enum ConfigError {
     Listener {
         /// The number of the section in the file, counted from 0.
         index: usize,
-        /// Its TLS mode.
+        /// TLS mode of the section.
         tls: &'static str,
     },
     /// A target in the file is invalid.
     #[error("iscsi.target {name}: {reason}")]
     Target {
-        /// The target.
+        /// Name of the target.
         name: IqnName,
-        /// The error.
+        /// Why the target is invalid.
         reason: String,
     },
     /// No data directory is configured.
@@ -124,11 +124,11 @@ pub enum ConfigError {
     /// A value is out of range, or not allowed in combination with others.
     #[error("invalid value {value} for {option}: {why}")]
     Value {
-        /// The option.
+        /// Name of the option.
         option: &'static str,
-        /// The value.
+        /// The value of the option.
         value: String,
-        /// The valid values.
+        /// The values that are valid.
         why: &'static str,
     },
 }
@@ -137,16 +137,16 @@ pub enum ConfigError {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigFile {
-    /// The data directory.
+    /// Path of the data directory.
     pub data: Option<PathBuf>,
-    /// The control socket.
+    /// Path of the control socket.
     pub socket: Option<PathBuf>,
-    /// Data-plane threads.
+    /// Number of data-plane threads.
     pub cores: Option<usize>,
-    /// Memory.
+    /// Memory budgets.
     #[serde(default)]
     pub memory: MemorySection,
-    /// The store.
+    /// Settings of the store.
     #[serde(default)]
     pub store: StoreSection,
     /// The cluster that this server joins as a node.
@@ -155,70 +155,70 @@ pub struct ConfigFile {
     /// The log.
     #[serde(default)]
     pub log: LogSection,
-    /// Commits.
+    /// Settings of commits.
     #[serde(default)]
     pub commit: CommitSection,
     /// When writes are acknowledged.
     #[serde(default)]
     pub durability: DurabilitySection,
-    /// Compression.
+    /// Settings of compression.
     #[serde(default)]
     pub reduce: ReduceSection,
-    /// Deduplication.
+    /// Settings of deduplication.
     #[serde(default)]
     pub dedup: DedupSection,
-    /// NBD.
+    /// Settings of NBD.
     #[serde(default)]
     pub nbd: NbdSection,
-    /// iSCSI.
+    /// Settings of iSCSI.
     #[serde(default)]
     pub iscsi: IscsiSection,
     /// Limits on clients.
     #[serde(default)]
     pub limits: LimitsSection,
-    /// The API over TCP.
+    /// Settings of the API over TCP.
     #[serde(default)]
     pub http: HttpSection,
-    /// The audit log.
+    /// Settings of the audit log.
     #[serde(default)]
     pub audit: AuditSection,
-    /// Imports from URLs.
+    /// Settings of imports from URLs.
     #[serde(default)]
     pub import: ImportSection,
-    /// Boot profiles.
+    /// Settings of boot profiles.
     #[serde(default)]
     pub boot: BootSection,
-    /// Block classes.
+    /// Settings of block classes.
     #[serde(default)]
     pub classes: ClassesSection,
-    /// Metrics.
+    /// Settings of metrics.
     #[serde(default)]
     pub metrics: MetricsSection,
-    /// The log of the server.
+    /// Settings of the server's log messages.
     #[serde(default)]
     pub logging: LoggingSection,
-    /// Where the values are from.
+    /// The file from which the values were read.
     #[serde(skip)]
     pub source: Option<Source>,
 }
 
-/// `[classes]`.
+/// The section `[classes]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClassesSection {
     /// Whether disks are scanned automatically.
     pub learn: Option<bool>,
-    /// `[classes.other]`: blocks of no other class.
+    /// The section `[classes.other]`: blocks that belong to no other class.
     pub other: Change,
-    /// `[classes.page]`
+    /// The section `[classes.page]`.
     pub page: Change,
-    /// `[classes.temporary]`
+    /// The section `[classes.temporary]`.
     pub temporary: Change,
-    /// `[classes.code]`
+    /// The section `[classes.code]`.
     pub code: Change,
-    /// `[classes.metadata]`
+    /// The section `[classes.metadata]`.
     pub metadata: Change,
-    /// `[classes.free]`
+    /// The section `[classes.free]`.
     pub free: Change,
 }
 
@@ -238,7 +238,7 @@ impl ClassesSection {
     }
 }
 
-/// `[import]`.
+/// The section `[import]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportSection {
@@ -278,7 +278,7 @@ impl ImportSection {
     }
 }
 
-/// `[boot]`.
+/// The section `[boot]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BootSection {
@@ -290,7 +290,7 @@ pub struct BootSection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProfileMode {
-    /// Only on request.
+    /// Boot profiles are used only on request.
     Off,
     /// Recorded at the first boot, prefetched when a clone starts.
     Auto,
@@ -298,25 +298,25 @@ pub enum ProfileMode {
     On,
 }
 
-/// `[memory]`: memory budgets.
+/// The section `[memory]`: memory budgets.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemorySection {
-    /// Read cache.
+    /// Budget of the read cache.
     pub read_cache: Option<Size>,
-    /// Map cache.
+    /// Budget of the map cache.
     pub map_cache: Option<Size>,
-    /// Dirty data before writers wait.
+    /// Maximum of dirty data; above it, writers wait.
     pub write_buffer: Option<Size>,
-    /// Writes of all desktops together.
+    /// Budget for the writes of all desktops together.
     pub desktops: Option<Size>,
-    /// Counts of references, for reclaiming space.
+    /// Budget for counts of references, for reclaiming space.
     pub mark: Option<Size>,
-    /// Directory on tmpfs for the writes that are not in the log yet.
+    /// Directory on tmpfs for writes that are not in the log yet.
     pub directory: Option<PathBuf>,
 }
 
-/// `[commit]`.
+/// The section `[commit]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommitSection {
@@ -338,7 +338,7 @@ pub enum CoalesceMode {
     Off,
 }
 
-/// `[durability]`.
+/// The section `[durability]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DurabilitySection {
@@ -368,7 +368,7 @@ pub enum LossMode {
     Accept,
 }
 
-/// `[reduce]`.
+/// The section `[reduce]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReduceSection {
@@ -376,7 +376,7 @@ pub struct ReduceSection {
     pub compress: Option<bool>,
 }
 
-/// `[dedup]`.
+/// The section `[dedup]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DedupSection {
@@ -384,7 +384,7 @@ pub struct DedupSection {
     pub index: Option<Size>,
 }
 
-/// `[log]`.
+/// The section `[log]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogSection {
@@ -395,12 +395,12 @@ pub struct LogSection {
 }
 
 impl ConfigFile {
-    /// Reads a file.
+    /// Reads a configuration file.
     pub fn load(path: &Path) -> Result<ConfigFile, ConfigError> {
         Self::load_with_text(path).map(|(file, _)| file)
     }
 
-    /// Reads a file, and returns its text as well.
+    /// Reads a configuration file, and also returns its text.
     pub fn load_with_text(path: &Path) -> Result<(ConfigFile, String), ConfigError> {
         let shown = path.display().to_string();
         let bytes = std::fs::read(path)
@@ -432,23 +432,23 @@ fn line_of(text: &str, at: usize) -> usize {
 /// The resolved configuration of `serve`.
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
-    /// The data directory.
+    /// Path of the data directory.
     pub data: PathBuf,
-    /// Where the pool is: in the data directory, or in Ceph.
+    /// Location of the pool: the data directory, or an address in Ceph.
     pub location: PoolLocation,
     /// Whether the addresses are bound only when no other server holds the pool.
     pub standby: bool,
-    /// Network interfaces of the clients: when all of them lack a link, the pool is handed over to a standby.
+    /// Network interfaces to the clients: when all of them lack a link, the pool is handed over to a standby.
     pub client_interfaces: Vec<String>,
-    /// The control socket.
+    /// Path of the control socket.
     pub socket: PathBuf,
-    /// Directory of the retained memory.
+    /// Directory of the files of retained memory.
     pub memory_dir: PathBuf,
     /// NBD listeners and exports.
     pub nbd: NbdConfig,
-    /// iSCSI portals.
+    /// Addresses of iSCSI portals.
     pub iscsi: Vec<ListenAddr>,
-    /// The iSCSI paths of this server, among those of other servers of the pool.
+    /// The iSCSI paths of this server, among the paths of other servers of the pool.
     pub iscsi_paths: IscsiPaths,
     /// Limits on iSCSI sessions.
     pub iscsi_limits: SessionLimits,
@@ -456,13 +456,13 @@ pub struct ServeConfig {
     pub chap_algorithms: Vec<Algorithm>,
     /// Targets that are created or updated when the server starts; their numbers are assigned then.
     pub iscsi_targets: Vec<Target>,
-    /// Limits on connections; the limit of file descriptors can reduce them.
+    /// Limits on connections; the process's limit of file descriptors can reduce them.
     pub connections: ConnectionLimits,
     /// Limits on memory for clients.
     pub client_memory: MemoryLimits,
-    /// The API over TCP.
+    /// Configuration of the API over TCP.
     pub http: HttpConfig,
-    /// File of the audit log.
+    /// File of the audit log; `None` for no file.
     pub audit: Option<PathBuf>,
     /// Policy for imports from URLs.
     pub imports: FetchPolicy,
@@ -472,13 +472,13 @@ pub struct ServeConfig {
     pub store_limit: Option<u64>,
     /// Hard disks whose speed the store emulates.
     pub store_slow: Option<DiskArray>,
-    /// The log of the server.
+    /// Configuration of the server's log messages.
     pub log: LogConfig,
     /// Volumes with separate metrics.
     pub metrics: VolumeSeries,
     /// Configuration of the pool.
     pub pool: PoolConfig,
-    /// The file that values are from.
+    /// The file from which values were read.
     pub source: Option<Source>,
 }
 
@@ -588,7 +588,7 @@ struct Budgets {
 }
 
 impl Budgets {
-    /// The configured sizes, and for the other budgets defaults that fit the limit.
+    /// The configured budgets; for all other budgets, defaults that fit the memory limit.
     fn fitted(cache: Option<Size>, file: &ConfigFile, limit: Option<u64>) -> Budgets {
         let (memory, default) = (&file.memory, PoolConfig::default());
         let budget = |configured: Option<Size>, usual, least| Budget {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// `[nbd]`.
+/// The section `[nbd]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NbdSection {
@@ -22,10 +22,10 @@ pub struct NbdSection {
     /// Whether addresses that other machines can reach may be served without TLS.
     #[serde(default)]
     pub allow_remote: bool,
-    /// TLS.
+    /// Settings of TLS.
     #[serde(default)]
     pub tls: TlsSection,
-    /// `[[nbd.listener]]`
+    /// The sections `[[nbd.listener]]`.
     #[serde(default)]
     pub listener: Vec<NbdListenerSection>,
 }
@@ -34,24 +34,25 @@ pub struct NbdSection {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NbdListenerSection {
-    /// Addresses.
+    /// Addresses of the listener.
     pub listen: Vec<ListenAddr>,
-    /// Exported disks; all if absent.
+    /// Name patterns of the exported disks; all disks if absent.
     pub exports: Option<Vec<NamePattern>>,
     /// Whether writes are refused.
     #[serde(default)]
     pub read_only: bool,
-    /// As `nbd.tls.mode`, for these addresses.
+    /// TLS mode for these addresses; the default is `nbd.tls.mode`.
     pub tls: Option<TlsMode>,
-    /// As `nbd.allow_remote`, for these addresses.
+    /// Like `nbd.allow_remote`, but for these addresses.
     #[serde(default)]
     pub allow_remote: bool,
-    /// Exports visible to each client certificate; if empty, all clients see all exports of the listener.
+    /// Exports that each client certificate sees. If this is empty, all clients see all exports of the
+    /// listener.
     #[serde(default)]
     pub clients: BTreeMap<SubjectPattern, Vec<NamePattern>>,
 }
 
-/// `[nbd.tls]`.
+/// The section `[nbd.tls]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsSection {

@@ -3,7 +3,7 @@
 /// Characters of a name for each of which one may be changed between a name and the name that was probably
 /// meant.
 const CHARS_PER_CHANGE: usize = 3;
-/// Maximum number of changes.
+/// Maximum number of changed characters between an unknown key and a suggested key.
 const MAX_CHANGES: usize = 2;
 
 /// The message of the parser about an unknown key, in our words; other messages stay as they are.
@@ -20,7 +20,7 @@ pub(super) fn explain(message: &str) -> String {
     }
 }
 
-/// The known name that was probably meant, if one is near enough.
+/// Returns the known name that was probably meant, if a known name is near enough.
 pub(crate) fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (changes, name) = known.map(|name| (changes(unknown, name), name)).min()?;
     // Names of a fleet differ in their numbers: another number is another machine.

@@ -12,24 +12,24 @@ use super::ConfigError;
 
 /// Minimum size limit of a pool.
 const MIN_STORE: u64 = 64 << 20;
-/// Longest name of a network interface (`IFNAMSIZ`).
+/// Maximum length of the name of a network interface (`IFNAMSIZ`).
 const MAX_INTERFACE: usize = 15;
 
-/// `[store]`.
+/// The section `[store]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreSection {
-    /// Pool in Ceph; without it, the pool is in the data directory.
+    /// Address of a pool in Ceph; without it, the pool is in the data directory.
     #[serde(default, deserialize_with = "rados_address")]
     pub pool: Option<RadosAddress>,
-    /// Configuration file of Ceph.
+    /// Path of the configuration file of Ceph.
     pub ceph_conf: Option<PathBuf>,
-    /// Ceph user.
+    /// Name of the Ceph user.
     pub ceph_user: Option<String>,
     /// Whether the addresses are bound only when no other server holds the pool.
     #[serde(default)]
     pub standby: bool,
-    /// Network interfaces of the clients: when all of them lack a link, the pool is handed over to a standby.
+    /// Network interfaces to the clients: when all of them lack a link, the pool is handed over to a standby.
     #[serde(default)]
     pub client_interfaces: Vec<String>,
     /// Maximum size of the pool; without it, the whole file system.
@@ -42,7 +42,7 @@ pub struct StoreSection {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowSection {
-    /// Number of disks.
+    /// Number of slow disks.
     pub spindles: u32,
     /// Mean seek time in milliseconds.
     pub seek_ms: u32,
@@ -65,18 +65,18 @@ pub struct StoreFlags {
 /// A pool in Ceph.
 #[derive(Debug, Clone)]
 pub struct RadosPool {
-    /// Its address.
+    /// Address of the pool.
     pub address: RadosAddress,
-    /// How to reach the cluster.
+    /// How to reach the Ceph cluster.
     pub options: RadosOptions,
 }
 
 /// Where a pool is.
 #[derive(Debug, Clone)]
 pub enum PoolLocation {
-    /// In a directory.
+    /// The pool is in a directory.
     Directory(PathBuf),
-    /// In Ceph.
+    /// The pool is in Ceph.
     Rados(RadosPool),
 }
 
@@ -145,7 +145,7 @@ impl StoreSection {
 }
 
 impl PoolLocation {
-    /// The pool of these options; without one, that in the directory `data`.
+    /// Returns the pool that the options name; if they name no pool, the pool in the directory `data`.
     pub fn new(data: &Path, flags: StoreFlags) -> Result<PoolLocation, ConfigError> {
         let StoreFlags { pool, ceph_conf, ceph_user, standby } = flags;
         let Some(address) = pool else {

@@ -37,8 +37,8 @@ impl Server<'_> {
         Candidate::new(&self.config.location).await.map_err(failed)
     }
 
-    /// Opens the store, and binds the sockets. `None` if a signal to stop arrives while another server holds
-    /// the pool. The portals that were served until then are returned as well.
+    /// Opens the store, and binds the sockets. Returns `None` if a signal to stop arrives while another
+    /// server holds the pool. Also returns the portals that were served while waiting.
     pub(super) async fn open_store_and_bind(
         &mut self,
         mut inherited: Inherited,
@@ -80,7 +80,7 @@ impl Server<'_> {
         let begins = Mutex::new(Some(begins));
         let waits = move || {
             if let Some(begins) = begins.lock().take() {
-                // Without portals, nothing waits for it.
+                // Without portals, no task waits for this.
                 let _ = begins.send(());
             }
         };

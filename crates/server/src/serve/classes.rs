@@ -1,5 +1,5 @@
-//! Learning of block classes in the background: each disk that the engine reports as changed, one after the
-//! other.
+//! Learning of block classes in the background: the disks that the engine reports as changed are scanned one
+//! after another.
 
 use forebay_control::operations::Control;
 

@@ -13,13 +13,13 @@ pub enum ServeError {
     /// A value of the configuration file is the cause.
     #[error("{path}, line {line}: {key}: {error}")]
     At {
-        /// The file.
+        /// Path of the configuration file.
         path: String,
         /// The line, counted from 1.
         line: usize,
-        /// The key.
+        /// Name of the key.
         key: &'static str,
-        /// The error.
+        /// The error that the value of the key caused.
         error: Box<ServeError>,
     },
     /// A basic system call failed.
@@ -35,24 +35,24 @@ pub enum ServeError {
     Store {
         /// Where the pool is.
         pool: String,
-        /// The error of the store.
+        /// The error that the store reported.
         source: forebay_store::StoreError,
     },
     /// The data directory cannot be used.
     #[error("cannot use the data directory {path}: {error}")]
     Data {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The error of the system.
+        /// The error that the system reported.
         error: std::io::Error,
     },
-    /// The pool is in Ceph, and there is another one in the data directory.
+    /// The configured pool is in Ceph, but the data directory contains another pool.
     #[error(
         "the data directory {path} contains a pool, and this server is to serve {pool}: use another directory with --data, \
          or serve the pool in it without --pool"
     )]
     TwoPools {
-        /// The data directory.
+        /// Path of the data directory.
         path: PathBuf,
         /// The address of the pool in Ceph.
         pool: String,
@@ -69,9 +69,9 @@ pub enum ServeError {
     /// The path of the control socket is too long for the system.
     #[error("the socket path {path} is too long: use --socket with at most {max} bytes")]
     SocketPath {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// Longest path, in bytes.
+        /// Maximum length of a path, in bytes.
         max: usize,
     },
     /// The certificate of the API cannot be used.
@@ -80,9 +80,9 @@ pub enum ServeError {
     /// The audit log cannot be opened.
     #[error("cannot open the audit log {path}: {error}")]
     Audit {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// The error that the system reported.
         error: std::io::Error,
     },
     /// The NBD server cannot start.
@@ -94,9 +94,9 @@ pub enum ServeError {
     /// A socket that the service manager passed cannot be used.
     #[error("the socket '{name}' that the service manager passed cannot be used: {error}")]
     Passed {
-        /// Its name.
+        /// Name of the inherited socket.
         name: String,
-        /// The error.
+        /// The error that the system reported.
         error: std::io::Error,
     },
     /// A socket that the service manager passed has an address that is not configured.
@@ -105,9 +105,9 @@ pub enum ServeError {
          the configuration, or remove it from the socket unit"
     )]
     NotConfigured {
-        /// Its name.
+        /// Name of the inherited socket.
         name: String,
-        /// Its address.
+        /// Address of the inherited socket.
         address: ListenAddr,
     },
     /// The addresses of the predecessor differ from those of the configuration.
@@ -122,9 +122,9 @@ pub enum ServeError {
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
-        /// The address.
+        /// Address of the API.
         address: String,
-        /// The error of the system.
+        /// The error that the system reported.
         reason: String,
     },
 }

@@ -55,7 +55,7 @@ mod tests {
     use crate::config::{ConfigFile, HttpFlags, NbdFlags, Overrides, ServeConfig};
     use crate::serve::check;
 
-    /// The message for a file with these lines after the first one, and options.
+    /// Returns the message for a file that has these lines after its first line, and for options.
     fn message_of(text: &str, flags: Overrides) -> String {
         let file = ConfigFile::parse("f.toml", &format!("data = \"/pool\"\n{text}")).unwrap();
         check(&ServeConfig::resolve(file, flags).unwrap()).unwrap_err().to_string()

@@ -76,7 +76,7 @@ use services::{Prepared, Services};
 use upgrade::replace::{Outcome, Resumption, cut, replace};
 use upgrade::{Binary, HandedOver, Successor, stop_successor};
 
-/// Longest time for each step of the new process in an upgrade, unless the request has another one.
+/// Default for the maximum time of each step of the new process in an upgrade.
 const UPGRADE_STEP: Duration = Duration::from_secs(10);
 /// Time for the last replies of the API before the process of a predecessor ends.
 const LAST_REPLIES: Duration = Duration::from_secs(1);
@@ -142,7 +142,7 @@ async fn start(
         return Ok(());
     };
     let Some(open) = server.open_pool_unless_stopped(store).await? else {
-        // Removes the files.
+        // Dropping the sockets removes their files.
         drop(sockets);
         exit_while_opening();
     };
@@ -199,7 +199,7 @@ async fn take_over<'a>(
 /// What exists as long as the process, also while it has no pool.
 struct Server<'a> {
     config: &'a ServeConfig,
-    /// The configuration in effect: it differs from `config` after a reload.
+    /// Holds the configuration in effect, which differs from `config` after a reload.
     reloader: Arc<Reloader>,
     binary: Binary,
     descriptors: Descriptors,
@@ -208,7 +208,7 @@ struct Server<'a> {
     /// The target port groups of the pool.
     groups: Arc<PortGroups>,
     signals: Signals,
-    /// SIGUSR2.
+    /// The signal SIGUSR2, which requests an upgrade.
     upgrade_signal: Signal,
     upgrades: mpsc::Sender<ServerRequest>,
     requests: mpsc::Receiver<ServerRequest>,
@@ -218,7 +218,7 @@ struct Server<'a> {
 struct Continue {
     how: How,
     kept: Sockets,
-    /// Reports the failure; whether the server was interrupted.
+    /// Reports the failure; the parameter states whether the server was interrupted.
     report: Box<dyn FnOnce(bool)>,
 }
 
@@ -231,7 +231,7 @@ enum How {
 type Succeeded<T> = (T, Vec<JoinHandle<()>>, oneshot::Sender<Result<T, ControlError>>);
 
 impl Continue {
-    /// `None` if the server stops.
+    /// The next step; `None` if the server stops.
     fn after<T: 'static>(
         outcome: Outcome<T>,
         kept: Option<Sockets>,

@@ -8,7 +8,7 @@ use super::ownership::lease::Lease;
 use super::ownership::loss::Loss;
 use super::{EngineThread, ServeError};
 
-/// See the module.
+/// A pool that this server has open; see the module documentation.
 pub(super) struct OpenPool {
     pub pool: Arc<Pool>,
     pub store: Arc<Lease>,

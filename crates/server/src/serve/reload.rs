@@ -39,7 +39,7 @@ pub(super) struct Followers {
     pub https: Option<Arc<HttpsCertificate>>,
     pub access: Arc<Access>,
     pub limits: LimitsHandle,
-    /// Most connections that the descriptors allow.
+    /// Maximum number of connections that the file descriptors allow.
     pub most_connections: usize,
     pub budgets: watch::Sender<Budgets>,
 }
@@ -74,7 +74,7 @@ impl Reloader {
             tracing::warn!("{key} cannot change while the server runs; {with} applies it");
         }
         let applied = apply(&old, new, followers).await;
-        // With the values in effect: others apply later, and are compared then.
+        // The values in effect are compared: other values apply later, and are compared then.
         if changed.iter().any(|(key, by)| key.starts_with("memory.") && *by == AppliedBy::Reload) {
             memory_limits::log_warnings(&applied, memory_limits::Measured::AtReload);
         }
@@ -88,7 +88,7 @@ impl Reloader {
     }
 }
 
-/// The keys with different values.
+/// The keys whose values differ between two configurations.
 fn changed(old: &ServeConfig, new: &ServeConfig) -> Vec<(&'static str, AppliedBy)> {
     let (old, new) = (settings(old), settings(new));
     let of = |key| new.iter().find(|s| s.key == key);

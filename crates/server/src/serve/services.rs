@@ -68,22 +68,22 @@ pub(super) struct Prepared {
     http: Option<TcpListener>,
     http_hosts: Arc<[String]>,
     https: Option<Arc<HttpsCertificate>>,
-    /// Where requests of the API are served.
+    /// Runtime on which requests of the API are served.
     requests: Handle,
     access: Arc<Access>,
     api_connections: usize,
     most_connections: usize,
-    /// A copy of the read cache of the former process.
+    /// A copy of the read cache of the former process, in an upgrade.
     cache: Option<CacheCopy>,
-    /// For other servers of a pool in Ceph.
+    /// Publishes what other servers of a pool in Ceph need to know.
     publisher: Option<Publisher>,
-    /// Those servers.
+    /// Watches the standbys of a pool in Ceph.
     standbys: Option<StandbyWatch>,
-    /// The network interfaces of the clients, if the pool is in Ceph.
+    /// The network interfaces to the clients, if the pool is in Ceph.
     client_interfaces: Vec<String>,
     /// What metrics report in addition to the pool.
     observed: Observed,
-    /// Number of connections that continue.
+    /// Number of connections of the former process that continue.
     pub resumed: usize,
 }
 
@@ -95,7 +95,7 @@ pub(super) struct Services {
     pub units: Arc<Units>,
     /// Tasks that serve the listeners of the API.
     pub listeners: Vec<JoinHandle<()>>,
-    /// Tasks that are aborted on a stop.
+    /// Tasks that are aborted when the server stops.
     pub background: Vec<JoinHandle<()>>,
 }
 

@@ -1,4 +1,4 @@
-//! Needs of a fleet from what a running server has measured on a smaller one.
+//! Needs of a fleet, from what a running server has measured on a smaller fleet.
 
 use forebay_api::{ActivityView, ServerView, StatsView};
 
@@ -6,15 +6,15 @@ use super::{BOOT_S, Fleet, LIVE_SHARE, Memory, Needs, cores};
 
 /// The counters of a server.
 pub struct Measured<'a> {
-    /// The pool.
+    /// Statistics of the pool.
     pub stats: &'a StatsView,
-    /// Its disks.
+    /// Activity of the pool's disks.
     pub disks: &'a [ActivityView],
-    /// The process.
+    /// Figures of the server process.
     pub server: &'a ServerView,
 }
 
-/// Least time and operations from which figures are computed.
+/// Minimum time and minimum number of operations from which figures are computed.
 const MIN_UPTIME_S: u64 = 60;
 const MIN_OPS: u64 = 1000;
 

@@ -33,7 +33,7 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Operations of a second of work, and the share of reads.
+    /// Returns the operations per second of a desktop at work, and the share of reads among them.
     fn work(self) -> (f64, f64) {
         match self {
             Profile::Task => (8.0, 0.5),
@@ -60,7 +60,7 @@ pub enum ImageKind {
 }
 
 impl ImageKind {
-    /// Size, and bytes of data.
+    /// Size of the image, and bytes of data in it.
     fn bytes(self) -> (f64, f64) {
         let gib = 1024.0 * MIB;
         match self {
@@ -72,27 +72,27 @@ impl ImageKind {
     }
 }
 
-/// A fleet.
+/// A fleet of desktops.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fleet {
-    /// Desktops that work at the same time.
+    /// Number of desktops that work at the same time.
     pub desktops: u32,
-    /// The work.
+    /// The work of the users.
     pub profile: Profile,
-    /// The image.
+    /// The image of the desktops.
     pub image: ImageKind,
-    /// Memory of the read cache; without it, it is recommended.
+    /// Memory of the read cache; `None` for the recommended size.
     pub read_cache: Option<u64>,
-    /// Memory for writes of desktops; without it, it is recommended.
+    /// Memory for writes of desktops; `None` for the recommended size.
     pub desktop_memory: Option<u64>,
     /// Hours of work before a desktop is reset.
     pub hours: f64,
 }
 
-/// Seconds of the published phases.
+/// Duration of the published phases in seconds.
 const BOOT_S: f64 = 480.0;
 const WORK_S: f64 = 2700.0;
-/// Published operations of one of several desktops.
+/// Published operations of one desktop, when several desktops run.
 const BOOT_OPS: f64 = 25_272.0;
 const VSI_WORK_OPS: f64 = 20_009.0;
 /// Bytes of the image that a boot and a logon read, as a share of the data of the image of bench-vdi.
@@ -128,25 +128,25 @@ const LIVE_SHARE: f64 = 0.75;
 /// What a fleet needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Needs {
-    /// Memory of the read cache.
+    /// Bytes of memory for the read cache.
     pub read_cache_bytes: u64,
-    /// Memory for writes of desktops.
+    /// Bytes of memory for writes of desktops.
     pub desktop_memory_bytes: u64,
-    /// Resident memory of the server.
+    /// Bytes of the resident memory of the server.
     pub ram_bytes: u64,
-    /// Capacity of the store.
+    /// Bytes of the store's capacity.
     pub capacity_bytes: u64,
-    /// Operations of all guests in a second, while all boot, and at work.
+    /// Operations of all guests in a second, while all guests boot.
     pub guest_boot_iops: f64,
-    /// The same at work.
+    /// Operations of all guests in a second, while all guests work.
     pub guest_work_iops: f64,
-    /// Store operations in a second, while all boot without a boot profile.
+    /// Store operations in a second, while all guests boot without a boot profile.
     pub store_boot_iops: f64,
-    /// The same at work.
+    /// Store operations in a second, while all guests work.
     pub store_work_iops: f64,
-    /// Data-plane threads.
+    /// Number of data-plane threads.
     pub cores: u32,
-    /// What this rests on.
+    /// The assumptions on which the figures rest.
     pub assumptions: Vec<String>,
 }
 
@@ -162,7 +162,7 @@ impl Fleet {
         f64::from(self.desktops.max(1))
     }
 
-    /// Work relative to that of Login VSI Medium.
+    /// Work of a user relative to Login VSI Medium.
     fn intensity(&self) -> f64 {
         self.profile.work().0 * WORK_S / VSI_WORK_OPS
     }
@@ -188,7 +188,7 @@ impl Fleet {
         Memory { read_cache, desktops, ram: budgets * OVERHEAD + OVERHEAD_BYTES }
     }
 
-    /// Computes the needs.
+    /// Computes what the fleet needs.
     pub fn needs(&self) -> Needs {
         let n = self.count();
         let (_, image) = self.image.bytes();

@@ -13,23 +13,23 @@ use forebay_store::Image;
 /// A part of the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Home {
-    /// A superblock copy.
+    /// A copy of the superblock.
     Superblock(usize),
-    /// An object.
+    /// The object of a segment.
     Object(SegmentId),
 }
 
 /// A range of bytes of the medium.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// The part.
+    /// The part of the medium that contains the piece.
     pub home: Home,
     /// The range of bytes.
     pub range: Range<usize>,
 }
 
 impl Piece {
-    /// Its bytes.
+    /// Bytes of the piece.
     pub fn bytes<'a>(&self, image: &'a Image) -> &'a [u8] {
         match self.home {
             Home::Superblock(copy) => {
@@ -39,7 +39,7 @@ impl Piece {
         }
     }
 
-    /// Its bytes, mutable.
+    /// Bytes of the piece, mutable.
     pub fn bytes_mut<'a>(&self, image: &'a mut Image) -> &'a mut [u8] {
         match self.home {
             Home::Superblock(copy) => {
@@ -58,17 +58,17 @@ impl Piece {
 /// The ranges covered by checksums, and the ranges that contain references.
 #[derive(Default)]
 pub struct Atlas {
-    /// Fields by structure and name, except checksums and magic numbers.
+    /// Fields by structure and name, without checksums and magic numbers.
     pub fields: BTreeMap<(&'static str, &'static str), Vec<Piece>>,
     /// Stored nodes, and blocks that are stored raw: their CRC-32C is in the structure that refers to them.
     pub referred: Vec<Piece>,
-    /// The structures that refer to them: nodes, checkpoints, entries, directories, relocation maps.
+    /// The structures that refer to `referred`: nodes, checkpoints, entries, directories, relocation maps.
     pub referring: Vec<Piece>,
     /// Segment headers and footers.
     pub headers: Vec<Piece>,
     /// Footers with their directories.
     pub directories: Vec<(Piece, Piece)>,
-    /// Relocation maps.
+    /// Pieces that are relocation maps.
     pub relocations: Vec<Piece>,
     /// Batches by sequence number.
     pub batches: Vec<(u64, Piece)>,
@@ -78,7 +78,7 @@ pub struct Atlas {
     pub page_directories: Vec<Piece>,
     /// Pieces of roots of checkpoints.
     pub blobs: Vec<Piece>,
-    /// Superblock copies.
+    /// Pieces that are superblock copies.
     pub superblocks: Vec<Piece>,
 }
 

@@ -32,7 +32,7 @@ impl Original {
         let kinds: Vec<_> = self.atlas.fields.iter().filter(|(_, pieces)| !pieces.is_empty()).collect();
         for _ in 0..*rng.pick(&[1, 1, 1, 2, 4]) {
             let (name, pieces) = rng.pick(&kinds);
-            // Often every such field of the pool, so that the ones in use are included.
+            // Often all such fields of the pool are changed, so that the fields in use are included.
             let value = rng.fork();
             let chosen = match rng.below(4) {
                 0 => pieces.to_vec(),
@@ -107,8 +107,8 @@ impl Original {
         }
     }
 
-    /// Replaces the checksums of lower pieces that have changed; returns the old and new checksums of those
-    /// among these pieces that have.
+    /// Replaces the checksums of lower pieces that have changed. Returns the old and new checksums of those
+    /// among `pieces` that have changed.
     fn seal_pieces(&self, image: &mut Image, pieces: &[Piece], below: &[(u64, u64)]) -> Vec<(u64, u64)> {
         let mut changed = Vec::new();
         for piece in pieces {

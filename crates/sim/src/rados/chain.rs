@@ -12,22 +12,22 @@ use crate::recover::{Found, no_silent_loss, recover};
 /// What an owner found when it opened the pool.
 pub(super) struct Findings {
     pub disks: BTreeMap<String, Found>,
-    /// Disks that refused clients.
+    /// Names of disks that refused clients.
     pub refused: BTreeSet<String>,
-    /// What became of the memory of the owner before.
+    /// Fate of the retained memory of the previous owner.
     pub memory: MemoryFate,
 }
 
 /// An owner that has a successor, and may not have noticed.
 pub(super) struct Shadow {
     term: u64,
-    /// Its history, which continues.
+    /// The history of the owner, which continues.
     model: Rc<RefCell<Model>>,
     /// What the next owner found when it opened the pool.
     found: Rc<Findings>,
 }
 
-/// See the module.
+/// The chain of owners of a pool; see the module documentation.
 pub(super) struct Chain {
     /// The highest term for which a server has completed its claim.
     top: u64,
@@ -35,9 +35,9 @@ pub(super) struct Chain {
     model: Rc<RefCell<Model>>,
     term: u64,
     machine: Option<usize>,
-    /// What has become of its memory. While it runs, this has no meaning.
+    /// Fate of the retained memory of that owner. It has no meaning while the owner runs.
     pub fate: MemoryFate,
-    /// That history as of the first claim after it.
+    /// The history of that owner as of the first claim after it.
     claimed: Option<Model>,
     /// Disks to which owners since then have admitted clients, possibly before they lost the pool again.
     pub admitted: BTreeSet<String>,
@@ -47,7 +47,7 @@ pub(super) struct Chain {
 /// A claim of a server.
 pub(super) struct Claimed {
     pub term: u64,
-    /// The history to be compared with what it finds; `None` if it has a successor already.
+    /// The history to be compared with what the server finds; `None` if the claim has a successor already.
     pub model: Option<Model>,
     /// The machine of this server has memory of the last owner, which is not the one before it: other servers
     /// may have opened the pool in between.
@@ -74,7 +74,7 @@ impl Chain {
         self.machine
     }
 
-    /// A server has completed a claim.
+    /// Records that a server has completed a claim.
     pub fn claim(&mut self, term: u64, machine: usize) -> Claimed {
         if term < self.top {
             return Claimed { term, model: None, is_stale: false };

@@ -25,45 +25,46 @@ use crate::round::start_clients;
 const EVENTS: [u64; 5] = [20, 200, 1_000, 4_000, 12_000];
 /// Everything that was sent has arrived after this time.
 const ALL_ARRIVED: u64 = 120_000;
-/// A takeover is complete after this time: late answers can follow each other.
+/// Time after which a takeover is complete: late answers can follow each other.
 const TAKEOVER: u64 = 3_600_000;
 
 /// What happened in a round, so that tests can check that it was not idle.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen {
-    /// Hash of everything that happened.
+    /// Hash of all events of the round.
     pub trace: u64,
-    /// Terms of the pool.
+    /// Number of terms of the pool.
     pub terms: u64,
-    /// Owners that lost the pool while they ran.
+    /// Number of owners that lost the pool while they ran.
     pub superseded: u64,
-    /// Owners that closed the pool.
+    /// Number of owners that closed the pool.
     pub closed: u64,
-    /// Pools that were released to an heir.
+    /// Number of times that the pool was released to an heir.
     pub handed_over: u64,
-    /// Heirs that failed: while they waited, after the release, after the swap, before and after the verdict.
+    /// Number of heirs that failed: while they waited, after the release, after the swap, before and after
+    /// the verdict.
     pub failed_heirs: [u64; 5],
-    /// Pools that their former owner took back.
+    /// Number of times that the former owner took the pool back.
     pub taken_back: u64,
-    /// Operations that the simulated cluster refused because a later owner had raised the term of the
-    /// object.
+    /// Number of operations that the simulated cluster refused because a later owner had raised the term of
+    /// the object.
     pub outdated: u64,
-    /// How often OSDs hung.
+    /// Number of times that OSDs hung.
     pub hangs: u64,
 }
 
 /// When an heir fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// At this time.
+    /// The heir fails at this time.
     At(Duration),
-    /// When the pool is released to it.
+    /// The heir fails when the pool is released to it.
     Released,
-    /// When it has the term.
+    /// The heir fails when it has the term.
     Taken,
-    /// When it opens the pool.
+    /// The heir fails when it opens the pool.
     Opening,
-    /// When it serves clients.
+    /// The heir fails when it serves clients.
     Ready,
 }
 
@@ -74,19 +75,19 @@ struct Doom {
     until: Duration,
 }
 
-/// A running server.
+/// A server that is running on a machine.
 struct Seat {
     server: Rc<Server>,
-    /// Its clients that run, once they were started.
+    /// Number of the server's clients that run, once they were started.
     running: Option<Rc<Cell<u64>>>,
-    /// Paused or cut off until then.
+    /// Time until which the server is paused or cut off.
     until: Option<Duration>,
     was_superseded: bool,
 }
 
-/// See the module.
+/// A round with a pool in RADOS; see the module documentation.
 pub struct RadosRound {
-    /// The world.
+    /// The executor of all tasks of the round.
     exec: Executor,
     rados: Arc<SimulatedRados>,
     chain: Rc<RefCell<Chain>>,
@@ -94,24 +95,24 @@ pub struct RadosRound {
     pub plan: Plan,
     rng: Rng,
     machines: Vec<Arc<Machine>>,
-    /// By machine.
+    /// Servers, indexed by their machine.
     seats: Vec<Option<Seat>>,
     events: u64,
     may_be_full: bool,
-    /// It often is, and removals are late.
+    /// Whether the store often is full, and removals are late.
     is_scarce: bool,
     /// The weight of handovers among the events.
     handovers: u64,
-    /// The same of OSDs that hang.
+    /// The weight of hanging OSDs among the events.
     hangs: u64,
     doomed: Option<Doom>,
-    /// Until when some placement groups hang.
+    /// Time until which some placement groups hang.
     hung_until: Option<Duration>,
     seen: Seen,
 }
 
 impl RadosRound {
-    /// The round of a seed, with at most `ops` operations of an owner at a time.
+    /// Makes the round of a seed, with at most `ops` operations of an owner at a time.
     pub fn new(seed: u64, ops: Option<u64>) -> RadosRound {
         let mut rng = Rng::new(seed);
         let mut plan = Plan::new(&mut rng, ops);
@@ -147,14 +148,14 @@ impl RadosRound {
         }
     }
 
-    /// The cluster breaks a rule.
+    /// Makes the cluster break a rule.
     #[must_use]
     pub fn with_broken(self, broken: Broken) -> RadosRound {
         self.rados.set_broken(broken);
         self
     }
 
-    /// The engine breaks a rule.
+    /// Makes the engine break a rule.
     #[must_use]
     pub fn with_mutation(mut self, mutation: Mutation) -> RadosRound {
         self.plan.pool.mutation = mutation;
@@ -184,7 +185,8 @@ impl RadosRound {
         self.start_as(index, None);
     }
 
-    /// Starts a server: a new one, or one that continues as the former owner of a pool that it handed over.
+    /// Starts a server: a new server, or a server that continues as the former owner of a pool that it handed
+    /// over.
     fn start_as(&mut self, index: usize, former: Option<(String, u64)>) {
         let client = self.rados.client();
         let (number, machine) = (client.number(), self.machines[index].clone());
@@ -255,7 +257,7 @@ impl RadosRound {
             }
             if stage == Stage::Ready {
                 if seat.has_latched() {
-                    // Its process ends.
+                    // The process of the server ends.
                     let fate = self.fate();
                     self.kill(index, fate);
                     continue;
@@ -273,7 +275,7 @@ impl RadosRound {
                 self.kill(index, MemoryFate::Kept);
                 if let (true, Some(term)) = (server.has_handed_over.get(), term) {
                     self.seen.handed_over += 1;
-                    // It usually awaits the outcome; otherwise it has died.
+                    // The server usually waits for the outcome; otherwise it has died.
                     if self.rng.percent(70) {
                         self.start_as(index, Some((server.name.clone(), term)));
                     }
@@ -346,7 +348,7 @@ impl RadosRound {
         note!("{:?} server {} is to hand the pool over to {}", self.exec.now(), server.number, heir.name);
         self.exec.spawn_in(server.number, "hand over", server.hand_over(heir.name.clone()));
         self.choose_doom(heir);
-        // Usually there is no other event until then.
+        // Usually no other event follows before that time.
         if self.rng.percent(70) {
             let time = self.rng.range(2_000, 9_000);
             self.pass(time);
@@ -427,7 +429,7 @@ impl RadosRound {
         }
     }
 
-    /// An OSD hangs: some placement groups do not answer. Usually the one of the header does.
+    /// Lets an OSD hang: some placement groups do not answer. Usually the group of the header does.
     fn hang(&mut self) {
         let mut groups: Vec<u64> = (0..GROUPS).filter(|_| self.rng.percent(40)).collect();
         if self.rng.percent(80) {
@@ -452,7 +454,8 @@ impl RadosRound {
         }
     }
 
-    /// All servers end. A last one finds the contents, and finds them again when nothing can arrive any more.
+    /// Ends all servers. A last server finds the contents; later, when no request can arrive any more, it
+    /// must find the same contents again.
     fn finale(&mut self) {
         note!("{:?} the end", self.exec.now());
         self.rados.set_capacity(1 << 40);
@@ -479,7 +482,7 @@ impl RadosRound {
         let begun = self.exec.now();
         loop {
             let Some(seat) = &self.seats[index] else {
-                // It was refused.
+                // The claim was refused.
                 self.start(index);
                 continue;
             };

@@ -20,18 +20,18 @@ use crate::plan::Plan;
 use crate::round::admit_all;
 use crate::verify::{interesting, read_back};
 
-/// How far a server is.
+/// How far a server process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It waits for the pool.
+    /// The server waits for the pool.
     Waiting,
-    /// It has the pool and opens it.
+    /// The server has the pool and opens it.
     Opening,
-    /// Its pool has passed the verdict.
+    /// The server's pool has passed the verdict.
     Ready,
-    /// It closes the pool.
+    /// The server closes the pool.
     Closing,
-    /// It does nothing any more.
+    /// The server does nothing any more.
     Ended,
 }
 
@@ -47,17 +47,17 @@ pub(super) struct Server {
     pub chain: Rc<RefCell<Chain>>,
     pub plan: Plan,
     pub claim: Claim,
-    /// The name in the header.
+    /// Name of the server in the header.
     pub name: String,
     /// The term in which this server released the pool to an heir, as a former process.
     pub settles: Option<u64>,
-    /// It has released the pool to an heir.
+    /// The server has released the pool to an heir.
     pub has_handed_over: Cell<bool>,
-    /// It has taken the pool back.
+    /// Whether the server has taken the pool back.
     pub has_taken_back: Cell<bool>,
-    /// Check the pool before it is opened.
+    /// Whether the pool is checked before it is opened.
     pub checks: bool,
-    /// The pool may be full now and then.
+    /// Whether the pool may be full at times.
     pub may_be_full: bool,
     pub stage: Cell<Stage>,
     pub store: RefCell<Option<Arc<RadosStore>>>,
@@ -65,7 +65,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Whether the pool has another owner than this one had become.
+    /// Whether the pool has got another owner since this server became its owner.
     pub fn is_superseded(&self) -> bool {
         self.store.borrow().as_ref().is_some_and(|store| store.term() != self.rados.term())
     }
@@ -174,7 +174,7 @@ impl Server {
         }
     }
 
-    /// Compares the contents with the permitted ones. `None` if the pool has another owner.
+    /// Compares the contents with the permitted contents; `None` if the pool has another owner.
     async fn judge(&self, pool: &Arc<Pool>, model: Model, term: u64) -> Option<Rc<RefCell<Model>>> {
         let memory = model.memory;
         let found = async {
@@ -182,7 +182,8 @@ impl Server {
             let refused = admit_all(pool).await?;
             let disks = read_back(pool, interesting(&model), false).await?;
             if memory == MemoryFate::Kept {
-                // The model starts again from what was found, so a later one must not go back beyond it.
+                // The model starts again from the contents that were found, so a later owner must not go back
+                // beyond them.
                 pool.flush().await.map_err(|e| format!("flush of the contents of memory: {e}"))?;
                 assert!(refused.is_empty(), "no client lost a write, but {refused:?} are refused");
             }

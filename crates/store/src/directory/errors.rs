@@ -1,4 +1,4 @@
-//! The mapping of errno to [`StoreError`], the only one.
+//! The mapping of errno to [`StoreError`]. There is no other mapping.
 
 use std::io;
 

@@ -24,11 +24,11 @@ const SUFFIX: &str = ".seg";
 /// How the files are used.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Usage {
-    /// With `O_DIRECT`.
+    /// Files are opened with `O_DIRECT`.
     pub direct: bool,
-    /// Also with writes that are durable when they complete (`RWF_DSYNC`).
+    /// Files are also written by writes that are durable when they complete (`RWF_DSYNC`).
     pub synced_writes: bool,
-    /// Not only for reading.
+    /// Files are opened for writing, not only for reading.
     pub writable: bool,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Files {
     usage: Usage,
     /// The file system writes preallocated blocks in place.
     in_place: bool,
-    /// It records which preallocated blocks were written, in a journal for which a sync waits.
+    /// The file system records which preallocated blocks were written, in a journal for which a sync waits.
     in_journal: bool,
     /// The file system does not support preallocation.
     no_fallocate: AtomicBool,
@@ -61,8 +61,8 @@ struct Cached {
 }
 
 impl Cache {
-    /// Takes out the least recently used file that is not in use. The caller drops it without the lock of the
-    /// cache, which every read takes: to close a file can take long, in particular one that was deleted.
+    /// Takes out the least recently used file that is not in use. The caller drops the file without the lock
+    /// of the cache, which every read takes: closing a file can take long, in particular if it was deleted.
     fn evict(&mut self) -> Option<Cached> {
         let idle = self.open.iter().filter(|(_, c)| Arc::strong_count(&c.file) == 1);
         let oldest = idle.min_by_key(|(_, c)| c.used).map(|(id, _)| *id);
@@ -86,7 +86,7 @@ fn name_of(id: SegmentId) -> String {
     format!("{id}{SUFFIX}")
 }
 
-/// The object of a file name; `None` for a name that is not one of a segment file.
+/// The object of a file name; `None` if the name is not the name of a segment file.
 fn parse_name(name: &str) -> Option<SegmentId> {
     let id = SegmentId(u32::from_str_radix(name.strip_suffix(SUFFIX)?, 16).ok()?);
     (name_of(id) == name).then_some(id)
@@ -180,7 +180,7 @@ impl Files {
         self.keep(id, file)
     }
 
-    /// Deletes an object's file, durably; may block. Succeeds if it does not exist.
+    /// Deletes an object's file, durably; may block. Succeeds if the file does not exist.
     pub(super) fn delete(&self, id: SegmentId) -> io::Result<()> {
         let unlinked = match self.unlink(id) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -188,12 +188,13 @@ impl Files {
         };
         let closed = self.cache.lock().open.remove(&id);
         drop(closed);
-        // The directory is synced also if the file did not exist: an earlier delete may have failed half-way.
+        // The directory is synced even if the file did not exist: an earlier deletion may have failed
+        // half-way.
         unlinked.and_then(|()| self.dir.sync_all())
     }
 
-    /// All objects, by ascending number, with the lengths of selected ones; may block. Asking the file system
-    /// for a length costs much more than the name.
+    /// Lists all objects, by ascending number, with the lengths of the selected objects; may block. A length
+    /// costs a query of the file system, which takes much longer than reading a name.
     pub(super) fn list(&self, selected: &dyn Fn(SegmentId) -> bool) -> io::Result<Vec<ObjectStat>> {
         retry_shortage(|| self.list_once(selected))
     }
@@ -284,8 +285,8 @@ impl Files {
         Ok(file)
     }
 
-    /// Whether preallocated space suffices for everything written to it, however often: then such a write
-    /// cannot find the file system full, and `RWF_DSYNC`, which is supported here, makes it durable.
+    /// Whether preallocated space suffices for any number of writes to it. If so, such a write cannot find
+    /// the file system full, and `RWF_DSYNC`, which is supported here, makes it durable.
     pub(super) fn preallocates_for_overwrites(&self) -> bool {
         self.usage.synced_writes && self.in_place && !self.no_fallocate.load(Ordering::Relaxed)
     }
@@ -295,8 +296,8 @@ impl Files {
         !self.in_journal
     }
 
-    /// Whether the first synced write to preallocated space waits for the journal, and a later one does not:
-    /// see [`super::growing`].
+    /// Whether the first synced write to preallocated space waits for the journal, while a later write to it
+    /// does not: see [`super::growing`].
     pub(super) fn waits_for_journal(&self) -> bool {
         self.in_journal && self.preallocates_for_overwrites()
     }
@@ -365,7 +366,7 @@ mod tests {
         let file = files.create(SegmentId(1), 0).unwrap();
         files.delete(SegmentId(1)).unwrap();
         assert!(files.cached(SegmentId(1)).is_none());
-        // A concurrent reader that opened it before the deletion inserts it only now.
+        // A concurrent reader opened the file before the deletion, and inserts it only now.
         assert_eq!(files.keep(SegmentId(1), file).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(files.cached(SegmentId(1)).is_none());
     }

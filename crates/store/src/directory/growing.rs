@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use forebay_format::SegmentId;
 use parking_lot::Mutex;
 
-/// The objects appended to in this opening.
+/// The objects to which was appended since the store was opened.
 #[derive(Default)]
 pub(super) struct GrowingObjects {
     objects: Mutex<HashMap<SegmentId, Growing>>,
     recent: Mutex<Recent>,
-    /// Number of appends that a sync has to follow, over all objects. So the numbers of an object that was
-    /// deleted are lower than those of a later object with the same id.
+    /// Number of appends to all objects that a sync has to follow. Since it is common to all objects, the
+    /// numbers of a deleted object are lower than the numbers of a later object with the same id.
     unsynced: AtomicU64,
 }
 
@@ -31,35 +31,35 @@ pub(super) struct GrowingObjects {
 #[derive(Default)]
 struct Recent {
     all: u64,
-    /// Those of synced appends that are not large.
+    /// Bytes of synced appends that are not large.
     filled: u64,
 }
 
-/// Largest synced append for which an object is filled with zeroes.
+/// Maximum size of a synced append for which an object is filled with zeroes.
 const FILLED_FOR: u64 = 512 << 10;
 
-/// Zeroes are written after small synced appends, from the second one in succession on, ...
+/// Zeroes are written after small synced appends, beginning with this append in a succession of them, ...
 const FIRST_PADDED: u32 = 2;
 /// ... this many bytes at a time.
 const ZEROES_AHEAD: u64 = 256 << 10;
 
 struct Growing {
-    /// Offset of the next append.
+    /// Offset of the next append to the object.
     end: u64,
-    /// Its file was created ahead of the first append.
+    /// The object's file was created ahead of the first append.
     prepared: bool,
-    /// There was no room to preallocate its file.
+    /// Whether there was no room to preallocate the object's file.
     without_room: bool,
     appending: bool,
     /// An append or sync failed: bytes after the last successful sync can never be relied on.
     failed: bool,
-    /// The number of the last append that a sync has to follow, and of the last one that a sync has followed;
-    /// 0 for none.
+    /// Number of the last append that a sync has to follow; 0 for none.
     unsynced: u64,
+    /// Number of the last append that a sync has followed; 0 for none.
     synced: u64,
-    /// Small synced appends in succession.
+    /// Number of small synced appends in a row.
     small: u32,
-    /// End of the zeroes that were written ahead.
+    /// End of the zeroes that were written ahead of appends.
     zeroed: u64,
 }
 
@@ -87,7 +87,7 @@ impl GrowingObjects {
         recent.filled += if synced && len <= FILLED_FOR { len } else { 0 };
     }
 
-    /// Whether, since the last call, most bytes were in synced appends that are not large.
+    /// Whether most bytes since the last call were in synced appends that are not large.
     pub(super) fn gains_from_zeroes(&self) -> bool {
         let Recent { all, filled } = std::mem::take(&mut *self.recent.lock());
         filled > all / 2
@@ -98,8 +98,8 @@ impl GrowingObjects {
         self.objects.lock().insert(id, Growing { prepared: true, zeroed, ..Growing::new(0) });
     }
 
-    /// Begins an append. Returns whether the object's file exists, or `None` if an earlier append or a sync
-    /// failed; panics if it violates the contract.
+    /// Begins an append. Returns whether the object's file exists, or `None` if an earlier append or sync of
+    /// the object failed. Panics if the append violates the contract.
     pub(super) fn begin(&self, id: SegmentId, offset: u64) -> Option<bool> {
         let mut objects = self.objects.lock();
         let prepared = offset == 0 && objects.get_mut(&id).is_some_and(|o| std::mem::take(&mut o.prepared));
@@ -124,7 +124,7 @@ impl GrowingObjects {
         if object.small < FIRST_PADDED || end <= object.zeroed {
             return end;
         }
-        // If the append fails, the object fails.
+        // If the append fails, the whole object fails.
         object.zeroed = (end + ZEROES_AHEAD).min(most).max(end);
         object.zeroed
     }
@@ -134,13 +134,13 @@ impl GrowingObjects {
         self.objects.lock().entry(id).or_insert(Growing::new(0)).without_room = true;
     }
 
-    /// Whether space was preallocated for an object of this opening.
+    /// Whether space was preallocated for an object since the store was opened.
     pub(super) fn has_room(&self, id: SegmentId) -> bool {
         self.objects.lock().get(&id).is_none_or(|object| !object.without_room)
     }
 
-    /// Ends an append: at `end`, or with an error. `synced` states that it is durable, if everything before
-    /// it is.
+    /// Ends an append: at `end`, or with an error. `synced` states that the append is durable, provided that
+    /// everything before it is durable.
     pub(super) fn end(&self, id: SegmentId, end: Option<u64>, synced: bool) {
         if let Some(object) = self.objects.lock().get_mut(&id) {
             object.appending = false;
@@ -154,8 +154,8 @@ impl GrowingObjects {
         }
     }
 
-    /// Begins a sync; `None` if all completed appends are durable. Returns the number of the last append that
-    /// the sync makes durable, for [`Self::end_sync`].
+    /// Begins a sync; `None` if all completed appends of the object are durable. Returns the number of the
+    /// last append that the sync makes durable, for [`Self::end_sync`].
     pub(super) fn begin_sync(&self, id: SegmentId) -> Option<u64> {
         match self.objects.lock().get(&id) {
             Some(object) => {
@@ -177,7 +177,7 @@ impl GrowingObjects {
         self.objects.lock().entry(id).or_insert(Growing::new(0)).failed = true;
     }
 
-    /// Whether an append or sync failed.
+    /// Whether an append or sync of the object failed.
     pub(super) fn has_failed(&self, id: SegmentId) -> bool {
         self.objects.lock().get(&id).is_some_and(|object| object.failed)
     }

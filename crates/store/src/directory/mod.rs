@@ -60,7 +60,7 @@ pub struct DirectoryOptions {
     pub io: IoMode,
     /// Use `O_DIRECT` if the file system supports it.
     pub direct: bool,
-    /// Most segment files that are kept open in addition to those in use.
+    /// Maximum number of segment files that are kept open in addition to the files in use.
     pub open_files: usize,
 }
 
@@ -76,7 +76,7 @@ pub struct DirectoryStore {
     io: Arc<Io>,
 }
 
-/// State that operations in flight use as well.
+/// State of the store that operations in flight use as well.
 struct Shared {
     files: Files,
     superblock: Mutex<SuperblockFile>,
@@ -112,7 +112,7 @@ impl DirectoryStore {
     }
 
     /// Opens the store in `path` read-only; operations that would change it return [`StoreError::ReadOnly`].
-    /// Any number of readers, but no server, may have it open at the same time.
+    /// Any number of readers may have the store open at the same time, but no server.
     pub fn open_read_only(path: &Path, options: &DirectoryOptions) -> Result<Arc<DirectoryStore>> {
         DirectoryStore::start(path, open::open_read_only(path, options.direct)?, options, false)
     }

@@ -26,18 +26,18 @@ const PROBE: &str = "forebay.probe";
 /// Bytes of the superblock file.
 const SUPERBLOCK_BYTES: usize = 2 * COPY_BYTES;
 
-/// The opened files of a store, with its lock held until this is dropped.
+/// The opened files of a store. The lock of the store is held until this value is dropped.
 pub(super) struct OpenedFiles {
     pub(super) lock: Option<Lock>,
     pub(super) superblock: File,
     pub(super) segments: std::path::PathBuf,
     /// The file system supports `O_DIRECT`.
     pub(super) direct: bool,
-    /// Writes can be durable when they complete (`RWF_DSYNC`).
+    /// Writes to the files can be durable when they complete (`RWF_DSYNC`).
     pub(super) synced_writes: bool,
 }
 
-/// The held lock; the file contains the process id of a writer that holds it.
+/// The held lock of a store. A writer that holds it has its process id in the lock file.
 pub(super) struct Lock {
     file: File,
     exclusive: bool,
@@ -53,7 +53,8 @@ impl Drop for Lock {
     }
 }
 
-/// Opens for writing; creates the directory if it is missing, and the store if the directory is empty.
+/// Opens the store for writing; creates the directory if it is missing, and the store if the directory is
+/// empty.
 pub(super) fn open(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     let what = || format!("opening the store {}", dir.display());
     create_durably(dir).map_err(|e| opening_error(what, &e))?;
@@ -96,8 +97,8 @@ struct Writes {
     synced: bool,
 }
 
-/// Tries out writes with a file in `dir`. A kind of write is not supported if it fails and a plain write
-/// succeeds. If the plain write fails as well, as in a full file system, the kind counts as supported.
+/// Tries out kinds of writes with a file in `dir`. A kind is not supported if such a write fails and a plain
+/// write succeeds. If the plain write fails as well, as in a full file system, the kind counts as supported.
 fn probe_writes(dir: &Path, direct: bool) -> Writes {
     let path = dir.join(PROBE);
     let open = |flags| {
@@ -115,7 +116,7 @@ fn probe_writes(dir: &Path, direct: bool) -> Writes {
         }
         !is_refused
     };
-    // An error of the opening itself is handled by `open_superblock`.
+    // An error of opening the file is handled by `open_superblock`.
     let opened = direct.then(|| open(libc::O_DIRECT).ok()).flatten();
     let tried = opened.map(|file| is_supported("writes with O_DIRECT", file.write_all_at(&data, 0)));
     let direct = tried.unwrap_or(direct);
@@ -123,7 +124,7 @@ fn probe_writes(dir: &Path, direct: bool) -> Writes {
         "synced writes (pwritev2 with RWF_DSYNC)",
         open(0).and_then(|file| write_synced(&file, &data)),
     );
-    // On failure the file stays, which is empty or has one block.
+    // If this fails, the file remains, which is empty or has one block.
     let _ = fs::remove_file(&path);
     Writes { direct, synced }
 }
@@ -147,7 +148,7 @@ fn create_durably(dir: &Path) -> io::Result<()> {
     parents.into_iter().try_for_each(|parent| File::open(parent)?.sync_all())
 }
 
-/// Opens read-only, while no server has it open. Changes nothing.
+/// Opens the store read-only, while no server has it open. Changes nothing.
 pub(super) fn open_read_only(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     let what = || format!("opening the store {}", dir.display());
     let io = |e: io::Error| store_error(what, &e);
@@ -156,7 +157,7 @@ pub(super) fn open_read_only(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     }
     let lock = match Lock::shared(&dir.join(LOCK)) {
         Ok(lock) => Some(lock),
-        // A copy of the directory without the lock file.
+        // The directory is a copy without the lock file.
         Err(LockError::Io(e)) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(e.into_store_error(what)),
     };
@@ -169,7 +170,8 @@ pub(super) fn has_superblock(dir: &Path) -> io::Result<bool> {
     dir.join(SUPERBLOCK).try_exists()
 }
 
-/// Whether the directory is a store. False if it may become one; an error if it contains other files.
+/// Whether the directory is a store. Returns false if it may become a store, and an error if it contains
+/// other files.
 fn is_store(dir: &Path) -> Result<bool> {
     let io = |e: io::Error| store_error(|| format!("opening the store {}", dir.display()), &e);
     if has_superblock(dir).map_err(io)? {
@@ -180,7 +182,8 @@ fn is_store(dir: &Path) -> Result<bool> {
         let name = entry.map_err(io)?.file_name();
         match name.to_str() {
             Some(SEGMENTS) => segments = true,
-            // An interrupted opening, the server's own files, a new file system.
+            // The file is left by an interrupted opening, belongs to the server, or belongs to a new file
+            // system.
             Some(LOCK | "lost+found") => {}
             Some(name) if name.starts_with("forebay.") => {}
             _ => return Err(StoreError::NotAStore(dir.into())),
@@ -270,7 +273,7 @@ impl Lock {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = Lock::take(path, &options, libc::LOCK_EX)?;
-        // It is only displayed. A full file system must not keep a pool from being opened.
+        // The process id is only displayed. A full file system must not prevent the opening of a pool.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Lock { file, exclusive: true })
     }
@@ -292,8 +295,8 @@ impl Lock {
                     _ => return Err(error.into()),
                 }
             }
-            // The file may have been deleted and created again by another opener: only the lock on the file
-            // that has the name now is valid.
+            // Another process may have deleted the file and created it again: only the lock on the file that
+            // has the name now is valid.
             let (held, named) = (file.metadata()?, fs::metadata(path));
             if named.is_ok_and(|n| (n.dev(), n.ino()) == (held.dev(), held.ino())) {
                 return Ok(file);

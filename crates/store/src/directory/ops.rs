@@ -25,22 +25,23 @@ use crate::{
     BoxFuture, Capacity, Completion, IoBuf, ObjectStat, Result, Selection, Store, StoreError, for_good,
 };
 
-/// Largest synced append after which zeroes are written: see [`super::growing`].
+/// Maximum size of a synced append after which zeroes are written: see [`super::growing`].
 const SMALL_BYTES: usize = 64 << 10;
 
-/// Zeroes are written to a new file this many bytes at a time, so that they hardly delay other writes.
+/// Bytes of zeroes that are written to a new file at a time, few enough to hardly delay other writes.
 const FILLED_AT_ONCE: usize = 256 << 10;
-/// Not if that takes longer, in the mean of the first [`FIRST_JUDGED`] or more: on such a disk, synced writes
-/// would be delayed by the zeroes for longer than by the journal.
+/// Maximum time for one such write, in the mean of the first [`FIRST_JUDGED`] writes or more. On a slower
+/// disk, the zeroes would delay synced writes for longer than the journal does.
 const FILL_PART_TIME: Duration = Duration::from_micros(250);
 const FIRST_JUDGED: u32 = 8;
-/// For at most this time, since a commit may need the file, and a server that stops waits for the thread.
+/// Maximum time for filling a file, since a commit may need the file, and a server that stops waits for the
+/// thread.
 const FILL_TIME: Duration = Duration::from_millis(200);
 
 type Answer<T> = oneshot::Sender<Result<T>>;
 
 impl Shared {
-    /// The error of opening an object's file.
+    /// Returns the error for an object whose file cannot be opened.
     pub(super) fn open_error(&self, what: &'static str, id: SegmentId, error: &std::io::Error) -> StoreError {
         match error.raw_os_error() {
             Some(libc::ENOENT) if self.files.is_deleted() => directory_deleted(describe(what, id)),
@@ -76,7 +77,8 @@ impl Shared {
                 Err(e) if !synced && is_full(e) => {
                     blocking.pool.run(move || shared.write_on_loan(&same_file, append));
                 }
-                // The file system may wait for its journal, which would delay all operations of this thread.
+                // The file system may wait for its journal, which would delay all operations of this thread,
+                // so another thread truncates the file.
                 Ok(()) if last => blocking.pool.run(move || shared.end_append(&same_file, append, written)),
                 _ => shared.end_append(&same_file, append, written),
             }
@@ -87,14 +89,14 @@ impl Shared {
         }
     }
 
-    /// Repeats an append for which there was no room, in the room that the pool owns. May block.
+    /// Repeats an append for which there was no room, with room that the pool owns. May block.
     fn write_on_loan(&self, file: &File, append: Append) {
         let write = || retry_shortage(|| file.write_all_at(&append.data, append.offset));
         let written = self.reserve.lend(append.data.len() as u64, Purpose::Data, write);
         self.end_append(file, append, written);
     }
 
-    /// Ends an append, and answers its caller. After the last append of an object, may block.
+    /// Ends an append, and answers its caller. May block after the last append of an object.
     fn end_append(&self, file: &File, append: Append, written: std::io::Result<()>) {
         let Append { id, offset, len, last, synced, data, answer, .. } = append;
         let end = written.is_ok().then_some(offset + len);
@@ -103,7 +105,7 @@ impl Shared {
         }
         self.growing.end(id, end, synced);
         let result = written.map(|()| data).map_err(|e| store_error(describe("append to", id), &e));
-        // The write may have failed, or the sync.
+        // Either the write or the sync may have failed.
         let result = if synced { result.map_err(|e| for_good(e, "append and sync")) } else { result };
         // The caller may have dropped the future.
         let _ = answer.send(result);
@@ -117,7 +119,8 @@ impl Shared {
                     shared.growing.fail(id);
                     Err(store_error(describe("sync of", id), &e))
                 }
-                // The kernel reports a lost page once; a concurrent sync that succeeds proves nothing.
+                // The kernel reports a lost page only once, so the success of a concurrent sync proves
+                // nothing.
                 Ok(_) if shared.growing.has_failed(id) => Err(failed_before(describe("sync of", id))),
                 Ok(_) => {
                     shared.growing.end_sync(id, appends);
@@ -130,7 +133,7 @@ impl Shared {
     }
 
     /// Creates the object for its first append. If there is no room for the whole object, allocates only
-    /// `least` bytes, from the room that the pool owns.
+    /// `least` bytes, with room that the pool owns.
     fn create_or_lend(&self, id: SegmentId, room: u64, least: u64) -> Result<Arc<File>> {
         match self.files.create(id, room) {
             Err(e) if is_full(&e) && self.reserve.owns_room() => {
@@ -157,12 +160,12 @@ impl Shared {
         })
     }
 
-    /// Creates the object ahead of its first append, and fills it with zeroes; returns how many.
+    /// Creates the object ahead of its first append, and fills it with zeroes; returns the number of zeroes.
     fn create_filled(&self, id: SegmentId, room: u64) -> Result<u64> {
         let file = self.create(id, room)?;
         fill_with_zeroes(&file, room).or_else(|e| {
-            // Without zeroes, appends only take longer. But no later sync of this file would report
-            // lost pages, so another one replaces it.
+            // Without zeroes, appends would only take longer. But no later sync of this file would report
+            // lost pages, so another file replaces it.
             tracing::warn!(segment = %id, "cannot fill a new segment with zeroes: {e}");
             drop(file);
             self.files.delete(id).map_err(|e| store_error(describe("delete", id), &e))?;
@@ -189,8 +192,8 @@ impl Shared {
         check_swap(copies.each_ref().map(Option::as_deref), new)?;
         let block = IoBuf::from(&new.encode()[..]);
         let at = (copy_of(new) * COPY_BYTES) as u64;
-        // Before the sync, the write may be repeated, since it writes the same bytes to the same offset; the
-        // sync may not.
+        // The write may be repeated before the sync, since it writes the same bytes to the same offset. The
+        // sync may not be repeated.
         let write = || retry_shortage(|| superblock.file.write_all_at(&block, at));
         let written = self
             .reserve
@@ -202,7 +205,7 @@ impl Shared {
 }
 
 impl SuperblockFile {
-    /// The copies that were written; one that was never written is all zero.
+    /// The superblock copies that were written; a copy that was never written is all zero.
     fn read(&self) -> Result<[Option<Vec<u8>>; 2]> {
         let bytes = retry_shortage(|| read_copies(&self.file))
             .map_err(|e| store_error(|| "reading the superblock".into(), &e))?;
@@ -210,8 +213,8 @@ impl SuperblockFile {
     }
 }
 
-/// Writes zeroes to the first `len` bytes of a new file, durably, or to fewer on a slow disk; returns how
-/// many. May block.
+/// Writes zeroes to the first `len` bytes of a new file, durably; on a slow disk, to fewer bytes. Returns the
+/// number of zeroes. May block.
 fn fill_with_zeroes(file: &File, len: u64) -> std::io::Result<u64> {
     let (zeroes, begun) = (IoBuf::zeroed(FILLED_AT_ONCE), Instant::now());
     let (mut at, mut parts) = (0, 0);
@@ -224,15 +227,15 @@ fn fill_with_zeroes(file: &File, len: u64) -> std::io::Result<u64> {
     file.sync_data().map(|()| at)
 }
 
-/// Whether to continue after `parts` parts, which took `time`.
+/// Whether to continue filling after `parts` parts, which took `time`.
 fn is_worth_filling(parts: u32, time: Duration) -> bool {
     time < FILL_TIME && (parts < FIRST_JUDGED || time <= FILL_PART_TIME * parts)
 }
 
-/// Returns the preallocated space after `end`.
+/// Returns the preallocated space of a file after `end`.
 fn return_space(file: &File, end: u64, id: SegmentId) {
     if let Err(e) = retry_shortage(|| file.set_len(end)) {
-        // This only wastes space; the next opening of the store tries again.
+        // A failure only wastes space; the next opening of the store tries again.
         tracing::warn!(segment = %id, "cannot return unused space: {e}");
     }
 }
@@ -241,11 +244,12 @@ fn return_space(file: &File, end: u64, id: SegmentId) {
 struct Append {
     id: SegmentId,
     offset: u64,
-    /// Its bytes, without zeroes that are written after them.
+    /// Bytes of the append, without the zeroes that are written after them.
     len: u64,
-    /// It ends at the expected length of the object: space preallocated beyond it is not needed.
+    /// The append ends at the expected length of the object: space that was preallocated beyond it is not
+    /// needed.
     last: bool,
-    /// It is durable when it completes.
+    /// Whether the append is durable when it completes.
     synced: bool,
     data: IoBuf,
     io: Arc<Io>,
@@ -389,7 +393,7 @@ impl Store for DirectoryStore {
             let trimmed = trim_tail(&shared.files, id, written);
             Ok(trimmed.inspect_err(|e| tracing::warn!(segment = %id, "cannot return unused space: {e}")).ok())
         });
-        // The thread that does it ends only with the store.
+        // The thread that trims the file ends only with the store.
         Box::pin(async move { trimmed.await.ok().flatten() })
     }
 
@@ -405,7 +409,7 @@ impl Store for DirectoryStore {
         self.blocking(move |shared| shared.swap_superblock(&new))
     }
 
-    /// Holds nothing in memory: its size has no hidden bound, and room that is held would use memory.
+    /// A file system in memory holds no room: its size has no hidden limit, and held room would use memory.
     fn reserve(&self, bytes: u64) -> BoxFuture<'static, ()> {
         if !self.shared.writable || self.shared.files.is_in_memory() {
             return Box::pin(std::future::ready(()));
@@ -414,7 +418,7 @@ impl Store for DirectoryStore {
             shared.reserve.hold(bytes);
             Ok(())
         });
-        // The thread that does it ends only with the store.
+        // The thread that allocates the room ends only with the store.
         Box::pin(async move { drop(held.await) })
     }
 

@@ -28,18 +28,18 @@ use super::files::fallocate;
 use super::retry::retry_shortage;
 use crate::reserve::{OwnedRoom, Purpose};
 
-/// Name of the directory of the files, in the directory of a pool.
+/// Name of the directory of the files that hold room, in the directory of a pool.
 const RESERVE: &str = "reserve";
 /// The room is held in about this many pieces, ...
 const PIECES: u64 = 32;
-/// ... whose sizes are multiples of this. So is the room that is held.
+/// ... whose sizes are multiples of this number of bytes. The held room is a multiple of it as well.
 const UNIT: u64 = 1 << 20;
-/// Bytes of data that one call writes to hold more, where data has to be written.
+/// Bytes of data that one call writes to hold more room, on file systems where data has to be written.
 const WRITTEN_AT_ONCE: u64 = 8 << 20;
 
-/// See the module documentation.
+/// The room that the store owns; see the module documentation.
 pub(super) struct Reserve {
-    /// The directory of the files; `None` in a store that is open for reading.
+    /// The directory of the files; `None` if the store is open only for reading.
     dir: Option<PathBuf>,
     state: Mutex<State>,
 }
@@ -49,13 +49,13 @@ struct State {
     /// Numbers and bytes of the files, in the order of the numbers.
     pieces: Vec<(u32, u64)>,
     room: OwnedRoom,
-    /// Preallocation holds no room here, so data is written.
+    /// Preallocation does not hold room on this file system, so data is written.
     needs_data: bool,
 }
 
 impl Reserve {
-    /// The reserve in the directory of a pool, with the files that an earlier opening left. Gives up a piece:
-    /// the server has to create its sockets before [`Reserve::hold`] is called.
+    /// Opens the reserve in the directory of a pool, with the files that an earlier opening left. Gives up
+    /// one piece: the server has to create its sockets before [`Reserve::hold`] is called.
     pub(super) fn open(pool: &Path) -> io::Result<Reserve> {
         let dir = pool.join(RESERVE);
         let mut state = State { pieces: pieces_in(&dir)?, ..State::default() };
@@ -64,12 +64,12 @@ impl Reserve {
         Ok(Reserve { dir: Some(dir), state: Mutex::new(state) })
     }
 
-    /// No reserve.
+    /// A reserve that holds nothing.
     pub(super) fn none() -> Reserve {
         Reserve { dir: None, state: Mutex::default() }
     }
 
-    /// Has the files hold `bytes`, or as much of them as there is room for.
+    /// Makes the files hold `bytes`, or as much of this as there is room for.
     pub(super) fn hold(&self, bytes: u64) {
         let Some(dir) = &self.dir else { return };
         let mut state = self.state.lock();
@@ -86,7 +86,7 @@ impl Reserve {
         }
     }
 
-    /// Tries to hold the missing bytes. Returns the room that is owned then.
+    /// Tries to hold the missing bytes. Returns the room that is owned afterwards.
     pub(super) fn replenish(&self) -> OwnedRoom {
         let mut state = self.state.lock();
         if let Some(dir) = &self.dir
@@ -99,13 +99,13 @@ impl Reserve {
         state.room
     }
 
-    /// Whether room is to be held.
+    /// Whether the store should hold room.
     pub(super) fn owns_room(&self) -> bool {
         self.state.lock().room.goal > 0
     }
 
     /// Executes an operation that needs about `bytes` of room. If the file system refuses room, gives up some
-    /// and repeats the operation, as long as there is something left for this purpose.
+    /// of the held room and repeats the operation, as long as something is left for this purpose.
     pub(super) fn lend<T>(
         &self,
         bytes: u64,
@@ -120,7 +120,7 @@ impl Reserve {
         }
     }
 
-    /// Gives up `bytes`, or the bytes that are left for this purpose; false if none are left.
+    /// Gives up `bytes`, or all bytes that are left for this purpose; returns false if none are left.
     pub(super) fn give_up(&self, bytes: u64, purpose: Purpose) -> bool {
         let Some(dir) = &self.dir else { return false };
         let mut state = self.state.lock();
@@ -141,7 +141,7 @@ impl State {
         (self.room.goal / PIECES).next_multiple_of(UNIT).max(UNIT)
     }
 
-    /// Allocates pieces until all is held, or more than `data` bytes have been written.
+    /// Allocates pieces until the whole goal is held, or more than `data` bytes have been written.
     fn extend(&mut self, dir: &Path, data: u64) -> io::Result<()> {
         let piece = self.piece_bytes();
         let mut written = 0;
@@ -174,13 +174,14 @@ impl State {
         self.needs_data = self.needs_data || !preallocate(&file, bytes)?;
         if self.needs_data {
             (0..bytes / UNIT).try_for_each(|unit| write_unit(&file, unit * UNIT))?;
-            // A file system that allocates late refuses room here.
+            // A file system with delayed allocation refuses room here.
             file.sync_data()?;
         }
         Ok(())
     }
 
-    /// Removes files, the newest first, until at most `held` bytes are held. Returns whether any was removed.
+    /// Removes files, the newest first, until at most `held` bytes are held. Returns whether a file was
+    /// removed.
     fn give_up(&mut self, dir: &Path, held: u64) -> bool {
         let before = self.room.held;
         while self.room.held > held
@@ -198,7 +199,7 @@ fn path_of(dir: &Path, number: u32) -> PathBuf {
     dir.join(number.to_string())
 }
 
-/// Removes a file, if it is there. Returns whether it is not there any more.
+/// Removes a file if it exists. Returns whether it no longer exists.
 fn remove(path: &Path) -> bool {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -226,8 +227,8 @@ fn pieces_in(dir: &Path) -> io::Result<Vec<(u32, u64)>> {
     Ok(pieces)
 }
 
-/// Preallocates the room of a file; false if the file system does not support it, or allocates nothing for
-/// it.
+/// Preallocates the room of a file; returns false if the file system does not support it, or allocates
+/// nothing.
 fn preallocate(file: &File, bytes: u64) -> io::Result<bool> {
     match fallocate(file, 0, bytes) {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => Ok(false),
@@ -236,7 +237,7 @@ fn preallocate(file: &File, bytes: u64) -> io::Result<bool> {
     }
 }
 
-/// Writes data that cannot be compressed, and that is nowhere else.
+/// Writes data that cannot be compressed or deduplicated.
 fn write_unit(file: &File, at: u64) -> io::Result<()> {
     let mut seed = [0; 8];
     // SAFETY: the buffer is valid for writing its length.
@@ -269,7 +270,7 @@ mod tests {
         (dir, reserve)
     }
 
-    /// The bytes that are held after an attempt to hold all, and whether these are all.
+    /// The bytes that are held after an attempt to hold the goal, and whether the goal is reached.
     fn state_of(reserve: &Reserve) -> (u64, bool) {
         let room = reserve.replenish();
         (room.held, room.is_whole())
@@ -300,7 +301,7 @@ mod tests {
         reserve.hold(GOAL);
         drop(reserve);
         std::fs::remove_file(dir.path().join(RESERVE).join("7")).unwrap();
-        // What a crash left of a piece.
+        // A crash left this part of a piece.
         File::options().write(true).open(dir.path().join(RESERVE).join("3")).unwrap().set_len(UNIT).unwrap();
         let reserve = Reserve::open(dir.path()).unwrap();
         assert_eq!(held(&dir), 64 - 2 - 1 - 2);

@@ -9,14 +9,14 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-/// The first pause; each later one is twice as long, up to [`LONGEST_PAUSE`].
+/// The first pause. Each later pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest duration of a shortage before it is reported. Guests report a disk as failed after 30 seconds or
+/// Maximum duration of a shortage before it is reported. Guests report a disk as failed after 30 seconds or
 /// more.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Whether an error reports a shortage, so that the same call may succeed later.
+/// Whether an error reports a shortage of a resource, so that the same call may succeed later.
 pub(super) fn is_shortage(error: &io::Error) -> bool {
     let Some(errno) = error.raw_os_error() else { return false };
     is_interruption(error) || [libc::EMFILE, libc::ENFILE, libc::ENOMEM].contains(&errno)

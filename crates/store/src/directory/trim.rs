@@ -17,7 +17,7 @@ use forebay_format::SegmentId;
 use super::files::Files;
 use crate::IoBuf;
 
-/// Bytes that are read at once in search of the last one that is not zero.
+/// Bytes that are read at once when searching for the last byte that is not zero.
 const WINDOW: u64 = 1 << 20;
 
 /// Truncates the file of an object, of which the first `written` bytes are kept. Returns its length.
@@ -31,7 +31,7 @@ pub(super) fn trim_tail(files: &Files, id: SegmentId, written: u64) -> io::Resul
     Ok(len - freed)
 }
 
-/// Truncates one file of `len` bytes; returns the number of bytes removed.
+/// Truncates a file of `len` bytes; returns the number of bytes removed.
 fn trim(file: &File, len: u64, written: u64) -> io::Result<u64> {
     let data = end_of_data(file)?.next_multiple_of(IoBuf::ALIGN as u64).min(len);
     let end = end_of_content(file, written.next_multiple_of(IoBuf::ALIGN as u64), data)?;
@@ -42,7 +42,7 @@ fn trim(file: &File, len: u64, written: u64) -> io::Result<u64> {
     Ok(len - end)
 }
 
-/// The end of the last block before `end` that is not zero, but at least `least`.
+/// The end of the last block before `end` that is not all zero, but at least `least`.
 fn end_of_content(file: &File, least: u64, mut end: u64) -> io::Result<u64> {
     let mut buf = IoBuf::zeroed(WINDOW as usize);
     while end > least {
@@ -59,7 +59,8 @@ fn end_of_content(file: &File, least: u64, mut end: u64) -> io::Result<u64> {
     Ok(end.max(least))
 }
 
-/// One past the last written byte. A file system without support for this reports all bytes as data.
+/// The end of the last written byte of a file. A file system that does not support this query reports all
+/// bytes as data.
 fn end_of_data(file: &File) -> io::Result<u64> {
     let mut end = 0;
     while let Some(data) = seek(file, end, libc::SEEK_DATA)? {
@@ -68,7 +69,7 @@ fn end_of_data(file: &File) -> io::Result<u64> {
     Ok(end as u64)
 }
 
-/// Seeks to the next data or hole from `from`; `None` if there is no more.
+/// The offset of the next data or hole after `from`; `None` if none follows.
 fn seek(file: &File, from: libc::off_t, whence: libc::c_int) -> io::Result<Option<libc::off_t>> {
     // SAFETY: the descriptor is open; the call accesses no memory.
     let at = unsafe { libc::lseek(file.as_raw_fd(), from, whence) };
@@ -96,7 +97,7 @@ mod tests {
             file.set_len(1 << 20).unwrap();
         }
         file.write_all_at(&[1; 5000], 0).unwrap();
-        // A torn tail: written after an unwritten range.
+        // A torn end of the log, written after an unwritten range.
         file.write_all_at(&[2; 100], 64 << 10).unwrap();
         file.sync_all().unwrap();
         trim(&file, 1 << 20, 4096).unwrap();
@@ -123,7 +124,7 @@ mod tests {
             (&[], 8192, 8192),
             (&[(0, 5000)], 4096, 8192),
             (&[(0, 5000)], 16384, 16384),
-            // A torn append after the log, in another window.
+            // A torn append after the log, in a later window.
             (&[(0, 5000), (2 * WINDOW + 4096, 1)], 8192, 2 * WINDOW + 8192),
             (&[(WINDOW - 1, 1)], 4096, WINDOW),
             (&[(WINDOW, 1)], 4096, WINDOW + 4096),

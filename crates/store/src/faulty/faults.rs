@@ -1,13 +1,13 @@
-//! Rules for the operations that fail: how, and when.
+//! Rules that state which operations fail, how, and when.
 
 use super::random::Random;
 
 /// The operations that can be made to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultyOp {
-    /// [`Store::append`](crate::Store::append).
+    /// The operation is [`Store::append`](crate::Store::append).
     Append,
-    /// Appends that create an object.
+    /// The operation is an append that creates an object.
     Create,
     /// [`Store::sync`](crate::Store::sync).
     Sync,
@@ -40,37 +40,37 @@ impl FaultyOp {
 /// How an operation fails. How much of a failed append, sync, delete or swap takes effect is random.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// [`StoreError::Io`](crate::StoreError::Io).
+    /// The operation fails with [`StoreError::Io`](crate::StoreError::Io).
     Io,
-    /// [`StoreError::Io`](crate::StoreError::Io) with EMFILE: the process has no descriptor left. The
-    /// operation has no effect.
+    /// The operation fails with [`StoreError::Io`](crate::StoreError::Io) and EMFILE: the process has no
+    /// descriptor left. It has no effect.
     NoFiles,
-    /// [`StoreError::Full`](crate::StoreError::Full). At most a proper part of the data of an append is
-    /// written.
+    /// The operation fails with [`StoreError::Full`](crate::StoreError::Full). Only a part of the data of an
+    /// append is written, or none of it.
     Full,
-    /// An append writes a proper prefix of the data; then like [`Fault::Io`]. Other operations: like
-    /// [`Fault::Io`].
+    /// An append writes only the first part of its data, and then fails like [`Fault::Io`]. Other operations
+    /// fail like [`Fault::Io`].
     Short,
-    /// An append is acknowledged, and the old contents remain. No effect on other operations.
+    /// An append is acknowledged, but the old contents remain. Other operations are not affected.
     Lost,
-    /// An append is like [`Fault::Lost`], and the data overwrites other bytes of some object. No effect on
-    /// other operations.
+    /// An append is acknowledged like [`Fault::Lost`], and its data overwrites other bytes of some object.
+    /// Other operations are not affected.
     Misdirected,
-    /// A read succeeds, but before it a bit in its range flips on the medium, permanently. No effect on other
-    /// operations.
+    /// A read succeeds, but before it a bit in its range flips on the medium, permanently. Other operations
+    /// are not affected.
     Rot,
 }
 
 /// When a fault occurs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// Once: after this number of operations, the next one fails.
+    /// The fault occurs once: the next operation after this number of operations fails.
     After(u32),
-    /// Permanently: after this number of operations, all others fail.
+    /// The fault is permanent: all operations after this number of operations fail.
     From(u32),
-    /// Every n-th operation; not 0.
+    /// Every n-th operation fails; n must not be 0.
     Every(u32),
-    /// Each operation with this probability, in millionths.
+    /// Each operation fails with this probability, in millionths.
     PerMillion(u32),
 }
 
@@ -82,13 +82,13 @@ struct Rule {
 }
 
 impl Fault {
-    /// Whether the operation reports an error instead of success.
+    /// Whether the fault makes the operation report an error.
     pub(super) fn is_reported(self) -> bool {
         !matches!(self, Fault::Rot | Fault::Lost | Fault::Misdirected)
     }
 }
 
-/// The active rules; if several apply to an operation, the oldest one counts.
+/// The active rules. If several rules apply to an operation, the oldest rule counts.
 #[derive(Default)]
 pub(super) struct Faults(Vec<Rule>);
 

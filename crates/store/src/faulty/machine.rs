@@ -68,23 +68,23 @@ pub(super) struct Machine {
     pub(super) bad_sectors: Vec<(SegmentId, Range<u64>)>,
     pub(super) objects: BTreeMap<SegmentId, Object>,
     pub(super) superblock: [SuperblockCopy; 2],
-    /// A swap failed.
+    /// A superblock swap failed.
     superblock_lost: bool,
     pub(super) capacity: u64,
-    /// A bound on the space in use, with the owned room, that the reported capacity does not show.
+    /// A limit on the space in use, including the owned room. The reported capacity does not show this limit.
     pub(super) quota: Option<u64>,
-    /// The room that the store owns: only with a quota, and part of the space in use.
+    /// The room that the store owns. It exists only with a quota, and is part of the space in use.
     pub(super) owned: OwnedRoom,
-    /// The room that it was requested to own.
+    /// The room that the store was requested to own.
     wanted: u64,
-    /// Most polls that an operation takes beyond the first.
+    /// Maximum number of polls that an operation takes beyond the first.
     pub(super) max_delay: u32,
     /// Appends that request it are durable without a sync.
     pub(super) syncs_appends: bool,
-    /// Operations begun since the machine was created.
+    /// Number of operations begun since the machine was created.
     pub(super) ops: u64,
     pub(super) crash_at: Option<(u64, Crash)>,
-    /// Which opening is the current one, and whether it has not crashed yet.
+    /// Number of the current opening of the store, and whether this opening has not crashed yet.
     pub(super) incarnation: u64,
     pub(super) alive: bool,
     in_flight: BTreeMap<u64, InFlight>,
@@ -159,7 +159,7 @@ impl Machine {
         Ok((self.ops, polls))
     }
 
-    /// Whether a sync of the object would make nothing durable that is not durable already.
+    /// Whether all data of the object is durable, so that a sync would have no effect.
     pub(super) fn is_synced(&self, incarnation: u64, id: SegmentId) -> bool {
         let is_open = self.alive && incarnation == self.incarnation;
         is_open && self.syncs_appends && self.objects.get(&id).is_some_and(Object::is_synced)
@@ -195,7 +195,7 @@ impl Machine {
         if preallocated.is_ok() || self.owned.goal == 0 {
             return preallocated;
         }
-        // As in a directory: no more than the data itself uses the owned room.
+        // As in a directory, only the data itself may use the owned room.
         let more = before.max(offset + len) - before;
         while self.check_room(more).is_err() {
             let left = self.owned.without(more, Purpose::Data, IoBuf::ALIGN as u64);
@@ -205,18 +205,18 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether `more` bytes can be used. A store that uses more than its capacity, which may have shrunk,
-    /// refuses also what it has reserved.
+    /// Checks whether `more` bytes can be used. A store that uses more than its capacity, which may have
+    /// shrunk, also refuses space that it has reserved.
     fn check_room(&self, more: u64) -> Result<()> {
         if self.used() + more > self.limit() { Err(StoreError::Full) } else { Ok(()) }
     }
 
-    /// The most bytes that can be used.
+    /// Maximum number of bytes that can be used.
     fn limit(&self) -> u64 {
         self.capacity.min(self.quota.unwrap_or(u64::MAX))
     }
 
-    /// Has the store own `bytes`, as long as it has a quota.
+    /// Makes the store own `bytes`, if it has a quota.
     pub(super) fn reserve(&mut self, bytes: u64) {
         self.wanted = bytes;
         self.set_quota(self.quota);
@@ -256,7 +256,7 @@ impl Machine {
         self.objects.values().map(Object::len).sum::<u64>() + pending.sum::<u64>() + self.owned.held
     }
 
-    /// Completes an operation. `None` if a crash interrupted it.
+    /// Completes an operation; `None` if a crash interrupted the operation.
     pub(super) fn complete(&mut self, op: u64) -> Option<Result<Answer>> {
         let InFlight { effect, fault } = self.in_flight.remove(&op)?;
         Some(match effect {
@@ -377,7 +377,7 @@ impl Machine {
             return Err(injected(Fault::Io, "read"));
         }
         let mut buf = IoBuf::from(slice_at(&object.view, offset, len));
-        // Up to the expected length, the object reads as zeroes.
+        // The object reads as zeroes from its end up to the expected length.
         let end = object.len().saturating_sub(offset).min(len as u64);
         buf.resize(end as usize);
         Ok(Answer::Buf(buf))
@@ -426,14 +426,15 @@ impl Machine {
         self.superblock_lost = false;
     }
 
-    /// Decides how far an interrupted operation got. The effect of a power loss on it is decided later.
+    /// Decides how far an interrupted operation got. The effect of a power loss on the operation is decided
+    /// later.
     fn interrupt(&mut self, effect: Effect, kind: Crash) {
         let coin = self.random.one_in(2);
         match effect {
             Effect::Prepare { id, expected } if coin => drop(self.objects.insert(id, Object::new(expected))),
             Effect::Append { id, data, expected, .. } => {
-                // A kill leaves a prefix. Before a power loss all data counts as written, and is then lost by
-                // sectors.
+                // A kill leaves a prefix of the data. Before a power loss all data counts as written; it is
+                // then lost by sectors.
                 let len = data.len() as u64;
                 let reached = match (kind, self.random.below(4)) {
                     (Crash::PowerLoss, _) | (_, 0) => len,
@@ -456,7 +457,7 @@ impl Machine {
             Effect::Swap { new } if !self.superblock_lost => {
                 let copies = self.superblock.each_ref().map(|copy| copy.view.as_deref());
                 if coin && check_swap(copies, &new).is_ok() {
-                    // Not synced: a power loss, now or after the next opening, can still tear it.
+                    // The copy is not synced: a power loss, now or after the next opening, can still tear it.
                     self.superblock[copy_of(&new)].view = Some(new.encode());
                 }
             }

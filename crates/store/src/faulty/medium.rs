@@ -25,15 +25,15 @@ pub(super) struct Object {
     unsynced: Vec<Range<usize>>,
     /// Ranges whose append or sync failed.
     lost: Vec<Range<usize>>,
-    /// A sync has made its name durable.
+    /// A sync has made the object's name durable.
     named: bool,
     /// A sync has made the expected length durable, so bytes after the view continue to read as zeroes.
     /// (`fsync` writes the size of a file, too; and a reader that syncs after reading zeroes may rely on
     /// them.)
     sized: bool,
-    /// It was created ahead of its first append.
+    /// The object was created ahead of its first append.
     pub(super) is_prepared: bool,
-    /// An append failed, so the end is unknown.
+    /// An append failed, so the object's end is unknown.
     pub(super) end_unknown: bool,
 }
 
@@ -42,7 +42,7 @@ impl Object {
         Object { expected, ..Object::default() }
     }
 
-    /// An object of these bytes, all of them durable.
+    /// An object with these bytes, all of them durable.
     pub(super) fn durable(bytes: &[u8]) -> Object {
         let mut object = Object::new(0);
         object.append(bytes);
@@ -65,7 +65,7 @@ impl Object {
         }
     }
 
-    /// Makes the last append durable, but neither earlier ones nor the name.
+    /// Makes the last append durable, but not earlier appends or the name.
     pub(super) fn write_through(&mut self) {
         self.unsynced.pop_if(|range| range.end == self.view.len());
     }
@@ -97,7 +97,7 @@ impl Object {
         }
     }
 
-    /// Applies a power loss; false if not even the name survives.
+    /// Applies a power loss to the object; returns false if not even its name survives.
     pub(super) fn lose_power(&mut self, random: &mut Random) -> bool {
         if !self.named && random.one_in(2) {
             return false;
@@ -154,7 +154,7 @@ pub(super) struct SuperblockCopy {
 }
 
 impl SuperblockCopy {
-    /// A copy that is on the medium.
+    /// A superblock copy that is durable on the medium.
     pub(super) fn durable(view: Option<Vec<u8>>) -> SuperblockCopy {
         SuperblockCopy { durable: view.clone(), view }
     }
@@ -163,8 +163,8 @@ impl SuperblockCopy {
         self.durable.clone_from(&self.view);
     }
 
-    /// Applies a write of `new` that was in progress, or not synced: the result is old, new, or some sectors
-    /// of each.
+    /// Applies a write of `new` that was in progress, or not synced: the result is the old copy, the new
+    /// copy, or some sectors of each.
     pub(super) fn tear(&mut self, new: &[u8], random: &mut Random) {
         match random.below(4) {
             0 => {}

@@ -35,8 +35,8 @@ pub use self::image::Image;
 pub enum Crash {
     /// A power loss: any part of the unsynced data survives.
     PowerLoss,
-    /// The process is killed: completed operations survive, and a prefix of an append in flight. Unsynced
-    /// data can still be lost in the next power loss.
+    /// The process is killed: completed operations survive, and also the first part of an append in flight.
+    /// Unsynced data can still be lost in the next power loss.
     Kill,
 }
 
@@ -52,7 +52,8 @@ impl FaultyStore {
         Arc::new(FaultyStore { machine: Arc::new(Mutex::new(Machine::new(seed))), incarnation: 0 })
     }
 
-    /// Stops the machine now. No effect if it has stopped already, or if this handle is an old one.
+    /// Stops the machine now. This has no effect if it has stopped already, or if the store was opened again
+    /// after this handle.
     pub fn crash(&self, kind: Crash) {
         let mut machine = self.machine.lock();
         if machine.alive && machine.incarnation == self.incarnation {
@@ -60,7 +61,7 @@ impl FaultyStore {
         }
     }
 
-    /// Stops the machine when it has begun operation number `op` (see [`FaultyStore::ops`]), while that
+    /// Stops the machine when it has begun operation number `op` (see [`FaultyStore::ops`]), while this
     /// operation is in flight.
     pub fn crash_at(&self, op: u64, kind: Crash) {
         self.machine.lock().crash_at = Some((op, kind));
@@ -115,8 +116,8 @@ impl FaultyStore {
         self.machine.lock().max_delay = max_polls;
     }
 
-    /// Whether an append that requests it is durable when it has ended, so that the sync which follows does
-    /// nothing; false initially, so that each sync can be made to fail.
+    /// Sets whether an append that requests it is durable when it has ended, so that the following sync does
+    /// nothing. Initially false, so that each sync can be made to fail.
     pub fn set_syncs_appends(&self, syncs_appends: bool) {
         self.machine.lock().syncs_appends = syncs_appends;
     }
@@ -126,8 +127,8 @@ impl FaultyStore {
         self.machine.lock().capacity = bytes;
     }
 
-    /// Bounds the space in use as a quota does that the capacity does not show; none initially. Only with a
-    /// quota, the store owns room if it is requested to.
+    /// Sets a limit on the space in use that the capacity does not show, as a quota is; initially it has
+    /// none. The store owns room only if it has a quota.
     pub fn set_quota(&self, bytes: Option<u64>) {
         self.machine.lock().set_quota(bytes);
     }
@@ -203,8 +204,8 @@ impl<T> Future for Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        // An operation completes even if its future is dropped. No effect if it has completed, or if a crash
-        // interrupted it.
+        // An operation completes even if its future is dropped. This has no effect if the operation has
+        // completed, or if a crash interrupted it.
         self.machine.lock().complete(self.op);
     }
 }

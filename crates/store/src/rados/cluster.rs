@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::{BoxFuture, Capacity, Completion, IoBuf, Unsent};
 
-/// Result of an operation. The error is an errno.
+/// Result of an operation, or its errno.
 pub type Answer<T> = std::result::Result<T, Errno>;
 
 /// An operation that has begun.
@@ -25,7 +25,7 @@ pub type Operation<T> = Completion<T, Errno>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
-/// The handler of a completed operation panicked.
+/// The error if the handler of a completed operation panicked.
 impl Unsent for Errno {
     fn unsent() -> Errno {
         Errno(libc::EIO)
@@ -41,7 +41,7 @@ pub enum Step {
     AssertExists,
     /// Fails with `ECANCELED` unless the attribute has this value. A missing attribute is empty.
     Require(&'static str, String),
-    /// Fails with `ECANCELED` if the attribute is greater than this value, compared byte by byte.
+    /// Fails with `ECANCELED` if the attribute is greater than this value; they are compared byte by byte.
     RequireAtMost(&'static str, String),
     /// Sets an attribute.
     Set(&'static str, String),
@@ -49,7 +49,7 @@ pub enum Step {
     Write(u64, Arc<IoBuf>),
     /// Adds entries with empty values to the object's map of keys and values.
     AddKeys(Vec<String>),
-    /// Removes entries; missing ones are ignored.
+    /// Removes keys; missing keys are ignored.
     RemoveKeys(Vec<String>),
     /// Fails with `ECANCELED` unless the entry of this key has this value. The value of a missing entry is
     /// empty.
@@ -58,16 +58,17 @@ pub enum Step {
     SetEntries(Vec<(String, Vec<u8>)>),
     /// Removes the object.
     Remove,
-    /// The object will grow to this size, by appends.
+    /// Announces that appends will make the object grow to this size.
     Expect(u64),
 }
 
 /// What an operation does if the pool is full or over its quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
-    /// It fails with `ENOSPC` or `EDQUOT` at once.
+    /// The operation fails with `ENOSPC` or `EDQUOT` at once.
     Fail,
-    /// It takes effect nevertheless: for what ends the shortage, and for a few bytes.
+    /// The operation takes effect nevertheless. Used for operations that end the shortage, and for a few
+    /// bytes.
     Proceed,
 }
 
@@ -76,9 +77,9 @@ pub enum WhenFull {
 pub struct Contents {
     /// Attributes by name.
     pub attributes: Vec<(String, Vec<u8>)>,
-    /// Keys of its map.
+    /// Keys of the object's map.
     pub keys: Vec<String>,
-    /// Up to as many bytes as requested.
+    /// The first bytes of the object, up to the requested number.
     pub bytes: Vec<u8>,
 }
 
@@ -125,10 +126,10 @@ pub trait Cluster: Send + Sync + 'static {
     /// Executes the steps on an object, atomically.
     fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()>;
 
-    /// Reads up to `len` bytes; fewer only at the end of the object.
+    /// Reads up to `len` bytes of an object; fewer only at its end.
     fn read(&self, object: &str, offset: u64, len: usize) -> Operation<IoBuf>;
 
-    /// Reads attributes, keys and the first `len` bytes.
+    /// Reads attributes, keys and the first `len` bytes of an object.
     fn contents(&self, object: &str, len: usize) -> Operation<Contents>;
 
     /// Reads attributes and entries of an object's map.
@@ -149,7 +150,7 @@ pub trait Cluster: Send + Sync + 'static {
     }
 
     /// Time since an arbitrary moment, including the time for which the machine was suspended. In a virtual
-    /// machine, the time for which the hypervisor paused it may be missing.
+    /// machine, the time for which the hypervisor paused the machine may be missing.
     fn now(&self) -> Duration;
 
     /// A counter of the processor that continues to count while a hypervisor has paused this machine, if the
@@ -158,7 +159,7 @@ pub trait Cluster: Send + Sync + 'static {
         None
     }
 
-    /// Waits.
+    /// Completes after `time`.
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()>;
 
     /// Runs a task until it ends.

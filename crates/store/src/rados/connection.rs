@@ -1,4 +1,4 @@
-//! A connection to a pool: what a process can do before it owns the pool, and after it released it.
+//! A connection to a pool: what a process can do before it owns the pool, and after it has released the pool.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::Result;
 pub struct Heir(pub(super) Owner);
 
 impl Heir {
-    /// The text from which [`Heir::parse`] makes it in another process.
+    /// Text from which [`Heir::parse`] makes the same value in another process.
     pub fn text(&self) -> String {
         self.0.text()
     }
 
-    /// `None` if the text is not one of [`Heir::text`].
+    /// Parses the output of [`Heir::text`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Heir> {
         Owner::parse(text).map(Heir)
     }
@@ -35,16 +35,16 @@ impl std::fmt::Display for Heir {
 
 /// What became of a pool that was released to an heir.
 pub enum HandedOver {
-    /// Another server has it.
+    /// Another server has the pool.
     To {
-        /// The server, for messages.
+        /// Name of the server, for messages.
         owner: String,
-        /// Number of its ownership.
+        /// Term of the server's ownership.
         term: u64,
-        /// Whether it serves clients.
+        /// Whether that server serves clients.
         is_serving: bool,
     },
-    /// This server took it back.
+    /// This server took the pool back.
     Back(Arc<RadosStore>),
 }
 
@@ -70,7 +70,7 @@ impl PoolConnection {
         PoolConnection { cluster, here: Owner::simulated(name) }
     }
 
-    /// This process, for a predecessor that releases the pool to it.
+    /// Returns this process as an heir, to which a predecessor can release the pool.
     pub fn as_heir(&self) -> Heir {
         Heir(self.here.clone())
     }
@@ -94,7 +94,7 @@ impl PoolConnection {
         block_on(self.find(to))
     }
 
-    /// As [`PoolConnection::find_heir`].
+    /// Works like [`PoolConnection::find_heir`].
     ///
     /// # Errors
     /// As there.
@@ -103,13 +103,14 @@ impl PoolConnection {
         found.map(|owner| owner.map(Heir)).map_err(|e| store_error("looking for a standby", e))
     }
 
-    /// Waits until another process of this host, to which this one released the pool, gives no sign of life
-    /// in the pool, and returns true while no other server takes it over yet; false if cancelled. Blocks.
+    /// Waits until the pool is abandoned: another process of this host, to which this process released the
+    /// pool, gives no sign of life in it. Returns true if no other server takes it over yet; false if
+    /// cancelled. Blocks.
     pub fn is_abandoned(&self, waiting: &Waiting<'_>) -> bool {
         block_on(self.abandoned(waiting))
     }
 
-    /// As [`PoolConnection::is_abandoned`].
+    /// Works like [`PoolConnection::is_abandoned`].
     pub async fn abandoned(&self, waiting: &Waiting<'_>) -> bool {
         handover::is_abandoned(&*self.cluster, waiting).await
     }
@@ -123,7 +124,7 @@ impl PoolConnection {
         block_on(self.settled(term, waiting))
     }
 
-    /// As [`PoolConnection::settle`].
+    /// Works like [`PoolConnection::settle`].
     ///
     /// # Errors
     /// As there.

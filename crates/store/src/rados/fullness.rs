@@ -13,18 +13,19 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// How long no space is reported as free: then Ceph's statistics include what was written before.
+/// How long no space is reported as free after a refusal. After that time, Ceph's statistics include what was
+/// written before.
 const REPORTED: Duration = Duration::from_secs(8);
 
-/// What is known of it.
+/// What is known about the fullness of the pool.
 #[derive(Default)]
 pub(super) struct Fullness(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// When an append was last refused, if none was accepted since.
+    /// Time at which an append was last refused; `None` if an append was accepted since.
     refused: Option<Duration>,
-    /// Bytes that were appended regardless of the limit.
+    /// Bytes that were appended beyond the limit, in the allowance.
     forced: u64,
 }
 

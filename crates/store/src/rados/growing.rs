@@ -1,4 +1,4 @@
-//! The segments to which this owner appends or is going to, and which of them accept nothing more.
+//! The segments to which this owner appends or is going to append, and which of them accept no more appends.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use parking_lot::Mutex;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum State {
-    /// It exists, and nothing was appended yet.
+    /// The segment exists, and nothing was appended to it yet.
     Prepared,
     #[default]
     Sound,
-    /// An operation on it failed.
+    /// An operation on the segment has failed.
     Failed,
 }
 
-/// The state of each.
+/// The state of each segment.
 #[derive(Default)]
 pub(super) struct Growing(Mutex<HashMap<SegmentId, State>>);
 
-/// An append in progress. Dropped without [`Growth::end`], its outcome is unknown.
+/// An append in progress. If it is dropped without [`Growth::end`], its outcome is unknown.
 pub(super) struct Growth {
     growing: Arc<Growing>,
     id: SegmentId,
@@ -28,7 +28,7 @@ pub(super) struct Growth {
 }
 
 impl Growing {
-    /// Begins an append; `None` if an earlier one failed.
+    /// Begins an append to a segment; `None` if an earlier append to it failed.
     pub fn begin(self: &Arc<Self>, id: SegmentId) -> Option<Growth> {
         let mut segments = self.0.lock();
         let state = segments.entry(id).or_default();
@@ -40,7 +40,7 @@ impl Growing {
         Some(Growth { growing: self.clone(), id, is_settled: false })
     }
 
-    /// Whether an append failed, or was dropped.
+    /// Whether an append to the segment failed, or was dropped.
     pub fn has_failed(&self, id: SegmentId) -> bool {
         self.0.lock().get(&id) == Some(&State::Failed)
     }
@@ -50,17 +50,17 @@ impl Growing {
         self.0.lock().insert(id, State::Prepared);
     }
 
-    /// Whether it was created ahead of its first append.
+    /// Whether the segment was created ahead of its first append.
     pub fn is_prepared(&self, id: SegmentId) -> bool {
         self.0.lock().get(&id) == Some(&State::Prepared)
     }
 
-    /// Whether this owner has appended to it.
+    /// Whether this owner has appended to the segment.
     pub fn is_known(&self, id: SegmentId) -> bool {
         self.0.lock().contains_key(&id)
     }
 
-    /// The object does not exist any more.
+    /// Removes a segment whose object does not exist any more.
     pub fn forget(&self, id: SegmentId) {
         self.0.lock().remove(&id);
     }
@@ -71,12 +71,12 @@ impl Growth {
         self.id
     }
 
-    /// The append succeeded.
+    /// Records that the append succeeded.
     pub fn end(mut self) {
         self.is_settled = true;
     }
 
-    /// The append had no effect, because there is no such object.
+    /// Records that the append had no effect, because its object does not exist.
     pub fn cancel(mut self) {
         self.is_settled = true;
         self.growing.forget(self.id);

@@ -13,16 +13,17 @@ use super::watch::Watch;
 use super::{Claim, Waiting};
 use crate::{Result, StoreError};
 
-/// Time for the heir to take the pool. Shorter than that for other servers, so that this one is before them.
+/// Time in which the heir must take the pool. It is shorter than the time for other servers, so that this
+/// server is before them.
 const HEIR_TAKES: Duration = Duration::from_secs(2);
-/// Time for the heir to serve clients, after which this server waits no longer while it lives.
+/// Time in which the heir should serve clients. After it, this server waits no longer if the heir is alive.
 const HEIR_SERVES: Duration = Duration::from_secs(15);
 
 /// The outcome of a handover.
 pub(super) enum Fate {
     /// Another server has the pool.
     Taken { owner: String, term: u64, is_serving: bool },
-    /// This server has it again.
+    /// This server has the pool back.
     Back(Taken),
 }
 
@@ -44,7 +45,7 @@ pub(super) async fn settle(
             Err(_) => cluster.sleep(LOOK_FOR_HEIR).await,
         }
     };
-    // When this owner, or its release, was first seen: a release may arrive late.
+    // When the present owner, or its release of the pool, was first seen: a release may arrive late.
     let mut since = cluster.now();
     let mut ownership = (watch.seen.term, watch.seen.owner.clone());
     loop {
@@ -60,7 +61,7 @@ pub(super) async fn settle(
             return Ok(Fate::Taken { owner, term, is_serving });
         }
         let claim = if waited >= HEIR_TAKES { Claim::Back { term } } else { Claim::Wait };
-        // The release of this server may not have arrived yet.
+        // The release by this server may not have arrived yet.
         let is_mine = !is_taken && seen.owner == here.text() && waited < HEIR_TAKES;
         if (is_free(seen, here, claim) && !is_mine) || watch.is_silent() {
             match swap_owner(cluster, seen, here, Vec::new()).await {
@@ -72,19 +73,20 @@ pub(super) async fn settle(
         if (waiting.is_cancelled)() {
             return Err(cancelled());
         }
-        // An error is logged, and ends with the outage.
+        // An error is logged; it ends with the outage of the cluster.
         let _ = watch.look(cluster, LOOK_FOR_HEIR).await;
     }
 }
 
 /// Waits until an heir on this host gives no sign of life: it does not take the pool that was released to it,
-/// or has no heartbeat as its owner. Others would take the pool over soon. Returns false if cancelled.
+/// or it is the owner without a heartbeat. Other servers would soon take the pool over. Returns false if
+/// cancelled.
 pub(super) async fn is_abandoned(cluster: &dyn Cluster, waiting: &Waiting<'_>) -> bool {
     let mut watch: Option<Watch> = None;
     while !(waiting.is_cancelled)() {
         match &mut watch {
             Some(watch) if watch.is_silent_for(HEIR_TAKES) => return true,
-            // An error is logged, and no sign of its end.
+            // An error is logged, and is not a sign that the heir has ended.
             Some(watch) => {
                 let _ = watch.look(cluster, LOOK_EVERY).await;
             }

@@ -45,7 +45,7 @@ const OPEN: &str = "open.";
 const GONE: &str = "gone.";
 const STANDBY: &str = "standby.";
 
-/// Text of a number that RADOS orders as the number.
+/// Text of a number; RADOS orders such texts like the numbers.
 pub(super) fn digits(number: u64) -> String {
     format!("{number:016x}")
 }
@@ -59,7 +59,7 @@ pub(super) fn segment_object(id: SegmentId) -> String {
     format!("{SEGMENT}{:08x}", id.0)
 }
 
-/// The segment of an object, if it is one.
+/// The segment whose object has this name; `None` if the object is not a segment.
 pub(super) fn segment_of(object: &str) -> Option<SegmentId> {
     id_after(SEGMENT, object)
 }
@@ -77,19 +77,19 @@ pub(super) fn gone_key(id: SegmentId) -> String {
     format!("{GONE}{:08x}", id.0)
 }
 
-/// The key by which a server announces that it waits. The beat is in the key, so that removing one that was
-/// seen has no effect on a server that has replaced it since.
+/// The key by which a server announces that it waits for the pool. The beat is in the key: removing a key
+/// that was seen before then has no effect on a server that has replaced its key.
 pub(super) fn standby_key(beat: u64, server: &str) -> String {
     format!("{STANDBY}{}.{server}", digits(beat))
 }
 
-/// The server of such a key.
+/// The server that a key of [`standby_key`] announces.
 pub(super) fn standby_of(key: &str) -> Option<&str> {
     let (beat, server) = key.strip_prefix(STANDBY)?.split_once('.')?;
     number(beat).map(|_| server)
 }
 
-/// The header as of one moment.
+/// The header of the pool as of one moment.
 #[derive(Debug)]
 pub(super) struct Header {
     pub term: u64,
@@ -99,11 +99,11 @@ pub(super) struct Header {
     pub heir: String,
     /// The owner serves clients.
     pub is_serving: bool,
-    /// Keys of servers that wait.
+    /// Keys of servers that wait for the pool.
     pub standbys: Vec<String>,
-    /// All segments have lower numbers; `None` if that is not known.
+    /// A number that is higher than those of all segments; `None` if none is known.
     pub next: Option<SegmentId>,
-    /// Superblock copies that were written.
+    /// The superblock copies; `None` for a copy that was never written.
     pub copies: [Option<Vec<u8>>; 2],
     pub open: Vec<SegmentId>,
     pub gone: Vec<SegmentId>,
@@ -155,8 +155,8 @@ impl Header {
     }
 }
 
-/// Changes of the header's keys by the owner of a term. Those that wait while one operation is in progress
-/// are written by the next one together, since operations on one object take place one after another.
+/// Changes of the header's keys by the owner of a term. Changes that wait while an operation is in progress
+/// are written together by the next operation, since operations on one object take place one after another.
 pub(super) struct HeaderKeys {
     cluster: Arc<dyn Cluster>,
     term: String,
@@ -165,9 +165,9 @@ pub(super) struct HeaderKeys {
 
 #[derive(Default)]
 struct Pending {
-    /// Whether each key is to exist: the last request counts.
+    /// Whether each key is to exist; the last request for a key counts.
     keys: BTreeMap<String, bool>,
-    /// The number after the highest segment.
+    /// The number that follows the highest segment.
     next: u32,
     waiting: Vec<oneshot::Sender<Answer<()>>>,
     is_writing: bool,
@@ -216,7 +216,8 @@ impl HeaderKeys {
         Box::pin(async move { answered.await.unwrap_or(Err(Errno(libc::ESHUTDOWN))) })
     }
 
-    /// Removes keys with the next change; without one, the next owner does it.
+    /// Removes keys together with the next change. If there is no further change, the next owner removes
+    /// them.
     pub fn remove_later(&self, keys: impl IntoIterator<Item = String>) {
         self.pending.lock().keys.extend(keys.into_iter().map(|key| (key, false)));
     }
@@ -239,7 +240,8 @@ impl HeaderKeys {
             let mut steps = vec![Step::Require(TERM, self.term.clone())];
             steps.extend((!add.is_empty()).then_some(Step::AddKeys(add)));
             steps.extend((!remove.is_empty()).then_some(Step::RemoveKeys(remove)));
-            // Repeated by each change from the first segment on: one attribute more costs nothing.
+            // The number is repeated by each change once there is a segment: one more attribute costs
+            // nothing.
             steps.extend((next > 0).then(|| Step::Set(NEXT, digits(next.into()))));
             let written = self.cluster.operate(HEADER, steps, WhenFull::Proceed).await;
             if written.is_err() {
@@ -249,7 +251,7 @@ impl HeaderKeys {
                 }
             }
             for waiter in waiting {
-                // It may have given up.
+                // The waiting caller may have been dropped.
                 let _ = waiter.send(written);
             }
         }

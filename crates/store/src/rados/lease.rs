@@ -18,26 +18,27 @@ use parking_lot::Mutex;
 
 use super::cluster::Cluster;
 
-/// For this long after it sent a heartbeat that was acknowledged, no other server has taken the pool
-/// over: less than the time after which an owner is regarded as dead.
+/// Duration of the lease: for this long after a server sent a heartbeat that was acknowledged, no other
+/// server has taken the pool over. It is shorter than the time after which an owner is regarded as dead.
 const LEASE: Duration = Duration::from_secs(3);
-/// Rates of the counter that are kept, and that are needed. The median of them counts, so that neither a
-/// pause nor a suspension, in which the counter may stop, falsifies it.
+/// Number of measured rates that are kept. The median of the rates counts, so that one pause or one
+/// suspension, in which the counter may stop, does not falsify it.
 const MAX_RATES: usize = 5;
 const MIN_RATES: usize = 3;
-/// The lease is longer by this part if the counter measures it: its rate is not exact.
+/// Share by which the lease is extended if the counter measures it, as one part in this number: the counter's
+/// rate is not exact.
 const MARGIN: u64 = 10;
-/// A shorter time between two heartbeats does not determine the rate.
+/// Minimum time between two heartbeats that determine the rate.
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
-/// A shorter pause is not reported.
+/// Minimum pause that is reported.
 const MIN_PAUSE: Duration = Duration::from_millis(500);
 
-/// A moment on both clocks.
+/// A moment on the system clock and on the processor's counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Moment {
-    /// As [`Cluster::now`].
+    /// Value of [`Cluster::now`].
     pub now: Duration,
-    /// As [`Cluster::ticks`].
+    /// Value of [`Cluster::ticks`].
     pub ticks: Option<u64>,
 }
 
@@ -47,19 +48,19 @@ impl Moment {
     }
 }
 
-/// See the module.
+/// The time for which the ownership is certain; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Lease {
-    /// Its end in microseconds of the clock.
+    /// End of the lease in microseconds of the system clock.
     until: AtomicU64,
-    /// Its end on the counter; the largest number while the rate is not known.
+    /// End of the lease on the counter; the largest number while the rate is not known.
     ticks_until: AtomicU64,
     rate: Mutex<Rate>,
     /// The pool is being given back: the lease has ended, and no heartbeat extends it.
     has_ended: AtomicBool,
 }
 
-/// The rate of the counter.
+/// The rate of the processor's counter.
 #[derive(Debug, Default)]
 struct Rate {
     /// The last heartbeat.
@@ -76,7 +77,7 @@ impl Default for Lease {
 }
 
 impl Lease {
-    /// How long it is certain that no other server has taken the pool over.
+    /// How much longer it is certain that no other server has taken the pool over.
     pub fn left(&self, at: Moment) -> Duration {
         if self.has_ended.load(Acquire) {
             return Duration::ZERO;
@@ -92,8 +93,8 @@ impl Lease {
         self.has_ended.store(true, Release);
     }
 
-    /// A heartbeat that was sent at this moment was acknowledged. Returns the time since the one before that
-    /// the clock has not counted, if it is long.
+    /// Extends the lease, because a heartbeat that was sent at `sent` was acknowledged. Returns the time
+    /// since the previous heartbeat that the clock has not counted, if it is long.
     pub fn extend(&self, sent: Moment) -> Option<Duration> {
         let mut rate = self.rate.lock();
         let known = rate.median();
@@ -107,14 +108,15 @@ impl Lease {
 }
 
 impl Rate {
-    /// Ticks in a millisecond.
+    /// Median of the measured rates, in ticks per millisecond.
     fn median(&self) -> Option<u64> {
         let mut sorted = self.rates.clone();
         sorted.sort_unstable();
         (sorted.len() >= MIN_RATES).then(|| sorted[sorted.len() / 2])
     }
 
-    /// Adds the rate since the last heartbeat. As [`Lease::extend`]; `known` is the rate before.
+    /// Adds the rate since the last heartbeat, and returns what [`Lease::extend`] returns; `known` is the
+    /// rate before.
     fn add(&mut self, at: Moment, known: Option<u64>) -> Option<Duration> {
         if self.last.is_some_and(|last| at.now.saturating_sub(last.now) < MIN_INTERVAL) {
             return None;
@@ -151,7 +153,7 @@ mod tests {
         Moment { now: Duration::from_secs_f64(seconds), ticks: Some(ticks) }
     }
 
-    /// A lease after this number of heartbeats, one in each second.
+    /// A lease after this number of heartbeats; one heartbeat was sent in each second.
     fn after_heartbeats(count: u64) -> Lease {
         let lease = Lease::default();
         for n in 1..=count {
@@ -186,10 +188,10 @@ mod tests {
     #[test]
     fn a_counter_that_stops_or_begins_again_does_not_end_the_lease() {
         let lease = after_heartbeats(6);
-        // Suspended for a minute: the clock shows it, and the counter stands still.
+        // The machine was suspended for a minute: the clock shows the minute, and the counter stood still.
         assert_eq!(lease.extend(moment(66.0, 7 * HZ)), None);
         assert!(lease.left(moment(67.5, 8 * HZ + HZ / 2)) > S);
-        // Migrated to a machine whose counter is behind.
+        // The machine was migrated to a host whose counter is behind.
         assert_eq!(lease.extend(moment(68.0, HZ)), None);
         assert!(lease.left(moment(70.0, 3 * HZ)) >= S);
     }

@@ -56,10 +56,10 @@ pub use self::simulated::{Broken, GROUPS, SimulatedClient, SimulatedRados, World
 pub use self::standby::StandbyWatch;
 use crate::{BoxFuture, Result, StoreError};
 
-/// Longest wait of a server that gives its pool back.
+/// Maximum time for which a server waits when it gives its pool back.
 const RELEASE_TIME: Duration = Duration::from_secs(3);
 
-/// Where a pool is in a Ceph cluster: `rados:POOL/NAME`.
+/// Location of a pool in a Ceph cluster: `rados:POOL/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RadosAddress {
     /// The Ceph pool.
@@ -71,9 +71,9 @@ pub struct RadosAddress {
 /// How to reach the cluster.
 #[derive(Debug, Clone, Default)]
 pub struct RadosOptions {
-    /// Configuration file; the library's default, `/etc/ceph/ceph.conf`, if `None`.
+    /// Path of the configuration file; `None` for the library's default, `/etc/ceph/ceph.conf`.
     pub conf: Option<PathBuf>,
-    /// User without `client.`; `admin` if `None`.
+    /// Name of the user without `client.`; `None` for `admin`.
     pub user: Option<String>,
 }
 
@@ -82,11 +82,13 @@ pub struct RadosOptions {
 pub enum Claim {
     /// Fail with [`StoreError::Busy`], unless the owner is dead.
     IfFree,
-    /// Wait until the owner releases the pool or dies, and announce it, so that it can hand the pool over.
+    /// Wait until the owner releases the pool or dies, and announce the wait, so that the owner can hand the
+    /// pool over.
     Wait,
-    /// As `IfFree`, and take the pool back that this server released in this term, although it is reserved.
+    /// Like `IfFree`; in addition, the pool is taken back if this server released it in `term`, although it
+    /// is reserved for another server.
     Back {
-        /// The term.
+        /// The term in which this server released the pool.
         term: u64,
     },
     /// As `IfFree`, and take the pool without observing its owner, if the owner has given no sign of life
@@ -120,44 +122,44 @@ impl FromStr for SignOfLife {
     }
 }
 
-/// The caller of an opening that may wait.
+/// What the caller of an opening provides, if the opening may wait.
 pub struct Waiting<'a> {
-    /// Whether to give up.
+    /// Returns whether to give up waiting.
     pub is_cancelled: &'a (dyn Fn() -> bool + Sync),
-    /// Called once when the wait for a server that is alive begins, with its name.
+    /// Called once with the name of the owner when the wait for a living owner begins.
     pub began: &'a (dyn Fn(&str) + Sync),
 }
 
 impl Waiting<'_> {
-    /// For an opening that does not wait.
+    /// A value for an opening that does not wait.
     pub const NONE: Waiting<'static> = Waiting { is_cancelled: &|| false, began: &|_| () };
 }
 
 /// Who owns a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
-    /// The server, for messages; `None` if it released the pool.
+    /// Name of the owner, for messages; `None` if the owner has released the pool.
     pub owner: Option<String>,
-    /// The server that the pool without an owner is reserved for.
+    /// Name of the server for which a pool without an owner is reserved.
     pub reserved_for: Option<String>,
-    /// Number of the ownership.
+    /// Term of the ownership.
     pub term: u64,
-    /// Whether its heartbeat changes, or `None` without an owner.
+    /// Whether the owner's heartbeat changes; `None` without an owner.
     pub alive: Option<bool>,
-    /// Whether it has begun to serve clients.
+    /// Whether the owner has begun to serve clients.
     pub is_serving: bool,
-    /// Segments to which it may be appending.
+    /// Number of segments to which the owner may be appending.
     pub open_segments: usize,
-    /// Servers that wait for the pool.
+    /// Servers that wait to own the pool.
     pub standbys: Vec<Standby>,
 }
 
 /// A server that waits for a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standby {
-    /// The server, for messages.
+    /// Name of the server, for messages.
     pub server: String,
-    /// Whether it has renewed its announcement.
+    /// Whether the server has renewed its announcement.
     pub alive: bool,
 }
 
@@ -165,16 +167,16 @@ pub struct Standby {
 pub struct RadosStore {
     shared: Arc<Shared>,
     is_writable: bool,
-    /// This server, as the header of the pool names it.
+    /// Name of this server, as the header of the pool states it.
     owner: String,
-    /// The owner before, or the server that the pool was reserved for; empty if it was free for all.
+    /// The previous owner, or the server for which the pool was reserved; empty if any server could take it.
     before: String,
 }
 
-/// State that operations in flight use as well.
+/// State of the store that operations in flight use as well.
 struct Shared {
     cluster: Arc<dyn Cluster>,
-    /// The text of the ownership's term.
+    /// The term of the ownership as text.
     term: String,
     keys: Arc<HeaderKeys>,
     growing: Arc<Growing>,
@@ -182,9 +184,9 @@ struct Shared {
     patience: Patience,
     lost: Lost,
     lease: Arc<Lease>,
-    /// For which server the pool is reserved when it is released.
+    /// The server for which the pool is to be reserved when it is released.
     heir: Mutex<Option<Owner>>,
-    /// The store was closed. Requests that are under way keep the rest.
+    /// The store was closed. Requests that are under way keep the other fields alive.
     is_closed: AtomicBool,
 }
 
@@ -280,7 +282,7 @@ impl RadosStore {
         }
     }
 
-    /// Opens a pool of a simulated cluster. A server that is dropped there has crashed.
+    /// Opens a pool of a simulated cluster. If the store is dropped there, its server has crashed.
     #[cfg(feature = "test-util")]
     pub async fn open_simulated(
         cluster: Arc<SimulatedClient>,
@@ -300,18 +302,18 @@ impl RadosStore {
         block_on(RadosStore::open_simulated(cluster, name, claim))
     }
 
-    /// This server, as the header of the pool names it.
+    /// Name of this server, as the header of the pool states it.
     pub fn owner(&self) -> &str {
         &self.owner
     }
 
-    /// The number of the ownership.
+    /// Term of the ownership.
     pub fn term(&self) -> u64 {
         u64::from_str_radix(&self.shared.term, 16).unwrap_or_default()
     }
 
-    /// Whether no server had the pool since this one released it in `term`; none but `heir`, if that is one
-    /// to which it was released, and which had it until this ownership began.
+    /// Whether no server had the pool since this server released it in `term`. If it was released to `heir`,
+    /// the heir may have had it until this ownership began.
     pub fn continues(&self, term: u64, heir: Option<&Heir>) -> bool {
         let terms = self.term().saturating_sub(term);
         terms == 1 || (terms == 2 && heir.is_some_and(|heir| heir.text() == self.before))
@@ -322,8 +324,8 @@ impl RadosStore {
         StandbyWatch::new(self.shared.cluster.clone())
     }
 
-    /// Announces to a standby that the pool is about to be released to it, so that it takes it without delay;
-    /// or with `None`, that it is not. Nothing is reserved yet.
+    /// Announces to a standby that the pool is about to be released to it, so that the standby takes it
+    /// without delay; `None` withdraws the announcement. Nothing is reserved yet.
     pub fn invite(&self, heir: Option<&Heir>) -> BoxFuture<'static, Result<()>> {
         let (shared, heir) = (self.shared.clone(), heir.map(|heir| heir.0.clone()));
         Box::pin(async move {
@@ -332,12 +334,13 @@ impl RadosStore {
         })
     }
 
-    /// When the store is dropped, the pool is released to this server: it is reserved for some seconds.
+    /// Makes the store, when it is dropped, release the pool to this server: the pool is then reserved for it
+    /// for some seconds.
     pub fn release_to(&self, heir: Heir) {
         *self.shared.heir.lock() = Some(heir.0);
     }
 
-    /// Announces that clients are served.
+    /// Announces that this owner serves clients.
     pub fn announce_serving(&self) {
         let shared = self.shared.clone();
         self.shared.cluster.spawn(Box::pin(async move {
@@ -358,8 +361,8 @@ impl RadosStore {
         })
     }
 
-    /// A function that returns how long it is certain that no other server has taken the pool over. It does
-    /// not keep the store open.
+    /// A function that returns how much longer it is certain that no other server has taken the pool over.
+    /// The function does not keep the store open.
     pub fn lease_left(&self) -> Arc<dyn Fn() -> Duration + Send + Sync> {
         let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
         Arc::new(move || {
@@ -368,8 +371,8 @@ impl RadosStore {
         })
     }
 
-    /// A function that returns whether it is certain that no other server has taken the pool over. It does
-    /// not keep the store open, and returns false after its end.
+    /// A function that returns whether it is certain that no other server has taken the pool over. The
+    /// function does not keep the store open, and returns false after the store was closed.
     pub fn ownership(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
         let left = self.lease_left();
         Arc::new(move || !left().is_zero())
@@ -398,7 +401,8 @@ impl Shared {
 impl Drop for RadosStore {
     fn drop(&mut self) {
         self.shared.is_closed.store(true, Relaxed);
-        // An operation that is under way keeps the cluster, and so the function that returns what is left.
+        // An operation that is under way keeps the cluster alive, and thus the function that returns the
+        // remaining lease.
         self.shared.lease.end();
         if self.is_writable && !*self.shared.lost.0.borrow() {
             let (shared, heir) = (self.shared.clone(), self.shared.heir.lock().take());
@@ -452,7 +456,7 @@ pub fn list_pools(pool: &str, options: &RadosOptions) -> Result<Vec<String>> {
     librados::namespaces_with(pool, options, header::HEADER)
 }
 
-/// Translates an error that concerns no single segment.
+/// Translates an error that is not about a single segment.
 fn store_error(what: &str, e: Errno) -> StoreError {
     match e {
         Errno(libc::ENOSPC | libc::EDQUOT) => StoreError::Full,

@@ -22,31 +22,32 @@ use crate::{BoxFuture, IoBuf, Result, StoreError};
 
 const NOTICE: &str = "notice";
 const EDITION: &str = "edition";
-/// Attributes of the servers, by number.
+/// Attributes of the servers, indexed by the number of the server.
 const GROUPS: [&str; MAX_GROUPS] = [
     "group.1", "group.2", "group.3", "group.4", "group.5", "group.6", "group.7", "group.8", "group.9",
     "group.10", "group.11", "group.12", "group.13", "group.14", "group.15", "group.16",
 ];
-/// Highest number of a server that announces.
+/// Number of servers that can announce; their numbers are below it.
 pub const MAX_GROUPS: usize = 16;
-/// Longest notice.
+/// Maximum bytes of a notice.
 pub const MAX_NOTICE: usize = 16 << 20;
 
-/// The state of a pool, as servers see it that do not own it.
+/// The state of a pool, as servers see it that do not own the pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PoolView {
-    /// The term of the owner, and what changes while it is alive. Empty if the pool has no owner.
+    /// The term of the owner, together with a value that changes while the owner is alive. Empty if the pool
+    /// has no owner.
     pub sign_of_life: String,
     /// The bytes of the notice, if the present owner wrote it.
     pub notice: Option<Arc<Vec<u8>>>,
-    /// what servers announce, with their numbers.
+    /// What servers announce, each with the number of the server.
     pub groups: Vec<(u16, String)>,
 }
 
 /// A connection to the notice of a pool.
 pub struct NoticeBoard {
     cluster: Arc<dyn Cluster>,
-    /// The edition that was read last.
+    /// The edition that was read last, with its bytes.
     last: Option<(String, Arc<Vec<u8>>)>,
 }
 
@@ -109,7 +110,7 @@ impl NoticeBoard {
         }
     }
 
-    /// The bytes of an edition; `None` if another one has replaced it.
+    /// The bytes of an edition; `None` if a newer edition has replaced it.
     async fn edition(&mut self, edition: String) -> Answer<Option<Arc<Vec<u8>>>> {
         if let Some((last, bytes)) = &self.last
             && *last == edition
@@ -168,12 +169,13 @@ impl RadosStore {
             if len > MAX_NOTICE {
                 return Err(failed(Errno(libc::EFBIG)));
             }
-            // A comparison needs the object.
+            // A comparison of attributes requires that the object exists.
             match cluster.operate(NOTICE, vec![Step::Create], WhenFull::Proceed).await {
                 Ok(()) | Err(Errno(libc::EEXIST)) => {}
                 Err(e) => return Err(failed(e)),
             }
-            // Zeroes overwrite the rest of a longer edition, which may contain secrets that were removed.
+            // Zeroes overwrite the end of a longer previous edition, which may contain secrets that were
+            // removed.
             let before = cluster.len_of(NOTICE).await.map_err(failed)?.min(MAX_NOTICE as u64) as usize;
             data.resize(len.max(before));
             let steps = vec![

@@ -30,15 +30,15 @@ use crate::error::failed_before;
 use crate::superblock::{COPY_BYTES, check_swap, copy_of};
 use crate::{BoxFuture, Capacity, Completion, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 
-/// Lengths that are queried concurrently.
+/// Number of lengths that are queried concurrently.
 const STATS_AT_ONCE: usize = 64;
-/// Most lengths that are queried instead of listing all objects.
+/// Maximum number of lengths that are queried individually; for more, all objects are listed.
 const MAX_STATS: usize = 1 << 16;
 /// The default of `osd_max_object_size`: an OSD refuses writes beyond it with EFBIG. Clients cannot query it.
 const MAX_OBJECT_BYTES: u64 = 128 << 20;
 
 impl Shared {
-    /// Translates an error, and notes the loss of the pool.
+    /// Translates an error, and records the loss of the pool.
     pub(super) fn failed(&self, what: &str, id: Option<SegmentId>, e: Errno) -> StoreError {
         let error = match (id, e) {
             (Some(id), Errno(libc::ENOENT)) => StoreError::NotFound(id),
@@ -51,9 +51,9 @@ impl Shared {
         error
     }
 
-    /// As [`Shared::failed`] for the object of a segment. If it is missing, or exists although this owner has
-    /// not created it, another owner may have removed or created it: then the pool is lost, and the segment
-    /// is sound. A store that owns nothing cannot know.
+    /// Works like [`Shared::failed`] for the object of a segment. If it is missing, or exists although this
+    /// owner has not created it, another owner may have removed or created it: then the pool is lost, and the
+    /// segment is sound. A store that owns nothing cannot know.
     async fn segment_failed(&self, what: &str, id: SegmentId, e: Errno) -> StoreError {
         let mut e = e;
         if matches!(e, Errno(libc::ENOENT | libc::EEXIST)) && !self.term.is_empty() {
@@ -78,7 +78,7 @@ impl Shared {
             self.grow(object.clone(), 0, steps)
         };
         let mut created = create().await;
-        // An earlier owner created it and could not enter it in the header, so it is empty.
+        // An earlier owner created the object and could not enter it in the header, so the object is empty.
         while created == Err(Errno(libc::EEXIST)) && self.cluster.len_of(&object).await == Ok(0) {
             match remove_segment(&*self.cluster, id, &self.term).await {
                 Ok(()) | Err(Errno(libc::ENOENT)) => {}
@@ -101,7 +101,7 @@ impl Shared {
         self.grow(segment_object(id), len, steps)
     }
 
-    /// Executes steps that need `len` bytes of space ([`super::fullness`]). It begins with the call.
+    /// Executes steps that need `len` bytes of space ([`super::fullness`]). The call begins the operation.
     fn grow<S: Fn() -> Vec<Step> + Send + 'static>(
         self: &Arc<Self>,
         object: String,
@@ -166,7 +166,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Those of these segments whose objects exist, with the lengths of selected ones.
+    /// The segments of `ids` whose objects exist, with the lengths of selected segments.
     async fn stats(&self, ids: &[SegmentId], selected: &Selection) -> Answer<Vec<ObjectStat>> {
         let mut stats = Vec::with_capacity(ids.len());
         for some in ids.chunks(STATS_AT_ONCE) {
@@ -179,7 +179,7 @@ impl Shared {
                     None => u64::MAX,
                     Some(length) => match length.await {
                         Ok(len) => len,
-                        // It was removed, or never created.
+                        // The object was removed, or never created.
                         Err(Errno(libc::ENOENT)) => continue,
                         Err(e) => return Err(e),
                     },
@@ -197,8 +197,8 @@ impl Shared {
         self.stats(&ids, selected).await
     }
 
-    /// The objects of `ids` that exist, and all from `from` on. If the highest number is not known, because
-    /// the pool is new, its objects are listed: an older pool whose header was lost has some.
+    /// The objects of `ids` that exist, and all objects from `from` on. If the highest number is not known,
+    /// because the pool is new, the objects are listed: an older pool whose header was lost has some.
     async fn tail(&self, mut ids: Vec<SegmentId>, from: SegmentId) -> Answer<Vec<ObjectStat>> {
         ids.retain(|id| *id < from);
         match Header::read(&*self.cluster).await?.next {
@@ -217,7 +217,7 @@ impl Shared {
     }
 }
 
-/// Runs an operation of several steps to its end, also if the future is dropped.
+/// Runs an operation of several steps to its end, even if the future is dropped.
 fn run<T: Send + 'static>(
     shared: &Arc<Shared>,
     operation: impl Future<Output = Result<T>> + Send + 'static,
@@ -230,7 +230,7 @@ fn run<T: Send + 'static>(
     Completion::awaited(answered)
 }
 
-/// The buffer of a write, for reuse; an empty one if the cluster still holds it.
+/// Returns the buffer of a write, for reuse; an empty buffer if the cluster still holds it.
 fn returned(data: Arc<IoBuf>) -> IoBuf {
     Arc::try_unwrap(data).unwrap_or_else(|_| IoBuf::with_capacity(0))
 }
@@ -271,12 +271,12 @@ impl Store for RadosStore {
                 Ok(returned(data))
             });
         }
-        // Begins here, not when it is first polled.
+        // The operation begins here, not when its future is first polled.
         let (written, begun) = (shared.write(id, offset, data.clone()), shared.cluster.now());
         Completion::of(async move {
             shared.end_append(growth, written.await).await?;
             shared.patience.ended(shared.cluster.now().saturating_sub(begun));
-            // The first append to a prepared object is not the last one.
+            // The first append to a prepared object is never the last append.
             if offset > 0 && end == expected {
                 shared.keys.remove_later([open_key(id)]);
             }
@@ -288,7 +288,7 @@ impl Store for RadosStore {
         let shared = self.shared.clone();
         Box::pin(async move {
             shared.cluster.sleep(shared.patience.time(len)).await;
-            // Changes nothing, but is written to all replicas of the header.
+            // The change has no effect on the keys, but is written to all replicas of the header.
             match shared.keys.change(Vec::new(), Vec::new()).await {
                 Ok(()) => shared.patience.was_overdue(),
                 Err(_) => std::future::pending().await,

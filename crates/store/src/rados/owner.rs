@@ -16,7 +16,7 @@ pub(super) struct Owner {
     started: String,
 }
 
-/// The word for a fact that could not be read.
+/// The word that stands for a fact that could not be read.
 const UNKNOWN: &str = "-";
 
 fn word(text: std::io::Result<String>) -> String {
@@ -25,7 +25,8 @@ fn word(text: std::io::Result<String>) -> String {
     if word.is_empty() { UNKNOWN.to_owned() } else { word }
 }
 
-/// The start time of a process in clock ticks since the boot; `None` if it has ended and was not waited for.
+/// The start time of a process in clock ticks since the boot; `None` if the process has ended, even if its
+/// parent has not waited for it.
 fn started(process: u32) -> std::io::Result<Option<String>> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     // The name of the program, in parentheses, may contain anything.
@@ -38,8 +39,8 @@ fn started(process: u32) -> std::io::Result<Option<String>> {
     Ok(Some(time.to_owned()))
 }
 
-/// Whether a process that was started then has ended. One that cannot be inspected, because it belongs to
-/// another user, has not.
+/// Whether a process that was started at `begun` has ended. A process that cannot be inspected, because it
+/// belongs to another user, counts as running.
 fn is_over(process: u32, begun: &str) -> bool {
     let Ok(pid) = libc::pid_t::try_from(process) else { return false };
     // SAFETY: signal 0 only checks whether the process exists; the call accesses no memory.
@@ -49,7 +50,7 @@ fn is_over(process: u32, begun: &str) -> bool {
 }
 
 impl Owner {
-    /// This process.
+    /// This process as an owner.
     pub fn this() -> Owner {
         let process = std::process::id();
         let namespace =
@@ -63,14 +64,14 @@ impl Owner {
         }
     }
 
-    /// A simulated one.
+    /// A simulated server process.
     #[cfg(feature = "test-util")]
     pub fn simulated(name: &str) -> Owner {
         let unknown = || UNKNOWN.to_owned();
         Owner { host: name.to_owned(), process: 1, boot: unknown(), namespace: unknown(), started: unknown() }
     }
 
-    /// Reads the text of a header; `None` if it has another form.
+    /// Parses the text of a header; `None` if the text has another form.
     pub fn parse(text: &str) -> Option<Owner> {
         let words: Vec<&str> = text.split(' ').collect();
         let [host, process, boot, namespace, started] = words.try_into().ok()?;
@@ -78,7 +79,7 @@ impl Owner {
         Some(Owner { host, process: process.parse().ok()?, boot, namespace, started })
     }
 
-    /// The text for the header.
+    /// The text of this server for the header.
     pub fn text(&self) -> String {
         format!("{} {} {} {} {}", self.host, self.process, self.boot, self.namespace, self.started)
     }
@@ -88,8 +89,8 @@ impl Owner {
         name == self.host || name.strip_prefix(&self.host) == Some(&format!(":{}", self.process))
     }
 
-    /// The first term of a pool that it creates: the time in milliseconds, so that a pool that was created
-    /// again under the same name has other terms than the one before.
+    /// The first term of a pool that this server creates: the time in milliseconds. A pool that was created
+    /// again under the same name therefore has other terms than the former pool.
     pub fn first_term(&self) -> u64 {
         if self.boot == UNKNOWN {
             return 1;
@@ -98,7 +99,7 @@ impl Owner {
         now.map_or(1, |now| now.as_millis() as u64)
     }
 
-    /// Whether it is known to have ended. False if that cannot be determined here.
+    /// Whether this server is known to have ended. False if that cannot be determined on this host.
     pub fn has_ended(&self, here: &Owner) -> bool {
         let known = [&self.boot, &self.namespace, &self.started].iter().all(|fact| *fact != UNKNOWN);
         let can_tell = known && (&self.boot, &self.namespace) == (&here.boot, &here.namespace);
@@ -106,7 +107,7 @@ impl Owner {
     }
 }
 
-/// For messages.
+/// The name of the server for messages.
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "host {}, process {}", self.host, self.process)

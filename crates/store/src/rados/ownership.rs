@@ -47,16 +47,16 @@ use crate::{Result, StoreError};
 pub(super) const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// An owner whose heartbeat does not change for this long is regarded as dead.
 pub(super) const DEAD_AFTER: Duration = Duration::from_secs(4);
-/// Interval between two looks at a heartbeat.
+/// Interval between two reads of a heartbeat.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Interval while a pool is being handed over, and for how long an heir looks so often.
+/// Interval between two reads while a pool is being handed over, and how long an heir reads that often.
 pub(super) const LOOK_FOR_HEIR: Duration = Duration::from_millis(20);
 const HEIR_LOOKS: Duration = Duration::from_secs(30);
 
 /// An ownership that has begun.
 pub(super) struct Taken {
     pub term: u64,
-    /// What the header named as the owner before, or as its heir; empty if the pool was free for all.
+    /// What the header named as the previous owner, or as its heir; empty if any server could take the pool.
     pub before: String,
 }
 
@@ -106,15 +106,16 @@ async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<Taken> {
     let term = owner.first_term();
     let attributes = [(TERM, digits(term)), (OWNER, owner.text()), (SWAPS, digits(0)), (BEAT, digits(0))];
     let set = attributes.into_iter().map(|(name, value)| Step::Set(name, value));
-    // Removes nothing, but fails in a Ceph pool whose objects cannot have keys.
+    // The operation removes nothing, but fails in a Ceph pool whose objects cannot have keys.
     let needs_keys = Step::RemoveKeys(vec![open_key(SegmentId(0))]);
     let steps = [Step::Create].into_iter().chain(set).chain([needs_keys]).collect();
     let taken = Taken { term, before: String::new() };
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| taken)
 }
 
-/// Requires all that was seen: an owner that is alive again keeps the pool, and so does an heir. The number
-/// of superblock writes is required too, so that the format of the pool is still the one that was checked.
+/// Replaces the owner if everything that was seen is unchanged: an owner that is alive again keeps the pool,
+/// and so does an heir. The number of superblock writes must be unchanged too, so that the format of the pool
+/// is still the one that was checked.
 pub(super) async fn swap_owner(
     cluster: &dyn Cluster,
     seen: &Header,
@@ -132,7 +133,7 @@ pub(super) async fn swap_owner(
         Step::Set(TERM, digits(term)),
         Step::Set(OWNER, owner.text()),
         Step::Set(HEIR, String::new()),
-        // The first heartbeat must be another one, also if it equals the last one of the owner before.
+        // The first heartbeat must differ from the last heartbeat of the previous owner.
         Step::Set(BEAT, digits(0)),
         Step::RemoveKeys(obsolete_keys),
     ];
@@ -167,8 +168,8 @@ async fn observe(
     let (mut watch, mut has_begun) = (Watch::new(seen), false);
     let mut as_heir = Duration::ZERO;
     loop {
-        // Also while another server has it: a standby that could not read the pool must not be chosen as
-        // heir.
+        // The format is also checked while another server has the pool: a standby that could not read the
+        // pool must not be chosen as heir.
         if let Err(e) = watch.seen.check_format() {
             announcement.withdraw(cluster);
             let (what, reason) = ("opening the pool".into(), e.to_string());
@@ -211,10 +212,10 @@ pub(super) fn name(text: &str) -> String {
     Owner::parse(text).map_or(text.to_owned(), |owner| owner.to_string())
 }
 
-/// Ends all that owners of earlier terms may have begun. Returns keys of the header that are not needed any
-/// more.
+/// Ends all operations that owners of earlier terms may have begun. Returns keys of the header that are not
+/// needed any more.
 pub(super) async fn fence(cluster: &dyn Cluster, term: u64) -> Answer<Vec<String>> {
-    // Only the owner of this term changes it from now on.
+    // From now on only the owner of this term changes the header.
     let header = Header::read(cluster).await?;
     if header.term != term {
         return Err(Errno(libc::ECANCELED));
@@ -245,7 +246,7 @@ pub(super) fn remove_segment(cluster: &dyn Cluster, id: SegmentId, term: &str) -
     cluster.operate(&segment_object(id), steps, WhenFull::Proceed)
 }
 
-/// The owner of the pool and the servers that wait for it, without changing it.
+/// Reads the owner of the pool and the servers that wait for it, without changing the pool.
 pub(super) async fn look(cluster: &dyn Cluster, here: &Owner) -> Result<Ownership> {
     let failed = |e| store_error("reading the header of the pool", e);
     let mut watch = Watch::new(Header::read(cluster).await.map_err(failed)?);
@@ -268,7 +269,7 @@ pub(super) async fn look(cluster: &dyn Cluster, here: &Owner) -> Result<Ownershi
     let seen = watch.seen;
     let text = |owner: &str| (!owner.is_empty()).then(|| name(owner));
     if seen.term != term || seen.owner != owner {
-        // It has changed hands since.
+        // The pool has a new owner in the meantime.
         alive = (!seen.owner.is_empty()).then_some(true);
     }
     Ok(Ownership {
@@ -293,13 +294,13 @@ pub(super) async fn beat(cluster: &dyn Cluster, term: &str, count: u64) -> Answe
     change(cluster, term, [Step::Set(BEAT, digits(count))]).await
 }
 
-/// Gives the pool back, so that another server can take it over at once: any one, or only the heir.
+/// Gives the pool back, so that another server can take it over at once: any server, or only the heir.
 pub(super) async fn release(cluster: &dyn Cluster, term: &str, heir: Option<&Owner>) -> Answer<()> {
     let heir = heir.map(Owner::text).unwrap_or_default();
     change(cluster, term, [Step::Set(OWNER, String::new()), Step::Set(HEIR, heir)]).await
 }
 
-/// Announces that the pool will be released to this server, or will not be.
+/// Announces that the pool will be released to this server; `None` withdraws the announcement.
 pub(super) async fn invite(cluster: &dyn Cluster, term: &str, heir: Option<&Owner>) -> Answer<()> {
     change(cluster, term, [Step::Set(HEIR, heir.map(Owner::text).unwrap_or_default())]).await
 }

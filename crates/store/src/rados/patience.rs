@@ -12,24 +12,24 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// An append is not overdue before this time.
+/// Minimum time after which an append is overdue.
 const LEAST: Duration = Duration::from_millis(400);
-/// The same, for each byte of it: a slow network.
+/// Additional time for each byte of the append, for slow networks.
 const PER_BYTE: Duration = Duration::from_nanos(100);
-/// An append is overdue after this many times the usual time.
+/// An append is overdue after its usual time multiplied by this number.
 const FACTOR: u32 = 4;
-/// Most doublings.
+/// Maximum number of times that the time is doubled.
 const DOUBLINGS: u32 = 5;
 
-/// How long to wait for appends.
+/// How long to wait for appends before they are overdue.
 #[derive(Default)]
 pub(super) struct Patience(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// The longest one of recent appends, which decreases with each shorter one.
+    /// The longest of the recent appends; it decreases with each shorter append.
     usual: Duration,
-    /// Appends that were overdue, less those since then that were not.
+    /// Number of appends that were overdue, minus the number of later appends that were not.
     overdue: u32,
 }
 
@@ -41,14 +41,14 @@ impl Patience {
         once * (1 << state.overdue)
     }
 
-    /// An append has ended that was not overdue.
+    /// Records that an append has ended without being overdue.
     pub fn ended(&self, took: Duration) {
         let mut state = self.0.lock();
         let usual = took.max(state.usual - state.usual / 8);
         *state = State { usual, overdue: state.overdue.saturating_sub(1) };
     }
 
-    /// An append was overdue.
+    /// Records that an append was overdue.
     pub fn was_overdue(&self) {
         let mut state = self.0.lock();
         state.overdue = (state.overdue + 1).min(DOUBLINGS);

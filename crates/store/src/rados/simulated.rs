@@ -16,26 +16,27 @@ use super::cluster::{Answer, Cluster, Contents, Entries, Errno, Operation, Step,
 use super::header::{HEADER, HEIR, OWNER, TERM, standby_of};
 use crate::{BoxFuture, Capacity, IoBuf};
 
-/// Clock, tasks and chance of a simulation.
+/// Clock, tasks and random delays of a simulation.
 pub trait World: Send + Sync {
     /// Time since the beginning.
     fn now(&self) -> Duration;
-    /// Waits.
+    /// Completes after `time`.
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()>;
-    /// Runs a task. Those of a crashed process may be dropped, those of the cluster (`client` is `None`) not.
+    /// Runs a task. Tasks of a crashed process may be dropped; tasks of the cluster (`client` is `None`) may
+    /// not.
     fn spawn(&self, client: Option<u64>, task: BoxFuture<'static, ()>);
-    /// How long the next request or answer travels.
+    /// How long the next request or answer is under way.
     fn delay(&self) -> Duration;
-    /// The same for the request to remove an object.
+    /// How long the next request to remove an object is under way.
     fn removal_delay(&self) -> Duration {
         self.delay()
     }
 }
 
-/// A cluster that breaks a rule, for tests that a simulation notices it.
+/// A rule that the cluster breaks, to test that a simulation notices it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Broken {
-    /// It breaks none.
+    /// The cluster breaks no rule.
     #[default]
     None,
     /// Objects that exist do not get the term of a new owner: open segments are not fenced.
@@ -48,18 +49,19 @@ pub enum Broken {
     Require,
     /// Attributes may be greater than required: removals ignore terms.
     RequireAtMost,
-    /// The heir of a pool is not recorded: it is reserved for no server.
+    /// The heir of a pool is not recorded: the pool is not reserved for it.
     Heirs,
 }
 
-/// No server but the heir takes a pool that was released to it before this time has passed.
+/// Time for which only the heir takes a pool that was released to it.
 const RESERVED: Duration = Duration::from_secs(2);
-/// Placement groups.
+/// Number of placement groups.
 pub const GROUPS: u64 = 8;
-/// Interval at which requests look whether they may arrive that are of paused clients or for hung groups.
+/// Interval at which waiting requests check whether they may arrive: requests of paused clients, or requests
+/// to groups that hang.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A world without time, for tests of one client: everything has happened when a call returns.
+/// A world without time, for tests of one client: everything that a call causes has happened when it returns.
 struct Immediate;
 
 impl World for Immediate {
@@ -73,7 +75,7 @@ impl World for Immediate {
         }
     }
     fn spawn(&self, _: Option<u64>, mut task: BoxFuture<'static, ()>) {
-        // What still waits, waits for time to pass, which it does not.
+        // A task that still waits, waits for time to pass, which does not happen.
         let _ = task.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
     }
     fn delay(&self) -> Duration {
@@ -88,7 +90,7 @@ struct Object {
     keys: BTreeMap<String, Vec<u8>>,
 }
 
-/// Distinguishes the queue of reads of an object.
+/// Prefix that distinguishes the queue of reads of an object.
 const READ: &str = "read ";
 
 type Effect = Box<dyn FnOnce(&mut State) + Send>;
@@ -96,9 +98,9 @@ type Effect = Box<dyn FnOnce(&mut State) + Send>;
 /// Requests of one client that are on their way to one object, in order.
 #[derive(Default)]
 struct Queue {
-    /// With whether it has travelled long enough.
+    /// Requests, each with whether it has been under way long enough.
     requests: VecDeque<(bool, Effect)>,
-    /// Requests that have arrived.
+    /// Number of requests that have arrived.
     arrived: u64,
 }
 
@@ -109,28 +111,28 @@ struct State {
     capacity: u64,
     allowance: u64,
     clients: u64,
-    /// Clients whose requests do not arrive for now.
+    /// Clients whose requests do not arrive at present.
     paused: BTreeSet<u64>,
-    /// Placement groups that do not answer for now.
+    /// Placement groups that do not answer at present.
     hung: BTreeSet<u64>,
     broken: Broken,
-    /// Removals that are on their way, by client.
+    /// Number of removals that are on their way, by client.
     removals: HashMap<u64, u64>,
-    /// The server to which the pool was released, and when.
+    /// The server to which the pool was released, and when it was released.
     reserved: Option<(String, Duration)>,
-    /// Pools that another server took too early.
+    /// Number of pools that another server took too early.
     taken_early: u64,
-    /// Operations that had no effect because a term was greater.
+    /// Number of operations that had no effect because a term was greater.
     outdated: u64,
 }
 
-/// The cluster.
+/// The simulated cluster.
 pub struct SimulatedRados {
     state: Mutex<State>,
     world: Arc<dyn World>,
 }
 
-/// A client of it.
+/// A client of the simulated cluster.
 pub struct SimulatedClient {
     rados: Arc<SimulatedRados>,
     number: u64,
@@ -138,7 +140,7 @@ pub struct SimulatedClient {
 }
 
 impl SimulatedRados {
-    /// An empty cluster.
+    /// Returns an empty cluster in a simulated world.
     pub fn new(world: Arc<dyn World>) -> Arc<SimulatedRados> {
         let (objects, queues) = (BTreeMap::new(), HashMap::new());
         let (paused, broken) = (BTreeSet::new(), Broken::None);
@@ -172,12 +174,13 @@ impl SimulatedRados {
         Arc::new(SimulatedClient { rados: self.clone(), number, ends_in_order })
     }
 
-    /// From now on, requests of a client do not arrive; the first one to connect has the number 1.
+    /// Pauses a client: from now on, its requests do not arrive. The first client to connect has the number
+    /// 1.
     pub fn pause(&self, client: u64) {
         self.state.lock().paused.insert(client);
     }
 
-    /// From now on, these placement groups do not answer: what is requested of their objects waits.
+    /// Makes these placement groups hang: from now on, requests to their objects wait.
     pub fn set_hung(&self, groups: impl IntoIterator<Item = u64>) {
         self.state.lock().hung = groups.into_iter().collect();
     }
@@ -192,7 +195,7 @@ impl SimulatedRados {
         SimulatedRados::group_of(HEADER)
     }
 
-    /// What a paused client had begun arrives.
+    /// Resumes a paused client: the requests that it had begun arrive.
     pub fn resume(&self, client: u64) {
         self.state.lock().paused.remove(&client);
     }
@@ -212,7 +215,7 @@ impl SimulatedRados {
         self.state.lock().used()
     }
 
-    /// From now on, the cluster breaks a rule.
+    /// Makes the cluster break a rule from now on.
     pub fn set_broken(&self, broken: Broken) {
         self.state.lock().broken = broken;
     }
@@ -224,7 +227,7 @@ impl SimulatedRados {
         term.map_or(0, |term| u64::from_str_radix(term, 16).expect("only owners set it"))
     }
 
-    /// The owner of the pool, and the server that it is reserved for or will be released to.
+    /// The owner of the pool, and the server for which it is reserved or to which it will be released.
     pub fn owner_and_heir(&self) -> (String, String) {
         let state = self.state.lock();
         let value = |name| {
@@ -239,7 +242,7 @@ impl SimulatedRados {
         self.state.lock().removals.get(&client).is_some_and(|count| *count > 0)
     }
 
-    /// How often a server took the pool that was reserved for another one.
+    /// Number of times that a server took the pool while it was reserved for another server.
     pub fn taken_early(&self) -> u64 {
         self.state.lock().taken_early
     }
@@ -270,7 +273,7 @@ impl SimulatedRados {
 }
 
 impl State {
-    /// Whether a request of this client to this group does not arrive for now.
+    /// Whether a request of this client to this group does not arrive at present.
     fn detains(&self, client: u64, group: u64) -> bool {
         self.paused.contains(&client) || self.hung.contains(&group)
     }
@@ -310,7 +313,8 @@ impl State {
 }
 
 impl State {
-    /// An operation on the header has taken effect: notes the release to an heir, and who takes the pool.
+    /// Records the effect of an operation on the header: the release to an heir, and which server takes the
+    /// pool.
     fn note_reservation(&mut self, steps: &[Step], now: Duration) {
         let set = |wanted| {
             steps.iter().find_map(|step| match step {
@@ -372,7 +376,8 @@ fn apply(object: &mut Option<Object>, step: &Step) -> Answer<()> {
 }
 
 impl Queue {
-    /// A request has travelled long enough. Those that arrive now: all that do not wait for an earlier one.
+    /// Records that a request has been under way long enough. Returns the requests that arrive now: all that
+    /// do not wait for an earlier request.
     fn travelled(&mut self, number: u64) -> Vec<Effect> {
         self.requests[(number - self.arrived) as usize].0 = true;
         let ready = self.requests.iter().take_while(|(has_travelled, _)| *has_travelled).count();
@@ -382,17 +387,17 @@ impl Queue {
 }
 
 impl SimulatedClient {
-    /// The number of the client: the first one to connect has the number 1.
+    /// Number of the client; the first client to connect has the number 1.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// A store of this client that is dropped from now on gives its pool back, although time passes.
+    /// From now on, a store of this client that is dropped gives its pool back, even in a world with time.
     pub fn end_in_order(&self) {
         self.ends_in_order.store(true, Relaxed);
     }
 
-    /// Begins a request: what it does when it arrives, and its answer.
+    /// Begins a request. `effect` is what it does when it arrives, and returns the answer.
     fn request<T: Send + 'static>(
         &self,
         object: &str,
@@ -401,7 +406,7 @@ impl SimulatedClient {
         self.request_after(object, self.rados.world.delay(), effect)
     }
 
-    /// As [`SimulatedClient::request`], for one that travels for this time.
+    /// Works like [`SimulatedClient::request`], for a request that is under way for this time.
     fn request_after<T: Send + 'static>(
         &self,
         object: &str,
@@ -465,7 +470,7 @@ impl Cluster for SimulatedClient {
 
     fn read(&self, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
         let name = object.to_owned();
-        // It may overtake other requests, so it travels in a separate queue.
+        // A read may overtake other requests, so it is in a separate queue.
         self.request(&format!("{READ}{object}"), move |state| {
             let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
             Ok(IoBuf::from(crate::memory::slice_at(&object.bytes, offset, len)))
@@ -536,8 +541,8 @@ impl Cluster for SimulatedClient {
         self.rados.world.spawn(Some(self.number), task);
     }
 
-    /// A server that is dropped has crashed, unless it was to end in order: it gives nothing back. Without
-    /// time, it has ended in order.
+    /// A server that is dropped has crashed and gives nothing back, unless it was to end in order. In a world
+    /// without time, it has ended in order.
     fn finish(&self, task: BoxFuture<'static, ()>, _: Duration) {
         if self.rados.world.now().is_zero() {
             self.spawn(task);

@@ -17,7 +17,7 @@ use super::watch::{Errors, Watch};
 use super::{Standby, store_error};
 use crate::Result;
 
-/// Most servers that are announced.
+/// Maximum number of servers that are announced.
 const MOST_STANDBYS: usize = 32;
 
 /// The announcement of this server.
@@ -25,9 +25,9 @@ pub(super) struct Announcement {
     server: String,
     count: u64,
     key: Option<String>,
-    /// Since the last renewal.
+    /// Time since the last renewal.
     passed: Duration,
-    /// Keys of others, and for how long each has been the same.
+    /// Keys of other servers, and for how long each key has been unchanged.
     others: BTreeMap<String, Duration>,
     errors: Errors,
 }
@@ -36,7 +36,7 @@ impl Announcement {
     pub fn new(here: &Owner) -> Announcement {
         Announcement {
             server: here.text(),
-            // Differs from the last ones of an earlier process of the same name.
+            // The count differs from the last counts of an earlier process of the same name.
             count: here.first_term(),
             key: None,
             passed: BEAT_EVERY,
@@ -47,8 +47,8 @@ impl Announcement {
         }
     }
 
-    /// To be called after each look at the header: renews the key each second, and removes those of servers
-    /// that wait no more.
+    /// Called after each read of the header: renews the key each second, and removes the keys of servers that
+    /// no longer wait.
     pub async fn renew(&mut self, cluster: &dyn Cluster, here: &Owner, seen: &Header, passed: Duration) {
         let others = seen.standbys.iter().filter(|key| standby_of(key) != Some(&self.server));
         let before = std::mem::take(&mut self.others);
@@ -61,7 +61,7 @@ impl Announcement {
         self.passed = Duration::ZERO;
         let is_dead = |(key, age): &(&String, &Duration)| **age >= DEAD_AFTER || has_ended(key, here);
         let mut obsolete: Vec<_> = self.others.iter().filter(is_dead).map(|(key, _)| key.clone()).collect();
-        // Also those of an earlier process of this name.
+        // Keys of an earlier process of this name are removed as well.
         obsolete.extend(seen.standbys.iter().filter(|key| standby_of(key) == Some(&self.server)).cloned());
         obsolete.extend(self.key.take());
         let mut steps = vec![Step::AssertExists, Step::RemoveKeys(obsolete)];
@@ -77,12 +77,12 @@ impl Announcement {
         }
     }
 
-    /// The keys to be removed when this server waits no more.
+    /// The keys to be removed when this server no longer waits.
     pub fn keys(&self) -> Vec<String> {
         self.key.iter().cloned().collect()
     }
 
-    /// Begins to remove the key, without waiting.
+    /// Begins to remove the key, without waiting for the result.
     pub fn withdraw(&self, cluster: &dyn Cluster) {
         if self.key.is_some() {
             let steps = vec![Step::AssertExists, Step::RemoveKeys(self.keys())];
@@ -97,7 +97,7 @@ fn has_ended(key: &str, here: &Owner) -> bool {
 
 /// The announced servers of a header, each observed until it is known whether it is alive.
 pub(super) struct Survey {
-    /// Keys that were there at first and have been the same since.
+    /// Keys that were in the first header and have been unchanged since.
     unknown: Vec<String>,
     /// Servers that have replaced their key.
     alive: Vec<Owner>,
@@ -114,7 +114,7 @@ impl Survey {
         Survey { unknown: keys, alive: Vec::new(), passed: Duration::ZERO }
     }
 
-    /// To be called after each look at the header.
+    /// Records what a read of the header has returned.
     pub fn note(&mut self, header: &Header, passed: Duration) {
         self.passed += passed;
         let renewed = header.standbys.iter().filter(|key| !self.unknown.contains(key));
@@ -126,12 +126,12 @@ impl Survey {
         self.unknown.retain(|key| header.standbys.contains(key));
     }
 
-    /// Whether no more is to be learned.
+    /// Whether it is known of each server whether it is alive.
     pub fn is_complete(&self) -> bool {
         self.unknown.is_empty() || self.passed >= DEAD_AFTER
     }
 
-    /// A server that is alive, of this host or of this host and process if one is named.
+    /// A server that is alive. `to` names a host, or a host and a process; `None` stands for any server.
     pub fn find(&self, to: Option<&str>) -> Option<&Owner> {
         self.alive.iter().find(|owner| to.is_none_or(|to| owner.is_called(to)))
     }
@@ -148,7 +148,7 @@ impl Survey {
 /// ownership.
 pub struct StandbyWatch {
     cluster: Arc<dyn Cluster>,
-    /// The keys at the last look.
+    /// The keys at the last read of the header.
     before: Option<Vec<String>>,
 }
 
@@ -176,7 +176,7 @@ impl StandbyWatch {
     }
 }
 
-/// Looks for a living standby; `None` without one of this name. Removes the keys of dead ones.
+/// Searches for a living standby; `None` if none has this name. Removes the keys of dead servers.
 pub(super) async fn find_heir(cluster: &dyn Cluster, to: Option<&str>) -> Answer<Option<Owner>> {
     let mut watch = Watch::new(Header::read(cluster).await?);
     let mut survey = Survey::new(&watch.seen);

@@ -12,25 +12,25 @@ use super::cluster::{Answer, Cluster, Errno};
 use super::header::Header;
 use super::ownership::DEAD_AFTER;
 
-/// The longest time that one read adds.
+/// Maximum time that one read adds to the observed time.
 const MAX_STEP: Duration = Duration::from_secs(1);
-/// Reads of the same state before a server counts as dead: on a cluster that answers late, a heartbeat is
-/// as late as two or three reads.
+/// Minimum number of reads of the same state before a server counts as dead: on a cluster that answers late,
+/// a heartbeat is as late as two or three reads.
 const MIN_READS: u32 = 4;
-/// Interval of the reports of an error that persists: at first, and at most.
+/// Interval between reports of an error that persists: the first interval, and the maximum.
 const FIRST_REPORT: Duration = Duration::from_secs(10);
 const LAST_REPORT: Duration = Duration::from_secs(3600);
 
-/// A header that is read again and again.
+/// A header that is read repeatedly.
 pub(super) struct Watch {
     pub seen: Header,
-    /// The time that the last successful read has added.
+    /// The time that the last successful read has added to the observed time.
     pub passed: Duration,
-    /// When the last read was answered, unless it failed.
+    /// When the last read was answered; `None` if it failed.
     answered: Option<Duration>,
-    /// For how long neither the ownership nor the heartbeat has changed.
+    /// Time for which the ownership and the heartbeat have been unchanged.
     unchanged: Duration,
-    /// The reads in that time.
+    /// The number of reads in the time `unchanged`.
     reads: u32,
     errors: Errors,
 }
@@ -85,8 +85,8 @@ impl Watch {
         (self.unchanged, self.reads) = (Duration::ZERO, 0);
     }
 
-    /// Whether nothing has changed for so long that the owner is regarded as dead, or the heir of a pool that
-    /// was handed over.
+    /// Whether the state has been unchanged for so long that the owner is regarded as dead, or the heir of a
+    /// pool that was handed over.
     pub fn is_silent(&self) -> bool {
         self.is_silent_for(DEAD_AFTER)
     }
@@ -102,15 +102,16 @@ impl Watch {
     }
 }
 
-/// What only owners and servers that take the pool over change.
+/// The fields of the header that only owners and servers that take the pool over change.
 fn state(header: &Header) -> (u64, &str, &str, &str) {
     (header.term, &header.owner, &header.heir, &header.beat)
 }
 
-/// Reports of an error that may persist: at once, and then at growing intervals.
+/// Reports of an error that may persist: the first report is made at once, further reports at growing
+/// intervals.
 pub(super) struct Errors {
     what: &'static str,
-    /// When the error is reported again, and the interval until then.
+    /// Time at which the error is reported again, and the interval that follows.
     next: Option<(Duration, Duration)>,
 }
 
@@ -119,7 +120,7 @@ impl Errors {
         Errors { what, next: None }
     }
 
-    /// An operation failed at this time of [`Cluster::now`].
+    /// Reports that an operation failed at this time of [`Cluster::now`].
     pub fn report(&mut self, now: Duration, Errno(e): Errno) {
         if let Some(interval) = self.is_due(now) {
             let error = std::io::Error::from_raw_os_error(e);
@@ -128,7 +129,7 @@ impl Errors {
         }
     }
 
-    /// An operation succeeded.
+    /// Records that an operation succeeded.
     pub fn end(&mut self) {
         self.next = None;
     }
@@ -144,7 +145,7 @@ impl Errors {
     }
 }
 
-/// What to do about an error.
+/// Text that states what to do about an error.
 fn missing(errno: i32) -> &'static str {
     match errno {
         libc::EPERM | libc::EACCES => {

@@ -7,19 +7,19 @@ use super::text::{number, push};
 /// The negotiated parameters of a session. The lengths are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameters {
-    /// Digests.
+    /// The digests that PDUs carry.
     pub digests: Digests,
     /// Data that is not immediate waits for an R2T.
     pub initial_r2t: bool,
     /// A command may carry data.
     pub immediate_data: bool,
-    /// Longest data segment that the initiator accepts.
+    /// Maximum data segment that the initiator accepts, in bytes.
     pub max_send: usize,
-    /// Longest sequence of Data-In, or of Data-Out for one R2T.
+    /// Maximum bytes of a sequence of Data-In, or of Data-Out for one R2T.
     pub max_burst: usize,
-    /// Most unsolicited data of a command, immediate data included.
+    /// Maximum bytes of unsolicited data of a command, immediate data included.
     pub first_burst: usize,
-    /// Most R2Ts of a command at the same time.
+    /// Maximum number of R2Ts of a command at the same time.
     pub max_outstanding_r2t: usize,
 }
 
@@ -41,7 +41,7 @@ impl Default for Parameters {
 /// The limits of this target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// Longest data segment that it accepts.
+    /// Maximum data segment that the target accepts, in bytes.
     pub max_recv: usize,
     /// See [`Parameters::max_burst`].
     pub max_burst: usize,

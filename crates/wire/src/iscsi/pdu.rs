@@ -13,7 +13,7 @@ pub enum ProtocolError {
     /// The header's digest is wrong, so its lengths are unknown.
     #[error("the digest of a header is wrong")]
     HeaderDigest,
-    /// More data than allowed.
+    /// The PDU has more data than allowed.
     #[error("a data segment has {len} bytes, more than the {max} that are allowed")]
     DataTooLong {
         /// The length in the header.
@@ -32,9 +32,9 @@ pub enum ProtocolError {
 /// The negotiated digests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Digests {
-    /// After each header.
+    /// A digest follows each header.
     pub header: bool,
-    /// After each data segment that is not empty.
+    /// A digest follows each data segment that is not empty.
     pub data: bool,
 }
 
@@ -99,7 +99,7 @@ impl Header<'_> {
     pub fn opcode(self) -> u8 {
         self.0[0] & 0x3f
     }
-    /// Whether it is for immediate delivery (11.2.1.1).
+    /// Whether the PDU is for immediate delivery (11.2.1.1).
     pub fn immediate(self) -> bool {
         self.0[0] & 0x40 != 0
     }
@@ -107,23 +107,23 @@ impl Header<'_> {
     pub fn flags(self) -> u8 {
         self.0[1]
     }
-    /// Whether it is the last of its sequence.
+    /// Whether the PDU is the last PDU of its sequence.
     pub fn is_final(self) -> bool {
         self.0[1] & 0x80 != 0
     }
-    /// A byte.
+    /// The byte at offset `at`.
     pub fn byte(self, at: usize) -> u8 {
         self.0[at]
     }
-    /// Two bytes.
+    /// The two bytes at offset `at`, as a number.
     pub fn half(self, at: usize) -> u16 {
         u16::from_be_bytes([self.0[at], self.0[at + 1]])
     }
-    /// Four bytes.
+    /// The four bytes at offset `at`, as a number.
     pub fn word(self, at: usize) -> u32 {
         u32::from_be_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]])
     }
-    /// Some bytes.
+    /// Returns the `N` bytes at offset `at`.
     pub fn bytes<const N: usize>(self, at: usize) -> [u8; N] {
         let mut out = [0; N];
         out.copy_from_slice(&self.0[at..at + N]);
@@ -133,7 +133,7 @@ impl Header<'_> {
     pub fn task_tag(self) -> u32 {
         self.word(16)
     }
-    /// The whole header, which a Reject returns.
+    /// Returns the whole header, which a Reject contains.
     pub fn as_bytes(&self) -> &[u8; BHS] {
         self.0
     }
@@ -148,9 +148,9 @@ impl Header<'_> {
 /// A PDU in a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Pdu<'a> {
-    /// Its header.
+    /// Header of the PDU.
     pub header: Header<'a>,
-    /// Its data segment.
+    /// Data segment of the PDU.
     pub data: &'a [u8],
     /// Whether the digest of the data is correct or absent.
     pub intact: bool,
@@ -161,14 +161,14 @@ pub struct Pdu<'a> {
 pub enum Step<'a> {
     /// The PDU is not complete; it has at least `want` bytes.
     NeedMore {
-        /// Bytes.
+        /// Minimum number of bytes of the PDU.
         want: usize,
     },
-    /// A PDU.
+    /// The stream begins with a complete PDU.
     Pdu {
         /// Bytes of the stream that the PDU occupies.
         used: usize,
-        /// The PDU.
+        /// The PDU at the beginning of the stream.
         pdu: Pdu<'a>,
     },
 }

@@ -10,7 +10,7 @@ use super::request::Lun;
 /// The sequence numbers in every PDU of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Numbers {
-    /// Number of this status, or of the next one if the PDU has no status.
+    /// Status number of this PDU; the next status number if the PDU has no status.
     pub stat_sn: u32,
     /// The next expected command.
     pub exp_cmd_sn: u32,
@@ -21,12 +21,12 @@ pub struct Numbers {
 /// The difference between the expected and the actual transfer length (11.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Residual {
-    /// None.
+    /// The transfer has the expected length.
     #[default]
     None,
-    /// This number of bytes fewer than expected.
+    /// The transfer is this number of bytes shorter than expected.
     Under(u32),
-    /// This number of bytes more than expected.
+    /// The transfer is this number of bytes longer than expected.
     Over(u32),
 }
 
@@ -54,15 +54,15 @@ impl Residual {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
-    /// Its data has a wrong digest.
+    /// The data of the PDU has a wrong digest.
     DataDigest = 0x02,
-    /// It requires a feature that was not negotiated.
+    /// The PDU requires a feature that was not negotiated.
     Snack = 0x03,
-    /// It violates the protocol.
+    /// The PDU violates the protocol.
     Protocol = 0x04,
-    /// It is not supported.
+    /// The PDU is not supported.
     NotSupported = 0x05,
-    /// Too many immediate commands.
+    /// There are too many immediate commands.
     TooManyImmediate = 0x06,
     /// A field has an invalid value.
     InvalidField = 0x09,
@@ -82,7 +82,7 @@ pub enum LoginStatus {
     AuthenticationFailed = 0x0201,
     /// The target does not exist, or the initiator has no access to it.
     NotFound = 0x0203,
-    /// No common version.
+    /// Initiator and target have no version in common.
     UnsupportedVersion = 0x0205,
     /// The session does not accept another connection.
     TooManyConnections = 0x0206,
@@ -221,12 +221,12 @@ pub struct Login {
     pub isid: [u8; 6],
     /// The session's handle, in the last response.
     pub tsih: u16,
-    /// The result.
+    /// The result of the login.
     pub status: LoginStatus,
 }
 
 impl Login {
-    /// Its header.
+    /// Header of the login response.
     pub fn header(&self, tag: u32, numbers: &Numbers, len: usize) -> [u8; BHS] {
         let (current, next) = self.stages;
         let mut flags = current << 2;
@@ -244,7 +244,7 @@ impl Login {
     }
 }
 
-/// The end of a connection (11.15).
+/// A response that ends a connection (11.15).
 pub fn logout(tag: u32, numbers: &Numbers, response: u8) -> [u8; BHS] {
     let mut h = header(0x26, 0x80, 0, tag, numbers);
     h[2] = response;

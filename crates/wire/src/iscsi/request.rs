@@ -37,30 +37,30 @@ pub struct Numbering {
     pub immediate: bool,
     /// Command sequence number.
     pub cmd_sn: u32,
-    /// The next status that the initiator expects; all earlier ones have arrived.
+    /// Number of the next status that the initiator expects; all earlier statuses have arrived.
     pub exp_stat_sn: u32,
 }
 
 /// A SCSI command (11.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command<'a> {
-    /// The logical unit.
+    /// The logical unit to which the command is addressed.
     pub lun: Lun,
     /// Initiator task tag.
     pub tag: u32,
-    /// Its position in the sequence.
+    /// Position of the request in the command sequence.
     pub numbering: Numbering,
     /// No unsolicited data follows.
     pub is_final: bool,
-    /// Input is expected.
+    /// The initiator expects data from the target.
     pub read: bool,
-    /// Output is expected.
+    /// The initiator sends data to the target.
     pub write: bool,
     /// Bytes that the initiator expects to be transferred.
     pub expected: u32,
-    /// The CDB, or its first 16 bytes.
+    /// The CDB of the command, or its first 16 bytes.
     pub cdb: [u8; 16],
-    /// Immediate data.
+    /// Immediate data of the command.
     pub data: &'a [u8],
 }
 
@@ -71,13 +71,13 @@ pub struct DataOut<'a> {
     pub tag: u32,
     /// Target transfer tag of the R2T that requested it, or [`super::NO_TAG`].
     pub transfer_tag: u32,
-    /// Its position in its sequence.
+    /// Position of the PDU in its data sequence (DataSN).
     pub data_sn: u32,
-    /// Its offset in the command's data.
+    /// Offset of the data in the command's data.
     pub offset: u32,
-    /// The last of its sequence.
+    /// Whether the PDU is the last PDU of its data sequence.
     pub is_final: bool,
-    /// The data.
+    /// The data in the PDU.
     pub data: &'a [u8],
 }
 
@@ -100,7 +100,7 @@ pub struct Login<'a> {
     pub tag: u32,
     /// First command sequence number of the session.
     pub cmd_sn: u32,
-    /// Its text.
+    /// Text of the request.
     pub text: &'a [u8],
 }
 
@@ -121,50 +121,50 @@ pub enum TaskFunction {
     TargetColdReset,
     /// Continue a task on another connection.
     TaskReassign,
-    /// Any other.
+    /// Any other task management function.
     Other(u8),
 }
 
 /// Requests of the full feature phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// A ping, or the answer to one.
+    /// A ping, or the answer to a ping.
     NopOut {
         /// Initiator task tag; [`super::NO_TAG`] if no answer is requested.
         tag: u32,
         /// The target's tag, if it answers a ping of the target.
         transfer_tag: u32,
-        /// Its position in the sequence.
+        /// Position of the request in the command sequence.
         numbering: Numbering,
         /// Ping data, which the answer returns.
         data: &'a [u8],
     },
-    /// A SCSI command.
+    /// The request is a SCSI command.
     Command(Command<'a>),
-    /// Task management.
+    /// The request is a task management function.
     TaskManagement {
-        /// The function.
+        /// The function that is requested.
         function: TaskFunction,
-        /// The logical unit.
+        /// The logical unit to which the function applies.
         lun: Lun,
         /// Initiator task tag.
         tag: u32,
-        /// Its position in the sequence.
+        /// Position of the request in the command sequence.
         numbering: Numbering,
         /// Initiator task tag of the task to abort.
         referenced_tag: u32,
     },
-    /// Text.
+    /// The request is a text request.
     Text {
         /// Initiator task tag.
         tag: u32,
         /// The target's tag, if it requests the rest of an answer.
         transfer_tag: u32,
-        /// Its position in the sequence.
+        /// Position of the request in the command sequence.
         numbering: Numbering,
         /// The text continues in the next request.
         continues: bool,
-        /// The text.
+        /// The text in the PDU.
         text: &'a [u8],
     },
     /// Data of a command.
@@ -173,7 +173,7 @@ pub enum Request<'a> {
     Logout {
         /// Initiator task tag.
         tag: u32,
-        /// Its position in the sequence.
+        /// Position of the request in the command sequence.
         numbering: Numbering,
         /// 0 closes the session, 1 the connection, 2 removes the connection for recovery.
         reason: u8,
@@ -265,7 +265,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Its position in the command sequence, if it has one.
+    /// Position of the request in the command sequence; `None` if it has no position.
     pub fn numbering(&self) -> Option<Numbering> {
         match self {
             Request::NopOut { numbering, .. }

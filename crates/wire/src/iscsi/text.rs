@@ -1,10 +1,10 @@
 //! Text segments: `key=value` pairs, each terminated by a zero byte (RFC 7143, 6.1).
 
-/// Longest text of one side in a negotiation, over all its PDUs.
+/// Maximum bytes of the text of one side in a negotiation, over all its PDUs.
 pub const MAX_TEXT: usize = 64 << 10;
-/// Longest key.
+/// Maximum length of a key in bytes.
 const MAX_KEY: usize = 63;
-/// Most keys in a text.
+/// Maximum number of keys in a text.
 const MAX_KEYS: usize = 128;
 
 /// Text that is not valid.
@@ -27,7 +27,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<(&str, &str)>, BadText> {
     Ok(pairs)
 }
 
-/// Appends a pair.
+/// Appends a key with its value.
 pub fn push(out: &mut Vec<u8>, key: &str, value: &str) {
     out.extend_from_slice(key.as_bytes());
     out.push(b'=');

@@ -37,12 +37,12 @@ pub enum ProtocolError {
     /// An option that does not start with its magic number.
     #[error("bad magic number {0:#018x} in an option; is this an NBD client?")]
     OptionMagic(u64),
-    /// An option longer than [`OPTION_SKIP_MAX`].
+    /// The option is longer than [`OPTION_SKIP_MAX`].
     #[error("option {option} announces {len} bytes")]
     OptionTooLong {
         /// Number of the option.
         option: u32,
-        /// Its announced length.
+        /// Announced length of the option.
         len: u32,
     },
     /// A request that does not start with its magic number.
@@ -66,7 +66,7 @@ pub enum ErrorCode {
     NoSpc = 28,
     /// Value too large: a reply that must not be split and does not fit.
     Overflow = 75,
-    /// Not supported: a fast zero that would not be fast.
+    /// The request is not supported: a fast zero that would not be fast.
     NotSup = 95,
     /// The server is shutting down.
     Shutdown = 108,

@@ -52,7 +52,7 @@ impl OptionRequest {
 /// The data of `OPT_INFO` and `OPT_GO`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InfoRequest {
-    /// The export; empty for the default one.
+    /// Name of the export; empty for the default export.
     pub name: String,
     /// The client requests the canonical name.
     pub want_name: bool,
@@ -65,7 +65,7 @@ pub struct InfoRequest {
 /// The data of `OPT_LIST_META_CONTEXT` and `OPT_SET_META_CONTEXT`, reduced to the contexts of this server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MetaRequest {
-    /// The export.
+    /// Name of the export.
     pub export: String,
     /// A query names `base:allocation`.
     pub allocation: bool,
@@ -78,7 +78,7 @@ pub struct MetaRequest {
 /// An option that is answered with an error; the negotiation continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OptionRefusal {
-    /// An unknown or unsupported number.
+    /// The number of the option is unknown or not supported.
     #[error("this server does not support option {0}")]
     Unknown(u32),
     /// The data contains contradictory lengths, or the option must not have data.
@@ -87,10 +87,10 @@ pub enum OptionRefusal {
     /// More data than any valid option of this kind has.
     #[error("the option is too long")]
     TooBig,
-    /// A string over the protocol's limit.
+    /// A string exceeds the protocol's limit.
     #[error("a name is longer than 4096 bytes")]
     NameTooLong,
-    /// A name that is not UTF-8.
+    /// A name is not UTF-8.
     #[error("a name is not valid UTF-8")]
     NotUtf8,
 }
@@ -113,16 +113,16 @@ pub enum OptionEvent {
     NeedMore,
     /// The client's flags, which it sends first.
     ClientFlags {
-        /// No padding after `OPT_EXPORT_NAME`.
+        /// The client expects no padding after the reply to `OPT_EXPORT_NAME`.
         no_zeroes: bool,
     },
-    /// An option.
+    /// The client sent a valid option.
     Option(OptionRequest),
     /// An option to be answered with an error.
     Refused {
-        /// Its number.
+        /// Number of the option.
         option: u32,
-        /// The reason.
+        /// Why the option is refused.
         refusal: OptionRefusal,
     },
 }

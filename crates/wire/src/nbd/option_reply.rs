@@ -8,11 +8,11 @@ const LIMIT: usize = NAME_MAX as usize;
 /// Block sizes of an export, in bytes ("Block size constraints").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Requests are multiples of it.
+    /// Offsets and lengths of requests must be multiples of this number.
     pub min: u32,
-    /// Requests should be multiples of it.
+    /// Offsets and lengths of requests should be multiples of this number.
     pub preferred: u32,
-    /// Longest read or write.
+    /// Maximum bytes of a read or write.
     pub max: u32,
 }
 
@@ -45,7 +45,7 @@ pub fn option_error(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
     reply(out, option, error, &[cut(text, LIMIT).as_bytes()]);
 }
 
-/// One export of a list, with a description for users.
+/// Encodes one export of a list, with a description for users.
 pub fn option_server(out: &mut Vec<u8>, name: &str, description: &str) {
     let name = cut(name, LIMIT);
     reply(
@@ -73,7 +73,7 @@ pub fn option_info_block_size(out: &mut Vec<u8>, option: u32, sizes: BlockSizes)
     reply(out, option, REP_INFO, &[&INFO_BLOCK_SIZE.to_be_bytes(), &min, &preferred, &max]);
 }
 
-/// One metadata context; `id` is significant only in the reply to `OPT_SET_META_CONTEXT`.
+/// Describes a metadata context; `id` is significant only in the reply to `OPT_SET_META_CONTEXT`.
 pub fn option_meta_context(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
     reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), name.as_bytes()]);
 }

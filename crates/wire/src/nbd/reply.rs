@@ -12,15 +12,15 @@ pub const CHUNK_HEADER: usize = 20;
 pub const DATA_CHUNK_HEADER: usize = CHUNK_HEADER + 8;
 /// Bytes of a hole chunk.
 pub const HOLE_CHUNK: usize = CHUNK_HEADER + 12;
-/// Longest text of an error, in bytes.
+/// Maximum length of the text of an error, in bytes.
 pub const ERROR_TEXT_MAX: usize = 1024;
 
 /// A run of one status, for `base:allocation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockDescriptor {
-    /// Bytes.
+    /// Length of the extent in bytes.
     pub len: u32,
-    /// `STATE_…` bits.
+    /// State of the extent: `STATE_…` bits.
     pub state: u32,
 }
 

@@ -13,7 +13,7 @@ use super::{ErrorCode, ProtocolError, take};
 pub struct Rules {
     /// Size of the disk in bytes.
     pub size: u64,
-    /// Writes are refused.
+    /// Writes to the disk are refused.
     pub read_only: bool,
     /// Structured replies were negotiated.
     pub structured: bool,
@@ -26,18 +26,18 @@ pub struct Rules {
 pub enum Command {
     /// Read `len` bytes, at most [`MAX_PAYLOAD`].
     Read {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
         /// The reply must be a single chunk.
         dont_fragment: bool,
     },
     /// Write the payload.
     Write {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered.
         fua: bool,
     },
     /// Finish the requests received before, and close.
@@ -46,38 +46,38 @@ pub enum Command {
     Flush,
     /// Discard a range.
     Trim {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered.
         fua: bool,
     },
     /// Load a range into the cache.
     Cache {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
     },
     /// Zero a range.
     WriteZeroes {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered.
         fua: bool,
-        /// Leave the range allocated.
+        /// The range stays allocated.
         no_hole: bool,
     },
     /// Describe the allocation of a range, which is not empty.
     BlockStatus {
-        /// Start, in bytes.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length, in bytes.
+        /// Length of the range in bytes.
         len: u32,
-        /// Reply with one descriptor only.
+        /// The reply must have only one descriptor.
         one: bool,
     },
 }
@@ -87,40 +87,40 @@ pub enum Command {
 pub struct Request<'a> {
     /// The client's identifier of the request, repeated in each reply.
     pub cookie: u64,
-    /// The command.
+    /// What the client requests.
     pub command: Command,
-    /// Data of a write; otherwise empty.
+    /// The data of a write; otherwise empty.
     pub payload: &'a [u8],
 }
 
 /// A request that is answered with an error; the connection continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// An unknown type.
+    /// The type of the request is unknown.
     #[error("unknown command {0}")]
     UnknownCommand(u16),
     /// A flag that is unknown, or not valid for the command.
     #[error("flags {0:#x} are not allowed with this command")]
     BadFlags(u16),
-    /// A range that ends beyond the disk.
+    /// The range ends beyond the end of the disk.
     #[error("the request goes beyond the end of the disk")]
     BeyondEnd,
     /// A write (or zeroing) that ends beyond the disk.
     #[error("the write goes beyond the end of the disk")]
     WriteBeyondEnd,
-    /// A write to a read-only disk.
+    /// The request writes to a read-only disk.
     #[error("the export is read-only")]
     ReadOnly,
-    /// A read or write longer than [`MAX_PAYLOAD`].
+    /// A read or write is longer than [`MAX_PAYLOAD`].
     #[error("reads and writes are limited to 32 MiB")]
     TooLong,
-    /// An unfragmented read longer than [`MAX_PAYLOAD`].
+    /// An unfragmented read is longer than [`MAX_PAYLOAD`].
     #[error("a read with the DF flag is limited to 32 MiB")]
     TooLongForOne,
-    /// Block status without a negotiated context.
+    /// Block status was requested without a negotiated context.
     #[error("no metadata context was negotiated")]
     NoContext,
-    /// Block status of an empty range.
+    /// Block status was requested for an empty range.
     #[error("block status needs a length")]
     EmptyRange,
 }
@@ -143,16 +143,16 @@ pub enum Step<'a> {
     /// No complete message. The used bytes are consumed; the next message needs at least `want` bytes
     /// (counted from the first unused one).
     NeedMore {
-        /// Least number of bytes of the message, as far as known.
+        /// Minimum length of the message in bytes, as far as it is known.
         want: usize,
     },
-    /// A request.
+    /// The client sent a valid request.
     Request(Request<'a>),
     /// A request to be answered with an error.
     Refused {
         /// The client's identifier of the request.
         cookie: u64,
-        /// The reason.
+        /// Why the request is refused.
         refusal: Refusal,
     },
 }
@@ -193,7 +193,7 @@ impl RequestDecoder {
             return Ok((0, Step::NeedMore { want: REQUEST_HEADER }));
         };
         let cookie = header.cookie;
-        // Only writes have data, including refused ones.
+        // Only writes have data, also those that are refused.
         let data_len = if header.kind == CMD_WRITE { header.len as usize } else { 0 };
         let command = match header.check(rules) {
             Ok(command) => command,

@@ -170,7 +170,7 @@ pub(super) static COMMANDS: [Command; 59] = commands! {
     0xaf, Verify, blocks12(DPO_BYTCHK);
 };
 
-/// Index of the first row of each operation code in [`COMMANDS`]; `u8::MAX` for unsupported ones.
+/// Index of the first row of each operation code in [`COMMANDS`]; `u8::MAX` for unsupported codes.
 static FIRST: [u8; 256] = first_rows();
 
 const fn first_rows() -> [u8; 256] {

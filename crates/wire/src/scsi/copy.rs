@@ -3,13 +3,13 @@
 
 use super::*;
 
-/// Most sources and destinations of one list.
+/// Maximum number of sources and destinations of one list.
 pub const COPY_TARGETS_MAX: u16 = 8;
-/// Most copies of one list.
+/// Maximum number of copies of one list.
 pub const COPY_SEGMENTS_MAX: u16 = 64;
-/// Most bytes of all descriptors.
+/// Maximum bytes of all descriptors of one list.
 pub const COPY_DESCRIPTORS_MAX: u32 = COPY_TARGETS_MAX as u32 * TARGET + COPY_SEGMENTS_MAX as u32 * SEGMENT;
-/// Longest copy of one segment, in blocks: the maximum of its field.
+/// Maximum length of the copy of one segment, in blocks: the maximum of its field.
 pub const COPY_SEGMENT_BLOCKS_MAX: u32 = 0xffff;
 
 /// Bytes of a list before its descriptors.
@@ -17,23 +17,23 @@ const HEADER: usize = 16;
 /// Bytes of an identification descriptor, and of a segment.
 const TARGET: u32 = 32;
 const SEGMENT: u32 = 28;
-/// Their type codes.
+/// Type codes of the descriptors.
 const IDENTIFICATION: u8 = 0xe4;
 const BLOCK_TO_BLOCK: u8 = 0x02;
 
 /// The designator of a unit in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Designator {
-    /// Code set.
+    /// Code set of the designator.
     pub code_set: u8,
-    /// Designator type.
+    /// Type of the designator.
     pub kind: u8,
     /// The designator, at most 20 bytes.
     pub bytes: Vec<u8>,
 }
 
 impl Designator {
-    /// Whether it is one of the designators of the unit `identity`.
+    /// Whether the designator is one of the designators of the unit `identity`.
     pub fn names(&self, identity: &Identity) -> bool {
         let is = |(code_set, kind, bytes): &(u8, u8, Vec<u8>)| {
             (*code_set, *kind) == (self.code_set, self.kind) && *bytes == self.bytes
@@ -49,15 +49,15 @@ pub struct CopySegment {
     pub source: u16,
     /// Index of the destination in the list of targets; may be out of range.
     pub destination: u16,
-    /// Offset in the source.
+    /// Offset in the source, in bytes.
     pub source_offset: u64,
-    /// Offset in the destination.
+    /// Offset in the destination, in bytes.
     pub offset: u64,
-    /// Length.
+    /// Number of bytes to copy.
     pub len: u64,
 }
 
-/// A parameter list.
+/// The parameter list of EXTENDED COPY.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyList {
     /// List identifier for RECEIVE COPY STATUS; `None` if the status will not be requested.
@@ -162,7 +162,7 @@ fn segment(bytes: &[u8], at: usize) -> Result<CopySegment, Sense> {
 /// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyOutcome {
-    /// Whether it succeeded.
+    /// Whether the copy succeeded.
     pub done: bool,
     /// Number of executed segments.
     pub segments: u16,
@@ -174,7 +174,7 @@ pub struct CopyOutcome {
 pub fn copy_status(outcome: &CopyOutcome) -> Vec<u8> {
     let mut data = vec![0, 0, 0, 0, if outcome.done { 1 } else { 2 }];
     data.put16(outcome.segments);
-    // In KiB, rounded down, if the field cannot hold the number of bytes.
+    // The number of bytes is in KiB, rounded down, if the field cannot hold it in bytes.
     match u32::try_from(outcome.bytes) {
         Ok(bytes) => {
             data.push(0);

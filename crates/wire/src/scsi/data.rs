@@ -6,13 +6,14 @@ use super::*;
 /// A range of a parameter list, in bytes; within the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRange {
-    /// Start.
+    /// Offset of the range in bytes.
     pub offset: u64,
-    /// Length.
+    /// Length of the range in bytes.
     pub len: u64,
 }
 
-/// Decodes descriptors of 16 bytes: address, number of blocks. An incomplete one at the end is ignored.
+/// Decodes descriptors of 16 bytes: address, number of blocks. An incomplete descriptor at the end is
+/// ignored.
 pub(super) fn ranges(bytes: &[u8], rules: &Rules) -> Result<Vec<BlockRange>, Sense> {
     let range = |bytes: &[u8]| {
         let (lba, blocks) = (bytes.get64(0), u64::from(bytes.get32(8)));
@@ -119,7 +120,7 @@ pub enum AccessState {
 pub struct PortGroup {
     /// Target port group identifier.
     pub group: u16,
-    /// The state of its ports.
+    /// Access state of the ports of the group.
     pub state: AccessState,
     /// Relative target port identifier.
     pub relative_port: u16,

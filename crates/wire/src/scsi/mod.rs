@@ -52,19 +52,20 @@ pub const BLOCK: u32 = 512;
 /// EXPONENT): the engine maps 4096 bytes.
 pub const PHYSICAL_EXPONENT: u8 = 3;
 
-/// Longest read or write, in blocks (MAXIMUM TRANSFER LENGTH): 16 MiB.
+/// Maximum length of a read or write, in blocks (MAXIMUM TRANSFER LENGTH): 16 MiB.
 pub const TRANSFER_MAX: u32 = 32768;
 /// Optimal read or write, in blocks (OPTIMAL TRANSFER LENGTH): 1 MiB.
 pub const TRANSFER_OPTIMAL: u32 = 2048;
-/// Longest WRITE SAME, in blocks (MAXIMUM WRITE SAME LENGTH).
+/// Maximum length of a WRITE SAME, in blocks (MAXIMUM WRITE SAME LENGTH).
 pub const WRITE_SAME_MAX: u32 = TRANSFER_MAX;
 /// Longest COMPARE AND WRITE, in blocks (MAXIMUM COMPARE AND WRITE LENGTH): the maximum of its CDB field.
 pub const COMPARE_MAX: u8 = 255;
-/// Most descriptors of an UNMAP (MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT).
+/// Maximum number of descriptors of an UNMAP (MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT).
 pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
 /// Longest accepted parameter list, in bytes: the limits of the individual lists are all far below.
 pub const PARAMETERS_MAX: u32 = 64 << 10;
-/// Most descriptors in GET LBA STATUS data; an initiator requests the rest separately.
+/// Maximum number of descriptors in GET LBA STATUS data; an initiator requests further descriptors
+/// separately.
 pub const STATUS_DESCRIPTORS_MAX: u32 = 1024;
 /// Most ranges of a POPULATE TOKEN or WRITE USING TOKEN (MAXIMUM RANGE DESCRIPTORS).
 pub const TOKEN_RANGES_MAX: u16 = 64;
@@ -73,14 +74,14 @@ pub const TOKEN_RANGES_MAX: u16 = 64;
 pub const TOKEN_BLOCKS_MAX: u64 = 8 << 20;
 /// Default inactivity timeout of a token, in seconds.
 pub const TOKEN_TIMEOUT: u32 = 60;
-/// Longest inactivity timeout that can be requested, in seconds.
+/// Maximum inactivity timeout that can be requested, in seconds.
 pub const TOKEN_TIMEOUT_MAX: u32 = 300;
 
 /// Status of a command (SAM-5, "Status codes").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// Success.
+    /// The command succeeded.
     Good = 0x00,
     /// Sense data is available.
     CheckCondition = 0x02,
@@ -88,9 +89,9 @@ pub enum Status {
     Busy = 0x08,
     /// Another nexus has reserved the unit.
     ReservationConflict = 0x18,
-    /// Too many commands.
+    /// The initiator has too many commands under way.
     TaskSetFull = 0x28,
-    /// Aborted by another nexus.
+    /// Another nexus has aborted the command.
     TaskAborted = 0x40,
 }
 

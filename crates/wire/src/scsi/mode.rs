@@ -26,7 +26,7 @@ const D_SENSE: u8 = 0x04;
 const SWP: u8 = 0x08;
 const WCE: u8 = 0x04;
 
-/// A page, with its header.
+/// Returns a mode page, with its header.
 fn page(code: u8, control: PageControl, state: &ModeState) -> Vec<u8> {
     let state = match control {
         PageControl::Default => ModeState { write_back: state.write_back, ..ModeState::default() },

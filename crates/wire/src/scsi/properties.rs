@@ -6,11 +6,11 @@ use super::{BLOCK, Request, Sense, Transfer, VerifyCheck, codes};
 /// various reservations"; SBC-3, "Reservations"; SPC-2, "Reservations").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Never conflicts.
+    /// The command never conflicts.
     Always,
-    /// Conflicts with RESERVE only.
+    /// The command conflicts only with RESERVE.
     Status,
-    /// Reads: conflicts with exclusive access.
+    /// The command reads: it conflicts with exclusive access.
     Read,
     /// Changes the unit, or prepares a change: conflicts with exclusive writing, too.
     Write,
@@ -104,7 +104,8 @@ impl Request {
         }
     }
 
-    /// Its class for reservation conflicts. PERSISTENT RESERVE OUT checks conflicts when it is executed.
+    /// Class of the command for reservation conflicts. PERSISTENT RESERVE OUT checks conflicts when it is
+    /// executed.
     pub fn access(&self) -> Access {
         use Request::*;
         match self {
@@ -158,7 +159,7 @@ impl Request {
         )
     }
 
-    /// Whether it only reads blocks, so that it can be given up at any time.
+    /// Whether the command only reads blocks, so that it can be abandoned at any time.
     pub fn only_reads(&self) -> bool {
         use Request::*;
         matches!(self, Read { .. } | Verify { .. } | PreFetch { .. } | GetLbaStatus { .. })

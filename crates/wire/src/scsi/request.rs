@@ -12,82 +12,82 @@ pub struct Rules {
 /// The direction and length of a transfer, by the CDB alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// No data.
+    /// The command transfers no data.
     None,
-    /// To the initiator: the exact number of bytes of a read; the maximum for other data.
+    /// Data is sent to the initiator: the exact number of bytes of a read, or the maximum for other data.
     In(u64),
-    /// From the initiator, in bytes.
+    /// The initiator sends this number of bytes.
     Out(u64),
 }
 
 /// The comparison of VERIFY (BYTCHK field).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerifyCheck {
-    /// No comparison: the range must be readable.
+    /// Nothing is compared: the range must be readable.
     Nothing,
     /// The range with data of the same length.
     Data,
-    /// Each block of the range with a single block of data.
+    /// Each block of the range is compared with a single block of data.
     Block,
 }
 
 /// The requested values of a mode page (PC field).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageControl {
-    /// Current values.
+    /// The current values of the page are requested.
     Current,
     /// A mask of the bits that can be changed.
     Changeable,
-    /// Default values.
+    /// The default values of the page are requested.
     Default,
-    /// Saved values, which are not supported.
+    /// The saved values are requested, which are not supported.
     Saved,
 }
 
 /// Service action of PERSISTENT RESERVE IN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveIn {
-    /// READ KEYS.
+    /// READ KEYS: the registered keys.
     Keys,
-    /// READ RESERVATION.
+    /// READ RESERVATION: the holder and the type of the reservation.
     Reservation,
-    /// REPORT CAPABILITIES.
+    /// REPORT CAPABILITIES: what the unit supports.
     Capabilities,
-    /// READ FULL STATUS.
+    /// READ FULL STATUS: all registrations, with their ports.
     FullStatus,
 }
 
 /// Service action of PERSISTENT RESERVE OUT, with its reservation type if it has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveOut {
-    /// REGISTER.
+    /// REGISTER: registers a key, or removes a registration.
     Register,
-    /// RESERVE.
+    /// RESERVE: makes a reservation.
     Reserve(ReservationType),
-    /// RELEASE.
+    /// RELEASE: ends the reservation.
     Release(ReservationType),
-    /// CLEAR.
+    /// CLEAR: removes the reservation and all registrations.
     Clear,
-    /// PREEMPT.
+    /// PREEMPT: removes registrations of other nexuses.
     Preempt(ReservationType),
-    /// PREEMPT AND ABORT.
+    /// PREEMPT AND ABORT: as PREEMPT, and aborts the commands of these nexuses.
     PreemptAndAbort(ReservationType),
-    /// REGISTER AND IGNORE EXISTING KEY.
+    /// REGISTER AND IGNORE EXISTING KEY: registers a key whatever the present key is.
     RegisterAndIgnore,
 }
 
 /// The commands that REPORT SUPPORTED OPERATION CODES reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpcodeQuery {
-    /// All.
+    /// All commands are requested.
     All,
-    /// One.
+    /// One command is requested.
     One {
         /// REPORTING OPTIONS: 1, without service action; 2, with one; 3, either.
         options: u8,
-        /// Its operation code.
+        /// Operation code of the requested command.
         opcode: u8,
-        /// Its service action.
+        /// Service action of the requested command.
         action: u16,
     },
 }
@@ -101,89 +101,89 @@ pub enum Request {
     TestUnitReady,
     /// REQUEST SENSE.
     RequestSense {
-        /// In descriptor format.
+        /// Sense data is requested in descriptor format.
         descriptor: bool,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// INQUIRY.
     Inquiry {
-        /// A page of vital product data; otherwise the standard data.
+        /// The requested page of vital product data; `None` for the standard data.
         page: Option<u8>,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// REPORT LUNS.
     ReportLuns {
-        /// SELECT REPORT: 0 and 2 request units, 1 well-known ones, which are not supported.
+        /// SELECT REPORT: 0 and 2 request units, 1 requests well-known units, which are not supported.
         select: u8,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// READ CAPACITY(10).
     ReadCapacity10,
     /// READ CAPACITY(16).
     ReadCapacity16 {
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// READ, at most [`TRANSFER_MAX`](super::TRANSFER_MAX).
     Read {
-        /// Start.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length.
+        /// Length of the range in bytes.
         len: u32,
     },
     /// WRITE, at most [`TRANSFER_MAX`](super::TRANSFER_MAX).
     Write {
-        /// Start.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length.
+        /// Length of the range in bytes.
         len: u32,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered (FUA).
         fua: bool,
     },
     /// WRITE AND VERIFY.
     WriteAndVerify {
-        /// Start.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length.
+        /// Length of the range in bytes.
         len: u32,
         /// Compare the stored data with the sent data.
         compare: bool,
     },
     /// VERIFY. With [`VerifyCheck::Data`] at most [`TRANSFER_MAX`](super::TRANSFER_MAX).
     Verify {
-        /// Start.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length.
+        /// Length of the range in bytes.
         len: u64,
-        /// The comparison.
+        /// How the blocks are compared.
         check: VerifyCheck,
     },
     /// ORWRITE(16).
     OrWrite {
-        /// Start.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length.
+        /// Length of the range in bytes.
         len: u32,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered (FUA).
         fua: bool,
     },
     /// COMPARE AND WRITE. The data consists of the expected contents, then the new contents.
     CompareAndWrite {
-        /// Start.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length that is compared, and written.
+        /// Length in bytes of what is compared, and of what is written.
         len: u32,
-        /// Durable when answered.
+        /// The change has to be durable when it is answered (FUA).
         fua: bool,
     },
     /// WRITE SAME, at most [`WRITE_SAME_MAX`](super::WRITE_SAME_MAX).
     WriteSame {
-        /// Start.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length.
+        /// Length of the range in bytes.
         len: u32,
         /// The range may be unmapped if the block is zero.
         unmap: bool,
@@ -197,26 +197,27 @@ pub enum Request {
     },
     /// GET LBA STATUS.
     GetLbaStatus {
-        /// Start; before the end of the unit.
+        /// Offset in bytes from which on the status is requested; before the end of the unit.
         offset: u64,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// PRE-FETCH.
     PreFetch {
-        /// Start.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// Length; a length of 0 in the CDB, the rest of the unit, is resolved here.
+        /// Length of the range in bytes. A length of 0 in the CDB, which stands for all blocks up to the end,
+        /// is resolved.
         len: u64,
     },
-    /// SYNCHRONIZE CACHE; applies to the whole cache, whatever the range.
+    /// SYNCHRONIZE CACHE. The range is ignored: the command applies to the whole cache.
     SynchronizeCache {
-        /// Answer before the flush has completed.
+        /// The command is answered before the flush has completed.
         immediate: bool,
     },
     /// START STOP UNIT.
     StartStopUnit {
-        /// Start, instead of stop or a change of the power condition.
+        /// The unit is to be started, and not stopped or changed in its power condition.
         start: bool,
     },
     /// MODE SENSE.
@@ -227,13 +228,13 @@ pub enum Request {
         long_descriptor: bool,
         /// Omit the block descriptor.
         no_descriptor: bool,
-        /// The requested values.
+        /// The values of the page that are requested.
         control: PageControl,
         /// Page code; 3Fh means all pages.
         page: u8,
         /// Subpage code; 00h means only the page, FFh also all its subpages.
         subpage: u8,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// MODE SELECT.
@@ -245,14 +246,14 @@ pub enum Request {
     },
     /// PERSISTENT RESERVE IN.
     PersistentReserveIn {
-        /// Service action.
+        /// Service action of the command.
         action: ReserveIn,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// PERSISTENT RESERVE OUT.
     PersistentReserveOut {
-        /// Service action.
+        /// Service action of the command.
         action: ReserveOut,
         /// Bytes of the parameter list.
         length: u32,
@@ -270,12 +271,12 @@ pub enum Request {
     CopyStatus {
         /// List identifier of the copy.
         list: u8,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// RECEIVE COPY OPERATING PARAMETERS.
     CopyParameters {
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// POPULATE TOKEN.
@@ -296,28 +297,28 @@ pub enum Request {
     TokenInformation {
         /// List identifier of the POPULATE TOKEN or WRITE USING TOKEN.
         list: u32,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// REPORT TARGET PORT GROUPS.
     TargetPortGroups {
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// REPORT SUPPORTED OPERATION CODES.
     SupportedOpcodes {
-        /// The requested commands.
+        /// The commands about which the initiator asks.
         query: OpcodeQuery,
         /// Include command timeouts descriptors.
         timeouts: bool,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
     /// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
     SupportedTaskManagement {
         /// Use the long format.
         extended: bool,
-        /// Most data.
+        /// Maximum bytes of the response data (ALLOCATION LENGTH).
         allocation: u32,
     },
 }

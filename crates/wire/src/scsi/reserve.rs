@@ -129,15 +129,15 @@ pub fn reservation_capabilities(kept: bool) -> Vec<u8> {
 /// One registration of READ FULL STATUS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FullStatus<'a> {
-    /// Its key.
+    /// Reservation key of the nexus.
     pub key: u64,
-    /// The type of the reservation, if it is a holder.
+    /// Type of the reservation, if the nexus is a holder of it.
     pub holds: Option<ReservationType>,
     /// Relative target port identifier.
     pub relative_port: u16,
     /// iSCSI name of the initiator.
     pub initiator: &'a str,
-    /// Its ISID.
+    /// ISID of the initiator's session.
     pub isid: [u8; 6],
 }
 

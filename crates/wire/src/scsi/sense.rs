@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SenseKey {
-    /// No failure.
+    /// There was no failure.
     NoSense = 0x0,
     /// The unit cannot be used at present.
     NotReady = 0x2,
@@ -96,20 +96,20 @@ pub struct Field {
     pub in_cdb: bool,
     /// First byte of the field.
     pub byte: u16,
-    /// Its highest bit, if it does not consist of whole bytes.
+    /// Highest bit of the field, if the field does not consist of whole bytes.
     pub bit: Option<u8>,
 }
 
 /// Sense data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
-    /// The kind of failure.
+    /// Kind of the failure.
     pub key: SenseKey,
-    /// The failure.
+    /// Additional sense code of the failure.
     pub code: Code,
     /// INFORMATION, as defined for the command: the byte that differs, or the block that failed.
     pub information: Option<u64>,
-    /// The invalid field.
+    /// The field of the command or parameter list that is invalid.
     pub field: Option<Field>,
 }
 
@@ -119,7 +119,7 @@ impl Sense {
         Sense { key, code, information: None, field: None }
     }
 
-    /// An ILLEGAL REQUEST.
+    /// Returns sense data with the key ILLEGAL REQUEST.
     pub const fn illegal(code: Code) -> Sense {
         Sense::new(SenseKey::IllegalRequest, code)
     }
@@ -153,7 +153,7 @@ impl Sense {
         Sense::illegal(codes::PARAMETER_LIST_LENGTH_ERROR)
     }
 
-    /// Adds INFORMATION.
+    /// Adds the field INFORMATION.
     pub const fn at(self, information: u64) -> Sense {
         Sense { information: Some(information), ..self }
     }

@@ -18,7 +18,7 @@ const ROD_TYPE_ANY_POINT: u32 = 0x0080_ffff;
 /// The identity of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {
-    /// Its number.
+    /// Number of the token.
     pub identifier: u64,
     /// An unpredictable secret.
     pub secret: [u8; 32],
@@ -41,7 +41,7 @@ impl Token {
         token.put64(0);
         token.put64(bytes);
         token.zeroes(32);
-        // Device type specific: the block length.
+        // The device type specific field is the block length.
         token.put32(BLOCK);
         token.zeroes(28);
         token.extend_from_slice(&self.secret);
@@ -60,7 +60,7 @@ impl Token {
 pub struct PopulateList {
     /// Inactivity timeout of the token, in seconds.
     pub timeout: u32,
-    /// The ranges that it represents, in order.
+    /// The ranges that the token represents, in order.
     pub ranges: Vec<BlockRange>,
 }
 
@@ -145,9 +145,9 @@ fn token_ranges(list: &[u8], at: usize, rules: &Rules) -> Result<Vec<BlockRange>
 /// The result of a POPULATE TOKEN or WRITE USING TOKEN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenOutcome {
-    /// Its service action.
+    /// Service action of the command.
     pub action: u8,
-    /// The reason for a failure.
+    /// Why the command failed; `None` if it succeeded.
     pub failure: Option<Sense>,
     /// Bytes that the token represents, or that were written.
     pub bytes: u64,

@@ -6,7 +6,7 @@ use super::*;
 /// The identity of a logical unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// UUID of its disk, which never changes.
+    /// UUID of the unit's disk, which never changes.
     pub uuid: [u8; 16],
 }
 

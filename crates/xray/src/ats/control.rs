@@ -7,11 +7,11 @@ use std::path::Path;
 
 use crate::error::{During, Error, Result};
 
-/// A connection.
+/// A connection to the control socket of a server.
 pub struct Control(BufReader<UnixStream>);
 
 impl Control {
-    /// Connects.
+    /// Connects to a control socket.
     pub fn connect(socket: &Path) -> Result<Control> {
         let stream =
             UnixStream::connect(socket).during(|| format!("cannot connect to {}", socket.display()))?;

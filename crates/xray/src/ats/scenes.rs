@@ -33,8 +33,8 @@ const DEPTH: u16 = 8;
 const BACKOFF: Duration = Duration::from_millis(1);
 /// Reads per second that A requests in scenes with a rate.
 const READS: f64 = 16_000.0;
-/// Metadata updates per second in scenes with a rate: those of a thin disk that grows by 50 MiB/s in steps of
-/// 1 MiB.
+/// Metadata updates per second in scenes with a rate: the updates of a thin disk that grows by 50 MiB/s in
+/// steps of 1 MiB.
 const UPDATES: f64 = 50.0;
 /// Snapshots created and deleted per second in scenes with a rate: a backup of many volumes.
 const SNAPSHOTS: f64 = 20.0;
@@ -71,7 +71,7 @@ impl OtherLoad {
 pub struct Moment {
     /// Reads of A per second.
     pub data_iops: f64,
-    /// 99th percentile of A's read latency.
+    /// 99th percentile of the read latency of A.
     pub data_p99_us: f64,
     /// RESERVATION CONFLICT responses to A, per second.
     pub data_conflicts: f64,
@@ -88,7 +88,7 @@ pub struct Scene {
     pub data_rate: Option<f64>,
     /// The concurrent load.
     pub name: String,
-    /// Every round.
+    /// The figures of every round.
     pub rounds: Vec<Moment>,
 }
 

@@ -9,9 +9,9 @@ use crate::targets::servers::{Disk, Forebay, ForebayConfig, Tgtd, Unit, WorkDir,
 
 /// Logical units, the same on both targets.
 pub const READS: u8 = 1;
-/// With a write cache: a write is answered when it is in RAM.
+/// The unit with a write cache: a write is answered when it is in RAM.
 pub const WRITES: u8 = 2;
-/// Without a write cache.
+/// Number of the unit without a write cache.
 pub const DURABLE: u8 = 3;
 /// The volume that hosts share, only on Forebay; configured as `DURABLE`.
 pub const SHARED: u8 = 4;
@@ -22,7 +22,7 @@ pub const BASE: &str = "base";
 
 /// A Forebay server with the units.
 pub struct Ours {
-    /// The server.
+    /// The server that is measured.
     pub forebay: Forebay,
     portal: String,
 }
@@ -65,7 +65,7 @@ impl Ours {
         Address { portal: self.portal.clone(), target: TARGET.to_owned(), lun }
     }
 
-    /// A unit.
+    /// Returns the unit with number `lun`.
     pub fn disk(&self, lun: u8) -> Disk<'_> {
         Disk { process: &self.forebay.server.process, endpoint: Endpoint::Iscsi(self.unit(lun)) }
     }

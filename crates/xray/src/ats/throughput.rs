@@ -13,10 +13,10 @@ use crate::targets::servers::{Disk, Tgtd};
 
 const KIB: u32 = 1 << 10;
 
-/// Most CPU of the server for a durable write that is alone, in microseconds.
+/// Maximum CPU time of the server for a durable write that is alone, in microseconds.
 const LONE_WRITE_CPU: f64 = 120.0;
 
-/// Most passes over a volume to fill the cache.
+/// Maximum number of passes over a volume to fill the cache.
 const PASSES: u32 = 8;
 
 /// One sequential pass over a unit.
@@ -125,7 +125,7 @@ fn shape_rows(disks: &[Option<Disk<'_>>; 2], pace: &Pace, shape: Shape) -> Resul
     Ok([ours.row(format!("{}{what}", shape.name()), figure, bound, &peer), ours.cpu_row(cpu_bound, &peer)])
 }
 
-/// The same with `iscsi-perf`.
+/// The rows of the same loads with `iscsi-perf`.
 fn perf_rows(disks: &[Option<Disk<'_>>; 2], pace: &Pace) -> Result<[Row; 2]> {
     let what = "4 KiB random reads, depth 32, by iscsi-perf";
     say(what);

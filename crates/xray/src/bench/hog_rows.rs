@@ -74,7 +74,7 @@ enum Victim {
 }
 
 impl Hog {
-    /// The unit of its rate.
+    /// Unit of the victim's rate.
     fn unit(self) -> Unit {
         match self {
             Hog::Writer | Hog::Scanner => Unit::MibPerSecond,
@@ -107,7 +107,7 @@ impl Hog {
                         .for_each(|(b, n)| b[..8].copy_from_slice(&n.to_le_bytes()));
                     let at = u64::from(n) * TRIMMED % HOG_BYTES;
                     disk.write(at, &written).map_err(failed)?;
-                    // As a file system does that discards the blocks of many deleted files.
+                    // A file system discards like this when many files are deleted.
                     (at..at + TRIMMED).step_by(4096).try_for_each(|at| disk.trim(at, 4096).map_err(failed))
                 })
             }

@@ -28,7 +28,7 @@ pub fn limited(bench: &Bench, binary: &Path, name: &'static str, limit: u64) -> 
     Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, 32 * MIB).with(settings))
 }
 
-/// Writes a whole volume, in slices.
+/// Writes a whole volume, slice by slice.
 pub fn fill(forebay: &Forebay, volume: &str, bytes: u64, seed: u64, content: &Fill) -> Result<u32> {
     let mut refused = 0;
     for start in (0..bytes).step_by(SLICE as usize) {

@@ -35,9 +35,9 @@ pub struct Options<P> {
     pub forebay: Option<PathBuf>,
     /// Directory for data, on the disk to be measured.
     pub parent: PathBuf,
-    /// Shorter, with less data.
+    /// The loads are shorter, on less data.
     pub quick: bool,
-    /// Only these parts; all parts if empty.
+    /// The parts that are measured; all parts if empty.
     pub only: Vec<P>,
 }
 
@@ -113,7 +113,7 @@ impl Pace {
     }
 }
 
-/// The value of a quick run, or of a full one.
+/// Returns the value for a quick run, or for a full run.
 pub(crate) fn pick<T>(quick: bool, short: T, full: T) -> T {
     if quick { short } else { full }
 }
@@ -133,8 +133,8 @@ const NO_PEER: &str = "Peers of deduplication: none. Debian has no block server 
                        kernel module, borg and zbackup are for backups); qcow2 compresses, read-only.";
 /// Bytes of real data from which writes are taken.
 const ARENA: usize = 24 << 20;
-/// Images for which Forebay's read cache has room: all of those of the rows, which measure the cache and not
-/// the disk.
+/// Number of images for which Forebay's read cache has room: all images of the rows, which measure the cache
+/// and not the disk.
 const CACHED_IMAGES: u64 = 4;
 /// Name of the pool of the I/O rows.
 const MAIN_POOL: &str = "main";
@@ -217,7 +217,7 @@ fn own_rows(
 /// Rows that were omitted, with the reason.
 #[derive(Debug, Serialize)]
 pub struct Omitted {
-    /// A line each.
+    /// Notes, one line each.
     pub notes: Vec<String>,
 }
 

@@ -148,7 +148,7 @@ fn packed_by_qemu(imports: &[Import], rows: &[Row]) -> Result<Option<Row>> {
     Ok(Some(Row::compare(what, Unit::Mib, Bound::Nothing, &[ours], ("qemu-img convert -c", &[peer]))))
 }
 
-/// The same imports with an index of a ten-thousandth of the stored bytes.
+/// Makes the same imports with an index of a ten-thousandth of the stored bytes.
 fn bounded(
     bench: &Bench,
     binary: &Path,
@@ -184,7 +184,7 @@ fn bounded(
     ])
 }
 
-/// All images, in the order in which they are imported.
+/// Makes all images, in the order in which they are imported.
 fn images(
     bench: &Bench,
     pace: &Pace,

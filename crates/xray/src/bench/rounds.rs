@@ -55,7 +55,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// The same with another name in reports.
+    /// Returns the series with another name for reports.
     pub fn named(self, name: &'static str) -> Series {
         Series { name, ..self }
     }
@@ -85,7 +85,7 @@ fn measure(disk: &Disk<'_>, load: impl FnOnce(&Disk<'_>) -> Result<Report>) -> R
     })
 }
 
-/// Measures all of `things` in each of `rounds` rounds, starting with a different one in each round.
+/// Measures all of `things` in each of `rounds` rounds; each round starts with a different thing.
 pub fn alternate<T, S>(
     things: &[T],
     rounds: u32,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{DeviceError, RECEIVE_BYTES};
 use crate::socket;
 
-/// Longest sleep: an end or an interruption may arrive.
+/// Maximum sleep: an end or an interruption may arrive.
 const NAP: Duration = Duration::from_millis(20);
 
 /// A client of a disk that shares its thread, and `S`, with other clients.

@@ -72,7 +72,7 @@ struct Slot {
     due: Instant,
 }
 
-/// See the module.
+/// A file or block device; see the module documentation.
 pub(crate) struct FileDevice {
     ring: IoUring,
     file: File,

@@ -16,7 +16,7 @@ struct Request {
     due: Instant,
 }
 
-/// See the module. Slots are those of the session.
+/// A unit of an iSCSI target as a device; see the module. Its slots are those of the session.
 pub(crate) struct IscsiDevice {
     session: InitiatorSession,
     size: u64,

@@ -2,7 +2,7 @@
 //!
 //! A load queues requests, sends them, waits until the descriptor is readable, and receives answers. All
 //! loads of this crate do so through [`Device`]. Only [`Endpoint::open`] blocks, and [`Device::receive`] if
-//! the caller asks for it.
+//! the caller requests it.
 
 mod drive;
 mod file;
@@ -28,13 +28,13 @@ pub const RECEIVE_BYTES: usize = 1 << 20;
 /// A request that has been answered.
 #[derive(Debug, Clone, Copy)]
 pub struct Done {
-    /// Its slot, which is free again.
+    /// Slot of the request, which is free again.
     pub slot: usize,
-    /// Whether it was a flush.
+    /// Whether the request was a flush.
     pub flush: bool,
     /// Nanoseconds from when the request was due until its answer was received.
     pub nanos: u64,
-    /// The error in the numbers of the protocol, if it failed.
+    /// The error as a number of the protocol; `None` if the request succeeded.
     pub error: Option<u32>,
     /// The request was not executed, and can be sent again. `error` has the target's answer.
     pub again: Option<Again>,
@@ -51,17 +51,18 @@ pub enum Again {
 
 /// An open disk.
 pub trait Device: AsRawFd + Send {
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     fn size(&self) -> u64;
     /// Whether another read or write can be queued.
     fn has_room(&self) -> bool;
-    /// Requests queued and not answered.
+    /// Number of requests that are queued and not answered.
     fn under_way(&self) -> usize;
-    /// Queues a read; there must be room. With `keep`, [`Device::data`] has its data when it is answered.
+    /// Queues a read; there must be room. With `keep`, [`Device::data`] returns the data of the read once it
+    /// is answered.
     fn queue_read(&mut self, offset: u64, len: u32, keep: bool, due: Instant) -> usize;
     /// Queues a write of what `fill` writes into its argument; there must be room.
     fn queue_write(&mut self, offset: u64, len: u32, due: Instant, fill: &mut dyn FnMut(&mut [u8])) -> usize;
-    /// Queues a flush unless one is in progress. Returns whether it was queued.
+    /// Queues a flush unless a flush is in progress. Returns whether it was queued.
     fn queue_flush(&mut self, due: Instant) -> bool;
     /// Sends queued requests until the transport would block. Returns whether requests remain unsent.
     fn send(&mut self) -> Result<bool, DeviceError>;
@@ -97,7 +98,7 @@ pub fn turn<D: Device + ?Sized>(
     Err(DeviceError::Stalled(stall.as_secs()))
 }
 
-/// Slots of a device of a depth: one more than reads and writes, for the flush.
+/// Number of slots of a device of a depth: the reads and writes, and one flush.
 pub fn slots(depth: usize) -> usize {
     depth + 1
 }
@@ -116,22 +117,22 @@ pub enum Endpoint {
 /// What a load needs of a disk.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs {
-    /// Reads and writes in flight.
+    /// Maximum number of reads and writes in flight.
     pub depth: usize,
-    /// Writes.
+    /// The disk must accept writes.
     pub writes: bool,
-    /// Flushes.
+    /// The disk must accept flushes.
     pub flushes: bool,
-    /// Writes that are durable when they are answered.
+    /// The disk must accept writes that are durable when they are answered.
     pub durable: bool,
     /// Simple replies of an NBD server, as the Linux kernel's client requests them.
     pub simple_replies: bool,
-    /// Longest wait for the server, while connecting and in [`Device::receive`].
+    /// Maximum wait for the server, while connecting and in [`Device::receive`].
     pub patience: Duration,
 }
 
 impl Needs {
-    /// Reads, at this depth: to be changed.
+    /// Returns the needs of reads at this depth.
     pub fn reads(depth: usize, patience: Duration) -> Needs {
         Needs { depth, writes: false, flushes: false, durable: false, simple_replies: false, patience }
     }
@@ -170,29 +171,29 @@ impl fmt::Display for Endpoint {
 /// Why a disk cannot be used, or is not reachable any more.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// NBD.
+    /// A device over NBD failed.
     #[error(transparent)]
     Nbd(#[from] NbdError),
-    /// ISCSI.
+    /// A device over iSCSI failed.
     #[error(transparent)]
     Iscsi(#[from] IscsiError),
-    /// A file.
+    /// A file cannot be used as a disk.
     #[error("{what} {}: {source}", path.display())]
     File {
         /// The attempted action: "cannot …".
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
     },
-    /// The system call that waits for answers.
+    /// The system call that waits for answers has failed.
     #[error("cannot wait for answers: {0}")]
     Wait(#[from] std::io::Error),
     /// The target lacks what the load needs.
     #[error("the target {0}")]
     Lacks(&'static str),
-    /// The target answered nothing in time.
+    /// The target has answered nothing in time.
     #[error("no answer from the target for {0} seconds")]
     Stalled(u64),
 }

@@ -8,18 +8,18 @@ pub const SECTOR: u64 = 512;
 /// Direction and length of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// No data.
+    /// The command transfers no data.
     None,
-    /// This many bytes to the initiator.
+    /// The target sends this many bytes.
     In(u32),
-    /// This many bytes to the target.
+    /// The initiator sends this many bytes.
     Out(u32),
 }
 
-/// A command.
+/// A SCSI command, with its CDB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// Name for messages.
+    /// Name of the command for messages.
     pub name: &'static str,
     pub(super) cdb: [u8; 16],
     pub(super) transfer: Transfer,
@@ -78,7 +78,7 @@ impl Command {
         Command::new("WRITE", Transfer::Out(len), &block_cdb(0x2a, 0x8a, offset, len))
     }
 
-    /// The same WRITE, durable when it is answered (FUA).
+    /// Makes the WRITE durable when it is answered (FUA).
     pub fn durable(mut self) -> Command {
         self.cdb[1] |= 0x08;
         self
@@ -119,9 +119,9 @@ fn block_cdb(ten: u8, sixteen: u8, offset: u64, len: u32) -> [u8; 16] {
 /// The reason for a failed command: sense key, additional sense code and qualifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
-    /// Sense key.
+    /// Sense key of the response.
     pub key: u8,
-    /// Additional sense code and qualifier.
+    /// Additional sense code and qualifier of the response.
     pub code: (u8, u8),
 }
 

@@ -23,17 +23,17 @@ const SENSE: usize = 2 + 252;
 /// A command that has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Done {
-    /// Its slot, which is free again.
+    /// Slot of the command, which is free again.
     pub slot: usize,
-    /// The result.
+    /// Status of the command.
     pub status: Status,
-    /// Bytes received.
+    /// Bytes of data that were received.
     pub got: u32,
-    /// When its status arrived.
+    /// When the status arrived.
     pub at: Instant,
 }
 
-/// One command, or room for one.
+/// A slot: a command, or room for a command.
 struct Slot {
     busy: bool,
     uses: u16,

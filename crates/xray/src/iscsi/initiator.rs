@@ -19,9 +19,9 @@ const MAX_ATTENTIONS: usize = 32;
 /// The result of a command.
 #[derive(Debug)]
 pub struct Answer {
-    /// The status.
+    /// The status of the command.
     pub status: Status,
-    /// The data received.
+    /// The data that the target has sent.
     pub data: Vec<u8>,
 }
 

@@ -10,24 +10,24 @@ use super::pdu::{self, BHS, FINAL, Numbers, Reply, opcode, padding};
 const SECURITY: u8 = 0;
 const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
-/// Most responses of a target to one stage of the login.
+/// Maximum number of responses of a target to one stage of the login.
 const MAX_ANSWERS: usize = 16;
 
-/// Longest data segment that this initiator accepts.
+/// Maximum data segment that this initiator accepts, in bytes.
 const MAX_RECV: usize = 256 << 10;
 
-/// The negotiated parameters.
+/// The parameters that initiator and target have agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
     /// Whether data that is not immediate requires an R2T.
     pub initial_r2t: bool,
     /// Whether a command PDU may contain data.
     pub immediate_data: bool,
-    /// Longest data segment that the target accepts.
+    /// Maximum data segment that the target accepts, in bytes.
     pub max_send: usize,
-    /// Most data for one R2T.
+    /// Maximum bytes of data for one R2T.
     pub max_burst: usize,
-    /// Most unsolicited data of a command, immediate data included.
+    /// Maximum bytes of unsolicited data of a command, immediate data included.
     pub first_burst: usize,
 }
 
@@ -150,8 +150,8 @@ impl<S: Read + Write> Exchange<'_, S> {
     }
 }
 
-/// The ISID of an initiator's session number `n`: of the random type (11.12.5), and always the same, so that
-/// a new session replaces a stale one.
+/// Returns the ISID of an initiator's session number `n`: of the random type (11.12.5), and always the same,
+/// so that a new session replaces a stale session.
 pub fn isid(n: u16) -> [u8; 6] {
     let [high, low] = n.to_be_bytes();
     [0x80, b'F', b'B', b'X', high, low]

@@ -23,7 +23,7 @@ pub use initiator::{Answer, InitiatorSession};
 /// The address of a logical unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// HOST:PORT.
+    /// Address of the portal: HOST:PORT.
     pub portal: String,
     /// Name of the target.
     pub target: String,
@@ -55,9 +55,9 @@ pub enum IscsiError {
     /// A command that must succeed failed.
     #[error("{what} ended with {status}")]
     Failed {
-        /// The command.
+        /// Name of the command that failed.
         what: &'static str,
-        /// Its status.
+        /// Status of the command.
         status: Status,
     },
     /// The target did not answer in time.

@@ -1,12 +1,12 @@
-//! Basic header segments (RFC 7143, 11.2): layout of those that an initiator sends, fields of those that it
-//! receives.
+//! Basic header segments (RFC 7143, 11.2): the layout of the segments that an initiator sends, and the fields
+//! of the segments that it receives.
 
 /// Bytes of a basic header segment.
 pub const BHS: usize = 48;
 /// The reserved value for no tag.
 pub const NO_TAG: u32 = u32::MAX;
 
-/// Opcodes.
+/// Operation codes of PDUs.
 pub mod opcode {
     pub const NOP_OUT: u8 = 0x00;
     pub const COMMAND: u8 = 0x01;
@@ -35,7 +35,7 @@ const SIMPLE: u8 = 0x01;
 /// The initiator's sequence numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// Number of this command, or of the next one.
+    /// Number of this command, or of the next command.
     pub cmd_sn: u32,
     /// The next expected status number.
     pub exp_stat_sn: u32,
@@ -128,7 +128,7 @@ pub fn nop_out(lun: &[u8], transfer_tag: u32, numbers: Numbers) -> [u8; BHS] {
         .0
 }
 
-/// A login request: `stages` are the current and the next one.
+/// Encodes a login request: `stages` are the current and the next stage.
 pub fn login(stages: (u8, u8), isid: &[u8; 6], numbers: Numbers, len: usize) -> [u8; BHS] {
     Layout::new(opcode::LOGIN | IMMEDIATE, FINAL | stages.0 << 2 | stages.1, 0)
         .bytes(8, isid)
@@ -179,7 +179,7 @@ impl Reply {
     pub fn max_cmd_sn(&self) -> u32 {
         self.u32(32)
     }
-    /// DataSN or R2TSN.
+    /// DataSN of a Data-In, or R2TSN of an R2T.
     pub fn sn(&self) -> u32 {
         self.u32(36)
     }

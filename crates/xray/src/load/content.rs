@@ -35,7 +35,7 @@ pub(super) fn base_version() -> u64 {
 pub(crate) struct Content {
     seed: u64,
     arena: Arc<Vec<u8>>,
-    /// Windows start at multiples of this.
+    /// The windows of blocks start at multiples of this number.
     grain: usize,
     stamp_bytes: usize,
     unit_bytes: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Content {
 }
 
 impl Content {
-    /// Noise.
+    /// Returns incompressible content.
     pub fn new(seed: u64) -> Content {
         let mut arena = vec![0; ARENA_BYTES + UNIT_BYTES];
         Rng::new(seed).fill(&mut arena);
@@ -78,12 +78,12 @@ impl Content {
         Content { arena: Arc::clone(arena), grain, stamp_bytes, ..Content::new(seed) }
     }
 
-    /// The same in units of at most this size, if requests can begin at multiples of it.
+    /// Returns the content in units of at most this size, if requests can begin at multiples of it.
     pub fn in_units_of(self, bytes: u64) -> Content {
         Content { unit_bytes: (bytes as usize).min(UNIT_BYTES), ..self }
     }
 
-    /// The same with windows of this number of units in a row, so that they compress together.
+    /// Returns the content with windows of this number of units in a row, so that they compress together.
     pub fn in_runs_of(self, run: u64) -> Content {
         Content { run, ..self }
     }
@@ -124,7 +124,7 @@ impl Content {
         let (mut start, mut words) = (mixed.below(windows), [self.seed, at, version]);
         if self.duplicate_percent > 0 && mixed.below(100) < u64::from(self.duplicate_percent) {
             let number = mixed.below(REPEATED_UNITS);
-            // The same on all disks, whatever their seeds are.
+            // Duplicates are the same on all disks, whatever their seeds are.
             (start, words) = (Rng::new(number).below(windows), [u64::MAX, number, len as u64]);
         }
         let start = start as usize * self.grain + in_run as usize;

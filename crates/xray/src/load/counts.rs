@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// See the module.
+/// Counts of requests; see the module documentation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Reads that were answered.
@@ -23,13 +23,13 @@ pub struct Counts {
     pub conflicts: u64,
     /// Verified blocks; in the load generator, requests whose content was verified.
     pub verified: u64,
-    /// Wrong content among them.
+    /// Number of verified blocks, or requests, with wrong content.
     #[serde(rename = "mismatches")]
     pub wrong: u64,
 }
 
 impl Counts {
-    /// Reads and writes.
+    /// Number of reads and writes that were answered.
     pub fn ops(&self) -> u64 {
         self.reads + self.writes
     }

@@ -8,15 +8,15 @@ use super::counts::Counts;
 /// A summary of latencies, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Latency {
-    /// Arithmetic mean.
+    /// Arithmetic mean of the latencies.
     pub mean_us: f64,
-    /// Median.
+    /// Median of the latencies.
     pub p50_us: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latencies.
     pub p99_us: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latencies.
     pub p999_us: f64,
-    /// The maximum.
+    /// The longest latency.
     pub max_us: f64,
 }
 
@@ -38,20 +38,20 @@ impl Latency {
 pub struct Report {
     /// Reads and writes that were answered.
     pub ops: u64,
-    /// Payload bytes.
+    /// Bytes of data that reads and writes have moved.
     pub bytes: u64,
-    /// What was counted.
+    /// The counters of the load.
     #[serde(flatten)]
     pub counts: Counts,
     /// Time from the first request to the last reply, including a final flush.
     pub seconds: f64,
     /// Reads and writes per second.
     pub iops: f64,
-    /// MiB per second.
+    /// Throughput of reads and writes in MiB per second.
     pub mib_s: f64,
-    /// Of reads and writes.
+    /// Latency of reads and writes.
     pub latency: Latency,
-    /// Of flushes.
+    /// Latency of flushes.
     pub flush_latency: Latency,
     /// Offset of the first wrong content.
     pub first_mismatch: Option<u64>,
@@ -83,7 +83,7 @@ impl Tally {
     pub fn add(&mut self, other: &Tally) {
         self.counts.add(&other.counts);
         self.first_mismatch = self.first_mismatch.or(other.first_mismatch);
-        // Both have the same bounds, so that every value fits.
+        // Both histograms have the same bounds, so that every value fits.
         self.nanos += &other.nanos;
         self.flush_nanos += &other.flush_nanos;
     }

@@ -69,7 +69,7 @@ impl Ready<'_> {
     }
 }
 
-/// One connection and its part of the range.
+/// A connection and its part of the range.
 struct Worker<'a, D> {
     spec: &'a Spec,
     device: D,
@@ -107,7 +107,7 @@ struct Phase {
     left: u64,
     deadline: Option<Instant>,
     next_flush: Option<Instant>,
-    /// With a rate: when the next request, or the next burst of requests, is due.
+    /// When the next request, or the next burst of requests, is due, if the load has a rate.
     next_due: Option<Instant>,
     /// Requests of the current burst that are not queued.
     burst: u16,
@@ -232,7 +232,7 @@ impl<'a, D: Device> Worker<'a, D> {
         [again, next].into_iter().flatten().min().map(|at| phase.deadline.map_or(at, |d| d.min(at)))
     }
 
-    /// Queues new requests. Returns when the next one is due if there is already room for it.
+    /// Queues new requests. Returns when the next request is due, if there is already room for it.
     fn queue_new(&mut self, phase: &mut Phase, now: Instant) -> Option<Instant> {
         while self.has_room() && phase.left > 0 {
             let due = match self.due(phase, now) {

@@ -5,13 +5,13 @@ use crate::rng::Rng;
 
 /// A source of block numbers below a bound.
 pub(super) enum Source {
-    /// Uniformly random, endless.
+    /// Uniformly random offsets, without end.
     Random,
     /// Four of five in the first fifth, endless.
     Skewed,
     /// Ascending, starting again at the end; contains the next block.
     Sequential(u64),
-    /// These blocks, once each.
+    /// Offsets of these blocks, each once.
     List(std::vec::IntoIter<u64>),
 }
 

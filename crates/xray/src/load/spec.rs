@@ -11,9 +11,10 @@ use crate::device::{DeviceError, Endpoint};
 pub enum Access {
     /// Uniformly at random, aligned to the block size.
     Random,
-    /// Ascending, starting again at the end.
+    /// Ascending offsets, which start again at the end of the range.
     Sequential,
-    /// Four of five at random in the first fifth, the others at random in the rest.
+    /// Four of five requests go to random positions in the first fifth, the others to random positions in the
+    /// rest.
     Skewed,
 }
 
@@ -30,9 +31,9 @@ pub enum Fill {
     Repeated(Arc<Vec<u8>>),
     /// Random units of which a share is zero; a share of the units is equal to one of 1,024.
     Shaped {
-        /// Share of zeroes in each unit.
+        /// Share of zeroes in each unit, in percent.
         zero_percent: u8,
-        /// Share of the units that are duplicates.
+        /// Share of the units that are duplicates, in percent.
         duplicate_percent: u8,
     },
 }
@@ -40,7 +41,7 @@ pub enum Fill {
 /// Condition for the end of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stop {
-    /// After this time.
+    /// The load ends after this time.
     After(Duration),
     /// After this number of requests on each connection.
     Requests(u64),
@@ -88,17 +89,17 @@ impl Rate {
 /// A load on one disk.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// The disk.
+    /// The disk that is loaded.
     pub endpoint: Endpoint,
     /// Order of the offsets.
     pub access: Access,
     /// Share of reads in percent.
     pub read_percent: u8,
-    /// Bytes of each request; a multiple of 512, and of 4096 when above it.
+    /// Bytes of each request: a multiple of 512, and above 4096 a multiple of 4096.
     pub block_bytes: u32,
     /// Requests in progress on each connection.
     pub depth: u16,
-    /// Connections; the range is divided between them.
+    /// Number of connections; the range is divided between them.
     pub connections: u16,
     /// Condition for the end.
     pub stop: Stop,
@@ -106,7 +107,7 @@ pub struct Spec {
     pub flush_each: Option<Duration>,
     /// Writes are durable when they are answered (FUA).
     pub fua: bool,
-    /// Bound on the requests of each connection; without one, `depth` requests are always in progress.
+    /// Bound on the requests of each connection; without a bound, `depth` requests are always in progress.
     pub rate: Option<Rate>,
     /// Bytes to access; the complete disk by default.
     pub range: Option<Range<u64>>,
@@ -146,7 +147,7 @@ impl Spec {
         }
     }
 
-    /// One pass through the range, of reads or of writes.
+    /// Makes the load one pass through the range, of reads or of writes.
     pub fn pass(&mut self, writes: bool, block_bytes: u32, depth: u16) {
         self.sequential(writes, block_bytes, depth);
         self.stop = Stop::OncePerBlock;
@@ -193,7 +194,7 @@ pub enum LoadError {
     TooSmall {
         /// Bytes to access.
         range: u64,
-        /// Connections.
+        /// Number of connections.
         connections: u16,
         /// Bytes of each request.
         block: u32,

@@ -21,9 +21,9 @@ pub enum Lock {
 /// The results of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Updates {
-    /// Updates made.
+    /// Number of updates that were made.
     pub done: u64,
-    /// Attempts that found the lock held.
+    /// Number of attempts that found the lock held.
     pub conflicts: u64,
     /// Duration of the run.
     pub seconds: f64,
@@ -34,7 +34,7 @@ pub const METADATA_BYTES: u64 = 1 << 20;
 const SECTOR: u32 = 512;
 const BLOCK: u32 = 4096;
 
-/// A host.
+/// A host that updates metadata under a lock.
 pub struct Host {
     session: InitiatorSession,
     lock: Lock,

@@ -10,22 +10,22 @@ const STALL: Duration = Duration::from_secs(60);
 const SIMPLE_MAGIC: u32 = 0x6744_6698;
 const COOKIE: u64 = 0x666f_7265_6261_7921;
 
-/// See the module.
+/// A disk for preparations; see the module documentation.
 pub struct Disk(Connection);
 
 impl Disk {
-    /// Connects.
+    /// Connects to an export.
     pub fn open(target: &Target, export: &str) -> Result<Disk, NbdError> {
         // Only reads have structured replies, and this client does not read.
         connect(target, export, false, STALL).map(Disk)
     }
 
-    /// Writes.
+    /// Writes to the export.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), NbdError> {
         self.call(Command::Write, offset, data.len() as u32, data)
     }
 
-    /// Discards.
+    /// Discards a range of the export.
     pub fn trim(&mut self, offset: u64, len: u32) -> Result<(), NbdError> {
         self.call(Command::Trim, offset, len, &[])
     }

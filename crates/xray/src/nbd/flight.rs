@@ -12,7 +12,7 @@ use super::{Chunk, Command, NbdError, REQUEST_LEN, Sink, request};
 use crate::device::Done;
 use crate::socket;
 
-/// One request, or room for one.
+/// A slot: a request, or room for a request.
 struct Slot {
     command: Option<Command>,
     uses: u64,
@@ -122,7 +122,7 @@ impl Flight {
         index
     }
 
-    /// Queues a flush unless one is in progress. Returns whether it was queued.
+    /// Queues a flush unless a flush is in progress. Returns whether it was queued.
     pub fn queue_flush(&mut self, due: Instant) -> bool {
         let index = self.slots.len() - 1;
         if self.slots[index].command.is_some() {

@@ -16,28 +16,28 @@ const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 const REP_ERROR_BIT: u32 = 1 << 31;
 const INFO_EXPORT: u16 = 0;
-/// Longest accepted option reply.
+/// Maximum length of an option reply that is accepted.
 const OPTION_REPLY_MAX: u32 = 64 << 10;
 
 /// Properties of the export, as reported by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
-    /// Size in bytes.
+    /// Size of the export in bytes.
     pub size: u64,
-    /// Transmission flags.
+    /// Transmission flags of the export.
     pub flags: u16,
 }
 
 impl Export {
-    /// NBD_FLAG_READ_ONLY.
+    /// Whether the export is read-only (NBD_FLAG_READ_ONLY).
     pub fn read_only(&self) -> bool {
         self.flags & 1 << 1 != 0
     }
-    /// NBD_FLAG_SEND_FLUSH.
+    /// Whether the export supports flushes (NBD_FLAG_SEND_FLUSH).
     pub fn flushes(&self) -> bool {
         self.flags & 1 << 2 != 0
     }
-    /// NBD_FLAG_SEND_FUA.
+    /// Whether the export supports durable writes (NBD_FLAG_SEND_FUA).
     pub fn durable_writes(&self) -> bool {
         self.flags & 1 << 3 != 0
     }
@@ -47,7 +47,7 @@ impl Export {
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
-    /// The export.
+    /// The export that the connection uses.
     pub export: Export,
     /// Whether replies to reads are structured.
     pub structured: bool,

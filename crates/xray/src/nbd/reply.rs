@@ -19,13 +19,13 @@ const STAGE_LEN: usize = STRUCTURED_LEN + 12;
 /// A piece of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunk<'a> {
-    /// Payload.
+    /// A chunk with data of a read.
     Data {
         /// The request's cookie.
         cookie: u64,
         /// Position on the disk.
         offset: u64,
-        /// Payload, or a part of it.
+        /// The payload, or a part of it.
         bytes: &'a [u8],
     },
     /// A range that reads as zeroes.
@@ -34,7 +34,7 @@ pub enum Chunk<'a> {
         cookie: u64,
         /// Position on the disk.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
     /// The request failed; `Done` follows.
@@ -66,7 +66,7 @@ enum State {
     Head(usize),
     /// Payload of `left` bytes.
     Payload { cookie: u64, offset: u64, left: u32, done: bool },
-    /// The message of an error chunk.
+    /// The message of an error chunk is skipped.
     Skip { cookie: u64, left: u32, done: bool },
 }
 

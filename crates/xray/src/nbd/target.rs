@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// An address.
+/// The address of an NBD server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// A UNIX socket.
@@ -12,7 +12,7 @@ pub enum Target {
     Tcp(String),
 }
 
-/// An invalid address.
+/// An address that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid address \"{0}\": use unix:PATH or HOST:PORT")]
 pub struct TargetError(String);

@@ -34,7 +34,7 @@ pub trait Details: Serialize {
 /// The results of a benchmark.
 #[derive(Debug, Serialize)]
 pub struct BenchReport<D> {
-    /// The machine.
+    /// The machine on which the benchmark ran.
     pub machine: Machine,
     /// Versions of the peers.
     pub peers: Vec<String>,

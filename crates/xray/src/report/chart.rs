@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 /// A line of a chart.
 pub(super) struct Line {
-    /// Number of its colour and dashes.
+    /// Number of the line's colour and dashes.
     pub style: usize,
-    /// Thin: a secondary figure.
+    /// The line is thin, for a secondary figure.
     pub thin: bool,
     /// Points; `None` interrupts the line.
     pub points: Vec<Option<(f64, f64)>>,
@@ -25,24 +25,24 @@ pub(super) struct Mark {
 /// The text of the ticks on the horizontal axis.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Axis {
-    /// Seconds.
+    /// The values are seconds.
     Time,
-    /// Plain numbers.
+    /// The values are plain numbers.
     Number,
 }
 
-/// See the module.
+/// A chart; see the module documentation.
 pub(super) struct Chart {
     pub title: String,
     pub unit: &'static str,
     pub horizontal: &'static str,
     pub axis: Axis,
-    /// The ends of the horizontal axis; those of the points without them.
+    /// The ends of the horizontal axis; `None` for the ends of the points.
     pub span: Option<(f64, f64)>,
     pub lines: Vec<Line>,
     pub band: Option<(f64, f64)>,
     pub marks: Vec<Mark>,
-    /// Logarithmic vertical axis.
+    /// The vertical axis is logarithmic.
     pub log: bool,
 }
 
@@ -52,7 +52,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 40.0;
-/// Most events that each get a label.
+/// Maximum number of events that each get a label.
 const LABELLED: usize = 5;
 /// Pixels that a label needs.
 const LABEL_ROOM: f64 = 70.0;

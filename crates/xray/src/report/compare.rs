@@ -7,18 +7,18 @@ use crate::run::record::{LoadRecord, RunRecord, TargetRecord};
 /// Why two runs cannot be compared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
-    /// They are of different scenarios.
+    /// The runs are of different scenarios.
     #[error("the runs are of different scenarios: '{0}' and '{1}'")]
     Scenario(String, String),
-    /// They were scaled differently.
+    /// The runs were scaled differently.
     #[error("the runs were scaled differently")]
     Scale,
-    /// They have no target in common.
+    /// The runs have no target in common.
     #[error("the runs have no target in common")]
     Targets,
 }
 
-/// The result.
+/// The result of a comparison.
 #[derive(Debug, Clone)]
 pub struct Comparison {
     /// A line for each load.
@@ -105,7 +105,7 @@ fn loads<'a>(x: &'a TargetRecord, y: &'a TargetRecord) -> Vec<(String, &'a LoadR
     found
 }
 
-/// In percent.
+/// The change from `was` to `now` in percent.
 fn change(was: f64, now: f64) -> Option<f64> {
     (was > 0.0 && now > 0.0).then(|| (now / was - 1.0) * 100.0)
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::run::record::RunRecord;
 
-/// The table.
+/// Returns the results of a run as CSV.
 pub fn csv(run: &RunRecord) -> String {
     let mut out = String::from(
         "target,phase,depth,load,t_s,interval_s,measured,requests,bytes,p50_ms,p95_ms,p99_ms,max_ms\n",

@@ -131,7 +131,7 @@ fn of_targets(out: &mut String, run: &RunRecord, title: &str, add: impl FnOnce(&
     let _ = write!(out, "<h3>{title}</h3>\n{}", table.html());
 }
 
-/// One line for each load of each phase; of a sweep, the depth with the highest rate.
+/// Adds one line for each load of each phase; of a sweep, the depth with the highest rate.
 fn results(table: &mut Table, run: &RunRecord) {
     for (name, _) in phases(run) {
         for load in load_names(&of_phase(run, &name)) {

@@ -8,31 +8,31 @@ use super::table::{Cell, Table, right};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Requests per second.
+    /// The figure is in requests per second.
     Iops,
-    /// MiB per second.
+    /// The figure is in MiB per second.
     MibPerSecond,
-    /// Microseconds of server CPU per request.
+    /// The figure is in microseconds of server CPU per request.
     CpuMicros,
-    /// Microseconds.
+    /// The figure is in microseconds.
     Micros,
-    /// Seconds.
+    /// The figure is in seconds.
     Seconds,
-    /// Seconds per GiB.
+    /// The figure is in seconds per GiB.
     SecondsPerGib,
-    /// KiB.
+    /// The figure is in KiB.
     Kib,
-    /// MiB.
+    /// The figure is in MiB.
     Mib,
-    /// A factor.
+    /// The figure is a factor.
     Times,
-    /// Percent.
+    /// The figure is in percent.
     Percent,
-    /// Operations.
+    /// The figure is a number of operations.
     Ops,
-    /// Operations per second, for small values.
+    /// The figure is in operations per second, with digits for small values.
     FewIops,
-    /// A fraction.
+    /// The figure is a fraction.
     Ratio,
 }
 
@@ -80,9 +80,9 @@ pub enum Bound {
     RatioAtLeast(f64),
     /// The ratio to the peer is at most this.
     RatioAtMost(f64),
-    /// The figure is at most this.
+    /// The figure must be at most this value.
     AtMost(f64),
-    /// The figure is at least this.
+    /// The figure must be at least this value.
     AtLeast(f64),
     /// No promise; the figure is for orientation.
     Nothing,
@@ -92,20 +92,20 @@ pub enum Bound {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It holds.
+    /// The promise holds.
     Pass,
-    /// It does not hold.
+    /// The promise does not hold.
     NotReached,
-    /// There is no promise, or one side was not measured.
+    /// The row has no promise, or one side was not measured.
     None,
 }
 
 /// A value of a peer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PeerValue {
-    /// The peer.
+    /// Name of the peer.
     pub name: &'static str,
-    /// Median.
+    /// Median of the peer's figures.
     pub value: f64,
 }
 
@@ -114,9 +114,9 @@ pub struct PeerValue {
 pub struct Row {
     /// The measured property.
     pub what: String,
-    /// Its unit.
+    /// Unit of the figures.
     pub unit: Unit,
-    /// The promise.
+    /// The promised bound.
     pub bound: Bound,
     /// The median of Forebay's figures.
     pub ours: Option<f64>,
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_ratio_pairs_rounds_so_that_a_disturbance_affects_both() {
-        // Both were disturbed in the second round; the ratio is not affected.
+        // Both sides were disturbed in the second round; the ratio is not affected.
         let row = Row::compare(
             "x",
             Unit::Iops,

@@ -9,7 +9,7 @@ use super::chart::escape;
 /// Columns of a terminal in which every table fits; longer text is wrapped within its cell.
 pub(crate) const TABLE_WIDTH: u16 = 120;
 
-/// A cell.
+/// A cell of a table.
 pub(crate) struct Cell {
     text: String,
     /// The classes of the cell on a page.
@@ -24,12 +24,12 @@ impl Cell {
         Cell { text: text.to_string(), class: "", badge: None }
     }
 
-    /// The same with classes on a page.
+    /// Returns the cell with this class on a page.
     pub fn class(self, class: &'static str) -> Cell {
         Cell { class, ..self }
     }
 
-    /// The same with a word in a class, before the text.
+    /// Returns the cell with a word in a class, before the text.
     pub fn badge(self, class: &'static str, word: &'static str) -> Cell {
         Cell { badge: Some((class, word)), ..self }
     }
@@ -45,7 +45,7 @@ pub(crate) fn right(text: String) -> Cell {
     Cell::new(text).class("n")
 }
 
-/// See the module.
+/// A table; see the module documentation.
 pub(crate) struct Table {
     heads: Vec<String>,
     rows: Vec<Vec<Cell>>,
@@ -62,7 +62,7 @@ impl Table {
         self.rows.push(row.into_iter().collect());
     }
 
-    /// The table on a page. Writing to a string cannot fail.
+    /// Returns the table as a part of a page. Writing to a string cannot fail.
     pub fn html(&self) -> String {
         let mut out = "<div class=\"table\"><table>\n<tr>".to_owned();
         let is_number =

@@ -9,7 +9,7 @@ use crate::run::record::{PhaseRecord, TargetRecord};
 /// The number of a target's style, the target, and its record of the phase.
 pub(super) type Of<'a> = (usize, &'a TargetRecord, &'a PhaseRecord);
 
-/// All figures of a phase, and what it cost.
+/// Adds all figures of a phase, and what it cost.
 pub(super) fn figures(out: &mut String, records: &[Of<'_>]) {
     let mut table = Table::new([
         "target",

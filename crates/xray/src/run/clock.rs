@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// See the module. Times are since the start of the phase.
+/// The clock of a phase; see the module documentation. Times are since the start of the phase.
 pub(super) struct Clock {
     begun: OnceLock<Instant>,
     measure_ns: AtomicU64,
@@ -27,7 +27,7 @@ impl Clock {
         }
     }
 
-    /// The start; the first call determines it.
+    /// Returns the time of the start; the first call determines it.
     pub fn begun(&self) -> Instant {
         *self.begun.get_or_init(Instant::now)
     }
@@ -48,7 +48,7 @@ impl Clock {
         self.end_ns.store(at.as_nanos() as u64, Relaxed);
     }
 
-    /// The end, once it is known.
+    /// Returns the time of the end, once it is known.
     pub fn end(&self) -> Option<Instant> {
         let ns = Some(self.end_ns.load(Relaxed)).filter(|ns| *ns != u64::MAX)?;
         Some(self.begun() + Duration::from_nanos(ns))

@@ -19,7 +19,7 @@ pub(super) struct Connecting {
     since: Instant,
 }
 
-/// How far it is.
+/// The state of an attempt to connect.
 pub(super) enum Attempt {
     Made(Box<dyn Device>),
     Waits,

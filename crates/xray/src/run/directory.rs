@@ -20,13 +20,13 @@ use crate::scenario::Scale;
 pub struct Request {
     /// Name of the scenario's file.
     pub file: String,
-    /// Its text.
+    /// Text of the scenario's file.
     pub text: String,
-    /// The factors.
+    /// The factors by which the scenario is scaled.
     pub scale: Scale,
     /// Words or URIs of targets, or their descriptions.
     pub targets: Vec<String>,
-    /// The file that described them, if it was one.
+    /// The file that described the targets; `None` if none did.
     pub targets_file: Option<String>,
     /// How often each target runs.
     pub rounds: u32,
@@ -34,13 +34,13 @@ pub struct Request {
     pub seed: u64,
 }
 
-/// See the module.
+/// The directory of a run; see the module documentation.
 pub(super) struct RunDirectory(PathBuf);
 
 const REQUEST: &str = "run.json";
 
 impl RunDirectory {
-    /// Creates one for a new run; it must not contain another run.
+    /// Creates the directory for a new run; it must not contain another run.
     pub fn create(path: &Path, request: &Request) -> Result<RunDirectory, RunError> {
         fs::create_dir_all(path).during(|| format!("cannot create {}", path.display()))?;
         let dir = RunDirectory(path.to_owned());
@@ -51,7 +51,7 @@ impl RunDirectory {
         Ok(dir)
     }
 
-    /// Opens that of a run that was interrupted.
+    /// Opens the directory of a run that was interrupted.
     pub fn open(path: &Path) -> Result<(RunDirectory, Request), RunError> {
         let dir = RunDirectory(path.to_owned());
         let request = dir.read(REQUEST)?.ok_or_else(|| RunError::NoRun(path.to_owned()))?;

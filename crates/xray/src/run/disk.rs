@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::load::{Content, Fill};
 
-/// See the module.
+/// The state of a disk; see the module documentation.
 pub(super) struct DiskState {
-    /// Its name, for messages.
+    /// Name of the disk, for messages.
     pub name: String,
     /// Bytes of a block.
     pub grain: u64,
@@ -75,7 +75,7 @@ impl DiskState {
         self.versions.get(block as usize).map_or(0, |v| v.load(Relaxed))
     }
 
-    /// A block has this version now.
+    /// Records that a block has this version now.
     pub fn set_version(&self, block: u32, version: u32) {
         if let Some(v) = self.versions.get(block as usize) {
             v.store(version, Relaxed);

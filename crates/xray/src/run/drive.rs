@@ -28,9 +28,9 @@ pub(super) struct Active<'a> {
 
 /// The kinds of clients.
 pub(super) enum Kind<'a> {
-    /// Of a load.
+    /// The client makes the requests of a load.
     Load(Box<Stream>),
-    /// Of a script.
+    /// The client makes the requests of a script.
     Script(Box<ScriptStream<'a>>),
 }
 

@@ -77,13 +77,13 @@ pub(super) fn timeline(scenario: &Scenario, phase: &Phase) -> Vec<Step> {
 /// What a thread of an event returns: the event, its end, and its figures.
 type Working<'scope> = ScopedJoinHandle<'scope, (usize, Duration, Result<Option<String>, RunError>)>;
 
-/// See the module.
+/// Makes the events of a phase; see the module documentation.
 pub(super) struct Conductor<'a, 'scope> {
     steps: std::collections::VecDeque<Step>,
     system: &'a mut dyn System,
     pids: &'a Mutex<Vec<u32>>,
     disks: &'a Disks,
-    /// By the number of the event.
+    /// Records, by the number of the event.
     records: Vec<EventRecord>,
     working: Vec<Working<'scope>>,
 }

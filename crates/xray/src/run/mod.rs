@@ -47,11 +47,11 @@ const ARENA: usize = 16 << 20;
 /// Options that do not change the results.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The run's directory.
+    /// The directory of the run.
     pub dir: PathBuf,
     /// What targets need to start; data of servers is below the parent directory.
     pub around: Surroundings,
-    /// No progress.
+    /// No progress is printed.
     pub quiet: bool,
 }
 
@@ -110,9 +110,9 @@ pub enum RunError {
     /// A disk cannot be filled.
     #[error("cannot fill {disk}: {error}")]
     Prepare {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
-        /// The cause.
+        /// Why the disk cannot be filled.
         error: String,
     },
     /// A file of the run.
@@ -124,7 +124,7 @@ pub enum RunError {
     /// The directory contains no run.
     #[error("{} contains no run", .0.display())]
     NoRun(PathBuf),
-    /// By the user.
+    /// The user interrupted the run.
     #[error("interrupted")]
     Interrupted,
 }
@@ -145,7 +145,7 @@ pub fn resume(options: &Options) -> Result<RunRecord, RunError> {
 /// A request that was checked.
 struct Plan {
     scaled: Scaled,
-    /// In the order in which they run, rounds included.
+    /// The targets in the order in which they run, rounds included.
     targets: Vec<TargetSpec>,
 }
 

@@ -31,7 +31,7 @@ use crate::vdi::shape::scaled;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const NAP: Duration = Duration::from_millis(10);
-/// Most blocks of a stream that are read back.
+/// Maximum number of blocks of a stream that are read back.
 const READ_BACK: usize = 1024;
 /// Windows of a warm-up that are compared for the steady state.
 const WINDOWS: u32 = 6;
@@ -60,7 +60,7 @@ struct Plan<'a> {
     planned: Planned<'a>,
 }
 
-/// What failed, and where.
+/// A failure of a thread: what failed, and where.
 struct Failure {
     load: usize,
     disk: String,
@@ -74,7 +74,7 @@ struct Finished<'a> {
     failure: Option<Failure>,
 }
 
-/// The planned time of a phase, once for each depth, if it has one.
+/// The planned time of a phase; if the phase has several depths, of all depths together.
 pub(super) fn planned(scenario: &Scaled, phase: &Phase) -> Duration {
     let depths = phase.depths.len().max(1) as u32;
     let one = phase.duration.map_or_else(|| script_time(scenario, phase), |d| d.0);
@@ -253,7 +253,7 @@ fn steps<'a>(scaled_run: &Scaled, family: Family<'a>, load: &Load, script: Scrip
     Steps::new(family.shape, part, &row, 1.0 / scale.time, divisor)
 }
 
-/// One in this many operations of a script is made.
+/// Returns the number of operations of a script of which one is made.
 pub(super) fn divisor(scale: crate::scenario::Scale) -> u32 {
     (1.0 / (scale.rate * scale.time)).round().clamp(1.0, 1000.0) as u32
 }
@@ -279,7 +279,7 @@ fn stream(scenario: &Scenario, load: &Load, depth: Option<u32>, seed: u64) -> St
     }
 }
 
-/// One thread: opens its streams, then drives them.
+/// Runs one thread: opens its streams, then drives them.
 fn work<'a>(
     plans: Vec<Plan<'a>>,
     loads: usize,

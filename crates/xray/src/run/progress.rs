@@ -11,7 +11,7 @@ use crate::scenario::Span;
 const LINE_EVERY: Duration = Duration::from_secs(5);
 const TEMPLATE: &str = "{bar:24} {msg}";
 
-/// See the module.
+/// The progress of a run; see the module documentation.
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
@@ -40,7 +40,7 @@ impl Progress {
         self.prefix = name.to_owned();
     }
 
-    /// Reports a step.
+    /// Reports that a step begins.
     pub fn say(&mut self, what: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(format!("{}: {what}", self.prefix)),

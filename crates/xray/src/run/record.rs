@@ -15,19 +15,19 @@ pub const FORMAT: u32 = 1;
 pub struct RunRecord {
     /// Version of the format.
     pub format: u32,
-    /// The scenario's name.
+    /// Name of the scenario.
     pub scenario: String,
-    /// Its title.
+    /// Title of the scenario.
     pub title: String,
-    /// What it shows.
+    /// What the scenario shows.
     pub about: String,
-    /// The source of its figures.
+    /// The source of the scenario's figures.
     pub source: Option<String>,
-    /// Its file.
+    /// Text of the scenario's file.
     pub text: String,
-    /// The factors.
+    /// The factors by which the scenario was scaled.
     pub scale: Scale,
-    /// What they changed.
+    /// What scaling changed in the scenario.
     pub changes: Vec<String>,
     /// Seed of all random values.
     pub seed: u64,
@@ -45,11 +45,11 @@ pub struct RunRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "is", content = "reason")]
 pub enum State {
-    /// To the end.
+    /// The target ran to the end.
     Complete,
-    /// Until the user interrupted it.
+    /// The user interrupted the target.
     Interrupted,
-    /// Until something failed.
+    /// The run of the target failed, for this reason.
     Failed(String),
     /// The scenario needs what the target does not support.
     NotSupported(String),
@@ -69,11 +69,11 @@ impl fmt::Display for State {
 /// The results of a target.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TargetRecord {
-    /// Its name.
+    /// Name of the target.
     pub name: String,
-    /// Program and version.
+    /// Program and version of the target.
     pub version: String,
-    /// How far it got.
+    /// How far the target got.
     pub state: State,
     /// The phases that ran; the last one is partial if the state is not complete.
     pub phases: Vec<PhaseRecord>,
@@ -84,7 +84,7 @@ pub struct TargetRecord {
 /// The results of a phase.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PhaseRecord {
-    /// Its name.
+    /// Name of the phase.
     pub name: String,
     /// The depth of a sweep.
     pub depth: Option<u32>,
@@ -94,13 +94,13 @@ pub struct PhaseRecord {
     pub warm_up_s: f64,
     /// Whether the rate was steady at the end of the warm-up; `None` if that was not requested.
     pub steady: Option<bool>,
-    /// Measured seconds.
+    /// Duration of the measured time in seconds.
     pub measured_s: f64,
-    /// Whether it ran to its end.
+    /// Whether the phase ran to its end.
     pub complete: bool,
-    /// The loads.
+    /// The loads of the phase.
     pub loads: Vec<LoadRecord>,
-    /// What happened.
+    /// The events of the phase.
     pub events: Vec<EventRecord>,
     /// CPU and memory over time.
     pub samples: Vec<Sample>,
@@ -121,29 +121,29 @@ impl PhaseRecord {
     }
 }
 
-/// A percentile each, in milliseconds.
+/// Percentiles of the latency, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Arithmetic mean.
+    /// Arithmetic mean of the latencies.
     pub mean: f64,
-    /// Median.
+    /// Median of the latencies.
     pub p50: f64,
-    /// 95th.
+    /// 95th percentile of the latencies.
     pub p95: f64,
-    /// 99th.
+    /// 99th percentile of the latencies.
     pub p99: f64,
-    /// 99.9th.
+    /// 99.9th percentile of the latencies.
     pub p999: f64,
-    /// The longest.
+    /// The longest latency.
     pub max: f64,
 }
 
 /// The results of a load, all its disks together, in the measured time.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LoadRecord {
-    /// Its name.
+    /// Name of the load.
     pub name: String,
-    /// Number of disks.
+    /// Number of disks that the load uses.
     pub disks: u32,
     /// Requests per second of all disks together, if the load has a rate.
     pub target_rate: Option<f64>,
@@ -151,7 +151,7 @@ pub struct LoadRecord {
     pub reads: u64,
     /// Writes that were answered.
     pub writes: u64,
-    /// Bytes of both.
+    /// Bytes of reads and writes.
     pub bytes: u64,
     /// Flushes that were answered.
     pub flushes: u64,
@@ -159,16 +159,16 @@ pub struct LoadRecord {
     pub iops: f64,
     /// MiB per second.
     pub mib_s: f64,
-    /// From the intended time with a rate, else from sending.
+    /// Latency: with a rate from the intended time on, otherwise from the time of sending.
     pub latency: Latency,
-    /// Of any percentile that a check needs.
+    /// Further percentiles that a check needs, each with its latency.
     pub percentiles: Vec<(f64, f64)>,
     /// Requests that were due and found no room by the end. They are in the latency with the time until the
     /// end.
     pub unsent: u64,
     /// Requests that failed, in the whole phase.
     pub errors: u64,
-    /// The first error, in the numbers of the protocol.
+    /// The first error, as a number of the protocol.
     pub first_error: Option<u32>,
     /// Requests that were never answered.
     pub unanswered: u64,
@@ -181,47 +181,47 @@ pub struct LoadRecord {
     pub verified: u64,
     /// Verified blocks with wrong content.
     pub wrong: u64,
-    /// Disk and offset of the first one.
+    /// Disk and offset of the first block with wrong content.
     pub first_wrong: Option<String>,
     /// Blocks whose last write was answered and not flushed when the server ended, and is lost.
     pub lost_unflushed: u64,
     /// Whether all disks of a load that ends reached their ends.
     pub ended: Option<bool>,
-    /// Over time; the measured time starts at 0.
+    /// Figures over time; the measured time starts at 0.
     pub series: Vec<Point>,
 }
 
 /// One interval of a load.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Point {
-    /// Start, in seconds since the start of the measured time.
+    /// Start of the interval, in seconds since the start of the measured time.
     pub t: f64,
-    /// Requests answered.
+    /// Number of requests that were answered in the interval.
     pub ops: u64,
-    /// Bytes of them.
+    /// Bytes of the answered requests.
     pub bytes: u64,
     /// Median latency in milliseconds.
     pub p50: f64,
-    /// 95th percentile.
+    /// 95th percentile of the latency in milliseconds.
     pub p95: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latency in milliseconds.
     pub p99: f64,
-    /// The longest.
+    /// The longest latency in milliseconds.
     pub max: f64,
 }
 
 /// An event that happened.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EventRecord {
-    /// The action.
+    /// The action of the event.
     pub action: String,
-    /// When it began, in seconds since the start of the measured time.
+    /// When the event began, in seconds since the start of the measured time.
     pub start_s: f64,
-    /// When it was complete.
+    /// When the event was complete, in seconds since the start of the measured time.
     pub end_s: f64,
-    /// Why it failed.
+    /// Why the event failed; `None` if it succeeded.
     pub error: Option<String>,
-    /// What it did, in figures.
+    /// What the event did, in figures.
     #[serde(default)]
     pub figures: Option<String>,
 }
@@ -242,11 +242,11 @@ pub struct Sample {
 /// The judgement of a check.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What was judged.
+    /// What the check judged.
     pub what: String,
-    /// `None`: it could not be judged.
+    /// Whether the check passed; `None` if it could not be judged.
     pub pass: Option<bool>,
-    /// The figures.
+    /// The figures on which the judgement rests.
     pub reason: String,
 }
 

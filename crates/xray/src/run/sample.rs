@@ -1,4 +1,4 @@
-//! CPU and memory of the server's processes and of this one, over time.
+//! CPU and memory of the server's processes and of this process, over time.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -10,9 +10,9 @@ use super::clock::Clock;
 use super::record::Sample;
 use crate::targets::servers::{cpu_of, memory_of};
 
-/// What was sampled.
+/// The samples that were taken.
 pub(super) struct Sampled {
-    /// Times are since the start of the phase.
+    /// Samples; their times are since the start of the phase.
     pub samples: Vec<Sample>,
     pub server_cpu_s: f64,
     pub client_cpu_s: f64,

@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use super::record::{Latency, Point};
 use crate::load::{Counts, histogram};
 
-/// Most intervals of a phase, about.
+/// Approximate maximum of the number of intervals of a phase.
 const INTERVALS: u32 = 400;
 /// Lengths of intervals.
 const LENGTHS_MS: [u64; 9] = [250, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000];
@@ -29,7 +29,7 @@ struct Interval {
     nanos: Option<Histogram<u32>>,
 }
 
-/// See the module.
+/// The figures of a load; see the module documentation.
 pub(super) struct Series {
     interval: Duration,
     intervals: Vec<Interval>,
@@ -42,7 +42,7 @@ pub(super) struct Series {
     pub lost_unflushed: u64,
     /// Disks that reached their ends, and did not.
     pub ended: (u32, u32),
-    /// Of the measured time.
+    /// Latencies in the measured time.
     nanos: Histogram<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Series {
             mine.ops += theirs.ops;
             mine.bytes += theirs.bytes;
             match (&mut mine.nanos, theirs.nanos) {
-                // Both have the same bounds, so that every value fits.
+                // Both histograms have the same bounds, so that every value fits.
                 (Some(mine), Some(theirs)) => *mine += theirs,
                 (mine @ None, theirs) => *mine = theirs,
                 (Some(_), None) => {}

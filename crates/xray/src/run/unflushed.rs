@@ -7,13 +7,13 @@
 
 use std::collections::HashMap;
 
-/// Versions that a block may have in place of its last one; `None`: too many to remember.
+/// Versions that a block can have in place of its last version; `None`: too many to remember.
 type Earlier = Option<Vec<u32>>;
 
-/// Most versions that are remembered for a block.
+/// Maximum number of versions that are remembered for a block.
 const REMEMBERED: usize = 32;
 
-/// See the module.
+/// Writes that were not flushed; see the module documentation.
 #[derive(Default)]
 pub(super) struct Unflushed {
     recent: HashMap<u32, Earlier>,
@@ -51,12 +51,12 @@ impl Unflushed {
         note(&mut self.recent, block, &[before]);
     }
 
-    /// A flush is sent.
+    /// Records that a flush is sent.
     pub fn flush_sent(&mut self) {
         merge(&mut self.covered, std::mem::take(&mut self.recent));
     }
 
-    /// The flush is answered.
+    /// Records that the flush is answered.
     pub fn flushed(&mut self) {
         self.covered.clear();
     }
@@ -67,7 +67,8 @@ impl Unflushed {
         merge(&mut self.suspects, std::mem::take(&mut self.recent));
     }
 
-    /// Whether a block may have another version than its last one: these, or any of too many.
+    /// Returns the versions that a block can have in place of its last version; `None` if the last version is
+    /// certain.
     pub fn suspect(&self, block: u32) -> Option<&Earlier> {
         self.suspects.get(&block)
     }
@@ -77,7 +78,7 @@ impl Unflushed {
         self.suspects.remove(&block);
     }
 
-    /// The suspects.
+    /// Returns the blocks whose last version is not certain.
     pub fn suspects(&self) -> impl Iterator<Item = u32> {
         self.suspects.keys().copied()
     }

@@ -223,7 +223,7 @@ fn back(check: &Check, load: &LoadRecord, phase: &PhaseRecord) -> Judged {
         return (Some(false), format!("{} requests were never answered", load.unanswered));
     }
     if load.unsent > 0 {
-        // They waited until the end of the phase, which is part of the latency of the load.
+        // These requests waited until the end of the phase, which is part of the latency of the load.
         longest = longest.max(load.latency.max / 1e3);
     }
     (Some(longest <= within), format!("the longest request took {longest:.2} s"))

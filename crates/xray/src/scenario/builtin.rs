@@ -3,10 +3,10 @@
 //! Their figures are those of the open scenarios of X-Ray (nutanix/curie 3.3.1), and published measurements
 //! of desktops; each file names its source. Scenarios that differ only in numbers share a template.
 
-/// A built-in scenario.
+/// A scenario that belongs to the program.
 #[derive(Debug, Clone, Copy)]
 pub struct Builtin {
-    /// Its name.
+    /// Name of the scenario.
     pub name: &'static str,
     template: &'static str,
     values: &'static [(&'static str, &'static str)],
@@ -126,17 +126,17 @@ const fn plain(name: &'static str, template: &'static str) -> Builtin {
     Builtin { name, template, values: &[] }
 }
 
-/// All of them.
+/// Returns all built-in scenarios.
 pub fn all() -> &'static [Builtin] {
     ALL
 }
 
-/// The one of a name.
+/// Returns the scenario with this name.
 pub fn find(name: &str) -> Option<&'static Builtin> {
     ALL.iter().find(|b| b.name == name)
 }
 
-/// Its file.
+/// Returns the text of the scenario's file.
 pub fn text(builtin: &Builtin) -> String {
     let mut text = builtin.template.to_owned();
     for (part, content) in PARTS {

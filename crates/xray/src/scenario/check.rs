@@ -23,9 +23,9 @@ fn ensure<T>(holds: bool, at: &Spanned<T>, what: impl FnOnce() -> String) -> Che
     if holds { Ok(()) } else { wrong(at, what()) }
 }
 
-/// Most streams that run together: each is a connection, and threads poll them all.
+/// Maximum number of streams that run together: each is a connection, and threads poll all of them.
 const MAX_STREAMS: u32 = 2000;
-/// Most requests in flight on a disk.
+/// Maximum number of requests in flight on a disk.
 const MAX_DEPTH: u32 = 1024;
 const MAX_BLOCK: u64 = 32 << 20;
 

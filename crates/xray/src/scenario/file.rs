@@ -11,7 +11,7 @@ use super::quantity::{Size, Span};
 /// The version of the format that this program reads.
 pub const FORMAT: u32 = 1;
 
-/// A scenario.
+/// A scenario, as its file describes it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
@@ -21,15 +21,15 @@ pub struct Scenario {
     pub name: Spanned<String>,
     /// The title of the report.
     pub title: String,
-    /// What it shows, in a few sentences.
+    /// What the scenario shows, in a few sentences.
     pub about: String,
-    /// The source of its figures.
+    /// The source of the scenario's figures.
     #[serde(default)]
     pub source: Option<String>,
-    /// The disks.
+    /// The disks of the scenario, by their kinds.
     #[serde(rename = "disk")]
     pub disks: Vec<Disk>,
-    /// The loads.
+    /// The loads that phases can use.
     #[serde(rename = "load")]
     pub loads: Vec<Load>,
     /// The phases, in this order.
@@ -47,21 +47,21 @@ pub struct Scenario {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
-    /// Its name.
+    /// Name of this kind of disks.
     pub name: Spanned<String>,
-    /// Number of disks.
+    /// Number of disks of this kind.
     #[serde(default = "one")]
     pub count: u32,
-    /// Size of each; that of the origin for clones.
+    /// Size of each disk; for clones, the size of the origin.
     #[serde(default)]
     pub size: Option<Size>,
-    /// Each is a linked clone of the first disk of this kind.
+    /// Each disk is a linked clone of the first disk of this kind.
     #[serde(default)]
     pub clone_of: Option<Spanned<String>>,
-    /// Written from end to end before the first phase; reads are verified from then on.
+    /// The disks are written from end to end before the first phase; reads are verified from then on.
     #[serde(default)]
     pub prefill: bool,
-    /// Filled with the image of a desktop, which scripts need.
+    /// The disks are filled with the image of a desktop, which scripts need.
     #[serde(default)]
     pub desktop_image: bool,
 }
@@ -70,7 +70,7 @@ pub struct Disk {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// Its name.
+    /// Name of the load.
     pub name: Spanned<String>,
     /// The kind of disks.
     pub disk: Spanned<String>,
@@ -80,7 +80,7 @@ pub struct Load {
     /// Share of requests at a random position; the others continue where the last one ended.
     #[serde(default)]
     pub random_percent: Percent,
-    /// Share of reads.
+    /// Share of reads among the requests.
     #[serde(default)]
     pub read_percent: Percent,
     /// Block sizes and their weights.
@@ -98,13 +98,13 @@ pub struct Load {
     /// Bytes of the range; to the end of the disk by default.
     #[serde(default)]
     pub size: Option<Size>,
-    /// Interval of flushes.
+    /// Interval between flushes of the load.
     #[serde(default)]
     pub flush: Option<Span>,
     /// Each write is durable when it is answered (FUA).
     #[serde(default)]
     pub durable: bool,
-    /// Ends after one pass over the range.
+    /// The load ends after one pass over the range.
     #[serde(default)]
     pub once: bool,
     /// Share of zeroes in each block, which compress.
@@ -123,7 +123,7 @@ pub enum Script {
     Boot,
     /// The user logs on.
     Logon,
-    /// Office work.
+    /// Office work of a user who is logged on.
     Steady,
 }
 
@@ -131,20 +131,20 @@ pub enum Script {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// Its name.
+    /// Name of the phase.
     pub name: Spanned<String>,
-    /// The loads.
+    /// Names of the loads that run in the phase.
     pub loads: Vec<Spanned<String>>,
     /// Measured time; without it, the phase ends with its loads.
     #[serde(default)]
     pub duration: Option<Span>,
-    /// Time before the measured time, at most.
+    /// Maximum time before the measured time.
     #[serde(default)]
     pub warm_up: Option<Span>,
     /// The warm-up ends early when the rates of two windows differ by at most this.
     #[serde(default)]
     pub steady_percent: Option<f64>,
-    /// Runs once for each of these depths, which replace those of the loads.
+    /// The phase runs once for each of these depths, which replace the depths of the loads.
     #[serde(default)]
     pub depths: Vec<u32>,
 }
@@ -179,28 +179,28 @@ pub enum Action {
     RollingUpgrade,
     /// Another host changes metadata on the first disk of a kind, each time under RESERVE.
     Reserve,
-    /// The same under COMPARE AND WRITE.
+    /// Updates of metadata under COMPARE AND WRITE.
     CompareAndWrite,
 }
 
-/// An event.
+/// An event during a phase.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
-    /// The phase.
+    /// Name of the phase in which the event happens.
     pub phase: Spanned<String>,
     /// Time since the start of the measured time.
     pub at: Span,
-    /// What happens.
+    /// What happens in the event.
     #[serde(rename = "do")]
     pub action: Action,
     /// The kind of disks.
     #[serde(default)]
     pub disk: Option<Spanned<String>>,
-    /// Number of clones.
+    /// Number of clones that the event creates.
     #[serde(default = "one")]
     pub clones: u32,
-    /// How often it happens.
+    /// How often the event happens.
     #[serde(default = "one")]
     pub times: u32,
     /// Interval between the times.
@@ -222,47 +222,47 @@ pub enum Judge {
     Band,
     /// A percentile of the latency is below a bound.
     Latency,
-    /// Rate and latency at the end are those of the start.
+    /// Rate and latency at the end must be those of the start.
     NoTrend,
-    /// No request failed.
+    /// No request must fail.
     Errors,
-    /// What was read is what was written.
+    /// The content that was read must be the content that was written.
     Verified,
     /// No request waited longer for the server during an event.
     Back,
-    /// The rate is that of an earlier phase.
+    /// The rate must be that of an earlier phase.
     SameRate,
     /// The events of a phase succeeded, each in time.
     Events,
-    /// All loads that end reached their ends.
+    /// All loads that have an end must reach it.
     Complete,
 }
 
-/// A check.
+/// A check of the results.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {
-    /// What is judged.
+    /// What the check judges.
     pub is: Judge,
-    /// The phase; all phases by default.
+    /// The phase that is judged; all phases by default.
     #[serde(default)]
     pub phase: Option<Spanned<String>>,
     /// The load; all loads of the phase by default.
     #[serde(default)]
     pub load: Option<Spanned<String>>,
-    /// The percentile.
+    /// The percentile that is judged.
     #[serde(default)]
     pub percentile: Option<f64>,
-    /// Its bound.
+    /// Bound of the percentile.
     #[serde(default)]
     pub below: Option<Span>,
-    /// Most time of an event, or of a wait.
+    /// Maximum time of an event, or of a wait.
     #[serde(default)]
     pub within: Option<Span>,
-    /// Most difference.
+    /// Maximum difference in percent.
     #[serde(default)]
     pub within_percent: Option<f64>,
-    /// The earlier phase.
+    /// The earlier phase with which the rate is compared.
     #[serde(default)]
     pub as_phase: Option<Spanned<String>>,
 }

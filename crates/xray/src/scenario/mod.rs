@@ -26,7 +26,7 @@ impl Scenario {
         found.unwrap_or_else(|| unreachable!("the check found the disk {name}"))
     }
 
-    /// The disk itself, or the one that it is a clone of.
+    /// Returns the disk of this name, or the disk of which it is a clone.
     pub fn origin(&self, name: &str) -> &Disk {
         let disk = self.disk(name);
         disk.clone_of.as_ref().map_or(disk, |of| self.disk(of.get_ref()))
@@ -85,7 +85,7 @@ impl Load {
 }
 
 impl Action {
-    /// Its name in a file, and in reports.
+    /// Name of the event in a file, and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Action::Snapshot => "snapshot",

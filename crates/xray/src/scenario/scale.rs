@@ -14,27 +14,27 @@ use super::quantity::{Size, Span};
 /// Factors above 0 and at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Scale {
-    /// Of sizes.
+    /// Factor for sizes of disks.
     pub size: f64,
-    /// Of rates.
+    /// Factor for rates of loads.
     pub rate: f64,
-    /// Of times.
+    /// Factor for times of phases.
     pub time: f64,
 }
 
 /// A scaled scenario.
 #[derive(Debug, Clone)]
 pub struct Scaled {
-    /// The scenario.
+    /// The scenario after scaling.
     pub scenario: Scenario,
-    /// The factors.
+    /// The factors by which it was scaled.
     pub scale: Scale,
     /// What was changed, a line each; empty for a full run.
     pub changes: Vec<String>,
 }
 
 const MIN_DISK: u64 = 16 << 20;
-/// Least image of desktops: the phases read pieces of it.
+/// Minimum size of the image of desktops: the phases read pieces of it.
 const MIN_IMAGE: u64 = 128 << 20;
 const MIB: u64 = 1 << 20;
 const MIN_PHASE: Duration = Duration::from_secs(2);

@@ -7,17 +7,17 @@ use std::process::Command;
 use super::servers::{program, run};
 use super::{Surroundings, TargetError};
 
-/// See the module.
+/// A Ceph cluster for tests; see the module documentation.
 pub(super) struct Cluster {
     script: PathBuf,
     dir: PathBuf,
 }
 
-/// The script uses this many ports from the first one, below those that Linux gives to clients.
+/// Number of ports that the script uses, from the first port on, below the ports that Linux gives to clients.
 const PORTS: u16 = 200;
 
 impl Cluster {
-    /// Starts one.
+    /// Starts a cluster.
     pub fn start(around: &Surroundings) -> Result<Cluster, TargetError> {
         for (name, package) in [("ceph-mon", "ceph-mon"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")] {
             if program(name).is_none() {
@@ -47,17 +47,17 @@ impl Cluster {
         command
     }
 
-    /// The configuration file of its clients.
+    /// Returns the path of the configuration file for clients.
     pub fn conf(&self) -> PathBuf {
         self.dir.join("ceph.conf")
     }
 
-    /// Its directory.
+    /// Directory of the cluster.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Does something with an OSD.
+    /// Lets the script do `what` with an OSD.
     pub fn osd(&self, what: &str, number: u32) -> Result<(), TargetError> {
         Ok(run(self.command(what).arg(number.to_string())).map(drop)?)
     }

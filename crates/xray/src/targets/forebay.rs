@@ -15,9 +15,10 @@ use crate::scenario::Action;
 const IQN: &str = "iqn.2026-01.org.example:xray";
 const NO_CLUSTER: TargetError = TargetError::Unsupported("an event of a Ceph cluster");
 
-/// See the module. Fields drop in order: servers end before their pool.
+/// A Forebay target; see the module documentation. Its fields drop in order: the servers end before their
+/// pool.
 pub(super) struct ForebaySystem {
-    /// One, or a pair.
+    /// The nodes: one, or a pair.
     nodes: Vec<Node>,
     /// The node that serves.
     serving: usize,
@@ -31,7 +32,7 @@ pub(super) struct ForebaySystem {
 }
 
 impl ForebaySystem {
-    /// Starts it on an empty pool.
+    /// Starts the target on an empty pool.
     pub fn start(around: &Surroundings, kind: &ForebayKind) -> Result<ForebaySystem, TargetError> {
         if !around.forebay.is_file() {
             let what = format!(

@@ -12,7 +12,7 @@ use crate::device::{Endpoint, Needs, has_data};
 use crate::error::During;
 use crate::scenario::Action;
 
-/// See the module.
+/// A disk that exists already; see the module documentation.
 pub(super) struct Given {
     endpoint: Endpoint,
     version: String,

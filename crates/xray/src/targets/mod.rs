@@ -31,9 +31,9 @@ use servers::{Process, StoreOps};
 pub struct Place {
     /// The disk or device.
     pub endpoint: Endpoint,
-    /// Other servers that may have it, if the first one does not serve it.
+    /// Other servers that may serve the disk, if the first server does not.
     pub others: Vec<Endpoint>,
-    /// Its first byte there.
+    /// Offset of the disk's first byte on the endpoint.
     pub base: u64,
 }
 
@@ -59,23 +59,23 @@ pub enum Act {
     Snapshot(String, String),
     /// Clones of the first disk of a kind, with this name.
     Clone(String, String, u32),
-    /// SIGKILL.
+    /// Sends SIGKILL to the server.
     Kill,
     /// Starts what was killed.
     Start,
-    /// SIGSTOP.
+    /// Pauses the server with SIGSTOP.
     Pause,
-    /// SIGCONT.
+    /// Continues the server with SIGCONT.
     Continue,
-    /// An orderly end, and a start.
+    /// The servers end in order, and start again.
     Restart,
-    /// Replaces the process.
+    /// Replaces the process of the server.
     Upgrade,
-    /// SIGKILL to an OSD.
+    /// Sends SIGKILL to an OSD.
     OsdKill(u32),
     /// Starts an OSD that was killed.
     OsdStart(u32),
-    /// SIGKILL to the node that serves; ends when another one does.
+    /// Sends SIGKILL to the node that serves; the step ends when another node serves.
     NodeKill,
     /// Starts the node that was killed.
     NodeStart,
@@ -88,21 +88,21 @@ pub enum Act {
 /// Disks of a kind to be created.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// The kind.
+    /// Name of the kind of disks.
     pub kind: String,
-    /// Number of disks.
+    /// Number of disks to create.
     pub count: u32,
-    /// Size of each.
+    /// Size of each disk in bytes.
     pub size: u64,
 }
 
-/// A running target.
+/// A target whose servers run.
 pub trait System: Send {
-    /// Program and version.
+    /// Program and version of the target.
     fn version(&self) -> &str;
     /// Whether an action is possible; `Action::Clone` is also needed for disks that are clones.
     fn supports(&self, action: Action) -> bool;
-    /// Its server processes that run.
+    /// The target's server processes that run.
     fn servers(&mut self) -> Vec<&mut Process> {
         Vec::new()
     }
@@ -112,11 +112,11 @@ pub trait System: Send {
     }
     /// Drops the servers, which have ended.
     fn forget(&mut self) {}
-    /// The numbers of its server processes.
+    /// Returns the process numbers of the target's servers.
     fn pids(&mut self) -> Vec<u32> {
         self.servers().iter().map(|process| process.id()).collect()
     }
-    /// Creates disks, empty.
+    /// Creates empty disks.
     fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError>;
     /// Makes linked clones of the first disk of `origin`, which no load uses.
     fn clones(&mut self, origin: &str, kind: &str, count: u32) -> Result<(), TargetError>;
@@ -146,7 +146,7 @@ pub trait System: Send {
     fn special(&mut self, _act: &Act) -> Result<(), TargetError> {
         Err(TargetError::Unsupported("this event"))
     }
-    /// Its counters, if it has any.
+    /// The target's counters of its store; `None` if it has none.
     fn store(&self) -> Option<StoreOps> {
         None
     }
@@ -166,7 +166,7 @@ pub struct Surroundings {
 }
 
 impl TargetSpec {
-    /// Starts it.
+    /// Starts the target.
     pub fn start(&self, around: &Surroundings) -> Result<Box<dyn System>, TargetError> {
         Ok(match &self.kind {
             Kind::Forebay(kind) => Box::new(forebay::ForebaySystem::start(around, kind)?),
@@ -185,23 +185,23 @@ pub enum TargetError {
     /// A server could not be started or controlled.
     #[error(transparent)]
     Server(#[from] Error),
-    /// Its disk cannot be used.
+    /// A disk of the target cannot be used.
     #[error("cannot use {endpoint}: {source}")]
     Device {
-        /// The disk.
+        /// Address of the disk.
         endpoint: String,
-        /// The cause.
+        /// Why the disk cannot be used.
         source: DeviceError,
     },
-    /// It would be overwritten.
+    /// Data on the disk would be overwritten.
     #[error("{0} may contain data: give --overwrite to lose it")]
     HasData(String),
-    /// It is too small.
+    /// The disk is too small.
     #[error("{endpoint} has {have} bytes, the scenario needs {need}: use a smaller --scale-size")]
     TooSmall {
-        /// The disk.
+        /// Address of the disk.
         endpoint: String,
-        /// Its size.
+        /// Size of the disk in bytes.
         have: u64,
         /// Size of all disks of the scenario.
         need: u64,
@@ -209,7 +209,7 @@ pub enum TargetError {
     /// What a scenario needs is not supported.
     #[error("{0} is not supported by this target")]
     Unsupported(&'static str),
-    /// Programs are missing.
+    /// Programs that the target needs are missing.
     #[error("{0}")]
     Unavailable(String),
 }

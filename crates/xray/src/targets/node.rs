@@ -22,9 +22,10 @@ const POOL: &str = "rados:test/xray";
 /// Interval between questions to the cluster.
 const ASK: Duration = Duration::from_millis(100);
 
-/// See the module. Fields drop in order: the server ends before its files.
+/// A node of a pair; see the module documentation. Its fields drop in order: the server ends before its
+/// files.
 pub(super) struct Node {
-    /// `None` while it is killed.
+    /// The server; `None` while it is killed.
     pub server: Option<Forebay>,
     pub dir: WorkDir,
     config: ForebayConfig,
@@ -33,7 +34,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Prepares a node; its number distinguishes it from the other one of a pair.
+    /// Prepares a node; its number distinguishes it from the other node of a pair.
     pub fn new(
         around: &Surroundings,
         kind: &ForebayKind,
@@ -65,13 +66,14 @@ impl Node {
         Ok(())
     }
 
-    /// Starts its server next to one that serves, and waits until it stands by. Returns its name in the pool.
+    /// Starts the node's server next to a server that serves, and waits until it stands by. Returns its name
+    /// in the pool.
     pub fn stand_by(&mut self, binary: &Path, cluster: &Cluster) -> Result<String, TargetError> {
         self.server = Some(Forebay::launch(&self.dir, binary, &self.config)?);
         self.wait_standby(binary, cluster)
     }
 
-    /// Waits until its server stands by.
+    /// Waits until the node's server stands by.
     pub fn wait_standby(&mut self, binary: &Path, cluster: &Cluster) -> Result<String, TargetError> {
         let process = &mut self.running()?.server.process;
         let pid = process.id();
@@ -86,7 +88,7 @@ impl Node {
         name.ok_or(TargetError::Unsupported("a standby"))
     }
 
-    /// Its server.
+    /// Returns the server of the node, which must run.
     pub fn running(&mut self) -> Result<&mut Forebay, TargetError> {
         self.server.as_mut().ok_or(TargetError::Unsupported("this event while the server is killed"))
     }

@@ -14,11 +14,12 @@ use crate::scenario::Action;
 struct Export {
     name: String,
     server: Option<Server>,
-    /// It is the origin of clones, which must not change, and whose image a server would lock.
+    /// Whether the disk is the origin of clones, which must not change, and whose image a server would lock.
     frozen: bool,
 }
 
-/// See the module. Fields drop in order: servers, then the data.
+/// A target of `qemu-nbd` servers; see the module documentation. Its fields drop in order: the servers, then
+/// the data.
 pub(super) struct QemuSystem {
     exports: BTreeMap<String, Vec<Export>>,
     cluster: Option<Cluster>,
@@ -27,7 +28,7 @@ pub(super) struct QemuSystem {
 }
 
 impl QemuSystem {
-    /// On qcow2 files.
+    /// Makes a target whose disks are qcow2 files.
     pub fn qcow2(around: &Surroundings) -> Result<QemuSystem, TargetError> {
         let version = version("qemu-nbd", "qemu-utils")?;
         Ok(QemuSystem {
@@ -38,7 +39,7 @@ impl QemuSystem {
         })
     }
 
-    /// On images of RBD.
+    /// Makes a target whose disks are images of RBD.
     pub fn librbd(around: &Surroundings) -> Result<QemuSystem, TargetError> {
         let version = format!("librbd by {}", version("qemu-nbd", "qemu-utils")?);
         let cluster = Some(Cluster::start(around)?);
@@ -81,7 +82,7 @@ impl QemuSystem {
         let origin = first.name.clone();
         if self.cluster.is_some() {
             let snapshot = format!("test/{origin}@base");
-            // It exists from the second clone on.
+            // From the second clone on, the snapshot exists.
             let _ = self.rbd(&["snap", "create", "--no-progress", &snapshot]);
             let _ = self.rbd(&["snap", "protect", &snapshot]);
             return self.rbd(&["clone", &snapshot, &format!("test/{name}")]);

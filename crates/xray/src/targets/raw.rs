@@ -21,9 +21,9 @@ impl Running {
     }
 }
 
-/// See the module. Fields drop in order: the server, then the data.
+/// A target of raw files; see the module documentation. Its fields drop in order: the server, then the data.
 pub(super) struct RawSystem {
-    /// `None` before the disks exist, and while it is killed.
+    /// The server; `None` before the disks exist, and while it is killed.
     server: Option<Running>,
     dir: WorkDir,
     version: String,
@@ -35,12 +35,12 @@ pub(super) struct RawSystem {
 }
 
 impl RawSystem {
-    /// `nbdkit`.
+    /// Starts `nbdkit` on raw files.
     pub fn nbdkit(around: &Surroundings) -> Result<RawSystem, TargetError> {
         RawSystem::new(around, version("nbdkit", "nbdkit")?, None)
     }
 
-    /// `tgtd`.
+    /// Starts `tgtd` on raw files.
     pub fn tgtd(around: &Surroundings) -> Result<RawSystem, TargetError> {
         if program("tgtd").is_none() {
             let what = "tgtd is not installed: run apt-get install tgt".to_owned();

@@ -1,4 +1,4 @@
-//! Which target: a word of the command line, a URI, or a description in a file.
+//! The target of a command: a word of the command line, a URI, or a description in a file.
 
 use std::str::FromStr;
 
@@ -18,29 +18,29 @@ pub enum Transport {
     Unix,
     /// NBD over TCP.
     Tcp,
-    /// ISCSI.
+    /// Clients use iSCSI.
     Iscsi,
 }
 
-/// How Forebay runs.
+/// How a Forebay server is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForebayKind {
-    /// How clients reach it.
+    /// How clients reach Forebay.
     pub transport: Transport,
-    /// Its pool is in a Ceph cluster for tests.
+    /// The pool is in a Ceph cluster for tests.
     pub rados: bool,
     /// Number of servers of the pool: 1, or 2 of which one stands by.
     pub nodes: u32,
-    /// Its read cache.
+    /// Size of the read cache.
     pub cache: Size,
-    /// Additional text of its configuration.
+    /// Additional text of the configuration.
     pub settings: String,
 }
 
 /// The kinds of targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// Forebay.
+    /// A Forebay server.
     Forebay(ForebayKind),
     /// `qemu-nbd` on qcow2 files, one server for each disk.
     QemuNbd,
@@ -54,30 +54,30 @@ pub enum Kind {
     Given(Endpoint),
 }
 
-/// A target.
+/// A target, with its name in reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetSpec {
-    /// Its name in reports.
+    /// Name of the target in reports.
     pub name: String,
-    /// What it is.
+    /// Kind of the target.
     pub kind: Kind,
 }
 
 /// A description that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// An unknown word.
+    /// The word names no known target.
     #[error(
         "unknown target \"{0}\": use forebay, forebay-tcp, forebay-iscsi, forebay-rados, forebay-rados-2, qemu-nbd, \
          nbdkit, tgtd, librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH"
     )]
     Unknown(String),
-    /// A wrong file.
+    /// A file of targets is wrong.
     #[error("{file}: {what}")]
     File {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The mistake.
+        /// What is wrong in the file.
         what: String,
     },
 }

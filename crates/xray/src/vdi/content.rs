@@ -14,13 +14,13 @@ use crate::rng::Rng;
 pub const BLOCK: usize = 4096;
 /// Consecutive blocks from one piece of the real data.
 const RUN: u64 = 16;
-/// Least real data; missing data is generated.
+/// Minimum bytes of real data; missing data is generated.
 const ARENA_MIN: usize = 1 << 20;
 
 /// The origin of a block's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// All zero.
+    /// The block is all zero.
     Zero,
     /// This block of the image.
     Image(u32),

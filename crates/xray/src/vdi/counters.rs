@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::Result;
 use crate::targets::servers::{Forebay, counters};
 
-/// Longest wait for an idle store.
+/// Maximum wait until the store is idle.
 const RESTLESS: Duration = Duration::from_secs(180);
 
 counters! {
@@ -15,17 +15,17 @@ counters! {
     grow {
         /// Reads and writes of guests, counted by the server.
         guest_ops: "/guest/read/ops" "/guest/write/ops";
-        /// Store reads.
+        /// Reads of the store.
         read_ops: "/store/read/ops";
         /// Bytes of store reads.
         read_bytes: "/store/read/bytes";
-        /// Store writes.
+        /// Writes to the store.
         write_ops: "/store/write/ops";
         /// Bytes of store writes.
         write_bytes: "/store/write/bytes";
-        /// Store syncs.
+        /// Syncs of the store.
         sync_ops: "/store/sync_ops";
-        /// Objects deleted.
+        /// Objects that were deleted from the store.
         delete_ops: "/store/delete_ops";
         /// Overflows of desktops' write caches.
         overflow_ops: "/desktops/overflow/ops";
@@ -33,7 +33,7 @@ counters! {
         overflow_bytes: "/desktops/overflow/bytes";
         /// Commits of the log.
         commits: "/commits";
-        /// Checkpoints.
+        /// Checkpoints that were made.
         checkpoints: "/checkpoints";
         /// Bytes that the cleaner moved.
         moved_bytes: "/moved_bytes";

@@ -20,7 +20,7 @@ pub const DEPTH: usize = 16;
 pub const STALL: Duration = Duration::from_secs(120);
 /// Writes between two flushes of a guest.
 const WRITES_PER_FLUSH: u64 = 20;
-/// One in this many reads is verified byte by byte; the others are only counted.
+/// Number of reads of which one is verified byte by byte; the others are only counted.
 const CHECKED_READS: u64 = 8;
 
 /// A read or write in progress.
@@ -34,18 +34,18 @@ struct Request {
 /// A read or write that succeeded.
 #[derive(Debug, Clone, Copy)]
 pub struct Answered {
-    /// Whether it was a write.
+    /// Whether the request was a write.
     pub write: bool,
-    /// Its length.
+    /// Length of the request in bytes.
     pub bytes: u32,
-    /// Nanoseconds from its arrival.
+    /// Nanoseconds from the arrival of the request to its answer.
     pub nanos: u64,
 }
 
 /// Image and content, shared by all desktops of a run.
 #[derive(Clone, Copy)]
 pub struct Family<'a> {
-    /// The image.
+    /// The shape of the image that the desktop uses.
     pub shape: &'a Shape,
     /// The bytes of all blocks.
     pub content: &'a Content,
@@ -58,7 +58,7 @@ impl Family<'_> {
     }
 }
 
-/// See the module.
+/// A desktop with its guest; see the module documentation.
 pub struct Desk<'a> {
     device: Box<dyn Device>,
     family: Family<'a>,
@@ -132,7 +132,7 @@ impl<'a> Desk<'a> {
     }
 
     /// Queues the requests that are due `elapsed` after the start of the phase at `begun`. Returns when the
-    /// next one is due; `None` if it waits for a reply.
+    /// next request is due; `None` if it waits for a reply.
     fn queue_due(&mut self, begun: Instant, elapsed: Duration) -> Option<Duration> {
         while self.device.has_room()
             && let Some(block) = self.audit.pop()
@@ -194,7 +194,7 @@ impl<'a> Desk<'a> {
         self.requests[slot] = Some(Request { write: false, piece, expected });
     }
 
-    /// Receives the replies that have arrived, counts them, verifies reads, and passes each to `each`.
+    /// Receives the replies that have arrived, counts them, verifies reads, and passes each reply to `each`.
     pub fn receive_each(
         &mut self,
         buffer: &mut [u8],

@@ -25,7 +25,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Its name in tables.
+    /// Name of the phase in tables.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Boot => "boot",
@@ -36,7 +36,7 @@ impl Phase {
         }
     }
 
-    /// Whether a profile is copied in this phase or an earlier one.
+    /// Whether a profile is copied in this phase or an earlier phase.
     pub fn has_profile(self) -> bool {
         matches!(self, Phase::Profile | Phase::ProfileSteady)
     }
@@ -50,11 +50,11 @@ impl Phase {
 /// The operations of a guest in a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GuestRow {
-    /// Reads and writes.
+    /// Number of reads and writes.
     pub ops: u32,
     /// Share of reads, in percent.
     pub read_percent: u32,
-    /// Duration.
+    /// Duration of the phase in seconds.
     pub seconds: f64,
 }
 
@@ -91,7 +91,7 @@ pub fn guest(phase: Phase, desktops: u32) -> GuestRow {
 /// The published operations of the store, per desktop.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StoreRow {
-    /// Reads and writes.
+    /// Number of reads and writes.
     pub ops: f64,
     /// Operations per second.
     pub iops: f64,

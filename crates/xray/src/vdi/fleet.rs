@@ -25,14 +25,14 @@ const AUDITED: usize = 400;
 pub enum Cache {
     /// Just started: the read cache is empty, and boot profiles are off.
     Cold,
-    /// Just started, with the recorded profile of one desktop's boot.
+    /// The desktops were just started, with the recorded profile of one desktop's boot.
     Profiled,
-    /// The same desktops ran before and were reset.
+    /// The same desktops have run before, and were reset.
     Warm,
 }
 
 impl Cache {
-    /// Its name in tables.
+    /// Name of the state in tables.
     pub fn name(self) -> &'static str {
         match self {
             Cache::Cold => "cold",
@@ -45,7 +45,7 @@ impl Cache {
 /// The results of a phase.
 #[derive(Debug, Clone, Serialize)]
 pub struct PhaseResult {
-    /// The phase.
+    /// The phase of the day.
     pub phase: Phase,
     /// Number of desktops.
     pub desktops: u32,
@@ -69,11 +69,11 @@ pub struct PhaseResult {
     pub seconds: f64,
     /// Planned operations of each guest.
     pub planned_ops: u32,
-    /// Planned duration.
+    /// Planned duration of the phase.
     pub planned_seconds: f64,
     /// Median latency, starting at an operation's arrival.
     pub p50_ms: f64,
-    /// 99th percentile of the latency.
+    /// 99th percentile of the latency, starting at an operation's arrival.
     pub p99_ms: f64,
     /// Blocks that were read and verified.
     pub checked_blocks: u64,
@@ -126,7 +126,7 @@ pub struct Fleet<'a> {
     names: Vec<String>,
     desks: Vec<Desk<'a>>,
     days: u32,
-    /// Blocks verified at the end of each day, and the wrong ones.
+    /// Number of blocks that were verified at the end of each day, and of the wrong blocks among them.
     pub audited: (u64, u64),
 }
 

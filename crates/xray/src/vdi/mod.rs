@@ -48,7 +48,7 @@ pub struct Options {
     pub caches: Vec<Cache>,
     /// Factor by which time runs faster than published.
     pub speedup: f64,
-    /// Only one in this many operations is made; for tests.
+    /// Number of operations of which one is made; for tests.
     pub scale: u32,
     /// RAM for the writes of each desktop.
     pub write_cache: u64,
@@ -67,7 +67,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// A full run.
+    /// Returns the options of a full run.
     pub fn new(forebay: PathBuf, parent: &Path) -> Options {
         Options {
             forebay,
@@ -101,7 +101,7 @@ const IMAGE: &str = "golden";
 const ARENA: usize = 64 << 20;
 /// Time limit for reading fingerprints back after a start.
 const INDEX_WITHIN: Duration = Duration::from_secs(600);
-/// The largest fleet to which profiles are copied: the size of the published one.
+/// The largest fleet to which profiles are copied: the size of the published fleet.
 const PROFILE_DESKTOPS: u32 = 11;
 
 /// Runs all fleets.

@@ -36,7 +36,7 @@ pub struct Days {
     pub phases: Vec<PhaseResult>,
     /// Blocks that were read back at the end of each day.
     pub audited_blocks: u64,
-    /// The wrong ones among them.
+    /// Number of these blocks with wrong content.
     pub audited_wrong: u64,
 }
 
@@ -212,7 +212,7 @@ fn published(p: &PhaseResult, text: String) -> String {
     if p.phase == Phase::Profile { String::new() } else { text }
 }
 
-/// Shares in percent.
+/// Returns shares in percent as text.
 fn mix(a: u64, b: u64) -> String {
     let percent = (100.0 * a as f64 / (a + b).max(1) as f64).round();
     if a + b == 0 { "-".to_owned() } else { format!("{percent} / {}", 100.0 - percent) }

@@ -16,15 +16,15 @@ use crate::rng::Rng;
 const HOT: u64 = 25;
 /// Writes that rewrite a file of this desktop, in percent, in steady phases.
 const REWRITE: u64 = 30;
-/// See [`REWRITE`]; in the phases before.
+/// Like [`REWRITE`], for the phases before.
 const REWRITE_EARLY: u64 = 10;
 /// New writes that start at another position, in percent; the others continue where the last one ended.
 const JUMP: u64 = 40;
 /// New files that replace a file of the image, in percent.
 const OVER_DATA: u64 = 20;
-/// In steady phases, reads of files that the desktop wrote, in percent.
+/// Reads of files that the desktop wrote, in percent, in steady phases.
 const READ_OWN: u64 = 10;
-/// In steady phases, reads of the image at any position, in percent.
+/// Reads of the image at any position, in percent, in steady phases.
 const READ_ANYWHERE: u64 = 1;
 /// How far reads can deviate from the image's order, in reads.
 const WINDOW: usize = 8;
@@ -35,12 +35,12 @@ const REMEMBERED: usize = 4096;
 /// Largest write of a file that is copied.
 const COPY_BLOCKS: u32 = 16;
 
-/// One operation.
+/// One operation of a desktop.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Op {
-    /// When it arrives, relative to the start of the phase.
+    /// When the operation arrives, relative to the start of the phase.
     pub due: Duration,
-    /// The blocks.
+    /// The blocks that the operation reads or writes.
     pub piece: Piece,
     /// Content of a write, by block; empty for a read.
     pub write: Vec<Origin>,
@@ -377,7 +377,8 @@ mod tests {
         let shared = |o: &&Origin| matches!(o, Origin::Image(_)) || known.contains(&format!("{o:?}"));
         let percent = a.values().filter(shared).count() * 100 / a.len();
         assert!((67..=80).contains(&percent), "{percent} %");
-        // It fits into the write cache of 256 MiB, as in the published test with few exceptions.
+        // The written data fits into the write cache of 256 MiB, as in the published test with few
+        // exceptions.
         let mib = (a.len() * 4096) >> 20;
         assert!((60..200).contains(&mib), "{mib} MiB");
     }

@@ -20,27 +20,27 @@ const WRITES: [(u32, u64); 5] = [(1, 60), (2, 18), (4, 14), (8, 5), (16, 3)];
 const VISIT: u64 = 6;
 /// Share of its cells that a phase reads, in percent.
 const TOUCHED: u32 = 60;
-/// Share of a phase's reads of the image that repeat an earlier one, in percent.
+/// Share of a phase's reads of the image that repeat an earlier read, in percent.
 const AGAIN: u64 = 10;
 /// Number of positions that are rewritten repeatedly: journals, registry hives, logs.
 const HOT: usize = 36;
 
-/// Consecutive blocks.
+/// A number of consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// The first.
+    /// The first block of the piece.
     pub block: u32,
-    /// Number of blocks.
+    /// Number of blocks in the piece.
     pub blocks: u32,
 }
 
 impl Piece {
-    /// Offset in bytes.
+    /// Offset of the piece in bytes.
     pub fn offset(self) -> u64 {
         u64::from(self.block) * BLOCK as u64
     }
 
-    /// Length in bytes.
+    /// Length of the piece in bytes.
     pub fn len(self) -> u32 {
         self.blocks * BLOCK as u32
     }
@@ -73,7 +73,7 @@ impl Shape {
             // The larger of the two published rows, so that there are enough reads for both.
             let n = [1, 2].map(|n| read_ops(&scaled(guest(phase, n), scale))).into_iter().max().unwrap_or(0);
             let sizes: Vec<u32> = (0..n).map(|_| size(&READS, &mut rng)).collect();
-            // With a reserve: a visit that does not fit uses another cell.
+            // The shape has a reserve: a visit that does not fit uses another cell.
             let cells = sizes.iter().sum::<u32>() * 100 / (CELL * TOUCHED) + 4;
             let from = *taken;
             *taken = (from + cells as usize).min(order.len());
@@ -126,7 +126,7 @@ impl Shape {
     }
 }
 
-/// A row with only one in `scale` operations.
+/// Returns a row with one in `scale` of its operations.
 pub fn scaled(row: GuestRow, scale: u32) -> GuestRow {
     GuestRow { ops: row.ops / scale, ..row }
 }
@@ -178,7 +178,7 @@ fn walk(cells: &[u32], sizes: &[u32], rng: &mut Rng) -> Vec<Piece> {
             at
         });
         if used[at] + blocks > CELL {
-            // All cells have been read to their ends: start again in this one.
+            // All cells have been read to their ends, so start again in this one.
             used[at] = 0;
         }
         pieces.push(Piece { block: cells[at] * CELL + used[at], blocks });

@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 
 use crate::load::{Counts, histogram};
 
-/// See the module. Latencies start at the arrival of an operation.
+/// The counters and latencies of guests in a phase. Latencies start at the arrival of an operation.
 #[derive(Debug, Clone)]
 pub struct Tally {
     pub counts: Counts,
@@ -21,7 +21,7 @@ impl Tally {
     /// Adds the counters of another desktop.
     pub fn add(&mut self, other: &Tally) {
         self.counts.add(&other.counts);
-        // Both have the same bounds, so that every value fits.
+        // Both histograms have the same bounds, so that every value fits.
         self.nanos += &other.nanos;
     }
 

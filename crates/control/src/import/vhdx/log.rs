@@ -12,11 +12,11 @@ use super::super::Result;
 use super::super::file::ImageFile;
 use super::super::file::bytes::{array, le32, le64};
 
-/// Size of sectors and pages.
+/// Bytes of a sector and of a page.
 const SECTOR: u64 = 4096;
 /// Length of the header of an entry.
 const ENTRY_HEADER: usize = 64;
-/// Length of a descriptor.
+/// Bytes of a descriptor.
 const DESCRIPTOR: usize = 32;
 /// Maximum length of a log; Hyper-V creates logs of 1 MiB.
 const MAX_LOG: u64 = 64 << 20;
@@ -30,9 +30,9 @@ const EFFORT: u64 = 16;
 /// The pages that the log replaces.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// Ranges that do not overlap, by their start: the end, and the contents.
+    /// Ranges that do not overlap, by their start: the end of each, and its contents.
     ranges: BTreeMap<u64, (u64, Content)>,
-    /// Length of the file when its last change was logged. The file may end before.
+    /// Length of the file when its last change was logged. The file may be shorter.
     file_len: u64,
 }
 
@@ -54,24 +54,24 @@ struct Log<'a> {
     at: u64,
     len: u64,
     id: [u8; 16],
-    /// The remaining effort in bytes, see [`EFFORT`].
+    /// The effort that remains, in bytes; see [`EFFORT`].
     effort: u64,
-    /// Entries by their offset in the log; `None` if there is no valid one.
+    /// Entries by their offset in the log; `None` if there is no valid entry at the offset.
     entries: HashMap<u64, Option<Entry>>,
 }
 
-/// A valid entry.
+/// A valid entry of the log.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// Offset in the log.
+    /// Offset of the entry in the log.
     at: u64,
     len: u64,
     sequence: u64,
     /// Offset of the entry with which the replay begins.
     tail: u64,
-    /// The file had at least this length when the entry was written.
+    /// Minimum length of the file when the entry was written.
     flushed_len: u64,
-    /// The file had this length.
+    /// Length of the file when the entry was written.
     file_len: u64,
 }
 
@@ -157,7 +157,7 @@ impl<'a> Log<'a> {
         Ok(())
     }
 
-    /// Finds the active sequence (2.3.3); an empty one if no sequence is valid.
+    /// Finds the active sequence (VHDX, 2.3.3); returns an empty sequence if none is valid.
     fn active_sequence(&mut self) -> Result<Vec<Entry>> {
         let mut active: Vec<Entry> = Vec::new();
         let mut tail = 0;
@@ -202,7 +202,7 @@ impl<'a> Log<'a> {
         Ok(sequence)
     }
 
-    /// Returns the entry at an offset of the log; `None` if there is no valid one.
+    /// Returns the entry at an offset of the log; `None` if the log has no valid entry there.
     fn entry(&mut self, at: u64) -> Result<Option<Entry>> {
         self.charge(ENTRY_HEADER as u64)?;
         if let Some(known) = self.entries.get(&at) {
@@ -329,9 +329,9 @@ mod tests {
 
     #[test]
     fn the_active_sequence_is_the_valid_one_with_the_highest_numbers() {
-        // The start of the ring is the end of a sequence that begins at its end.
+        // The sequence begins at the end of the ring and ends at its start.
         assert_eq!(active(&[(5, 6), (6, 6), (0, 0), (1, 3), (0, 0), (0, 0), (3, 6), (4, 6)]), [3, 4, 5, 6]);
-        // The newest entries lack their first one.
+        // The newest entries lack the first one of their sequence.
         assert_eq!(active(&[(1, 0), (2, 0), (0, 0), (7, 2), (8, 2), (4, 5), (0, 0)]), [4]);
         assert_eq!(active(&[(7, 2), (8, 2), (0, 0)]), [0; 0]);
         // An invalid sequence passes the end of the ring.
@@ -346,7 +346,7 @@ mod tests {
         sectors.push((0, 0));
         let (active, effort) = search(&sectors).unwrap();
         assert_eq!(active, [0; 0]);
-        // One checksum for each sector, and a few look-ups.
+        // The effort is one checksum for each sector, and a few look-ups.
         assert!(effort < 1.1, "{effort} lengths of the log");
     }
 

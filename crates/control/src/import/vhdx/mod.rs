@@ -13,9 +13,9 @@ use super::file::ImageFile;
 use super::file::bytes::{array, le16, le32, le64};
 use super::{Image, Result, Run};
 
-/// The first bytes of a file.
+/// The first bytes of a VHDX file.
 pub(super) const MAGIC: &[u8] = b"vhdxfile";
-/// Offsets of the two headers (2.2).
+/// Offsets of the two headers (VHDX, 2.2).
 const HEADERS: [u64; 2] = [64 << 10, 128 << 10];
 /// Length of a header.
 const HEADER_LEN: u64 = 4 << 10;
@@ -23,7 +23,7 @@ const HEADER_LEN: u64 = 4 << 10;
 const REGION_TABLES: [u64; 2] = [192 << 10, 256 << 10];
 /// Length of a region table and of the metadata table.
 const TABLE_LEN: u64 = 64 << 10;
-/// Maximum virtual disk size (2.6.2.2).
+/// Maximum size of a virtual disk (VHDX, 2.6.2.2).
 const MAX_SIZE: u64 = 64 << 40;
 
 type Guid = [u8; 16];
@@ -91,7 +91,8 @@ impl Replayed {
         Ok(bytes)
     }
 
-    /// Reads contents of the disk; see [`ImageFile::charge`], also for those beyond the end of the file.
+    /// Reads contents of the disk, and charges them (see [`ImageFile::charge`]) even if they are beyond the
+    /// end of the file.
     fn read_contents(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let len = out.len() as u64;
         let present = self.file.len().saturating_sub(offset).min(len);

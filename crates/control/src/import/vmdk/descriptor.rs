@@ -15,7 +15,7 @@ const VERSION: &[u8] = b"version";
 /// `parentCID` of a disk without a parent.
 const NO_PARENT: &[u8] = b"ffffffff";
 
-/// A parsed descriptor.
+/// A parsed descriptor of a VMDK disk.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     pub extents: Vec<ExtentLine>,
@@ -28,7 +28,7 @@ pub(super) struct ExtentLine {
     pub kind: ExtentKind,
 }
 
-/// The type of an extent.
+/// The type of an extent of the disk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ExtentKind {
     Zero,

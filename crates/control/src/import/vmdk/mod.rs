@@ -24,7 +24,7 @@ pub(super) use sparse::MAGIC as SPARSE_MAGIC;
 const SECTOR: u64 = 512;
 /// Maximum length of a descriptor. VMware writes a few hundred bytes, plus about 50 for each extent.
 const MAX_DESCRIPTOR: u64 = 256 << 10;
-/// Maximum number of extents: twice that of a disk of 4 TiB in extents of 2 GiB.
+/// Maximum number of extents: twice the number of a disk of 4 TiB in extents of 2 GiB.
 const MAX_EXTENTS: usize = 4096;
 
 /// Opens a sparse file, or a descriptor and the files that it references. A sparse file without a descriptor

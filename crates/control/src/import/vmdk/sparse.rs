@@ -10,9 +10,9 @@ use super::super::{Image, Result, Run};
 use super::SECTOR;
 use super::descriptor::{Descriptor, is_descriptor};
 
-/// The first bytes of a file.
+/// The first bytes of a sparse extent.
 pub const MAGIC: &[u8] = b"KDMV";
-/// Header length.
+/// Bytes of the header.
 const HEADER: u64 = 512;
 /// Grain directory offset in the header of a file whose footer, a copy of the header at the end, has the
 /// actual offset (`GD_AT_END`).
@@ -41,7 +41,7 @@ mod flag {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Grain {
     Zero,
-    /// Offset in the file.
+    /// The grain is at this offset in the file.
     At(u64),
 }
 

@@ -9,29 +9,30 @@ use tokio::sync::Semaphore;
 
 use super::{BASE, Memory, Party, SHARE, Waiting};
 
-/// The purpose of held memory.
+/// For which purpose memory is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Bytes sent by the client: messages, and gathered data.
     Input,
-    /// Requests, their working memory, and replies.
+    /// Memory for requests, their work, and their replies.
     Work,
 }
 
 /// The memory held by one connection.
 pub(crate) struct MemoryAccount {
     pub(super) memory: Arc<Memory>,
-    /// Bytes that are charged even if less is held.
+    /// Bytes that are charged even if the connection holds less.
     pub(super) base: Cell<usize>,
-    /// Bytes held of each [`Kind`], including those of the reserve.
+    /// Bytes of [`Kind::Input`] that the connection holds, including bytes of the reserve.
     input: Cell<usize>,
+    /// Bytes of [`Kind::Work`] that the connection holds, including bytes of the reserve.
     pub(super) work: Cell<usize>,
-    /// Those of the held bytes that belong to the reserve.
+    /// The part of the held bytes that belongs to the reserve.
     reserve: Cell<usize>,
-    /// Bytes for which it waits.
+    /// Bytes for which the connection waits.
     waits_for: Cell<usize>,
     party: RefCell<Arc<Party>>,
-    /// Unused bytes of [`SHARE`].
+    /// Bytes of [`SHARE`] that the account does not use.
     pub(super) share: Semaphore,
 }
 
@@ -50,7 +51,8 @@ impl MemoryAccount {
         })
     }
 
-    /// Joins the party of the connections to `what`; at first, each connection has a separate one.
+    /// Joins the party of the connections to `what`. Before this call, the connection is alone in a separate
+    /// party.
     pub fn join(&self, what: &str) {
         let party = self.memory.party(what);
         party.add(self.of_party());
@@ -58,12 +60,12 @@ impl MemoryAccount {
         before.subtract(self.of_party());
     }
 
-    /// Bytes that it adds to those of its party: what is charged to the budget, without its base.
+    /// Bytes that the connection adds to its party: what is charged to the budget, without its base.
     fn of_party(&self) -> usize {
         self.charged() - self.base.get()
     }
 
-    /// Changes what it holds.
+    /// Changes what the connection holds, and updates its party.
     fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let before = self.of_party();
         let changed = change();
@@ -81,7 +83,8 @@ impl MemoryAccount {
         self.memory.is_full() || !self.memory.permits(&self.party.borrow(), 0, usize::MAX)
     }
 
-    /// Whether another connection waits for memory, and would have it if this one returned what it holds.
+    /// Whether another connection waits for memory, and would get it if this connection returned what it
+    /// holds.
     pub fn is_waited_for(&self) -> bool {
         self.memory.is_waited_for(&self.party.borrow())
     }
@@ -93,7 +96,7 @@ impl MemoryAccount {
         self.memory.force(self.charged() - before);
     }
 
-    /// Bytes charged to the budget, without the reserve.
+    /// Bytes that are charged to the budget, without the reserve.
     fn charged(&self) -> usize {
         (self.held() - self.reserve.get()).max(self.base.get())
     }
@@ -107,13 +110,13 @@ impl MemoryAccount {
         self.input.get() + self.work.get()
     }
 
-    /// Whether its requests and replies have reached the limit for one connection.
+    /// Whether the requests and replies of the connection have reached the limit for one connection.
     pub fn is_spent(&self) -> bool {
-        // A connection that has the reserve must continue until it returns it.
+        // A connection that has the reserve must continue until it returns the reserve.
         self.work.get() >= if self.has_reserve() { 2 * SHARE } else { SHARE }
     }
 
-    /// Whether it holds the reserve, for which other connections may wait.
+    /// Whether the connection holds the reserve, for which other connections may wait.
     pub fn has_reserve(&self) -> bool {
         self.reserve.get() > 0
     }
@@ -125,7 +128,7 @@ impl MemoryAccount {
         taken.then(|| self.hold(bytes, kind))
     }
 
-    /// Takes `bytes` even without room: they are allocated already, or are about to be.
+    /// Takes `bytes` even without room, because they are allocated already, or will be allocated at once.
     pub fn force(self: &Rc<Self>, bytes: usize, kind: Kind) -> Charge {
         let excess = self.excess(bytes);
         if excess > 0 {
@@ -134,7 +137,7 @@ impl MemoryAccount {
         self.hold(bytes, kind)
     }
 
-    /// Waits for `bytes`.
+    /// Waits until `bytes` are charged to the account.
     pub fn claim(self: &Rc<Self>, bytes: usize, kind: Kind) -> Claim {
         Claim { account: self.clone(), bytes, kind, id: None }
     }
@@ -169,12 +172,12 @@ impl MemoryAccount {
 
 impl Drop for MemoryAccount {
     fn drop(&mut self) {
-        // Charges hold a reference to their account, so none is left.
+        // Charges hold a reference to their account, so no charge is left.
         self.memory.give_back(self.charged(), false, &self.party.borrow());
     }
 }
 
-/// A wait for memory; dropping it cancels the wait. Its owner polls it until it is ready.
+/// A wait for memory. Dropping it cancels the wait. Its owner polls it until it is ready.
 pub(crate) struct Claim {
     pub(super) account: Rc<MemoryAccount>,
     bytes: usize,
@@ -190,7 +193,8 @@ impl Claim {
             Some(waiting) => waiting,
             None => {
                 let excess = account.excess(*bytes);
-                // With all that it waits for: many claims at once do not precede the single one of another.
+                // Counts everything for which the connection waits: many claims at once do not precede the
+                // single claim of another connection.
                 let holds = account.held() + account.waits_for.get() + *bytes;
                 let memory = &account.memory;
                 let party = account.party.borrow().clone();
@@ -234,15 +238,15 @@ impl Drop for Claim {
 pub(crate) struct Charge {
     pub(super) account: Rc<MemoryAccount>,
     bytes: usize,
-    /// Those of the bytes that belong to the reserve.
+    /// The part of the bytes that belongs to the reserve.
     reserve: usize,
-    /// Those of the bytes that are taken from the connection's share.
+    /// The part of the bytes that is taken from the connection's share.
     share: usize,
     kind: Kind,
 }
 
 impl Charge {
-    /// The number of held bytes.
+    /// The number of bytes that the charge holds.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -272,7 +276,8 @@ impl Charge {
         self.kind = kind;
     }
 
-    /// Moves `bytes`, at most all, to a new charge. The reserve stays here as far as possible.
+    /// Moves `bytes`, at most all of them, to a new charge. The reserve stays in this charge as far as
+    /// possible.
     pub fn split(&mut self, bytes: usize) -> Charge {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -283,7 +288,7 @@ impl Charge {
         Charge { account: self.account.clone(), bytes, reserve, share, kind: self.kind }
     }
 
-    /// Returns all but `bytes`.
+    /// Returns all bytes but the first `bytes`.
     pub fn shrink(&mut self, bytes: usize) {
         let back = self.bytes.saturating_sub(bytes);
         drop(self.split(back));

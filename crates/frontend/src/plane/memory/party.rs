@@ -1,4 +1,4 @@
-//! What connections hold together.
+//! Parties: what several connections hold together.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -14,8 +14,8 @@ pub(crate) struct Party {
 }
 
 impl Party {
-    /// Bytes of the budget that its connections hold, or that were granted to them, without their base and
-    /// without the reserve.
+    /// Bytes of the budget that the party's connections hold, or that were granted to them, without their
+    /// base and without the reserve.
     pub fn held(&self) -> usize {
         self.held.load(Relaxed)
     }
@@ -36,12 +36,12 @@ pub(super) struct Parties(Mutex<Named>);
 #[derive(Default)]
 struct Named {
     by_name: HashMap<String, Weak<Party>>,
-    /// Number of names at which those without connections are removed.
+    /// Number of names from which on parties without connections are removed.
     most: usize,
 }
 
 impl Parties {
-    /// The party of the connections to `what`.
+    /// Returns the party of the connections to `what`.
     pub fn of(&self, what: &str) -> Arc<Party> {
         let mut named = self.0.lock();
         if let Some(party) = named.by_name.get(what).and_then(Weak::upgrade) {

@@ -1,4 +1,5 @@
-//! The claims that wait for memory, and those that were granted and whose connection has not noticed yet.
+//! The claims that wait for memory, and the claims that were granted but whose connection has not noticed
+//! yet.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -6,10 +7,10 @@ use std::task::Waker;
 
 use super::Party;
 
-/// A claim that waits.
+/// A claim that waits for memory.
 pub(super) struct Waiting {
     pub bytes: usize,
-    /// Bytes that its connection would hold with the grant.
+    /// Bytes that the claim's connection would hold with the grant.
     pub holds: usize,
     pub party: Arc<Party>,
     pub waker: Waker,
@@ -28,24 +29,26 @@ impl Grant {
     }
 }
 
-/// The claims of a party.
+/// The claims of a party that wait.
 #[derive(Default)]
 struct OfParty {
-    /// By size class, then by order of arrival.
+    /// Claims, ordered by size class, then by order of arrival.
     claims: BTreeSet<(u32, u64)>,
-    /// The entry of the first of them in [`Queue::next`]; `None` if the party has used up its part.
+    /// The entry of the party's first claim in [`Queue::next`]; `None` if the party has used up its part.
     entry: Option<(u32, u64)>,
 }
 
-/// Every operation takes logarithmic time, since all connections return memory while some wait.
+/// The queue of claims. Every operation takes logarithmic time, since all connections return memory while
+/// some wait.
 #[derive(Default)]
 pub(super) struct Queue {
     last_id: u64,
     /// Waiting claims in order of arrival.
     waiting: BTreeMap<u64, Waiting>,
-    /// The same claims by party, which is identified by its address.
+    /// The claims in `waiting` by party, which is identified by its address.
     by_party: HashMap<usize, OfParty>,
-    /// The first claim of each party that may have more, by the size class of what the party would hold.
+    /// The first claim of each party that may have more, ordered by the size class of what the party would
+    /// hold.
     next: BTreeSet<(u32, u64)>,
     granted: HashMap<u64, Granted>,
     pub reserve_is_taken: bool,
@@ -66,7 +69,7 @@ fn key(party: &Arc<Party>) -> usize {
 }
 
 impl Queue {
-    /// Number of waiting claims.
+    /// Number of claims that wait.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -77,7 +80,7 @@ impl Queue {
         self.granted.len()
     }
 
-    /// Adds a claim.
+    /// Adds a claim to the queue, and returns its number.
     pub fn add(&mut self, claim: Waiting) -> u64 {
         self.last_id += 1;
         let (id, party) = (self.last_id, claim.party.clone());
@@ -87,7 +90,8 @@ impl Queue {
         id
     }
 
-    /// The party may have more, or holds less than before, or its claims have changed.
+    /// Considers the claims of a party again: the party may have more, or holds less than before, or its
+    /// claims have changed.
     pub fn reconsider(&mut self, party: &Arc<Party>) {
         let Some(of_party) = self.by_party.get_mut(&key(party)) else { return };
         if let Some(entry) = of_party.entry.take() {
@@ -111,19 +115,19 @@ impl Queue {
         }
     }
 
-    /// The claim that has waited longest.
+    /// Returns the claim that has waited longest.
     pub fn oldest(&self) -> Option<u64> {
         self.waiting.first_key_value().map(|(id, _)| *id)
     }
 
-    /// The next claim to be granted: of the party that would hold least, that of the connection which would
-    /// hold least.
+    /// The next claim to be granted: of the party that would hold least, the claim of the connection that
+    /// would hold least.
     pub fn first(&self) -> Option<(u64, &Waiting)> {
         let (_, id) = self.next.first()?;
         Some((*id, self.waiting.get(id)?))
     }
 
-    /// Whether a claim of this party waits, or any for which `permits` is true.
+    /// Whether a claim of this party waits, or any claim for which `permits` is true.
     pub fn has(&self, party: &Arc<Party>, permits: impl Fn(&Waiting) -> bool) -> bool {
         let mut next = self.next.iter().filter_map(|(_, id)| self.waiting.get(id));
         self.by_party.contains_key(&key(party)) || next.any(permits)
@@ -142,13 +146,14 @@ impl Queue {
     pub fn grant(&mut self, id: u64, of_reserve: bool) -> Option<Waker> {
         let Waiting { bytes, party, waker, .. } = self.remove(id)?;
         let grant = Grant { bytes, of_reserve };
-        // Until the connection takes the grant, which then counts as held.
+        // The grant counts for the party until the connection takes it; then it counts as held.
         party.add(grant.of_budget());
         self.granted.insert(id, Granted { grant, party });
         Some(waker)
     }
 
-    /// Takes the grant of a claim; `None` while it waits: `waker` is called then.
+    /// Takes the grant of a claim; returns `None` while the claim waits, and calls `waker` when it is
+    /// granted.
     pub fn granted(&mut self, id: u64, waker: &Waker) -> Option<Grant> {
         if let Some(waiting) = self.waiting.get_mut(&id) {
             waiting.waker.clone_from(waker);
@@ -163,7 +168,7 @@ impl Queue {
         Some(granted)
     }
 
-    /// Removes an abandoned claim. Returns its grant, if it was granted, and the party.
+    /// Removes an abandoned claim. Returns the grant, if the claim was granted, and the party.
     pub fn leave(&mut self, id: u64) -> Option<(Grant, Arc<Party>)> {
         self.remove(id);
         self.take(id).map(|Granted { grant, party }| (grant, party))

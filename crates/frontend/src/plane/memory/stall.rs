@@ -17,12 +17,13 @@ pub(super) const PROGRESS_PART: usize = 16;
 /// Interval between checks for waiting connections once a client has stalled.
 const STALL_CHECK: Duration = Duration::from_millis(500);
 
-/// Checks that a client makes progress while the server waits for it: for the rest of a message, or until it
-/// receives its replies.
+/// Checks that a client makes progress while the server waits for it. The server waits for the rest of a
+/// message, or until the client receives its replies.
 pub(crate) struct Stall {
     account: Rc<MemoryAccount>,
-    /// Start of the current progress interval, and the bytes moved in it.
+    /// Start of the current progress interval.
     since: Option<Instant>,
+    /// Bytes that the client moved in the current progress interval.
     moved: usize,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -37,8 +38,8 @@ impl Stall {
         self.moved = self.moved.saturating_add(bytes);
     }
 
-    /// Returns whether the client must be cut, at the end of a poll. Otherwise the task is woken when this
-    /// may change.
+    /// Returns whether the client must be cut; called at the end of a poll. If not, the task is woken when
+    /// this may change.
     pub fn poll(&mut self, cx: &mut Context<'_>, awaits_client: bool) -> bool {
         let (held, base) = (self.account.held(), self.account.base.get());
         if !awaits_client || held <= base {
@@ -61,7 +62,7 @@ impl Stall {
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due.into())));
         if timer.as_mut().poll(cx).is_ready() {
             timer.as_mut().reset(due.into());
-            // Pending, because the deadline is in the future; this registers the waker.
+            // The timer is pending, because the deadline is in the future; this call registers the waker.
             let _ = timer.as_mut().poll(cx);
         }
         false

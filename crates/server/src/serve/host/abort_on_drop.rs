@@ -2,7 +2,7 @@
 
 use tokio::task::JoinHandle;
 
-/// Ends a task when dropped.
+/// A guard that ends a task when it is dropped.
 pub(in crate::serve) struct AbortOnDrop(pub JoinHandle<()>);
 
 impl Drop for AbortOnDrop {

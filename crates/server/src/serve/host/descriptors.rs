@@ -16,25 +16,25 @@ const ENOUGH: u64 = 1 << 20;
 const BASE: usize = 64;
 /// Descriptors of each data-plane thread: its event loop and the waker of the loop.
 const PER_CORE: usize = 4;
-/// Most segment files that the store keeps open.
+/// Maximum number of segment files that the store keeps open.
 const OPEN_FILES: usize = 512;
-/// Most connections of each API listener.
+/// Maximum number of connections of each API listener.
 const CONTROL: usize = 64;
 /// Descriptors for the files and connections of imports.
 const IMPORTS: usize = 64;
 /// Fewest clients that a server must be able to serve.
 const MIN_CLIENTS: usize = 8;
 
-/// The descriptors of a process.
+/// How the file descriptors of the process are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::serve) struct Descriptors {
     /// Limit of open descriptors of the process.
     pub limit: usize,
-    /// Most segment files that the store keeps open in addition to those in use.
+    /// Maximum number of segment files that the store keeps open in addition to the files in use.
     pub open_files: usize,
-    /// Most connections of each API listener.
+    /// Maximum number of connections of each API listener.
     pub control: usize,
-    /// Most clients.
+    /// Maximum number of clients.
     pub clients: usize,
 }
 

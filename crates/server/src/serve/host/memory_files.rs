@@ -23,43 +23,43 @@ use crate::config::{ConfigFile, DEFAULT_CONFIG};
 const MAX_DEPTH: usize = 6;
 const MAX_DIRECTORIES: usize = 50_000;
 
-/// A file.
+/// A file of retained memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct MemoryFile {
-    /// The file.
+    /// Path of the file.
     pub file: PathBuf,
-    /// Id of its pool.
+    /// Id of the pool to which the file belongs.
     pub pool: String,
-    /// RAM that it occupies.
+    /// Bytes of RAM that the file occupies.
     pub size_bytes: u64,
-    /// Directory of its pool, if it was found.
+    /// Data directory of the file's pool; `None` if it was not found.
     pub directory: Option<PathBuf>,
-    /// Its use.
+    /// How the file is used.
     pub state: FileState,
-    /// What to do.
+    /// What an administrator should do with the file.
     pub advice: String,
 }
 
-/// The use of a file.
+/// How a file of retained memory is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FileState {
-    /// A server has it open.
+    /// A server has the file open.
     InUse,
-    /// Its pool needs it.
+    /// The file's pool needs the file.
     Needed,
-    /// Its pool does not use it any more.
+    /// The file's pool does not need the file any more.
     Unneeded,
-    /// Its pool was not found.
+    /// The file's pool was not found.
     NoPool,
-    /// It is of a pool in Ceph, or of an earlier release.
+    /// The file belongs to a pool in Ceph, or was made by an earlier release.
     OtherPlace,
-    /// It cannot be read.
+    /// The file cannot be read.
     Unreadable,
 }
 
 impl FileState {
-    /// The state in a table.
+    /// Text of the state in a table.
     pub fn text(self) -> &'static str {
         match self {
             FileState::InUse => "in use",
@@ -81,7 +81,7 @@ pub(crate) fn memory_files(directory: &Path, data: &Path) -> io::Result<Vec<Memo
     let mut files = Vec::new();
     for directory in of_all_users(directory)? {
         let entries = match std::fs::read_dir(&directory) {
-            // Files of a user whose directory this one cannot read.
+            // The files belong to a user whose directory this user cannot read.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 files.push(unreadable(directory, &e));
                 continue;
@@ -119,13 +119,14 @@ pub(in crate::serve) fn own_bytes(files: &Path, directory: &Path) -> u64 {
     occupied(files, is_own)
 }
 
-/// RAM that the files of pools in Ceph occupy which no server has open, such as that of a killed server.
+/// RAM that is occupied by files of pools in Ceph that no server has open, such as the file of a killed
+/// server.
 pub(in crate::serve) fn unused_bytes_of_ceph(files: &Path) -> u64 {
     let is_short = |name: &str| pool_of_name(name).is_some_and(|pool| name == short_name(pool));
     occupied(files, |name, found| is_short(name) && !found.is_in_use)
 }
 
-/// RAM that the files with wanted names occupy, in the directory and in those of users in it.
+/// RAM that the files with wanted names occupy, in the directory and in the directories of users in it.
 fn occupied(directory: &Path, wanted: impl Fn(&str, &Examined) -> bool) -> u64 {
     let directories = of_all_users(directory).unwrap_or_default();
     let entries = directories.iter().flat_map(|directory| std::fs::read_dir(directory).into_iter().flatten());
@@ -215,12 +216,12 @@ fn judged(
 /// The directories of pools.
 struct Places {
     known: Vec<PathBuf>,
-    /// Those that were found on a file system, by the inode of their superblock file.
+    /// The directories that were found on each file system, by the inode of their superblock file.
     searched: HashMap<u64, HashMap<u64, PathBuf>>,
 }
 
 impl Places {
-    /// `data`, and those in the configurations of services.
+    /// The directory `data`, and the directories in the configurations of services.
     fn known(data: &Path) -> Places {
         let configurations = Path::new(DEFAULT_CONFIG).parent().map(std::fs::read_dir);
         let entries = configurations.into_iter().flatten().flatten().flatten();
@@ -239,7 +240,7 @@ impl Places {
         self.known.iter().find(|path| superblock_of(path).is_some_and(|it| it.pool == pool)).cloned()
     }
 
-    /// The directory at a location.
+    /// The directory of a pool at a location.
     fn find(&mut self, pool: PoolId, at: &Location) -> Option<PathBuf> {
         let is_at = |path: &&PathBuf| {
             let status = std::fs::metadata(path.join(SUPERBLOCK));

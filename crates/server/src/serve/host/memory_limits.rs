@@ -17,23 +17,23 @@ use crate::serve::SHARD_PROCESS;
 /// Who compares, which decides whose control group is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Measured {
-    /// A server that starts.
+    /// The server is starting.
     AtStart,
-    /// A server that has its pool open.
+    /// The server has its pool open, and reloads its configuration.
     AtReload,
-    /// A command, whose control group is not that of the service.
+    /// A command measures, whose control group is not that of the service.
     ByCommand,
 }
 
 /// The memory with which the budgets are compared.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct MemoryLimit {
-    /// Bytes.
+    /// The limit in bytes.
     pub bytes: u64,
     /// Whether it is the RAM of the host, rather than the limit of a unit or of the control group of this
     /// process.
     pub is_host: bool,
-    /// The systemd unit whose limit it is.
+    /// The systemd unit that has the limit; `None` if no unit has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
 }

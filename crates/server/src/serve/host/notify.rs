@@ -18,8 +18,8 @@ use super::abort_on_drop::AbortOnDrop;
 /// Time limit for a service manager that does not read its socket. The caller's thread waits.
 const SEND_TIME: Duration = Duration::from_secs(1);
 
-/// Sends `state`, such as `READY=1`, to the service manager that `NOTIFY_SOCKET` names. Failure to reach it
-/// is logged only.
+/// Sends `state`, such as `READY=1`, to the service manager that `NOTIFY_SOCKET` names. If the service
+/// manager cannot be reached, this is only logged.
 pub fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(e) = send(&path, state) {
@@ -33,7 +33,7 @@ pub fn reloading() {
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={us}"));
 }
 
-/// Reports that another process serves the clients. This one may exit afterwards.
+/// Reports that another process serves the clients. This process may exit afterwards.
 pub fn replaced_by(pid: u32) {
     notify(&format!("MAINPID={pid}\nREADY=1"));
 }

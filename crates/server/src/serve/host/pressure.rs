@@ -18,7 +18,7 @@ use forebay_engine::Pool;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Time between two checks.
+/// Time between two checks of the memory.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Time without memory pressure before caches grow again.
 const CALM: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ const LEAST_DESKTOPS: u64 = 64 << 20;
 struct Memory {
     total: u64,
     available: u64,
-    /// Share of the time in which tasks were stalled.
+    /// Share of the time in which tasks waited for memory.
     stalled: f64,
 }
 
@@ -113,13 +113,13 @@ pub(in crate::serve) fn spare() -> u64 {
     Source::default().look().map_or(0, |memory| memory.spare())
 }
 
-/// The RAM of the host.
+/// The RAM of the host in bytes.
 pub(in crate::serve) fn ram() -> Option<u64> {
     host(&std::fs::read_to_string("/proc/meminfo").ok()?).map(|(total, _)| total)
 }
 
-/// The RAM of the host, or the lowest limit of the control groups if that is less; and whether it is that of
-/// the host.
+/// The RAM of the host, or the lowest limit of the control groups if that is less; and whether it is the RAM
+/// of the host.
 pub(in crate::serve) fn total() -> Option<(u64, bool)> {
     let total = ram()?;
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -128,7 +128,7 @@ pub(in crate::serve) fn total() -> Option<(u64, bool)> {
     Some(lowest.map_or((total, true), |limit| (limit, false)))
 }
 
-/// Adapts the budgets of a pool, forever. `budgets` has the configured ones, which can change.
+/// Adapts the budgets of a pool, forever. `budgets` has the configured budgets, which can change.
 pub(in crate::serve) async fn watch(pool: Arc<Pool>, mut budgets: watch::Receiver<Budgets>) {
     let mut configured = *budgets.borrow_and_update();
     let (mut now, mut short) = (configured, Instant::now() - CALM);
@@ -145,7 +145,7 @@ pub(in crate::serve) async fn watch(pool: Arc<Pool>, mut budgets: watch::Receive
         }
         before = used.desktops;
         if budgets.has_changed().unwrap_or(false) {
-            // They apply at once; if memory is short, the following checks shrink them.
+            // New budgets apply at once; if memory is short, the following checks shrink them.
             configured = *budgets.borrow_and_update();
             let target = Arc::clone(&pool);
             let Budgets { read_cache, desktops } = configured;
@@ -203,7 +203,7 @@ struct Source {
     stalled: Option<(Instant, u64)>,
 }
 
-/// A control group.
+/// A control group of the kernel.
 struct Group {
     dir: PathBuf,
     /// Whether it is a group of cgroup v2.
@@ -236,8 +236,8 @@ impl Source {
     }
 }
 
-/// The control groups that limit this process, from the text of `/proc/self/cgroup`: its own group and all
-/// ancestors.
+/// The control groups that limit this process, from the text of `/proc/self/cgroup`: the group of the process
+/// and all ancestors of this group.
 fn groups(own: &str, root: &Path) -> Vec<Group> {
     let mut found = Vec::new();
     for line in own.lines() {
@@ -258,7 +258,7 @@ fn groups(own: &str, root: &Path) -> Vec<Group> {
 }
 
 impl Group {
-    /// Its limit and the available part of it; `None` without a limit.
+    /// The limit of the group and the available part of it; `None` without a limit.
     fn look(&self) -> Option<(u64, u64)> {
         let read = |name: &str| std::fs::read_to_string(self.dir.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
@@ -286,7 +286,7 @@ fn host(meminfo: &str) -> Option<(u64, u64)> {
     Some((field(meminfo, "MemTotal")? << 10, field(meminfo, "MemAvailable")? << 10))
 }
 
-/// Microseconds in which at least one task was stalled, from a PSI file.
+/// Microseconds in which at least one task waited for memory, from a PSI file.
 fn stalled_us(psi: &str) -> Option<u64> {
     let some = psi.lines().find(|line| line.starts_with("some "))?;
     some.split_whitespace().find_map(|part| part.strip_prefix("total=")?.parse().ok())
@@ -337,7 +337,7 @@ mod tests {
         let used = Budgets { read_cache: 200 * MIB, desktops: 0 };
         let after = next(FULL, used, FULL, &memory(356, 0.0), true);
         assert_eq!(after, Budgets { read_cache: 300 * MIB, desktops: 100 * MIB });
-        // What one check permits is filled before the next one: the budget stays.
+        // The memory that one check permits is filled before the next check: the budget stays.
         let used = Budgets { read_cache: 290 * MIB, desktops: 0 };
         assert_eq!(next(after, used, FULL, &memory(266, 0.0), true).read_cache, 300 * MIB);
         let after = next(FULL, Budgets { read_cache: 0, desktops: 0 }, FULL, &memory(260, 0.0), true);

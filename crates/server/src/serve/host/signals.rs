@@ -14,17 +14,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Time in which the runtime distributes a signal that it has received.
 const DISTRIBUTED: Duration = Duration::from_millis(2);
 
-/// Longest time from a signal to stop until an upgrade or a handover has taken notice of it.
+/// Maximum time from a signal to stop until an upgrade or a handover must have reacted to it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The process that has replaced this one.
+/// The process that has replaced this process.
 static REPLACED_BY: AtomicI32 = AtomicI32::new(0);
 
-/// SIGTERM and SIGINT.
+/// The signals SIGTERM and SIGINT.
 pub(in crate::serve) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// One has arrived, which was not waited for yet.
+    /// A signal has arrived for which no caller has waited yet.
     arrived: bool,
 }
 
@@ -48,8 +48,8 @@ impl Signals {
         }
     }
 
-    /// Whether a signal has arrived, also one that the runtime still distributes; [`Signals::stop`] then
-    /// returns at once.
+    /// Whether a signal has arrived, including a signal that the runtime is still distributing; if so,
+    /// [`Signals::stop`] returns at once.
     pub async fn have_arrived(&mut self) -> bool {
         self.arrived = tokio::time::timeout(DISTRIBUTED, self.stop()).await.is_ok();
         self.arrived
@@ -68,16 +68,17 @@ impl Signals {
         }
     }
 
-    /// Completes when a signal to stop has had no effect for a long time, or another one arrives. These are
-    /// other signals than those of this value, which takes notice of them as well.
+    /// Completes when a signal to stop has had no effect for a long time, or a further signal arrives. This
+    /// value receives signals independently of other values of this type, which receive the same signals.
     pub async fn overdue(mut self) {
         self.stop().await;
         // Either ends the wait.
         let _ = tokio::time::timeout(PATIENCE, self.stop()).await;
     }
 
-    /// From now on, a signal to stop ends the process at once: for one that is about to execute a program,
-    /// in which the handler of this one has no effect. Returns whether one has arrived before.
+    /// Makes a signal to stop end the process at once from now on. Used by a process that is about to execute
+    /// a program, in which the handler of this process has no effect. Returns whether a signal arrived
+    /// before.
     pub async fn end_process(&mut self) -> bool {
         for number in [libc::SIGTERM, libc::SIGINT] {
             // SAFETY: the default action needs no memory of this process. It cannot fail for these numbers.

@@ -34,10 +34,10 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How long a connection is kept without a request.
 const IDLE_TIME: Duration = Duration::from_secs(60);
 
-/// The place of a connection.
+/// The place of a connection among the limited number of connections.
 #[derive(Debug)]
 pub(in crate::serve) struct Place {
-    /// Since when no request is in progress; `None` while one is.
+    /// Time since which no request is in progress; `None` while a request is in progress.
     idle_since: Mutex<Option<Instant>>,
     displaced: Notify,
 }
@@ -49,7 +49,7 @@ impl Default for Place {
 }
 
 impl Place {
-    /// Begins a request.
+    /// Begins a request of the connection.
     pub fn begin(self: &Arc<Place>) -> Busy {
         *self.idle_since.lock() = None;
         Busy(self.clone())
@@ -59,7 +59,8 @@ impl Place {
         self.idle_since.lock().map(|since| since.elapsed())
     }
 
-    /// Completes when the connection has to end: another one needs its place, or it is idle for too long.
+    /// Completes when the connection has to end: another connection needs its place, or it has been idle for
+    /// too long.
     pub async fn ended(&self) {
         loop {
             let left = IDLE_TIME.saturating_sub(self.idle().unwrap_or_default());
@@ -75,7 +76,8 @@ impl Place {
     }
 }
 
-/// A request in progress; it ends when this is dropped. A connection has one request at a time.
+/// A request in progress. The request ends when this guard is dropped. A connection has one request at a
+/// time.
 pub(in crate::serve) struct Busy(Arc<Place>);
 
 impl Drop for Busy {
@@ -87,7 +89,7 @@ impl Drop for Busy {
 /// The remote addresses of connections.
 struct Addresses {
     remote: Registry<IpAddr>,
-    /// How many connections an address may have.
+    /// Number of connections that an address may have.
     share: usize,
 }
 
@@ -113,7 +115,8 @@ pub(in crate::serve) struct LimitedListener<L: Listener> {
     permits: Arc<Semaphore>,
     places: Registry<Arc<Place>>,
     addresses: Addresses,
-    /// A connection that waits for a permit. It is kept here, because the wait can be cancelled and repeated.
+    /// A connection that waits for a permit. It is stored here, because the wait can be cancelled and
+    /// repeated.
     waiting: Option<(L::Io, L::Addr, Counted)>,
     stopping: watch::Receiver<bool>,
 }
@@ -204,7 +207,7 @@ pub(in crate::serve) struct WithPermit<T> {
 }
 
 impl<T> WithPermit<T> {
-    /// Its place.
+    /// The place of the connection.
     pub fn place(&self) -> Arc<Place> {
         self.place.clone()
     }

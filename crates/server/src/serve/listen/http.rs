@@ -37,7 +37,7 @@ const HEADERS: usize = 64;
 
 /// An address that a listener reports for its clients.
 pub(in crate::serve) trait ClientAddress {
-    /// The IP address, over TCP.
+    /// The IP address of the client; `None` if the client does not use TCP.
     fn ip(&self) -> Option<IpAddr>;
 }
 
@@ -253,7 +253,7 @@ mod tests {
         let answered = tokio::time::timeout(Duration::from_secs(60), client.read_exact(&mut answer)).await;
         answered.expect("the request waits").unwrap();
         assert_eq!(&answer, b"HTTP/1.1 200");
-        // All of them had their turn, and a request in progress keeps its place.
+        // All connections had their turn, and a request in progress keeps its place.
         for mut one in silent {
             assert!(!matches!(one.read(&mut answer).await, Ok(1..)));
         }

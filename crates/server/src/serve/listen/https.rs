@@ -13,7 +13,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::HttpsFiles;
 
-/// Least time between two checks whether the files have changed.
+/// Minimum time between two checks whether the files have changed.
 const CHECK: Duration = Duration::from_secs(2);
 
 /// Why a certificate cannot be used.
@@ -22,31 +22,31 @@ pub enum HttpsError {
     /// A file is missing, unreadable or invalid.
     #[error("cannot read {}: {error}; the API needs PEM files with its certificate chain and its key", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Why the file cannot be used.
         error: rustls::pki_types::pem::Error,
     },
     /// Other users than the owner can read or change the key.
     #[error("{} can be read or changed by other users (mode {mode:03o}): chmod 600 {}", path.display(), path.display())]
     OpenKey {
-        /// The file.
+        /// Path of the file of the key.
         path: PathBuf,
-        /// Its permissions.
+        /// Permissions of the file.
         mode: u32,
     },
     /// A certificate has X.509 version 1.
     #[error("{}: {}", path.display(), pem::VERSION_1)]
     Version1 {
-        /// The file.
+        /// Path of the file of the certificate.
         path: PathBuf,
     },
     /// The files do not match each other.
     #[error("the certificate {} and its key cannot be used: {error}", path.display())]
     Unusable {
-        /// The certificate.
+        /// Path of the file of the certificate.
         path: PathBuf,
-        /// The reason.
+        /// Why certificate and key cannot be used.
         error: rustls::Error,
     },
 }
@@ -67,13 +67,13 @@ pub(in crate::serve) struct HttpsCertificate {
 }
 
 impl HttpsCertificate {
-    /// Reads the files.
+    /// Reads the files of certificate and key.
     pub fn load(files: &HttpsFiles) -> Result<HttpsCertificate, HttpsError> {
         let state = State { acceptor: read(files)?, stamps: stamps(files), checked: Instant::now() };
         Ok(HttpsCertificate { files: files.clone(), state: Mutex::new(state) })
     }
 
-    /// For the next handshake. Reads files that have changed.
+    /// Returns the acceptor for the next handshake. Reads files that have changed.
     pub fn acceptor(&self) -> TlsAcceptor {
         let mut state = self.state.lock();
         if state.checked.elapsed() >= CHECK {
@@ -88,13 +88,14 @@ impl HttpsCertificate {
         state.acceptor.clone()
     }
 
-    /// Reads the files again.
+    /// Reads the files of certificate and key again.
     pub fn reload(&self) -> Result<(), HttpsError> {
         self.replace(&mut self.state.lock())
     }
 
     fn replace(&self, state: &mut State) -> Result<(), HttpsError> {
-        // Before the files are read, so that a change at the same time is noticed by the next check.
+        // The times of the files are recorded before the files are read, so that the next check notices a
+        // change at the same time.
         state.stamps = stamps(&self.files);
         state.acceptor = read(&self.files)?;
         Ok(())

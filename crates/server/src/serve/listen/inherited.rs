@@ -12,9 +12,9 @@ use forebay_frontend::plane::{ListenAddr, Listener};
 
 use crate::serve::ServeError;
 
-/// The first passed descriptor.
+/// Number of the first descriptor that systemd passes.
 const FIRST: i32 = 3;
-/// Most sockets that are taken.
+/// Maximum number of sockets that are accepted from systemd.
 const MOST: i32 = 1024;
 /// Names that bind a socket to a service.
 const NAMES: [&str; 4] = ["nbd", "iscsi", "http", "control"];

@@ -51,7 +51,7 @@ mod tests {
         let (release, released) = mpsc::channel::<()>();
         let request = requests.handle().spawn(async move {
             started.send(std::thread::current().id()).unwrap();
-            // The thread itself waits.
+            // The request blocks its thread.
             released.recv().unwrap();
         });
         assert_ne!(starts.await.unwrap(), std::thread::current().id());

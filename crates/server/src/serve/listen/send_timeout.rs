@@ -18,7 +18,7 @@ const SEND_TIME: Duration = Duration::from_secs(20);
 /// A connection with a limit on the time in which nothing can be written.
 pub(in crate::serve) struct SendTimeout<T> {
     io: T,
-    /// Ends the wait of a write; `None` while no write waits.
+    /// Timer that ends the wait of a write; `None` while no write waits.
     stall: Option<Pin<Box<Sleep>>>,
 }
 

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 use crate::serve::ServeError;
 
-/// Longest path of a UNIX socket: `sun_path` of `sockaddr_un` without its terminating zero (unix(7)).
+/// Maximum length of the path of a UNIX socket: `sun_path` of `sockaddr_un` without its terminating zero
+/// (unix(7)).
 const MAX_PATH: usize = 107;
 /// Suffix of the name until the server is ready.
 const PENDING: &str = ".new";
@@ -23,9 +24,9 @@ const PENDING: &str = ".new";
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// The temporary name until it is published.
+    /// The temporary name of the socket file until it is published.
     pending: Option<PathBuf>,
-    /// Device and inode once published, so that a successor's socket is not removed.
+    /// Device and inode of the published socket file, so that a successor's socket is not removed.
     identity: Option<(u64, u64)>,
 }
 
@@ -61,7 +62,7 @@ impl ControlSocket {
         ControlSocket { listener, path: path.to_owned(), pending: None, identity: None }
     }
 
-    /// Moves the socket to its path, replacing a stale one.
+    /// Moves the socket to its path, where it replaces a stale socket.
     pub fn publish(&mut self) -> Result<(), ServeError> {
         let Some(pending) = &self.pending else { return Ok(()) };
         let fail = |e: io::Error| ServeError::listen(&self.path.display().to_string(), &e);
@@ -72,12 +73,12 @@ impl ControlSocket {
         Ok(())
     }
 
-    /// The listening socket.
+    /// The socket that listens.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 
-    /// The path.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }

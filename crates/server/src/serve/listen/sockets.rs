@@ -19,7 +19,7 @@ pub(in crate::serve) struct Sockets {
     data: Bound,
     http: Option<(ListenAddr, Listener)>,
     control: ControlSocket,
-    /// The files of the sockets of a predecessor, in the order of `data`, until it has left.
+    /// The files of the predecessor's sockets, in the order of `data`, until the predecessor has left.
     files: Vec<Option<(u64, u64)>>,
 }
 

@@ -1,4 +1,5 @@
-//! This process as a candidate for the ownership of a pool, before it owns the pool and after it released it.
+//! This process as a candidate for the ownership of a pool, before it owns the pool and after it has released
+//! the pool.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,7 +32,8 @@ impl Candidate {
         }
     }
 
-    /// This process, for the owner that releases the pool to it; `None` if a release needs no name.
+    /// Returns this process as an heir, for the owner that releases the pool to it; `None` if a release needs
+    /// no name.
     pub fn as_heir(&self) -> Option<Heir> {
         match self {
             Candidate::Directory(_) => None,
@@ -39,9 +41,9 @@ impl Candidate {
         }
     }
 
-    /// Waits until the process to which this one released the pool gives no sign of life in the pool, and
-    /// returns true while no other server takes it over yet; false if cancelled, or if there are no such
-    /// signs. Blocks.
+    /// Waits until the pool is abandoned: the process to which this process released the pool gives no sign
+    /// of life in it. Returns true if no other server takes the pool over yet; false if cancelled, or if
+    /// there are no signs of life in such a pool. Blocks.
     pub fn is_abandoned(&self, is_cancelled: &(dyn Fn() -> bool + Sync)) -> bool {
         match self {
             Candidate::Directory(_) => false,

@@ -11,13 +11,14 @@ use forebay_store::StoreError;
 
 use crate::serve::host::notify;
 
-/// How long the server waits, after a signal to stop, for the thread that opens the pool to give up.
+/// How long the server waits, after a signal to stop, until the thread that opens the pool gives up.
 const GIVE_UP: Duration = Duration::from_millis(500);
-/// Interval of the requests for more time to start, and the time that is requested of the service manager.
+/// Interval at which the server requests more time to start, and the time that it requests of the service
+/// manager.
 const EXTEND: Duration = Duration::from_secs(10);
 const EXTENDED: Duration = Duration::from_secs(60);
 
-/// Whether the opening is to be given up.
+/// Whether the opening of the pool is to be abandoned.
 #[derive(Clone, Default)]
 pub(in crate::serve) struct Stopped(Arc<AtomicBool>);
 

@@ -15,7 +15,7 @@ use forebay_api::Handover;
 use forebay_control::operations::Control;
 use tokio::time::Instant;
 
-/// The state of network interfaces.
+/// Directory with the state of network interfaces.
 const INTERFACES: &str = "/sys/class/net";
 /// Interval of looks at the interfaces.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -23,10 +23,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two attempts.
 const RETRY: Duration = Duration::from_secs(30);
-/// The owner of the job.
+/// Name of the client to which the job of the handover belongs.
 const OWNER: &str = "loss of the client network";
 
-/// What was seen of the links.
+/// What a look at the links has seen.
 #[derive(Default)]
 struct Seen {
     was_up: bool,

@@ -52,7 +52,7 @@ pub(in crate::serve) trait Ownership: Send + Sync {
         Box::pin(pending())
     }
 
-    /// Announces that clients are served.
+    /// Announces that this server serves clients.
     fn announce_serving(&self) {}
 
     /// Announces to a process that the pool is about to be released to it, so that it takes it without delay;
@@ -79,8 +79,8 @@ pub(in crate::serve) trait Ownership: Send + Sync {
         None
     }
 
-    /// Where servers that wait for the pool read and announce, if there can be any. Does not keep the store
-    /// open.
+    /// Returns the notice board of the servers that wait for the pool, if there can be any. Does not keep the
+    /// store open.
     fn notice_board(&self) -> Option<NoticeBoard> {
         None
     }

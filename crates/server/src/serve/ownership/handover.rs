@@ -30,7 +30,7 @@ use crate::serve::services::Services;
 use crate::serve::upgrade::replace::{JOBS, Outcome, Resumption, cut, flush, park, quiesce};
 use crate::serve::upgrade::{Binary, HandedOver, VARIABLE};
 
-/// The first descriptor that is not a standard one.
+/// The first descriptor that is not a standard descriptor.
 const FIRST_DESCRIPTOR: u32 = 3;
 
 const CONTINUES: &str = "this server continues to serve its clients";
@@ -150,7 +150,7 @@ async fn prepare(
     signals: &mut Signals,
 ) -> Result<Instant, ControlError> {
     let _paused = services.control.pause(JOBS).await?;
-    // So that little is left to do while clients wait.
+    // A checkpoint now leaves little to do while clients wait.
     let stopped = || failed("a signal to stop has arrived", "the server stops");
     let made = signals.unless_stopped(open.checkpoint()).await.ok_or_else(stopped)?;
     made.map_err(|e| failed(e, CONTINUES))?;
@@ -199,8 +199,8 @@ fn errno() -> Option<i32> {
     std::io::Error::last_os_error().raw_os_error()
 }
 
-/// Whether systemd started this process, or one that an upgrade has replaced by it (systemd.exec(5),
-/// `$SYSTEMD_EXEC_PID`). Only systemd can then give a standby the sockets that it holds.
+/// Whether systemd started this process, or a process that upgrades have replaced by this one
+/// (systemd.exec(5), `$SYSTEMD_EXEC_PID`). Only then can systemd give a standby the sockets that it holds.
 pub(in crate::serve) fn is_main_process_of_unit() -> bool {
     let started = std::env::var("SYSTEMD_EXEC_PID").ok().and_then(|pid| pid.parse::<libc::pid_t>().ok());
     let own = std::process::id().cast_signed();
@@ -210,7 +210,7 @@ pub(in crate::serve) fn is_main_process_of_unit() -> bool {
 }
 
 /// Executes this program again, as the standby that it was when it was started. All descriptors and threads
-/// end with the former one, so there is nothing to undo. Returns if that is not possible.
+/// end with the former program, so there is nothing to undo. Returns if that is not possible.
 pub(in crate::serve) fn stand_by_again(binary: &Binary) -> ServeError {
     // SAFETY: the call accesses no memory. The descriptors stay open until the program is executed. A kernel
     // that lacks the call leaves those open that a library opened without the flag.

@@ -8,7 +8,7 @@ use forebay_store::rados::StandbyWatch;
 /// Longer than a standby that lives needs to renew its announcement.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Looks until it is aborted.
+/// Watches the standbys until the task is aborted.
 pub(in crate::serve) async fn watch(mut standbys: StandbyWatch, control: Control) {
     loop {
         // While the cluster does not answer, the last list remains.

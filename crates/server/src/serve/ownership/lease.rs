@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 
 use super::contract::{Opened, Ownership};
 
-/// A store that can be taken away.
+/// A store that another server can take away.
 pub(in crate::serve) struct Lease(RwLock<Option<Opened>>);
 
 impl Lease {
@@ -47,7 +47,7 @@ impl Lease {
         self.0.read().as_ref().map(|opened| opened.ownership.clone())
     }
 
-    /// What is reported of the ownership.
+    /// Returns what metrics report of the ownership.
     pub fn held(&self) -> Option<Held> {
         self.with_ownership(|ownership| ownership.held()).flatten()
     }

@@ -1,6 +1,6 @@
-//! The end of a server that lost its pool to another one.
+//! The end of a server that lost its pool to another server.
 
-/// Exit status: EX_UNAVAILABLE (sysexits.h).
+/// Exit status of a server that has lost its pool: EX_UNAVAILABLE (sysexits.h).
 const FENCED_STATUS: i32 = 69;
 
 /// How a server lost its pool.

@@ -28,7 +28,7 @@ pub(in crate::serve) struct Publisher {
     groups: Arc<PortGroups>,
     paths: IscsiPaths,
     portals: Vec<SocketAddr>,
-    /// What this server announces, in the state standby of another owner.
+    /// What this server announces for the time when it is in the state standby.
     record: String,
     /// The number of the last edition, and the edition that was published.
     edition: u64,
@@ -112,7 +112,7 @@ impl Publisher {
         Ok(true)
     }
 
-    /// Learns of other servers, and announces this one for the time when it does not have the pool.
+    /// Learns of other servers, and announces this server for the time when it does not have the pool.
     async fn exchange(&mut self, board: NoticeBoard) -> Result<(), StoreError> {
         let groups = board.read_groups().await?;
         self.groups.set_others(portals_of(&groups));

@@ -37,14 +37,15 @@ pub(in crate::serve) struct Back {
     pub candidate: Candidate,
     /// The term that ends; 0 for a pool without terms.
     pub term: u64,
-    /// The process of this host to which the pool is released, and which this one ends if it does not serve.
+    /// The process of this host to which the pool is released. This process ends the successor if it does not
+    /// serve clients.
     pub successor: Option<Heir>,
 }
 
 /// The pool, opened again.
 pub(in crate::serve) struct Reopened {
     pub open: OpenPool,
-    /// No other server had the pool in between.
+    /// No other server had the pool in the meantime.
     pub is_same: bool,
 }
 
@@ -62,7 +63,7 @@ impl Back {
 }
 
 impl Server<'_> {
-    /// Opens a store that another process, or this one, has just closed.
+    /// Opens a store that this process or another process has just closed.
     pub(in crate::serve) async fn open_released_store(
         &self,
         candidate: &Candidate,

@@ -24,8 +24,8 @@ use crate::serve::{Descriptors, HandedOver};
 
 /// Interval between two looks at the pool.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// An owner without a sign of life for this time is regarded as dead. It gives one each second. Logins wait
-/// then, until there is an owner.
+/// Time after which an owner without a sign of life is regarded as dead. An owner gives a sign each second.
+/// Logins then wait until there is an owner.
 const SILENT_AFTER: Duration = Duration::from_millis(2500);
 /// Time for commands in progress; all are answered at once.
 const QUIESCE: Duration = Duration::from_millis(500);
@@ -37,7 +37,7 @@ pub(in crate::serve) struct StandbyPortals {
 }
 
 impl StandbyPortals {
-    /// Serves clients of these portals.
+    /// Begins to serve clients of these portals.
     pub fn start(
         config: &ServeConfig,
         descriptors: &Descriptors,
@@ -72,7 +72,7 @@ impl StandbyPortals {
         Ok(StandbyPortals { plane: plane.run(1)?, follower })
     }
 
-    /// Ends, and returns the sessions.
+    /// Ends the standby, and returns its sessions.
     pub async fn hand_over(self) -> HandedOver {
         let StandbyPortals { plane, follower } = self;
         drop(follower);
@@ -83,7 +83,7 @@ impl StandbyPortals {
         HandedOver { connections, ..HandedOver::default() }
     }
 
-    /// Ends all sessions.
+    /// Ends all sessions with the standby.
     pub async fn shutdown(self) {
         self.plane.shutdown().await;
     }
@@ -100,14 +100,14 @@ struct Follower {
     standby: Arc<Standby>,
     groups: Arc<PortGroups>,
     paths: IscsiPaths,
-    /// What this server announces, in the state standby.
+    /// What this server announces in the state standby.
     record: String,
-    /// The last sign of life of the owner, and when it was first seen; `None` for one that was there at the
-    /// beginning, which may be old.
+    /// The last sign of life of the owner, and when it was first seen; `None` if it was there at the
+    /// beginning, and so may be old.
     sign_of_life: Option<(String, Option<Instant>)>,
     /// The last notice, and the portals in it.
     notice: Option<(Arc<Vec<u8>>, Vec<SocketAddr>)>,
-    /// The record was written.
+    /// The announcement was written.
     announced: bool,
     /// Another server has the same target port group.
     in_conflict: bool,
@@ -151,8 +151,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Applies a notice, if it is another one. Without a notice, the last one stays in effect: the owner
-    /// changes.
+    /// Applies a notice if it is new. Without a notice, the last notice stays in effect: the owner changes.
     fn learn(&mut self, bytes: Option<&Arc<Vec<u8>>>) {
         let Some(bytes) = bytes else { return };
         if self.notice.as_ref().is_some_and(|(last, _)| last == bytes) {
@@ -179,7 +178,7 @@ impl Follower {
         self.notice = Some((bytes.clone(), portals));
     }
 
-    /// Announces this server to others.
+    /// Announces this server to other servers.
     async fn announce(&mut self, board: &NoticeBoard, view: &PoolView) -> Result<(), StoreError> {
         let group = self.paths.group;
         let recorded = view.groups.iter().find(|(number, _)| *number == group);

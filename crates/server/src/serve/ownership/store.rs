@@ -59,8 +59,8 @@ pub(in crate::serve) async fn open(
     finish(directory::open(path, descriptors), config, host).await
 }
 
-/// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop`
-/// completes before. Calls `waits` when the wait begins.
+/// Works like [`open`] for a pool in Ceph, but a standby waits while another server holds the pool. Returns
+/// `None` if `stop` completes first. Calls `waits` when the wait begins.
 pub(in crate::serve) async fn open_when_free(
     config: &ServeConfig,
     pool: &RadosPool,
@@ -86,7 +86,8 @@ pub(in crate::serve) async fn open_when_free(
     }
 }
 
-/// As [`open_when_free`], over a connection, for a process that took part in an upgrade or a handover.
+/// Works like [`open_when_free`], over a connection, for a process that took part in an upgrade or a
+/// handover.
 pub(in crate::serve) async fn claim(
     config: &ServeConfig,
     connection: Arc<PoolConnection>,
@@ -112,8 +113,8 @@ pub(in crate::serve) async fn taken_back(
     finish_or_reserve(Ok(opened), heir, config, host).await
 }
 
-/// As [`finish`]. If it fails, the pool is reserved for `heir`: this process or another one of this host
-/// tries again.
+/// Works like [`finish`]. If it fails, the pool is reserved for `heir`: this process or another process of
+/// this host tries again.
 async fn finish_or_reserve(
     opened: Result<Opened, StoreError>,
     heir: Heir,

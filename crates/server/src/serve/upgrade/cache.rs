@@ -14,10 +14,10 @@ use forebay_engine::{CachedBlock, Pool};
 
 /// Blocks that are read or written at once, about 1 MiB.
 const AT_ONCE: usize = 256;
-/// Pause after each of these, so that most of a core is left to clients.
+/// Pause after each piece, so that most of a core is left to clients.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A copy of the blocks in the read cache, one [`CachedBlock`] after the other.
+/// A copy of the blocks in the read cache: [`CachedBlock`] values, one after another.
 pub(in crate::serve) struct CacheCopy(OwnedFd);
 
 impl From<OwnedFd> for CacheCopy {

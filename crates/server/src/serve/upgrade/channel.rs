@@ -31,9 +31,9 @@ struct Limits {
 }
 
 const OF_PREDECESSOR: Limits = Limits { message: 256 << 20, bytes: 8 << 30, fds: 1 << 20 };
-/// A successor only reports.
+/// Limits of what a successor sends: it only sends reports.
 const OF_SUCCESSOR: Limits = Limits { message: 64 << 10, bytes: 0, fds: 0 };
-/// Most descriptors in one call; the kernel allows 253 (unix(7), SCM_MAX_FD).
+/// Maximum number of descriptors in one call; the kernel allows 253 (unix(7), SCM_MAX_FD).
 const FDS_AT_ONCE: usize = 128;
 /// Memory that is reserved for attached bytes before they arrive.
 const RESERVED: usize = 1 << 20;
@@ -55,7 +55,7 @@ pub(super) enum ChannelError {
     Io(io::Error),
 }
 
-/// A received frame.
+/// A frame that was received from the other process.
 pub(super) struct Frame {
     pub message: Message,
     pub bytes: Vec<u8>,
@@ -70,12 +70,12 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// The end of a predecessor.
+    /// Makes the end of the channel that the predecessor uses.
     pub fn to_successor(stream: UnixStream) -> Channel {
         Channel { stream, limits: OF_SUCCESSOR }
     }
 
-    /// The end of a successor.
+    /// Makes the end of the channel that the successor uses.
     pub fn to_predecessor(stream: UnixStream) -> Channel {
         Channel { stream, limits: OF_PREDECESSOR }
     }

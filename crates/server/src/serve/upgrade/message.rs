@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub(super) enum Message {
-    /// The successor is to prepare itself. One descriptor for each listener follows.
+    /// The successor is asked to prepare itself. One descriptor for each listener follows.
     Start { listeners: Vec<ListenerState> },
-    /// The successor is prepared.
+    /// The successor is prepared to take over.
     Ready {
         release: String,
         formats: (u32, u32),
@@ -21,12 +21,12 @@ pub(super) enum Message {
     },
     /// The successor cannot take over.
     Refused { reason: String },
-    /// The pool is closed. The bytes of the connections follow one after the other, and one descriptor for
-    /// each.
+    /// The pool is closed. The bytes of the connections follow one after another, and one descriptor for each
+    /// connection.
     State {
         connections: Vec<ConnectionState>,
         units: Vec<UnitState>,
-        /// One more descriptor follows: a copy of the read cache.
+        /// Whether one more descriptor follows: that of a copy of the read cache.
         #[serde(default)]
         has_cache: bool,
     },
@@ -38,32 +38,32 @@ pub(super) enum Message {
     Serving { resumed: usize },
 }
 
-/// A listening socket.
+/// State of a listening socket that is handed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::serve) struct ListenerState {
     pub service: Service,
-    /// Listeners with the same number belong to one address of the configuration.
+    /// Number of the group. Listeners with the same number belong to one address of the configuration.
     pub group: usize,
-    /// The address in the configuration.
+    /// Address of the listener in the configuration.
     pub address: String,
-    /// Device and inode of its file, if the server removes that when it stops.
+    /// Device and inode of the socket file, if the server removes the file when it stops.
     pub file: Option<(u64, u64)>,
 }
 
-/// What a listening socket is for.
+/// For which service a listening socket is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::serve) enum Service {
-    /// NBD or iSCSI.
+    /// The listener serves NBD or iSCSI.
     Data,
     Http,
     Control,
 }
 
-/// A parked connection.
+/// State of a parked connection that is handed over.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ConnectionState {
-    /// The bound address of its listener.
+    /// Bound address of the listener that accepted the connection.
     listener: String,
     protocol: serde_json::Value,
     input: usize,

@@ -21,7 +21,7 @@ use super::channel::{Channel, ChannelError, Frame};
 use super::message::{ConnectionState, Message};
 use crate::serve::listen::sockets::Sockets;
 
-/// The process that is to take over, while this one decides whether it does.
+/// The process that is to take over, while this process decides whether it does.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
 /// Stops the process that is to take over, if any, although the caller ends without waiting for it.
@@ -36,7 +36,7 @@ pub(in crate::serve) fn stop_successor() {
 /// Time to wait for the end of a process that was killed.
 const REAP_STEP: Duration = Duration::from_millis(5);
 
-/// The binary of the server.
+/// Path of the server's binary.
 #[derive(Debug, Clone)]
 pub(in crate::serve) struct Binary(PathBuf);
 
@@ -198,7 +198,7 @@ impl Predecessor {
     ) -> Result<(), Failure> {
         let sent = self.channel.send(message, bytes, fds, self.time);
         sent.or_else(|e| match e {
-            // It may have sent the reason before it ended.
+            // The successor may have sent the reason before it ended.
             ChannelError::Ended => self.receive().map(drop),
             e => Err(Failure::Channel(e.to_string())),
         })

@@ -35,7 +35,7 @@ pub(in crate::serve) const JOBS: Duration = Duration::from_secs(2);
 pub(in crate::serve) enum Outcome<T> {
     /// Another process has the pool. The tasks answer the last requests of the API.
     Done(T, Vec<JoinHandle<()>>),
-    /// The server was not interrupted.
+    /// The upgrade failed before the server was interrupted.
     Unchanged(Box<Services>, ControlError),
     /// The services have stopped and the pool is closed: the server continues.
     Resume(Box<Resumption>, ControlError),
@@ -43,11 +43,11 @@ pub(in crate::serve) enum Outcome<T> {
     Stopped,
 }
 
-/// With what the server continues.
+/// What the server needs to continue.
 pub(in crate::serve) struct Resumption {
     pub state: HandedOver,
     pub back: Back,
-    /// The store, if it was taken back already.
+    /// The store, if this process has taken it back already.
     pub store: Option<Opened>,
 }
 
@@ -77,7 +77,7 @@ pub(in crate::serve) async fn replace(
     tracing::info!("upgrade begins: starting {}", binary.display());
     notify::reloading();
     let unchanged = |services, e, sockets| (Outcome::Unchanged(Box::new(services), e), Some(sockets));
-    // Also shows that the cluster can be connected to, before anything is interrupted.
+    // A connection also shows that the cluster can be reached, before anything is interrupted.
     let back = match Back::connect(config, open).await {
         Ok(back) => back,
         Err(e) => return unchanged(services, failed(e, CONTINUES), sockets),
@@ -95,7 +95,7 @@ pub(in crate::serve) async fn replace(
         Err(e) => return unchanged(services, e, sockets),
     };
     let cache = copy_cache(open.pool.clone()).await;
-    // So that little is left to do while clients wait.
+    // A checkpoint now leaves little to do while clients wait.
     if let Err(e) = checkpoint(open, signals).await {
         return unchanged(services, e, sockets);
     }
@@ -117,7 +117,7 @@ pub(in crate::serve) async fn replace(
     let pool_closed = begun.elapsed();
     let (opened, state, mut successor) = deliver(successor, state, &back).await;
     if let Err(e) = opened {
-        // It must not use the connections any more.
+        // The successor must not use the connections any more.
         blocking(move || drop(successor)).await;
         return (resume(state, back, failed(e, CONTINUES)), Some(sockets));
     }
@@ -188,7 +188,7 @@ async fn release(open: &OpenPool, back: &Back) -> Result<(), ServeError> {
     closed
 }
 
-/// Ends the services, and returns their connections; also the number of those that were closed, and the tasks
+/// Ends the services. Returns their connections, the number of connections that were closed, and the tasks
 /// that answer the last requests of the API.
 pub(in crate::serve) async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
     let Services { plane, control, access, units, listeners, background } = services;
@@ -225,8 +225,8 @@ pub(in crate::serve) async fn quiesce(services: &Services, open: &OpenPool) -> R
     };
     // Requests that wait for a limit would not end in time.
     open.pool.lift_limits(true);
-    // Requests that wait for a commit need not wait for others to share it. What finds no room stays in
-    // memory.
+    // Requests that wait for a commit need not wait for others to share it. Writes that find no room in the
+    // store stay in memory.
     let flushed = async { flush(open).await.map(drop) };
     let done = tokio::try_join!(quiet, flushed);
     done.map(drop).inspect_err(|_| {
@@ -235,10 +235,10 @@ pub(in crate::serve) async fn quiesce(services: &Services, open: &OpenPool) -> R
     })
 }
 
-/// Makes everything durable that was acknowledged.
+/// Makes all acknowledged writes durable.
 ///
 /// # Errors
-/// The store does not answer in time. The inner error is that of the pool.
+/// The outer error: the store does not answer in time. The inner error is the error of the pool.
 pub(in crate::serve) async fn flush(open: &OpenPool) -> Result<Result<(), EngineError>, String> {
     let late = |_| format!("acknowledged writes did not become durable within {FLUSH:?}");
     tokio::time::timeout(FLUSH, open.pool.flush()).await.map_err(late)

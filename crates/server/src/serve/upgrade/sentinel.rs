@@ -10,16 +10,16 @@ use parking_lot::Mutex;
 
 use crate::serve::ownership::candidate::Candidate;
 
-/// What is awaited of the process.
+/// State of the answer that is awaited of the process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Awaited,
     Received,
-    /// The process was ended.
+    /// The process was ended by another process.
     Missing,
 }
 
-/// See the module.
+/// A sentinel of a process; see the module documentation.
 pub(in crate::serve) struct Sentinel(Arc<Mutex<Answer>>);
 
 impl Sentinel {

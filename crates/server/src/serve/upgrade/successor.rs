@@ -18,7 +18,7 @@ use crate::serve::listen::sockets::Sockets;
 
 /// Time limit for messages that the predecessor sends or receives at once.
 const TIME: Duration = Duration::from_secs(10);
-/// Longest reason of a refusal, in characters.
+/// Maximum length of the reason of a refusal, in characters.
 const REASON: usize = 2000;
 
 /// The connection to the predecessor.
@@ -27,14 +27,14 @@ pub(in crate::serve) struct Successor {
 }
 
 impl Successor {
-    /// The connection to the predecessor; `None` if this process was not started by one.
+    /// Returns the connection to the predecessor; `None` if no predecessor started this process.
     ///
     /// # Errors
     /// The predecessor has ended.
     pub fn from_environment() -> Result<Option<Successor>, ServeError> {
         let predecessor = std::env::var(VARIABLE).ok().and_then(|pid| pid.parse::<i32>().ok());
         let stdin = std::io::stdin();
-        // A process that only inherits the variable, such as a shell, has another standard input.
+        // A process that has only inherited the variable, such as a shell, has a different standard input.
         let Some(predecessor) = predecessor.filter(|pid| peer_of(stdin.as_fd()) == Some(*pid)) else {
             return Ok(None);
         };
@@ -96,8 +96,8 @@ impl Successor {
     /// # Errors
     /// The predecessor gave the upgrade up.
     pub fn opened(&self) -> Result<(), ServeError> {
-        // A predecessor that has ended no longer uses the connections. One that gives the upgrade up kills
-        // this process first.
+        // A predecessor that has ended no longer uses the connections. A predecessor that abandons the
+        // upgrade kills this process first.
         if self.send(&Message::Opened).is_err() {
             return Ok(());
         }

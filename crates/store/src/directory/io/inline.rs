@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 
 use super::Op;
 
-/// Only writes up to this size run on the requesting thread: those of durable requests, of which some are in
-/// progress at a time, and the zeroes after them.
+/// Maximum size of a write that runs on the requesting thread. It suffices for the writes of several durable
+/// requests, and for the zeroes after them.
 const MOST_BYTES: usize = 1536 << 10;
 
-/// The longest mean duration of synced writes for which a thread waits.
+/// Maximum mean duration of synced writes with which a thread waits for them.
 const SHORT: Duration = Duration::from_millis(1);
 
-/// Weight of the past in the mean: each duration counts one part in this number. One slow write in this many
-/// does not change the decision if it takes less than this many times [`SHORT`].
+/// Weight of the past in the mean: each duration counts as one part in this number. One slow write in this
+/// many does not change the decision if it takes less than this many times [`SHORT`].
 const MEMORY: u64 = 8;
 
 /// The recent duration of synced writes.
 #[derive(Default)]
 pub(super) struct SyncedWrites {
-    /// Weighted mean, in nanoseconds; 0 before the first write.
+    /// Weighted mean of the durations, in nanoseconds; 0 before the first write.
     mean: AtomicU64,
 }
 

@@ -21,7 +21,7 @@ use inline::SyncedWrites;
 pub(super) use pool::Pool;
 use ring::Ring;
 
-/// Most bytes in one call; the kernel transfers up to 2 GiB less a page.
+/// Maximum bytes of one call; the kernel transfers up to 2 GiB less a page.
 const MAX_TRANSFER: usize = 1 << 30;
 
 /// The kind of an operation.
@@ -35,7 +35,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Whether its failure may be one of a sync, which is never repeated.
+    /// Whether a failure of this action may be the failure of a sync, which is never repeated.
     fn syncs(self) -> bool {
         matches!(self, Action::WriteSynced | Action::Sync)
     }
@@ -50,15 +50,15 @@ pub(super) struct Op {
     file: Arc<File>,
     buf: IoBuf,
     offset: u64,
-    /// Bytes to move in all, at most the buffer's capacity.
+    /// Number of bytes to move in all, at most the buffer's capacity.
     len: usize,
-    /// Start of the next call in the buffer, aligned if direct I/O needs it.
+    /// Start of the next call's bytes in the buffer, aligned if direct I/O needs it.
     done: usize,
-    /// Highest byte that any call reached; distinguishes the end of a file from a short read.
+    /// The highest end of the bytes that any call reached; distinguishes the end of a file from a short read.
     reached: usize,
-    /// The kernel could not start it without blocking.
+    /// The kernel could not start the operation without blocking.
     must_block: bool,
-    /// The last call failed for a shortage: pause before the next one.
+    /// The last call failed because of a shortage, so the next call follows after a pause.
     short: bool,
     retry: Retry,
     finish: Finish,
@@ -76,7 +76,8 @@ impl Op {
         Op::new(Action::Write, file, buf, offset, len, finish)
     }
 
-    /// Writes the whole buffer, durably. Everything that was written to the file before is durable.
+    /// Writes the whole buffer, durably. If everything that was written to the file before is durable, the
+    /// file is durable.
     pub(super) fn write_synced(file: Arc<File>, offset: u64, buf: IoBuf, finish: Finish) -> Op {
         let len = buf.len();
         Op::new(Action::WriteSynced, file, buf, offset, len, finish)
@@ -129,8 +130,8 @@ impl Op {
         }
     }
 
-    /// The pause before the next call, if the last one failed for a shortage; an error if the shortage has
-    /// lasted too long.
+    /// The pause before the next call, if the last call failed because of a shortage; an error if the
+    /// shortage has lasted too long.
     fn pause(&mut self) -> io::Result<Option<Duration>> {
         if !std::mem::take(&mut self.short) {
             return Ok(None);
@@ -144,7 +145,8 @@ impl Op {
             return Some(Ok(self.len));
         }
         if end <= self.reached {
-            // A second call did not get further: the end of the file, or the medium accepts no more bytes.
+            // A second call did not get further: it reached the end of the file, or the medium accepts no
+            // more bytes.
             return Some(if self.action == Action::Read {
                 Ok(end)
             } else {
@@ -156,7 +158,7 @@ impl Op {
         None
     }
 
-    /// Passes the result to the completion closure.
+    /// Passes the result of the operation to its completion closure.
     fn complete(mut self, result: io::Result<usize>) {
         if let (Action::Read, Ok(len)) = (self.action, &result) {
             self.buf.set_len(*len);
@@ -202,14 +204,16 @@ impl Op {
 /// How operations are executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IoMode {
-    /// By an io_uring, or by threads if the kernel, the container or `FOREBAY_IO=threads` forbids it.
+    /// Operations are executed by an io_uring, or by threads if the kernel, the container or
+    /// `FOREBAY_IO=threads` forbids the ring.
     #[default]
     Auto,
-    /// Always by threads.
+    /// Operations are always executed by threads.
     Threads,
 }
 
-/// The executors: the pool always exists, for operations that may block (open, create, delete).
+/// The executors of operations. The thread pool always exists, for operations that may block (open, create,
+/// delete).
 pub(super) struct Io {
     ring: Option<Ring>,
     pub(super) pool: Pool,

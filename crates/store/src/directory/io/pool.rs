@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most threads. They wait for the disk, not for a CPU: this is the queue depth without a ring.
+/// Maximum number of threads. They wait for the disk, not for a CPU: this is the queue depth without a ring.
 const MAX_THREADS: usize = 16;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -32,7 +32,7 @@ struct Queue {
 }
 
 impl Pool {
-    /// Starts the first thread; without it no job would run.
+    /// Creates the pool and starts its first thread; without a thread no job would run.
     pub(super) fn new() -> io::Result<Pool> {
         let pool = Pool { shared: Arc::default(), threads: Mutex::default() };
         pool.add_thread(&mut pool.threads.lock())?;
@@ -55,7 +55,7 @@ impl Pool {
         if crowded {
             let mut threads = self.threads.lock();
             if threads.len() < MAX_THREADS {
-                // If it cannot be started, the other threads take the job.
+                // If the thread cannot be started, the other threads take the job.
                 let _ = self.add_thread(&mut threads);
             }
         }
@@ -71,7 +71,8 @@ impl Pool {
     pub(super) fn shut_down(&self) {
         self.shared.queue.lock().closing = true;
         self.shared.work.notify_all();
-        // Without the lock: a job that submitted another one before this may be about to add a thread.
+        // The threads are joined without the lock: a job that submitted another job before may be about to
+        // add a thread.
         loop {
             let Some(thread) = self.threads.lock().pop() else { return };
             join(thread);

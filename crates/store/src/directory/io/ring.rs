@@ -23,15 +23,15 @@ use parking_lot::Mutex;
 use super::pool::join;
 use super::{Action, Op};
 
-/// Most entries that wait for submission; submitters empty the queue immediately, so it is seldom longer than
-/// the number of threads.
+/// Maximum number of entries that wait for submission. Submitters empty the queue immediately, so it is
+/// seldom longer than the number of threads.
 const ENTRIES: u32 = 256;
 
-/// Most completions that wait for the reaper; the kernel keeps any others.
+/// Maximum number of completions that wait for the reaper; the kernel keeps any further completions.
 const COMPLETIONS: u32 = 4096;
 
-/// From this size on, an operation is started by a kernel thread unless its buffer is in huge pages: pinning
-/// many pages would delay the submitter and all later submitters.
+/// Minimum size of an operation that a kernel thread starts, unless its buffer is in huge pages: pinning many
+/// pages would delay the submitter and all later submitters.
 const LARGE_BYTES: usize = 512 << 10;
 
 /// User data of the entry that ends the reaper.
@@ -40,7 +40,7 @@ const STOP: u64 = 0;
 /// Pause before another attempt if the kernel has no memory or no space for completions.
 const RETRY_PAUSE: Duration = Duration::from_micros(100);
 
-/// Longest pause of the reaper, which delays all completions.
+/// Maximum pause of the reaper, which delays all completions.
 const LONGEST_REAPER_PAUSE: Duration = Duration::from_millis(5);
 
 /// The io_uring with its reaper.
@@ -134,11 +134,11 @@ impl Shared {
         }
     }
 
-    /// Submits all pushed entries to the kernel.
+    /// Submits all entries that were pushed to the kernel.
     fn submit(&self) {
         while let Err(e) = self.ring.submit() {
-            // No memory, or too many pending completions: no entry was accepted, all stay queued. The reaper
-            // frees space concurrently.
+            // The kernel has no memory, or too many completions are pending: no entry was accepted, and all
+            // entries stay queued. The reaper frees space concurrently.
             if e.raw_os_error() != Some(libc::EINTR) {
                 thread::sleep(RETRY_PAUSE);
             }
@@ -147,7 +147,7 @@ impl Shared {
 
     fn reap(&self) {
         let mut completed = Vec::new();
-        // Operations that failed for a shortage: pushed again after one pause for all of them.
+        // Operations that failed because of a shortage. All of them are pushed again after one pause.
         let mut short = Vec::new();
         let mut stopping = false;
         while !stopping || self.in_flight.load(Ordering::Relaxed) > 0 {

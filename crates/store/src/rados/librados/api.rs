@@ -24,7 +24,7 @@ type Bytes = *const c_char;
 pub(super) const CREATE_EXCLUSIVE: c_int = 1;
 /// `LIBRADOS_CMPXATTR_OP_EQ`.
 pub(super) const EQUAL: u8 = 1;
-/// `LIBRADOS_CMPXATTR_OP_GTE`: the given value is greater than the stored one, or equal.
+/// `LIBRADOS_CMPXATTR_OP_GTE`: the given value is greater than or equal to the stored value.
 pub(super) const GREATER_OR_EQUAL: u8 = 4;
 /// `LIBRADOS_OPERATION_ORDER_READS_WRITES`: the read does not overtake a write that was begun before it.
 pub(super) const ORDER_READS_WRITES: c_int = 4;
@@ -45,7 +45,7 @@ pub(super) struct ClusterStat {
     pub(super) num_objects: u64,
 }
 
-/// Declares the structure of function pointers: each name is that of the library, without `rados_`.
+/// Declares the structure of function pointers. Each name is the name in the library, without `rados_`.
 macro_rules! functions {
     ($(fn $name:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)*) => {
         /// The functions in use, with the signatures of `rados/librados.h`.
@@ -135,7 +135,8 @@ functions! {
 }
 
 impl Api {
-    /// The library's functions. It is loaded once, and stays loaded: its threads may outlive a connection.
+    /// The library's functions. The library is loaded once, and stays loaded: its threads may outlive a
+    /// connection.
     pub(super) fn get() -> Result<&'static Api, StoreError> {
         static LOADED: OnceLock<Api> = OnceLock::new();
         static LOADING: Mutex<()> = Mutex::new(());

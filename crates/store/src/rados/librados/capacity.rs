@@ -23,20 +23,20 @@ use super::runtime::Runtime;
 use crate::Capacity;
 use crate::rados::{Answer, Errno, Operation};
 
-/// Answers of this age are used without a query.
+/// Maximum age of an answer that is used without a query.
 const FRESH: Duration = Duration::from_secs(1);
-/// Answers of this age are used while a query runs.
+/// Maximum age of an answer that is used while a query runs.
 const USABLE: Duration = Duration::from_secs(5);
 /// How long a caller waits for a query if there is an older answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The query. Only the details have the quota.
+/// The query. The quota is only in the details.
 const QUERY: &CStr = cr#"{"prefix":"df","detail":"detail","format":"json"}"#;
-/// Copies of data that a pool has, if it is not known.
+/// Assumed number of copies of data in a pool, if it is not known.
 const USUAL_COPIES: u64 = 3;
 
 type Waiter = oneshot::Sender<Answer<Capacity>>;
 
-/// The last answer.
+/// The last answer about the space of the pool.
 #[derive(Default)]
 pub(super) struct Space(Mutex<State>);
 
@@ -54,7 +54,7 @@ impl State {
 }
 
 impl Space {
-    /// See [`super::super::Cluster::capacity`].
+    /// The capacity of the pool; see [`super::super::Cluster::capacity`].
     pub(super) fn get(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -89,7 +89,7 @@ impl Space {
         runtime.call(&connection.clone(), move || this.query(&connection, &pool));
     }
 
-    /// Runs until monitors answer.
+    /// Queries the capacity until monitors answer.
     fn query(&self, connection: &Connection, pool: &str) {
         let answer = loop {
             let answer = query(connection, pool);

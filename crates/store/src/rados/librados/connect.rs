@@ -13,23 +13,25 @@ use crate::rados::{RadosAddress, RadosOptions};
 /// How long monitors may take to answer, in seconds.
 const MONITOR_TIMEOUT: &CStr = c"10";
 
-/// Options that are set after the configuration file was read, and so override it.
+/// Options that are set after the configuration file was read, so that they override it.
 const OPTIONS: [(&CStr, &CStr); 7] = [
     (c"client_mount_timeout", MONITOR_TIMEOUT),
-    // Bounds commands to monitors, of which only queries of free space are used; no operation on an object.
+    // The option limits commands to monitors, of which only queries of free space are used; it does not limit
+    // operations on objects.
     (c"rados_mon_op_timeout", MONITOR_TIMEOUT),
-    // After this time an operation would fail while it may still take effect: it must wait instead.
+    // After this time an operation would fail although it may still take effect, so it must wait without
+    // limit.
     (c"rados_osd_op_timeout", c"0"),
-    // Every second, requests that an OSD has not answered for 2 s make the library ask for a newer map: so a
-    // failed OSD delays them for half as long as with the defaults.
+    // The library checks every second. It requests a newer map if an OSD has not answered a request for 2 s,
+    // so a failed OSD delays requests for half as long as with the defaults.
     (c"objecter_timeout", c"2"),
     (c"objecter_tick_interval", c"1"),
-    // Above these, submitting an operation blocks; `LIMITS` in operations.rs are lower.
+    // Above these limits, submitting an operation blocks; `LIMITS` in operations.rs are lower.
     (c"objecter_inflight_ops", c"8192"),
     (c"objecter_inflight_op_bytes", c"1073741824"),
 ];
 
-/// The handle of a cluster, shut down when dropped.
+/// The handle of a cluster. Dropping it shuts the connection down.
 struct Cluster {
     api: &'static Api,
     raw: Raw,
@@ -128,7 +130,8 @@ pub(super) fn open_pool(
     Ok(io)
 }
 
-/// The library reports each file that it cannot open as missing: the system reports the cause.
+/// The cause of a failure to read a file. The library reports each file that it cannot open as missing; the
+/// system reports the cause.
 fn cause_of(errno: i32, options: &RadosOptions) -> i32 {
     match &options.conf {
         Some(path) if errno == libc::ENOENT => {

@@ -47,9 +47,9 @@ use super::{
 };
 use crate::{BoxFuture, Capacity, IoBuf, StoreError};
 
-/// The name that stands for all namespaces. No pool has it.
+/// The name that stands for all namespaces. No pool has this name.
 const ALL_NAMESPACES: &str = "*";
-/// How long dropping a cluster waits for operations in flight.
+/// Maximum time for which dropping a cluster waits for operations in flight.
 const CLOSE_WAIT: Duration = Duration::from_secs(3);
 
 /// A namespace of a pool in a Ceph cluster. Several namespaces can share one client of the cluster.
@@ -242,7 +242,7 @@ pub(super) fn namespaces_with(
     Ok(found.into_iter().filter(|(_, name)| name == object).map(|(namespace, _)| namespace).collect())
 }
 
-/// The namespaces and names of all objects. Blocks.
+/// Lists the namespaces and names of all objects. Blocks.
 fn list(connection: &Connection) -> Answer<Vec<(String, String)>> {
     let api = connection.api;
     let check = |result: i32| if result < 0 { Err(Errno(result.saturating_neg())) } else { Ok(()) };

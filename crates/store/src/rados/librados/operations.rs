@@ -16,9 +16,9 @@ use crate::IoBuf;
 use crate::rados::header::HEADER;
 use crate::rados::{Answer, Contents, Entries, Errno, Operation, Step, Wanted, WhenFull};
 
-/// Bounds of what is in flight. Those of the library are higher, so that submitting never blocks.
+/// Limits of operations in flight. The limits of the library are higher, so that submitting never blocks.
 const LIMITS: Limits = Limits { operations: 1_000, bytes: 96 << 20 };
-/// What an operation costs in addition to its data.
+/// Bytes that an operation counts in addition to its data.
 const OVERHEAD: usize = 512;
 
 /// A connection that operations in flight and helper threads use.
@@ -29,7 +29,7 @@ pub(super) struct Connection {
     pub(super) cluster: Raw,
     pub(super) io: Raw,
     pub(super) queue: Queue,
-    /// Its owner was dropped: nothing new is begun.
+    /// The connection's owner was dropped: no new operation is begun.
     pub(super) closing: AtomicBool,
 }
 
@@ -78,8 +78,8 @@ impl Connection {
         Connection { api, cluster, io, queue: Queue::new(LIMITS), closing: AtomicBool::new(false) }
     }
 
-    /// Adds an operation on an object to the queue. Those on the header are submitted at once: a heartbeat
-    /// must not wait for data.
+    /// Adds an operation on an object to the queue. An operation on the header is submitted at once: a
+    /// heartbeat must not wait for data.
     fn begin(self: &Arc<Self>, object: &CStr, cost: usize, submit: Submit, finish: Finish) {
         let in_flight = InFlight { connection: self.clone(), cost, finish };
         let job = Box::new(move || start(in_flight, submit));
@@ -114,7 +114,7 @@ impl Connection {
     /// See [`super::super::Cluster::read`].
     pub fn read(self: &Arc<Self>, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
         if len == 0 {
-            // To an OSD, a read of 0 bytes is one of the whole object.
+            // For an OSD, a read of 0 bytes is a read of the whole object.
             let exists = self.len_of(object);
             return Operation::of(async { exists.await.map(|_| IoBuf::with_capacity(0)) });
         }
@@ -160,7 +160,7 @@ impl Connection {
         Operation::awaited(answered)
     }
 
-    /// Reads a page of keys, after those that `known` has, and then the next one. The first page includes
+    /// Reads a page of keys, after the keys that `known` has, and then the next page. The first page includes
     /// the attributes and `first` bytes.
     fn page(
         self: &Arc<Self>,

@@ -9,19 +9,19 @@ use std::collections::VecDeque;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Submits an operation.
+/// A closure that submits an operation.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// Bounds of operations in flight.
+/// Limits of operations in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Their number.
+    /// Maximum number of operations.
     pub(super) operations: usize,
-    /// Their bytes. A larger operation is submitted alone.
+    /// Maximum bytes of operations. A larger operation is submitted alone.
     pub(super) bytes: usize,
 }
 
-/// A queue of operations, and the number of those in flight.
+/// A queue of operations, and the number of operations in flight.
 pub(super) struct Queue {
     limits: Limits,
     state: Mutex<State>,
@@ -32,12 +32,12 @@ pub(super) struct Queue {
 struct State {
     operations: usize,
     bytes: usize,
-    /// Blocking calls, which have no bound.
+    /// Number of blocking calls, which have no limit.
     calls: usize,
     waiting: VecDeque<(usize, Job)>,
-    /// Those that the bounds do not delay.
+    /// Operations that the limits do not delay.
     urgent: VecDeque<(usize, Job)>,
-    /// A thread is submitting. It also submits what others add.
+    /// A thread is submitting. It also submits what other threads add.
     submitting: bool,
 }
 
@@ -56,7 +56,8 @@ impl State {
         Some(job)
     }
 
-    /// Also false while a thread submits: an operation can end before its submission returns.
+    /// Whether nothing is in flight. False also while a thread submits: an operation can end before its
+    /// submission returns.
     fn is_idle(&self) -> bool {
         self.operations == 0
             && self.calls == 0
@@ -78,13 +79,13 @@ impl Queue {
         self.submit();
     }
 
-    /// As [`Queue::add`], but submits it at once, whatever is in flight.
+    /// Works like [`Queue::add`], but submits the operation at once, even beyond the limits.
     pub(super) fn add_urgent(&self, bytes: usize, job: Job) {
         self.state.lock().urgent.push_back((bytes, job));
         self.submit();
     }
 
-    /// An operation has ended: makes room for others.
+    /// Records that an operation has ended, which makes room for others.
     pub(super) fn ended(&self, bytes: usize) {
         {
             let mut state = self.state.lock();
@@ -101,7 +102,8 @@ impl Queue {
         }
         state.submitting = true;
         while let Some(job) = state.next(self.limits) {
-            // Without the lock: submitting copies, and an operation that fails at once has ended within it.
+            // Operations are submitted without the lock: submitting copies data, and an operation that fails
+            // at once ends within the call.
             drop(state);
             job();
             state = self.state.lock();
@@ -110,12 +112,12 @@ impl Queue {
         self.wake_if_idle(&state);
     }
 
-    /// A blocking call begins.
+    /// Records that a blocking call begins.
     pub(super) fn call_begins(&self) {
         self.state.lock().calls += 1;
     }
 
-    /// A blocking call has ended.
+    /// Records that a blocking call has ended.
     pub(super) fn call_ended(&self) {
         let mut state = self.state.lock();
         state.calls -= 1;
@@ -128,7 +130,7 @@ impl Queue {
         }
     }
 
-    /// Waits until nothing is in flight and nothing waits.
+    /// Waits until no operation is in flight and none is queued.
     pub(super) fn wait_until_idle(&self) {
         let mut state = self.state.lock();
         while !state.is_idle() {

@@ -9,7 +9,7 @@ use super::write_op::pointers;
 use crate::IoBuf;
 use crate::rados::{Answer, Contents, Entries, Errno, Wanted};
 
-/// Most keys that are requested at a time; OSDs limit their answers to 1,024 by default.
+/// Maximum number of keys that are requested at a time; OSDs limit their answers to 1,024 by default.
 const PAGE_KEYS: u64 = 4_096;
 
 /// An operation that reads, not submitted yet.
@@ -34,8 +34,8 @@ impl ReadOp {
         ReadOp { api, raw: unsafe { (api.create_read_op)() } }
     }
 
-    /// Submits the operation. It is ordered after writes that were begun before; to OSDs such a read counts
-    /// as a write, which would wait while the pool is full without the other flag.
+    /// Submits the operation. It is ordered after writes that were begun before. For OSDs such a read counts
+    /// as a write, which would wait while the pool is full; the second flag prevents that.
     pub(super) fn submit(self, object: CString) -> Submit {
         const FLAGS: c_int = api::ORDER_READS_WRITES | api::FULL_TRY;
         Box::new(move |c, completion| {
@@ -139,7 +139,7 @@ impl Page {
             if first.is_some() {
                 (api.read_op_getxattrs)(op.raw, &raw mut (*p).attributes, null_mut());
             }
-            // To an OSD, a read of 0 bytes is one of the whole object.
+            // For an OSD, a read of 0 bytes is a read of the whole object.
             if let Some(len @ 1..) = first {
                 let target = (*p).bytes.as_mut_ptr().cast();
                 (api.read_op_read)(op.raw, 0, len, target, &raw mut (*p).read, null_mut());
@@ -148,7 +148,7 @@ impl Page {
         (op, page)
     }
 
-    /// Adds the page to what is known; also returns whether there are more.
+    /// Adds the page to `known`; also returns whether there are more pages.
     pub(super) fn take(&mut self, mut known: Contents) -> Answer<(Contents, bool)> {
         let before = known.keys.len();
         self.take_attributes(&mut known.attributes)?;

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::operations::Connection;
 use crate::BoxFuture;
 
-/// Most blocking calls at a time. They wait for the cluster, not for a CPU.
+/// Maximum number of concurrent blocking calls. They wait for the cluster, not for a CPU.
 const MAX_CALLS: usize = 16;
 
 /// A runtime with one thread.
@@ -27,7 +27,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Ends the runtime, and waits until its tasks are dropped. Not for use by its thread.
+    /// Ends the runtime, and waits until its tasks are dropped. Must not be called on the runtime's thread.
     pub(super) fn wait(self) {
         let _ = self.stop.send(());
         let _ = self.thread.join();
@@ -54,7 +54,8 @@ impl Runtime {
         let (stop, stopped) = oneshot::channel();
         let thread = thread::Builder::new().name("rados".into()).spawn(move || {
             let _ = runtime.block_on(stopped);
-            // Without waiting for blocking calls: the owner of the connection waits for these.
+            // The runtime ends without waiting for blocking calls: the owner of the connection waits for
+            // them.
             runtime.shutdown_background();
         })?;
         Ok((Runtime { handle, thread: thread.thread().id() }, End { stop, thread }))
@@ -69,7 +70,7 @@ impl Runtime {
         self.handle.spawn(task);
     }
 
-    /// Waits; returns early if the runtime ends.
+    /// Completes after `time`, or earlier if the runtime ends.
     pub(super) fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
         let (end, ended) = oneshot::channel::<()>();
         self.handle.spawn(async move {
@@ -79,7 +80,7 @@ impl Runtime {
         Box::pin(async { drop(ended.await) })
     }
 
-    /// Runs a blocking call on a helper thread. It is dropped if the runtime ends first.
+    /// Runs a blocking call on a helper thread. The call is dropped if the runtime ends first.
     pub(super) fn call(&self, connection: &Arc<Connection>, call: impl FnOnce() + Send + 'static) {
         connection.queue.call_begins();
         let guard = Call(connection.clone());

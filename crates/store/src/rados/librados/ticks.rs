@@ -13,7 +13,7 @@ pub(super) fn ticks() -> Option<u64> {
     IS_CONSTANT.then(|| unsafe { std::arch::x86_64::_rdtsc() })
 }
 
-/// The counter of an ARM processor is the clock of the kernel.
+/// `None`: the counter of an ARM processor is the clock of the kernel.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn ticks() -> Option<u64> {
     None

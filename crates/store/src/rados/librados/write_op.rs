@@ -7,7 +7,7 @@ use super::api::{self, Api, Raw};
 use super::operations::{Submit, c_string};
 use crate::rados::{Answer, Errno, Step};
 
-/// The bytes of a step.
+/// Number of bytes that a step counts.
 pub(super) fn cost_of(step: &Step) -> usize {
     match step {
         Step::Write(_, bytes) => bytes.len(),
@@ -38,7 +38,7 @@ impl Drop for WriteOp {
 }
 
 impl WriteOp {
-    /// The library copies all that it needs of the steps.
+    /// Makes the operation of these steps. The library copies all that it needs of the steps.
     pub(super) fn new(api: &'static Api, steps: Vec<Step>) -> Answer<WriteOp> {
         // SAFETY: no preconditions.
         let op = WriteOp { api, raw: unsafe { (api.create_write_op)() } };

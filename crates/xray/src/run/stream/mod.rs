@@ -20,12 +20,12 @@ use crate::device::{Device, DeviceError, Needs, slots};
 use crate::rng::Rng;
 use crate::targets::Place;
 
-/// Reads up to this length are all verified, one of `LONG_VERIFIED` of longer ones.
+/// Maximum length of the reads that are all verified; of longer reads, one of `LONG_VERIFIED` is.
 const SHORT: u32 = 64 << 10;
 const LONG_VERIFIED: u64 = 8;
-/// Most attempts to find a position that no request in flight overlaps.
+/// Maximum number of attempts to find a position that no request in flight overlaps.
 const PICKS: u32 = 100;
-/// Most arrivals that are counted as not sent.
+/// Maximum number of arrivals that are counted as not sent.
 const MAX_UNSENT: u64 = 10_000_000;
 
 /// The parameters of a stream.
@@ -46,9 +46,9 @@ pub(super) struct StreamSpec {
     pub version: Option<u32>,
     /// A lost connection is made again.
     pub reconnect: bool,
-    /// Longest wait for a connection or an answer.
+    /// Maximum wait for a connection or an answer.
     pub patience: Duration,
-    /// Most written blocks that are read back at the end.
+    /// Maximum number of written blocks that are read back at the end.
     pub read_back: usize,
     pub seed: u64,
 }
@@ -79,7 +79,7 @@ enum Stage {
     Over,
 }
 
-/// See the module.
+/// A stream; see the module documentation.
 pub(super) struct Stream {
     spec: StreamSpec,
     place: Place,
@@ -242,7 +242,7 @@ impl Stream {
         None
     }
 
-    /// Queues the requests of the load that are due, until its end. Returns when the next one is due, if
+    /// Queues the requests of the load that are due, until its end. Returns when the next request is due, if
     /// there is room.
     fn load(&mut self, now: Instant, clock: &Clock) -> Option<Instant> {
         let ended = clock.end().is_some_and(|end| now >= end);
@@ -391,7 +391,8 @@ impl Stream {
         self.next_due = None;
     }
 
-    /// The blocks to read back: what may have been lost, and others that were written.
+    /// Returns the blocks to read back: blocks whose last version may be lost, and other blocks that were
+    /// written.
     fn written(&self) -> Vec<u32> {
         if !writes(&self.spec) || self.spec.version.is_some() {
             return Vec::new();
@@ -447,7 +448,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends without answers.
+    /// Ends the stream without waiting for answers.
     fn give_up(&mut self, series: &mut Series) {
         self.device = None;
         self.connecting = None;

@@ -46,11 +46,11 @@ counters! {
         read_ops: "/store/read/ops";
         /// Writes of the store.
         write_ops: "/store/write/ops";
-        /// Bytes read.
+        /// Bytes that were read from the store.
         read_bytes: "/store/read/bytes";
-        /// Bytes written.
+        /// Bytes that were written to the store.
         write_bytes: "/store/write/bytes";
-        /// Syncs.
+        /// Syncs of the store.
         sync_ops: "/store/sync_ops";
     }
     level {}

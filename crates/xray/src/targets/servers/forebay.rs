@@ -12,7 +12,7 @@ use crate::error::{During, Error, Result};
 /// The configuration of a Forebay server.
 #[derive(Debug, Clone)]
 pub struct ForebayConfig {
-    /// Distinguishes its files from those of other servers.
+    /// Name that distinguishes the server's files from the files of other servers.
     pub name: &'static str,
     /// Read cache in bytes.
     pub cache: u64,
@@ -30,7 +30,7 @@ impl ForebayConfig {
         ForebayConfig { name, cache, settings: String::new(), options: Vec::new(), wrapper: Vec::new() }
     }
 
-    /// The same with additional settings.
+    /// The server with additional settings.
     pub fn with(self, settings: impl Into<String>) -> ForebayConfig {
         ForebayConfig { settings: settings.into(), ..self }
     }
@@ -49,7 +49,7 @@ impl Stats {
 
 /// A running Forebay server.
 pub struct Forebay {
-    /// Its NBD server.
+    /// The server process and its NBD socket.
     pub server: Server,
     binary: PathBuf,
     control: PathBuf,
@@ -63,7 +63,7 @@ impl Forebay {
         Ok(server)
     }
 
-    /// The same without waiting: a server that stands by is ready when it has the pool.
+    /// Starts the server without waiting: a server that stands by is ready when it has the pool.
     pub fn launch(dir: &WorkDir, binary: &Path, config: &ForebayConfig) -> Result<Forebay> {
         let name = config.name;
         let (control, socket) = (dir.socket(&format!("{name}.ctl")), dir.socket(name));
@@ -86,7 +86,7 @@ impl Forebay {
         Ok(Forebay { server: Server { process, socket }, binary: binary.to_owned(), control })
     }
 
-    /// Waits until it serves.
+    /// Waits until the server serves clients.
     pub fn wait_ready(&mut self) -> Result<()> {
         let (control, socket) = (&self.control, &self.server.socket);
         self.server.process.wait_until(|| answers(control) && answers(socket))
@@ -138,7 +138,7 @@ impl Forebay {
         self.stats()?.get(pointer)
     }
 
-    /// All counters now.
+    /// Returns the present values of all counters.
     pub fn stats(&self) -> Result<Stats> {
         self.cli(&["stats"]).map(Stats)
     }
@@ -158,12 +158,12 @@ impl Forebay {
         self.cli(&["gc"]).map(drop)
     }
 
-    /// Its control socket.
+    /// Path of the server's control socket.
     pub fn control(&self) -> &Path {
         &self.control
     }
 
-    /// Its memory.
+    /// Memory of the server.
     pub fn memory(&self) -> Result<Memory> {
         self.server.process.memory()
     }

@@ -33,7 +33,7 @@ use crate::nbd::Target;
 /// A disk of a running server.
 #[derive(Clone)]
 pub struct Disk<'a> {
-    /// The server's process.
+    /// The process of the server.
     pub process: &'a Process,
     /// Where a load finds the disk.
     pub endpoint: Endpoint,
@@ -41,7 +41,7 @@ pub struct Disk<'a> {
 
 /// A running NBD server.
 pub struct Server {
-    /// The process.
+    /// The process of the server.
     pub process: Process,
     socket: PathBuf,
 }
@@ -55,12 +55,12 @@ impl Server {
         Ok(Server { process, socket })
     }
 
-    /// Its address.
+    /// Address of the server.
     pub fn target(&self) -> Target {
         Target::Unix(self.socket.clone())
     }
 
-    /// An export of it.
+    /// An export of the server.
     pub fn disk(&self, export: &str) -> Disk<'_> {
         Disk { process: &self.process, endpoint: Endpoint::Nbd(self.target(), export.to_owned()) }
     }

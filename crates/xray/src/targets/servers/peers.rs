@@ -57,7 +57,7 @@ pub fn serve_by_qemu(
 
 /// A separate `tgtd`, independent of other `tgtd` processes on this machine.
 pub struct Tgtd {
-    /// The process.
+    /// The process of `tgtd`.
     pub process: Process,
     portal: String,
 }
@@ -66,14 +66,14 @@ pub struct Tgtd {
 pub struct Unit {
     /// The unit's number, from 1: `tgtd` reserves unit 0.
     pub lun: u8,
-    /// The file.
+    /// The file that the unit exports.
     pub file: PathBuf,
     /// Whether writes are answered before they are durable.
     pub write_cache: bool,
 }
 
 const TARGET: &str = "iqn.2026-01.org.example:tgtd";
-/// The number of its control socket.
+/// The number of the control socket of `tgtd`.
 const CONTROL: &str = "1";
 /// The mode page that disables the write cache: byte 2, bit 2 of the caching page.
 const NO_WRITE_CACHE: &str =
@@ -116,7 +116,7 @@ impl Tgtd {
         Ok(Tgtd { process, portal: portal.to_owned() })
     }
 
-    /// A unit of it.
+    /// Returns a unit of the target.
     pub fn disk(&self, lun: u8) -> Disk<'_> {
         let address = Address { portal: self.portal.clone(), target: TARGET.to_owned(), lun };
         Disk { process: &self.process, endpoint: Endpoint::Iscsi(address) }

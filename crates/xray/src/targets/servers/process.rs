@@ -25,9 +25,9 @@ pub struct Process {
 /// Memory of a process in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
-    /// Resident now.
+    /// Resident memory now, in bytes.
     pub resident: u64,
-    /// Peak of the resident memory.
+    /// Peak of the resident memory, in bytes.
     pub peak: u64,
 }
 
@@ -78,12 +78,12 @@ impl Process {
         Error::Server { server: self.name, what, log: text[start..].trim().replace('\n', " | ") }
     }
 
-    /// CPU time of all its threads, including ended ones.
+    /// CPU time of all threads of the process, including ended threads.
     pub fn cpu(&self) -> Result<Duration> {
         cpu_of(self.id())
     }
 
-    /// Its memory.
+    /// Memory of the process.
     pub fn memory(&self) -> Result<Memory> {
         memory_of(self.id())
     }
@@ -93,7 +93,7 @@ impl Process {
         self.name
     }
 
-    /// Its number.
+    /// Number of the process.
     pub fn id(&self) -> u32 {
         self.successor.unwrap_or_else(|| self.child.id())
     }
@@ -117,7 +117,7 @@ impl Process {
         }
     }
 
-    /// Whether it has ended.
+    /// Whether the process has ended.
     pub fn has_ended(&mut self) -> Result<bool> {
         match self.successor {
             None => Ok(self.child.try_wait().during(|| format!("cannot watch {}", self.name))?.is_some()),
@@ -141,23 +141,23 @@ impl Process {
         Ok(())
     }
 
-    /// Stops it with SIGSTOP.
+    /// Pauses the process with SIGSTOP.
     pub fn pause(&self) -> Result<()> {
         self.signal(libc::SIGSTOP, "pause")
     }
 
-    /// Continues it.
+    /// Lets the process continue after a pause.
     pub fn resume(&self) -> Result<()> {
         self.signal(libc::SIGCONT, "continue")
     }
 
-    /// Kills it with SIGKILL: no handler runs.
+    /// Kills the process with SIGKILL: no handler runs.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(libc::SIGKILL, "kill")?;
         self.wait_for_end("did not end after SIGKILL")
     }
 
-    /// Sends SIGTERM and waits for the end.
+    /// Sends SIGTERM to the process, and waits for its end.
     pub fn stop(&mut self) -> Result<()> {
         self.signal(libc::SIGTERM, "stop")?;
         self.wait_for_end("did not end after SIGTERM")
@@ -177,7 +177,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already; a number of a process that was waited for is not used.
+        // The process may have ended already; a number of a process that was waited for is not used.
         if matches!(self.has_ended(), Ok(false)) {
             let _ = self.kill();
         }

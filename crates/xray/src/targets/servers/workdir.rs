@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::error::{During, Result};
 use crate::rng::Rng;
 
-/// Two directories.
+/// The directories for the data, the sockets and the memory of servers.
 pub struct WorkDir {
     data: PathBuf,
     sockets: PathBuf,
@@ -18,7 +18,8 @@ pub struct WorkDir {
 }
 
 impl WorkDir {
-    /// Creates one below `parent`, one in the directory for temporary files, and one in shared memory.
+    /// Creates a directory below `parent`, one in the directory for temporary files, and one in shared
+    /// memory.
     pub fn create(parent: &Path) -> Result<WorkDir> {
         // One process of tests creates several.
         static MADE: AtomicU32 = AtomicU32::new(0);
