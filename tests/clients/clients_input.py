@@ -332,7 +332,7 @@ def resident(pid):
 
 
 def on_a_terminal(s, answer, *args):
-    """Runs a command whose standard input and error are a terminal; returns its status and what it wrote there."""
+    """Runs a command whose input and error are a terminal; returns its status and what it wrote there."""
     import pty
 
     near, far = pty.openpty()
