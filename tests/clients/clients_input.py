@@ -329,3 +329,38 @@ def a_client_that_never_reads_uses_bounded_memory(t):
 def resident(pid):
     with open(f"/proc/{pid}/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def on_a_terminal(s, answer, *args):
+    """Runs a command whose input and error are a terminal; returns its status and what it wrote there."""
+    import pty
+
+    near, far = pty.openpty()
+    process = subprocess.Popen([s.bin, "--socket", s.control, *args], stdin=far, stderr=far, stdout=subprocess.DEVNULL)
+    os.close(far)
+    os.write(near, f"{answer}\n".encode())
+    status = process.wait(60)
+    said = b""
+    while True:
+        try:
+            said += os.read(near, 4096)
+        except OSError:  # all of it was read
+            break
+    os.close(near)
+    return status, said.decode()
+
+
+@test
+def snapshots_are_removed_only_after_a_question(t):
+    s = t.server()
+    for name in ("v", "plain"):
+        s.cli("volume", "create", name, "--size", "1M")
+    s.cli("snapshot", "create", "v", "a")
+    status, said = on_a_terminal(s, "n", "volume", "rm", "v", "--snapshots")
+    check("Remove 'v' with its 1 snapshot?" in said, said)
+    equal((status, len(s.json("snapshot", "list", "v"))), (1, 1), "after a refusal")
+    equal(on_a_terminal(s, "y", "volume", "rm", "v", "--snapshots")[0], 0, "after a confirmation")
+    # Nothing is asked if there are no snapshots.
+    status, said = on_a_terminal(s, "n", "volume", "rm", "plain", "--snapshots")
+    equal((status, "Remove" in said), (0, False), f"a volume without snapshots: {said}")
+    equal(s.json("volume", "list"), [], "volumes")
