@@ -14,10 +14,10 @@
 //! only what has changed: with 1,000 nodes a full read costs 500 KB, and a change that each of them learns of
 //! would cost 500 MB.
 //!
-//! The map says who is a member, not who is alive: whether the owner of a shard lives is decided at the shard
-//! ([`forebay_store::rados`]). A node that takes a shard over from a dead owner marks the owner's process as
-//! *suspect*, so that it is the home of no shard; a node that finds itself suspect, and lives, removes the
-//! mark.
+//! The map contains the members, and not whether they are alive: whether the owner of a shard lives is
+//! decided at the shard ([`forebay_store::rados`]). A node that takes a shard over from a dead owner marks
+//! the owner's process as *suspect*, so that it is the home of no shard; a node that finds itself suspect,
+//! and lives, removes the mark.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -341,7 +341,7 @@ impl Maps {
     /// Creates the map of a cluster. `id` is a new identity.
     ///
     /// # Errors
-    /// [`ClusterError::Exists`] if there is one; those of Ceph.
+    /// [`ClusterError::Exists`] if the map exists; those of Ceph.
     pub async fn create(&self, name: &str, id: &str, shards: &[Shard]) -> Result<()> {
         let entries = shards.iter().map(|shard| (shard_key(shard.number), json(shard))).collect();
         let identity = Identity { format: FORMAT, id: id.to_owned() };
@@ -364,7 +364,8 @@ impl Maps {
     /// # Errors
     /// [`ClusterError::NoCluster`], [`ClusterError::Unsupported`], [`ClusterError::Damaged`]; those of Ceph.
     pub async fn read(&self) -> Result<Map> {
-        // Several pages are not read as of one moment: the version tells whether the map has changed since.
+        // Several pages are not read as of one moment: a different version afterwards means that the map has
+        // changed.
         loop {
             let found = self.entries(Wanted::Prefix(String::new())).await?;
             let after = self.entries(Wanted::Keys(Vec::new())).await?;

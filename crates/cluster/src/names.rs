@@ -37,7 +37,7 @@
 //!
 //! So the owner of a shard settles when it takes the shard over, and again from time to time. Until then such
 //! an entry delays operations on its name, and hides nothing: a pending entry names the shard as a present
-//! one does, and the shard says whether the disk exists.
+//! one does, and the shard decides whether the disk exists.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ pub struct Name {
     pub shard: u32,
     /// What has the name.
     pub kind: Kind,
-    /// An operation on the name is in progress, or was interrupted: only the shard knows whether the volume
+    /// An operation on the name is in progress, or was interrupted: only the shard decides whether the volume
     /// or the image exists.
     pub is_pending: bool,
 }

@@ -41,7 +41,7 @@ fn way(portal: &str, target: &Target, lun: Option<u16>) -> WayView {
     }
 }
 
-/// Who may use a target or one of its disks, and with which credentials.
+/// The initiators that may use a target or one of its disks, and their credentials.
 struct Access<'a> {
     /// Whether a client authenticates itself; `None` inside if the initiators have different users.
     user: Option<Option<&'a str>>,
@@ -87,7 +87,7 @@ fn user(chap: &Chap) -> &str {
     &chap.user
 }
 
-/// The sentence about who may use a target, or one of its disks.
+/// The sentence about the initiators that may use a target, or one of its disks.
 fn who(target: &Target, lun: Option<u16>, admitted: &[&Initiator], masked: &[&Initiator]) -> String {
     let what = lun.map_or_else(|| "the target".to_owned(), |lun| format!("LUN {lun}"));
     let names = |initiators: &[&Initiator]| listed(initiators.iter().map(|one| one.name.to_string()));

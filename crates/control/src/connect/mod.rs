@@ -15,7 +15,7 @@ use forebay_frontend::targets::{Target, TargetMap};
 
 use crate::operations::ServerInfo;
 
-/// A disk that a client wants to use.
+/// A disk that a client is to use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Disk<'a> {
     pub name: &'a str,

@@ -333,7 +333,7 @@ impl Frames<'_> {
         Ok(false)
     }
 
-    /// Returns the error of damaged data, or of data that ends early: the decoder does not tell them apart.
+    /// Returns the error of damaged data, or of data that ends early: the decoder does not distinguish them.
     fn bad(&self, error: FrameDecoderError) -> io::Error {
         match self.source.position() == self.source.file.len() {
             true => ErrorKind::UnexpectedEof.into(),

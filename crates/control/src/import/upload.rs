@@ -1,13 +1,13 @@
 //! Uploads: image files that clients send, in pieces of at most 1 MiB, each with its offset.
 //!
 //! A piece that was received can be sent again, so a client repeats a request whose response it has not
-//! received. The next piece begins where the last one ended. After an interruption, the client asks for this
+//! received. The next piece begins where the last one ended. After an interruption, the client requests this
 //! offset.
 //!
 //! **Bounds.** A listener keeps at most [`MAX_UPLOADS`] uploads, [`MAX_OF_CLIENT`] of them of one client.
 //! The file is a [`Spool`], so it leaves the same room free as a download, and its length is at most the
 //! maximum size of downloads. An upload that receives nothing for [`IDLE`] ends. All end with the process of
-//! the server, also by an upgrade. In memory there is one piece for each request, as any other body.
+//! the server, also by an upgrade. The memory of a request contains one piece, as any other body.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

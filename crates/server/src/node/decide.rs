@@ -35,7 +35,7 @@ pub(super) const RANKS: usize = 3;
 /// How far the process of this node for a shard is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Process {
-    /// There is none.
+    /// No process runs.
     None,
     /// It does not serve clients: it opens the pool, or waits for it.
     Starting(Claim),

@@ -38,7 +38,7 @@ use crate::serve::notify;
 
 /// Interval at which a node reads what has changed in the map.
 const REFRESH: Duration = Duration::from_secs(1);
-/// Time for an answer of Ceph, after which the node reports that there is none.
+/// Time for an answer of Ceph, after which the node reports that Ceph does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest time for the orderly stop of all shards.
 const STOP: Duration = Duration::from_secs(25);
@@ -310,7 +310,7 @@ async fn create_if_missing(
     Ok(())
 }
 
-/// Makes this node a member, or tells the others that it has started again.
+/// Makes this node a member, or records in the map that it has started again.
 async fn join(maps: &Maps, config: &NodeConfig, id: &str, process: &str) -> Result<Map, NodeError> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());

@@ -103,7 +103,7 @@ struct Running {
     serving_since: Option<Instant>,
     /// The owner before, if it did not answer: its node and the process of the node.
     silent: Option<(u32, String)>,
-    /// The map says that this node is the owner.
+    /// This node is recorded in the map as the owner.
     is_recorded: bool,
 }
 
