@@ -35,13 +35,22 @@
 //! | begin, of a name that is present in the shard | leaves a pending entry of an earlier term; the shard has the disk, so settling makes the entry present |
 //! | end | requires the entry that its own begin has written, which contains the term. Settling first writes the new term into the entry |
 //!
+//! **Operations that are given up** by the present owner, such as one whose task is cancelled, leave a pending
+//! entry of the present term. The owner has a list of its operations in progress ([`Pending`] is a place in
+//! it), and settles entries of its term that are not in the list. The entry contains the number of the
+//! operation, so an end that was given up has no effect after that. A place in the list has to be kept until
+//! it is known whether the commit has taken effect.
+//!
 //! So the owner of a shard settles when it takes the shard over, and again from time to time. Until then such
 //! an entry delays operations on its name, and hides nothing: a pending entry names the shard as a present
 //! one does, and the shard decides whether the disk exists.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_store::rados::{Cluster, Entries, Errno, Step, Wanted, WhenFull};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ClusterError, Result};
@@ -69,9 +78,18 @@ struct Record {
     version: u32,
     shard: u32,
     kind: Kind,
-    /// The term of the owner whose operation on the name is in progress.
+    /// The operation on the name that is in progress.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pending: Option<u64>,
+    pending: Option<Operation>,
+}
+
+/// An operation in progress, as it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Operation {
+    /// The term of the owner that has begun the operation.
+    term: u64,
+    /// Number of the operation among those of the term.
+    number: u64,
 }
 
 /// The entry of a name.
@@ -88,24 +106,35 @@ pub struct Name {
     pub is_pending: bool,
 }
 
-/// An operation on a name that has begun. It has to be ended ([`Names::end`]).
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// An operation on a name that has begun. It has to be ended ([`Names::end`]), or to be kept until it is known
+/// whether its commit has taken effect.
+#[derive(Debug)]
 #[must_use]
 pub struct Pending {
-    name: String,
     record: Record,
-    /// The value of the entry, as it is stored.
-    stored: Vec<u8>,
+    place: Place,
 }
 
 impl Pending {
     /// The name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.place.name
     }
+}
 
-    fn of(name: &str, record: Record) -> Pending {
-        Pending { name: name.to_owned(), stored: encode(&record), record }
+/// The names with operations in progress.
+type InProgress = Arc<Mutex<BTreeSet<String>>>;
+
+/// A place in the list of operations in progress.
+#[derive(Debug)]
+struct Place {
+    name: String,
+    all: InProgress,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.name);
     }
 }
 
@@ -118,9 +147,14 @@ pub struct Settled {
     pub removed: u64,
 }
 
-/// The directory of the names of a cluster.
+/// The directory of the names of a cluster, for one process.
 #[derive(Clone)]
-pub struct Names(Arc<dyn Cluster>);
+pub struct Names {
+    cluster: Arc<dyn Cluster>,
+    in_progress: InProgress,
+    /// Number of the next operation.
+    next: Arc<AtomicU64>,
+}
 
 fn encode(record: &Record) -> Vec<u8> {
     serde_json::to_vec(record).expect("a record consists of numbers and words")
@@ -163,9 +197,23 @@ fn pending_key(shard: u32, name: &str) -> String {
 }
 
 impl Names {
-    /// The directory in the namespace of a cluster.
+    /// The directory in the namespace of a cluster. All that this process does with names of its shards uses
+    /// this value, or a copy of it.
     pub fn new(cluster: Arc<dyn Cluster>) -> Names {
-        Names(cluster)
+        Names { cluster, in_progress: Arc::default(), next: Arc::default() }
+    }
+
+    /// A place in the list of operations in progress.
+    fn begin(&self, name: &str) -> Result<Place> {
+        match self.in_progress.lock().insert(name.to_owned()) {
+            true => Ok(Place { name: name.to_owned(), all: self.in_progress.clone() }),
+            false => Err(ClusterError::Unsettled(name.to_owned())),
+        }
+    }
+
+    /// The operation that begins in this term.
+    fn operation(&self, term: u64) -> Option<Operation> {
+        Some(Operation { term, number: self.next.fetch_add(1, Relaxed) })
     }
 
     /// The entry of a name; `None` if the name is not in use.
@@ -198,18 +246,19 @@ impl Names {
     /// [`ClusterError::Exists`]; [`ClusterError::Unsettled`]; [`ClusterError::Lost`] if a later owner of the
     /// shard has begun an operation on the name; as [`Names::look_up`].
     pub async fn reserve(&self, name: &str, kind: Kind, shard: u32, term: u64) -> Result<Pending> {
-        let pending = Pending::of(name, Record { version: VERSION, shard, kind, pending: Some(term) });
+        let place = self.begin(name)?;
+        let record = Record { version: VERSION, shard, kind, pending: self.operation(term) };
         loop {
-            if self.replace(name, &[], Some(&pending)).await? {
-                return Ok(pending);
+            if self.replace(name, &[], Some(&record)).await? {
+                return Ok(Pending { record, place });
             }
             match self.read(name).await? {
                 // The entry was removed since.
                 None => {}
-                Some((record, _)) if record.shard != shard || record.pending.is_none() => {
+                Some((found, _)) if found.shard != shard || found.pending.is_none() => {
                     return Err(ClusterError::Exists(name.to_owned()));
                 }
-                Some((record, _)) => return Err(interrupted(name, &record, term)),
+                Some((found, _)) => return Err(interrupted(name, &found, term)),
             }
         }
     }
@@ -219,19 +268,20 @@ impl Names {
     /// # Errors
     /// [`ClusterError::Missing`]; [`ClusterError::Elsewhere`]; as [`Names::reserve`].
     pub async fn mark(&self, name: &str, shard: u32, term: u64) -> Result<Pending> {
+        let place = self.begin(name)?;
         loop {
-            let Some((record, stored)) = self.read(name).await? else {
+            let Some((found, stored)) = self.read(name).await? else {
                 return Err(ClusterError::Missing(name.to_owned()));
             };
-            if record.shard != shard {
-                return Err(ClusterError::Elsewhere { name: name.to_owned(), shard: record.shard });
+            if found.shard != shard {
+                return Err(ClusterError::Elsewhere { name: name.to_owned(), shard: found.shard });
             }
-            if record.pending.is_some() {
-                return Err(interrupted(name, &record, term));
+            if found.pending.is_some() {
+                return Err(interrupted(name, &found, term));
             }
-            let pending = Pending::of(name, Record { pending: Some(term), ..record });
-            if self.replace(name, &stored, Some(&pending)).await? {
-                return Ok(pending);
+            let record = Record { pending: self.operation(term), ..found };
+            if self.replace(name, &stored, Some(&record)).await? {
+                return Ok(Pending { record, place });
             }
         }
     }
@@ -243,13 +293,12 @@ impl Names {
     ///
     /// # Errors
     /// [`ClusterError::Lost`] if a later owner of the shard has settled the operation; those of Ceph.
-    pub async fn end(&self, pending: &Pending, exists: bool) -> Result<()> {
-        let Record { shard, .. } = pending.record;
-        let present =
-            exists.then(|| Pending::of(&pending.name, Record { pending: None, ..pending.record.clone() }));
-        match self.replace(&pending.name, &pending.stored, present.as_ref()).await? {
+    pub async fn end(&self, pending: Pending, exists: bool) -> Result<()> {
+        let Pending { record, place } = pending;
+        let present = exists.then(|| Record { pending: None, ..record.clone() });
+        match self.replace(&place.name, &encode(&record), present.as_ref()).await? {
             true => Ok(()),
-            false => Err(ClusterError::Lost(shard)),
+            false => Err(ClusterError::Lost(record.shard)),
         }
     }
 
@@ -272,9 +321,9 @@ impl Names {
         Ok(names)
     }
 
-    /// Settles an operation that an earlier owner of the shard has begun. `exists` returns whether the shard
-    /// has a disk of this name; the present owner answers it, whose term is `term`. `None` if there is no
-    /// such operation any more.
+    /// Settles an operation that an earlier owner of the shard has begun, or that this one has given up.
+    /// `exists` returns whether the shard has a disk of this name; the present owner answers it, whose term is
+    /// `term`. `None` if there is no such operation any more.
     ///
     /// # Errors
     /// [`ClusterError::Lost`]; as [`Names::look_up`]; those of `exists`.
@@ -285,31 +334,31 @@ impl Names {
         term: u64,
         exists: impl AsyncFnOnce(&str) -> Result<bool>,
     ) -> Result<Option<bool>> {
-        let taken = loop {
-            let Some((record, stored)) = self.read(name).await? else { return Ok(None) };
-            match record.pending {
-                Some(begun) if record.shard == shard && begun < term => {}
-                Some(begun) if record.shard == shard && begun > term => {
-                    return Err(ClusterError::Lost(shard));
-                }
-                // The operation has ended, or is one of the present owner.
+        // An operation in progress ends by itself.
+        let Ok(place) = self.begin(name) else { return Ok(None) };
+        let record = loop {
+            let Some((found, stored)) = self.read(name).await? else { return Ok(None) };
+            match found.pending {
+                Some(begun) if found.shard == shard && begun.term <= term => {}
+                Some(_) if found.shard == shard => return Err(ClusterError::Lost(shard)),
+                // The operation has ended.
                 _ => return Ok(None),
             }
-            // From now on no end of the earlier owner takes effect.
-            let taken = Pending::of(name, Record { pending: Some(term), ..record });
-            if self.replace(name, &stored, Some(&taken)).await? {
-                break taken;
+            // From now on no end of the former operation takes effect.
+            let record = Record { pending: self.operation(term), ..found };
+            if self.replace(name, &stored, Some(&record)).await? {
+                break record;
             }
         };
         let exists = exists(name).await?;
-        self.end(&taken, exists).await?;
+        self.end(Pending { record, place }, exists).await?;
         Ok(Some(exists))
     }
 
     /// The record of a name, and its value as it is stored.
     async fn read(&self, name: &str) -> Result<Option<(Record, Vec<u8>)>> {
         let object = object_of(name);
-        let found = match self.0.entries(&object, Wanted::Keys(vec![key_of(name)])).await {
+        let found = match self.cluster.entries(&object, Wanted::Keys(vec![key_of(name)])).await {
             Ok(Entries { entries, .. }) => entries.into_iter().next(),
             Err(Errno(libc::ENOENT)) => None,
             Err(e) => return Err(e.into()),
@@ -320,7 +369,7 @@ impl Names {
     /// Replaces the entry of a name, if it is `seen`; empty for a missing one. `None` removes it. The `p.`
     /// entry exists afterwards exactly if the new record is pending. Returns false if the entry was another
     /// one.
-    async fn replace(&self, name: &str, seen: &[u8], new: Option<&Pending>) -> Result<bool> {
+    async fn replace(&self, name: &str, seen: &[u8], new: Option<&Record>) -> Result<bool> {
         let object = object_of(name);
         let mut steps = vec![Step::RequireEntry(key_of(name), seen.to_vec())];
         let mut obsolete = Vec::new();
@@ -331,9 +380,9 @@ impl Names {
         match new {
             None => obsolete.push(key_of(name)),
             Some(new) => {
-                entries.push((key_of(name), new.stored.clone()));
-                if new.record.pending.is_some() {
-                    let key = pending_key(new.record.shard, name);
+                entries.push((key_of(name), encode(new)));
+                if new.pending.is_some() {
+                    let key = pending_key(new.shard, name);
                     obsolete.retain(|old| *old != key);
                     entries.push((key, Vec::new()));
                 }
@@ -343,13 +392,13 @@ impl Names {
         steps.extend((!entries.is_empty()).then(|| Step::SetEntries(entries.clone())));
         loop {
             // What is changed must be possible in a full pool too: a deletion begins here.
-            let done = self.0.operate(&object, std::mem::take(&mut steps), WhenFull::Proceed).await;
+            let done = self.cluster.operate(&object, std::mem::take(&mut steps), WhenFull::Proceed).await;
             match done {
                 Ok(()) => return Ok(true),
                 Err(Errno(libc::ECANCELED)) => return Ok(false),
                 // The first name of this object: a comparison needs the object.
                 Err(Errno(libc::ENOENT)) if seen.is_empty() => {
-                    match self.0.operate(&object, vec![Step::Create], WhenFull::Proceed).await {
+                    match self.cluster.operate(&object, vec![Step::Create], WhenFull::Proceed).await {
                         Ok(()) | Err(Errno(libc::EEXIST)) => {}
                         Err(e) => return Err(e.into()),
                     }
@@ -366,7 +415,7 @@ impl Names {
     async fn scan(&self, prefix: &str) -> Result<Vec<(String, Vec<(String, Vec<u8>)>)>> {
         let reads: Vec<_> = (0..OBJECTS)
             .map(|number| {
-                (object(number), self.0.entries(&object(number), Wanted::Prefix(prefix.to_owned())))
+                (object(number), self.cluster.entries(&object(number), Wanted::Prefix(prefix.to_owned())))
             })
             .collect();
         let mut all = Vec::new();
@@ -389,7 +438,7 @@ fn entry(name: &str, record: &Record) -> Name {
 /// The error of an operation on a name whose entry is pending.
 fn interrupted(name: &str, record: &Record, term: u64) -> ClusterError {
     match record.pending {
-        Some(begun) if begun > term => ClusterError::Lost(record.shard),
+        Some(begun) if begun.term > term => ClusterError::Lost(record.shard),
         _ => ClusterError::Unsettled(name.to_owned()),
     }
 }

@@ -28,7 +28,7 @@ use crate::rados::Network;
 use crate::rng::Rng;
 
 const TERM: &str = "term";
-const NAMES: u64 = 5;
+const NAMES: u64 = 8;
 /// Steps of the executor between two checks of the invariant.
 const CHECK_EVERY: u64 = 20;
 /// Time in which everything that has been begun arrives.
@@ -51,9 +51,21 @@ enum Known {
 #[derive(Default)]
 struct Ledger {
     known: BTreeMap<String, Known>,
-    /// Number of operations on each name that have begun and not ended.
-    under_way: BTreeMap<String, u64>,
+    /// Operations that have begun, by number: those that were neither answered nor settled.
+    under_way: BTreeMap<u64, Begun>,
+    next: u64,
     seen: Seen,
+}
+
+/// An operation that has begun.
+struct Begun {
+    names: Vec<String>,
+    shard: u32,
+    term: u64,
+    /// Another operation on one of the names was under way at the same time.
+    overlaps: bool,
+    /// It was given up: the owner of the shard settles it.
+    is_given_up: bool,
 }
 
 /// What has happened in a round.
@@ -61,6 +73,10 @@ struct Ledger {
 pub struct Seen {
     /// Operations that were answered with success.
     pub done: u64,
+    /// Those that no other operation overlapped.
+    pub verifiable: u64,
+    /// Operations whose task was cancelled.
+    pub cancelled: u64,
     /// Operations that were refused because of the state of a name.
     pub refused: u64,
     /// Operations that ended because the shard had another owner.
@@ -74,27 +90,51 @@ pub struct Seen {
 }
 
 impl Ledger {
-    fn begin(&mut self, names: &[&str]) {
-        for name in names {
-            let count = self.under_way.entry((*name).to_owned()).or_default();
-            *count += 1;
-            if *count > 1 {
-                self.known.insert((*name).to_owned(), Known::Unknown);
+    fn begin(&mut self, names: &[&str], shard: u32, term: u64) -> u64 {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut overlaps = false;
+        for other in self.under_way.values_mut() {
+            if other.names.iter().any(|name| names.contains(name)) {
+                (other.overlaps, overlaps) = (true, true);
             }
         }
+        self.next += 1;
+        self.under_way.insert(self.next, Begun { names, shard, term, overlaps, is_given_up: false });
+        self.next
     }
 
     /// An operation was answered. `changed` are the names that it has changed.
-    fn end(&mut self, names: &[&str], changed: &[(&str, Option<u32>)]) {
-        for name in names {
-            let count = self.under_way.entry((*name).to_owned()).or_default();
-            *count -= 1;
-            let alone = *count == 0 && self.known.get(*name) != Some(&Known::Unknown);
-            if let Some((_, shard)) = changed.iter().find(|(changed, _)| changed == name)
-                && alone
-            {
-                self.known.insert((*name).to_owned(), Known::In(*shard));
-            }
+    fn end(&mut self, operation: u64, changed: &[(&str, Option<u32>)]) {
+        let Some(begun) = self.under_way.remove(&operation) else { return };
+        for (name, shard) in changed {
+            let known = if begun.overlaps { Known::Unknown } else { Known::In(*shard) };
+            self.known.insert((*name).to_owned(), known);
+        }
+        self.seen.verifiable += u64::from(!begun.overlaps && !changed.is_empty());
+    }
+
+    /// An operation is not answered.
+    fn give_up(&mut self, operation: u64) {
+        let Some(begun) = self.under_way.get_mut(&operation) else { return };
+        begun.is_given_up = true;
+        for name in &begun.names {
+            self.known.insert(name.clone(), Known::Unknown);
+        }
+    }
+
+    /// The owner of a shard has begun to settle.
+    fn given_up(&self, shard: u32, term: u64) -> Vec<u64> {
+        let is_due = |begun: &Begun| {
+            begun.shard == shard && (begun.term < term || (begun.term == term && begun.is_given_up))
+        };
+        self.under_way.iter().filter(|(_, begun)| is_due(begun)).map(|(number, _)| *number).collect()
+    }
+
+    /// The owner of a shard has settled these operations.
+    fn settled(&mut self, operations: &[u64]) {
+        for operation in operations {
+            self.give_up(*operation);
+            self.under_way.remove(operation);
         }
     }
 }
@@ -113,6 +153,7 @@ struct Owner {
 enum Ended {
     Refused,
     Lost,
+    Cancelled,
 }
 
 impl From<ClusterError> for Ended {
@@ -150,8 +191,9 @@ impl Owner {
         !found.expect("the shard exists").entries.is_empty()
     }
 
-    /// Settles what earlier owners have begun.
+    /// Settles what earlier owners have begun, and what this one has given up.
     async fn settle(&self, term: u64) -> Result<(), Ended> {
+        let due = self.ledger.borrow().given_up(self.shard, term);
         for pending in self.names.pending(self.shard).await? {
             let settled =
                 self.names.settle(&pending.name, self.shard, term, async |name| Ok(self.has(name).await));
@@ -159,6 +201,7 @@ impl Owner {
                 self.ledger.borrow_mut().seen.settled[usize::from(!exists)] += 1;
             }
         }
+        self.ledger.borrow_mut().settled(&due);
         Ok(())
     }
 
@@ -177,31 +220,49 @@ impl Owner {
         }
     }
 
+    /// Awaits a step, or cancels it at some moment. A commit is never cancelled: whether it takes effect would
+    /// not be known.
+    async fn maybe<T>(&self, step: impl Future<Output = forebay_cluster::Result<T>>) -> Result<T, Ended> {
+        let cancel = {
+            let mut rng = self.rng.borrow_mut();
+            rng.one_in(15).then(|| Duration::from_micros(rng.range(1, 2_000)))
+        };
+        let Some(time) = cancel else { return Ok(step.await?) };
+        let (mut step, mut timer) = (std::pin::pin!(step), self.host.sleep(time));
+        std::future::poll_fn(|cx| {
+            if let std::task::Poll::Ready(done) = step.as_mut().poll(cx) {
+                return std::task::Poll::Ready(done.map_err(Ended::from));
+            }
+            timer.as_mut().poll(cx).map(|()| Err(Ended::Cancelled))
+        })
+        .await
+    }
+
     async fn create(&self, name: &str, term: u64) -> Result<(), Ended> {
-        let pending = self.names.reserve(name, Kind::Volume, self.shard, term).await?;
+        let pending = self.maybe(self.names.reserve(name, Kind::Volume, self.shard, term)).await?;
         self.commit(term, &[name], &[]).await?;
-        Ok(self.names.end(&pending, true).await?)
+        self.maybe(self.names.end(pending, true)).await
     }
 
     async fn delete(&self, name: &str, term: u64) -> Result<(), Ended> {
-        let pending = self.names.mark(name, self.shard, term).await?;
+        let pending = self.maybe(self.names.mark(name, self.shard, term)).await?;
         self.commit(term, &[], &[name]).await?;
-        Ok(self.names.end(&pending, false).await?)
+        self.maybe(self.names.end(pending, false)).await
     }
 
     async fn rename(&self, from: &str, to: &str, term: u64) -> Result<(), Ended> {
-        let new = self.names.reserve(to, Kind::Volume, self.shard, term).await?;
-        let old = match self.names.mark(from, self.shard, term).await {
+        let new = self.maybe(self.names.reserve(to, Kind::Volume, self.shard, term)).await?;
+        let old = match self.maybe(self.names.mark(from, self.shard, term)).await {
             Ok(old) => old,
-            Err(e) => {
+            Err(ended) => {
                 // Nothing was committed, so it is certain that the shard has no disk of the new name.
-                self.names.end(&new, false).await?;
-                return Err(e.into());
+                self.maybe(self.names.end(new, false)).await?;
+                return Err(ended);
             }
         };
         self.commit(term, &[to], &[from]).await?;
-        self.names.end(&new, true).await?;
-        Ok(self.names.end(&old, false).await?)
+        self.maybe(self.names.end(new, true)).await?;
+        self.maybe(self.names.end(old, false)).await
     }
 
     /// One client: random operations until the shard is lost.
@@ -224,7 +285,7 @@ impl Owner {
                 continue;
             }
             let names: &[&str] = if kind >= 7 { &[one, other] } else { &[one] };
-            self.ledger.borrow_mut().begin(names);
+            let operation = self.ledger.borrow_mut().begin(names, self.shard, term);
             let (done, changed) = match kind {
                 0..4 => (self.create(one, term).await, vec![(one, Some(self.shard))]),
                 4..7 => (self.delete(one, term).await, vec![(one, None)]),
@@ -234,18 +295,20 @@ impl Owner {
             match done {
                 Ok(()) => {
                     ledger.seen.done += 1;
-                    ledger.end(names, &changed);
+                    ledger.end(operation, &changed);
                 }
                 Err(Ended::Refused) => {
                     ledger.seen.refused += 1;
-                    ledger.end(names, &[]);
+                    ledger.end(operation, &[]);
+                }
+                Err(Ended::Cancelled) => {
+                    ledger.seen.cancelled += 1;
+                    ledger.give_up(operation);
                 }
                 Err(Ended::Lost) => {
                     // Not answered: another owner settles it.
                     ledger.seen.lost += 1;
-                    for name in names {
-                        ledger.known.insert((*name).to_owned(), Known::Unknown);
-                    }
+                    ledger.give_up(operation);
                     return;
                 }
             }
@@ -443,8 +506,7 @@ impl NamesRound {
         assert!(names.values().all(|entry| !entry.contains("pending")), "{names:?}");
         let ledger = self.ledger.borrow();
         for (name, known) in &ledger.known {
-            let is_alone = ledger.under_way.get(name).is_none_or(|count| *count == 0);
-            if let (Known::In(shard), true) = (known, is_alone) {
+            if let Known::In(shard) = known {
                 let found = disks.get(name).map(|shards| shards[0]);
                 assert_eq!(found, *shard, "the last answered operation on '{name}'");
             }

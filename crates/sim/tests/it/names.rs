@@ -27,9 +27,12 @@ fn a_name_is_in_one_shard() {
     println!(
         "{done} operations, {refused} refused, {lost} lost, {settled:?} settled as done and as not done"
     );
-    println!("{killed} owners killed, {paused} paused");
+    let (verifiable, cancelled) = (sum(|s| s.verifiable), sum(|s| s.cancelled));
+    println!(
+        "{killed} owners killed, {paused} paused, {cancelled} operations cancelled, {verifiable} verifiable"
+    );
     assert!(done > 3_000 && lost > 300 && settled[0] > 100 && settled[1] > 100);
-    assert!(killed > 300 && paused > 300);
+    assert!(killed > 300 && paused > 300 && cancelled > 300 && verifiable > 1_000);
 }
 
 #[test]
