@@ -77,7 +77,7 @@ pub async fn start(
         Source::Upload(id) => {
             let none = || ControlError::new(ErrorKind::NotFound, format!("there is no upload {id}"));
             let (all, owner) = uploads.ok_or_else(none)?;
-            let (file, format) = (upload::open(all, owner, id)?, request.format);
+            let (file, format) = (upload::open(all, owner, id).await?, request.format);
             let opened = blocking(move || Opened::of_file(file, format)).await?;
             (opened, Some((all.clone(), owner.to_owned(), id)))
         }

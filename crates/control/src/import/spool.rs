@@ -129,8 +129,11 @@ impl Spool {
 
     fn append(&mut self, data: &[u8]) -> std::result::Result<(), SpoolError> {
         self.check_room(data.len() as u64)?;
-        // After a failure, a repetition writes at the same place.
-        self.file.write_all_at(data, self.len).map_err(SpoolError::Storage)?;
+        if let Err(e) = self.file.write_all_at(data, self.len) {
+            // A repetition is stored at the same place. If it is a hole, no part of this data may remain in it.
+            self.file.set_len(self.len).map_err(SpoolError::Storage)?;
+            return Err(SpoolError::Storage(e));
+        }
         self.len += data.len() as u64;
         Ok(())
     }

@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::error::Remedy;
 use super::file::{Download, ImageFile};
 use super::spool::{Spool, SpoolError};
-use super::{ImportError, Result};
+use super::{ImportError, Result, vhd};
 
 /// Maximum size of a window (Zstandard) or of a dictionary with the tables of its decoder (xz), in bytes. The
 /// levels of `xz` need at most 65 MiB, those of `zstd` at most 128 MiB.
@@ -77,6 +77,10 @@ impl Packing {
     /// file are those of the disk.
     pub fn detect(file: &ImageFile, given: Format) -> Result<Option<Packing>> {
         if given == Format::Raw {
+            return Ok(None);
+        }
+        // The disk in a fixed VHD begins with any bytes; the footer identifies the file.
+        if vhd::is_vhd(file)? {
             return Ok(None);
         }
         let head = file.read_vec(0, file.len().min(6))?;

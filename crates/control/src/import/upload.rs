@@ -18,6 +18,7 @@ use forebay_engine::check_name;
 use forebay_host::clock::unix_ms;
 use forebay_text::{Size, quoted};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::file::{Download, ImageFile};
@@ -37,7 +38,14 @@ const MAX_FILE_NAME: usize = 255;
 
 /// The uploads of the clients of a listener.
 #[derive(Clone, Default)]
-pub struct Uploads(Arc<Mutex<BTreeMap<u64, Arc<Upload>>>>);
+pub struct Uploads(Arc<Mutex<All>>);
+
+#[derive(Default)]
+struct All {
+    uploads: BTreeMap<u64, Arc<Upload>>,
+    /// Least number of the next upload. A number is not used again: a late piece must not reach another file.
+    next: u64,
+}
 
 struct Upload {
     id: u64,
@@ -80,7 +88,7 @@ impl Upload {
 impl Uploads {
     /// Returns an upload of this client.
     fn find(&self, id: u64, owner: &str) -> Result<Arc<Upload>> {
-        let found = self.0.lock().get(&id).filter(|upload| upload.owner == owner).cloned();
+        let found = self.0.lock().uploads.get(&id).filter(|upload| upload.owner == owner).cloned();
         found.ok_or_else(|| {
             let why = format!("there is no upload {id} of this client; it may have expired: begin again");
             ControlError::new(ErrorKind::NotFound, why)
@@ -89,24 +97,29 @@ impl Uploads {
 
     /// Ends an upload; does nothing if there is no such upload.
     pub fn remove(&self, id: u64, owner: &str) {
-        let mut all = self.0.lock();
-        if all.get(&id).is_some_and(|upload| upload.owner == owner) {
-            all.remove(&id);
-        }
+        let removed = {
+            let mut all = self.0.lock();
+            match all.uploads.get(&id).is_some_and(|upload| upload.owner == owner) {
+                true => all.uploads.remove(&id),
+                false => None,
+            }
+        };
+        free(removed);
     }
 
     /// Begins an upload, with a number that no other upload has.
     fn insert(&self, first_id: u64, spool: Spool, owner: &str, request: CreateUpload) -> Result<Arc<Upload>> {
         let mut all = self.0.lock();
-        let of_client = all.values().filter(|upload| upload.owner == owner).count();
-        if of_client >= MAX_OF_CLIENT || all.len() >= MAX_UPLOADS {
+        let of_client = all.uploads.values().filter(|upload| upload.owner == owner).count();
+        if of_client >= MAX_OF_CLIENT || all.uploads.len() >= MAX_UPLOADS {
             let why = format!(
                 "too many uploads: a client has at most {MAX_OF_CLIENT}, and all clients {MAX_UPLOADS}; finish or \
                  delete one, or wait until one expires"
             );
             return Err(ControlError::new(ErrorKind::BadState, why));
         }
-        let id = all.last_key_value().map_or(first_id, |(last, _)| first_id.max(last + 1));
+        let id = all.next.max(first_id);
+        all.next = id + 1;
         let upload = Arc::new(Upload {
             id,
             owner: owner.to_owned(),
@@ -115,21 +128,28 @@ impl Uploads {
             spool: Mutex::new(spool),
             used: Mutex::new(Instant::now()),
         });
-        all.insert(id, upload.clone());
+        all.uploads.insert(id, upload.clone());
         Ok(upload)
     }
 
     /// Ends an upload that receives nothing for [`IDLE`].
     async fn expire(self, id: u64) {
         loop {
-            let Some(used) = self.0.lock().get(&id).map(|upload| *upload.used.lock()) else { return };
+            let Some(used) = self.0.lock().uploads.get(&id).map(|upload| *upload.used.lock()) else { return };
             let end = used + IDLE;
             if Instant::now() >= end {
-                self.0.lock().remove(&id);
-                return;
+                let removed = self.0.lock().uploads.remove(&id);
+                return free(removed);
             }
             tokio::time::sleep_until(end).await;
         }
+    }
+}
+
+/// Closes the file of an upload on a thread that may wait: a file system frees a large file for seconds.
+fn free(upload: Option<Arc<Upload>>) {
+    if let (Some(upload), Ok(runtime)) = (upload, Handle::try_current()) {
+        runtime.spawn_blocking(move || drop(upload));
     }
 }
 
@@ -203,9 +223,15 @@ pub(crate) async fn append(
 }
 
 /// Opens the file of a complete upload, which remains until [`Uploads::remove`].
-pub(super) fn open(uploads: &Uploads, owner: &str, id: u64) -> Result<ImageFile> {
+pub(super) async fn open(uploads: &Uploads, owner: &str, id: u64) -> Result<ImageFile> {
     let upload = uploads.find(id, owner)?;
-    let spool = upload.spool.lock();
+    // A piece may be being written.
+    let opened = tokio::task::spawn_blocking(move || open_complete(&upload)).await;
+    opened.unwrap_or_else(|_| Err(ImportError::Internal("the thread that opens a file panicked").into()))
+}
+
+fn open_complete(upload: &Upload) -> Result<ImageFile> {
+    let (spool, id) = (upload.spool.lock(), upload.id);
     if spool.len() < upload.len {
         let why =
             format!("the upload {id} is not complete: {} of {} bytes were received", spool.len(), upload.len);
@@ -261,5 +287,8 @@ mod tests {
             begun(&uploads, &directory, &format!("client {}", n / 2)).unwrap();
         }
         assert!(begun(&uploads, &directory, "b").is_err(), "all clients together have no limit");
+        let last = MAX_UPLOADS as u64;
+        uploads.remove(last, &format!("client {}", (MAX_UPLOADS - 1) / 2));
+        assert_eq!(begun(&uploads, &directory, "b").unwrap().id, last + 1, "a number is not used again");
     }
 }

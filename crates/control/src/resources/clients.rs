@@ -147,7 +147,7 @@ fn initiators_of(control: &Control, disk: &str) -> Vec<DiskClientView> {
     for target in control.targets().snapshot().values() {
         let Some(lun) = target.lun_of(disk) else { continue };
         for session in sessions.remove(&target.name).unwrap_or_default() {
-            if session.luns.has_open(lun) {
+            if session.luns.upgrade().is_some_and(|luns| luns.has_open(lun)) {
                 found.push(DiskClientView {
                     id: session.id.to_string(),
                     protocol: Protocol::Iscsi,

@@ -21,6 +21,9 @@
 //! shares a leaf with its origin. A large disk does not keep small ones waiting: disks are counted in turn,
 //! [`SLICE`] steps at a time.
 //!
+//! A snapshot is counted after its volume, from whose map it differs little. The nodes of the maps are kept
+//! in a small cache of the counter, so that a count does not evict the nodes that guests need.
+//!
 //! A known map may be too old: the nodes that only it has were freed. Then the disk is counted from its
 //! origin again. A part of a map that cannot be read counts as not used.
 
@@ -38,7 +41,7 @@ use crate::Error;
 use crate::catalogue::{Catalogue, disk_by_id};
 use crate::disk::Disk;
 use crate::limits::READ_RETRIES;
-use crate::map::{NeedNode, Tree};
+use crate::map::{NeedNode, NodeCache, Tree};
 use crate::read::Reader;
 use crate::sync::{Mutex, RwLock};
 
@@ -51,6 +54,12 @@ const BURST: Duration = Duration::from_millis(5);
 
 /// Steps of a disk until the next disk is counted: up to 4 GiB of its blocks.
 const SLICE: u64 = 4096;
+/// Most steps of the last part, between the newest checkpoint and the present map. A disk that differs in
+/// more is counted after the next checkpoint: as long as the last part lasts, writes copy the nodes of the
+/// map.
+const LAST_PART: u64 = SLICE;
+/// Budget of the cache of nodes, in bytes.
+const NODES: u64 = 4 << 20;
 
 #[derive(Default)]
 struct Queue {
@@ -67,6 +76,8 @@ struct Job {
     disk: DiskId,
     /// The comparison of a known map with that of a newer checkpoint, if it is under way.
     walk: Option<Walk>,
+    /// The map of the volume of a snapshot cannot be used: nodes of it were freed.
+    ignores_parent: bool,
 }
 
 /// The comparison of two maps, as far as it has come.
@@ -102,12 +113,13 @@ struct Maps<'a> {
 pub(crate) struct UsedCounter {
     reader: Arc<Reader>,
     catalogue: Arc<RwLock<Catalogue>>,
+    nodes: NodeCache,
     queue: Mutex<Queue>,
 }
 
 impl UsedCounter {
     pub fn new(reader: Arc<Reader>, catalogue: Arc<RwLock<Catalogue>>) -> UsedCounter {
-        UsedCounter { reader, catalogue, queue: Mutex::default() }
+        UsedCounter { reader, catalogue, nodes: NodeCache::new(NODES), queue: Mutex::default() }
     }
 
     /// Requests that all disks be counted, which recovery may have changed.
@@ -126,7 +138,7 @@ impl UsedCounter {
         }
         let mut queue = self.queue.lock();
         if queue.ids.insert(disk) {
-            queue.jobs.push_back(Job { disk, walk: None });
+            queue.jobs.push_back(Job { disk, walk: None, ignores_parent: false });
         }
         if !std::mem::replace(&mut queue.is_running, true) {
             let counter = self.clone();
@@ -190,7 +202,7 @@ impl UsedCounter {
                     break;
                 }
                 Err(Stop::Stale) => {
-                    job.walk = None;
+                    (job.walk, job.ignores_parent) = (None, true);
                     disk.used.set_counted(None);
                 }
             }
@@ -206,7 +218,16 @@ impl UsedCounter {
         let base = origin.and_then(|origin| disk_by_id(&self.catalogue, origin));
         let base = base.map(|origin| origin.tree.read().clone());
         // What a snapshot has is close to what its volume has.
-        let known = || disk.used.maps().0.or_else(|| parent.as_ref()?.used.maps().0);
+        let ignores_parent = job.ignores_parent;
+        if let Some(parent) = parent.as_ref().filter(|_| !ignores_parent)
+            && parent.used.maps().0.is_none()
+            && disk.used.maps().0.is_none()
+            && self.queue.lock().ids.contains(&parent.id())
+        {
+            return Ok(false);
+        }
+        let of_parent = || parent.as_ref().filter(|_| !ignores_parent)?.used.maps().0;
+        let known = || disk.used.maps().0.or_else(of_parent);
         let empty = base.clone().unwrap_or_else(|| Tree::new(disk.tree.read().blocks()));
         if job.walk.is_none() {
             let is_newer = |to: &Tree| known().is_none_or(|(from, _)| !from.is_same(to));
@@ -228,8 +249,9 @@ impl UsedCounter {
         let to = disk.tree.read().clone();
         let maps = Maps { from: &from, to: &to, base: base.as_ref() };
         let (mut at, mut grown) = (0, 0);
-        self.compare(disk, maps, (&mut at, &mut grown), u64::MAX, is_last_try).await?;
-        disk.used.set(blocks.saturating_add_signed(grown));
+        if self.compare(disk, maps, (&mut at, &mut grown), LAST_PART, is_last_try).await? {
+            disk.used.set(blocks.saturating_add_signed(grown));
+        }
         Ok(true)
     }
 
@@ -248,16 +270,16 @@ impl UsedCounter {
         while *at < end && taken < steps {
             match self.step(maps, *at) {
                 Ok((next, more)) => (*at, *grown) = (next, *grown + more),
-                Err(need) => match self.reader.nodes.load(need).await {
-                    Ok(_) => {}
+                Err(need) => match self.load(need).await {
+                    Ok(()) => {}
                     Err(Error::Latched(_) | Error::Closed | Error::Fenced) => return Err(Stop::Closed),
                     Err(Error::Store(StoreError::NotFound(_))) if !is_last_try => return Err(Stop::Stale),
-                    Err(Error::Store(e)) if !matches!(e, StoreError::NotFound(_)) => {
+                    Err(Error::Store(e)) if !is_of_one_place(&e) => {
                         tracing::debug!(disk = %disk.record().name, "cannot count a disk: {e}");
                         return Err(Stop::Failed);
                     }
                     Err(e) => {
-                        tracing::warn!(disk = %disk.record().name, "cannot count a part of a disk: {e}");
+                        tracing::debug!(disk = %disk.record().name, "cannot count a part of a disk: {e}");
                         *at = need.last_block() + 1;
                     }
                 },
@@ -271,11 +293,18 @@ impl UsedCounter {
         Ok(*at >= end)
     }
 
+    /// Loads a node into the cache of the counter.
+    async fn load(&self, need: NeedNode) -> crate::Result<()> {
+        let node = self.reader.nodes.read_uncached(&[need]).await.pop();
+        self.nodes.insert(need.at, node.expect("one node was requested")?);
+        Ok(())
+    }
+
     /// Compares the blocks from `block` on, up to the end of its leaf, or skips a subtree. Returns the block
     /// after them, and by how many of them the second map uses more.
     fn step(&self, maps: Maps<'_>, block: u64) -> Result<(u64, i64), NeedNode> {
         let Maps { from, to, base } = maps;
-        let nodes = &self.reader.nodes.cache;
+        let nodes = &self.nodes;
         let shared = |this: &Tree, other| match block < this.blocks() {
             true => this.shared_until(nodes, Some(other), block),
             false => Ok(u64::MAX),
@@ -294,4 +323,9 @@ impl UsedCounter {
         };
         Ok((end, used(&to) - used(&from)))
     }
+}
+
+/// Whether an error concerns one node only, so that the rest of the map can be counted.
+fn is_of_one_place(e: &StoreError) -> bool {
+    matches!(e, StoreError::NotFound(_)) || e.concerns_one_place()
 }

@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use super::text::{Invalid, TextRequests};
 use super::watch::{Inbox, NOT_ADMITTED, watch};
 use crate::peer::cookie_of;
 use crate::plane::{Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output, Protocol, Stop, Worker};
-use crate::targets::{EndRequest, IqnName, SessionInfo};
+use crate::targets::{EndRequest, IqnName, OpenLuns, SessionInfo};
 use crate::throttle::Throttle;
 
 /// Bytes of PDUs that are put aside even if there is no memory: a session must not end because of the
@@ -99,7 +99,7 @@ pub(super) async fn session(
             initiator: initiator.clone(),
             address: peer,
             since_ms,
-            luns: map.clone(),
+            luns: Arc::<LunMap>::downgrade(&map) as Weak<dyn OpenLuns>,
             end: disconnect.clone(),
             applied: map.applied(),
         }));

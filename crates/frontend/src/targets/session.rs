@@ -1,7 +1,7 @@
 //! Sessions of initiators: registered by the iSCSI front end, listed for administrators.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tokio::sync::{Notify, watch};
 
@@ -27,8 +27,9 @@ pub struct SessionInfo {
     pub address: SocketAddr,
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
-    /// Its LUNs. A LUN can be visible to it without being open, for instance while a desktop is reset.
-    pub luns: Arc<dyn OpenLuns>,
+    /// Its LUNs. A LUN can be visible to it without being open, for instance while a desktop is reset. Weak:
+    /// they keep `applied` open, by whose closing the end of the session is noticed.
+    pub luns: Weak<dyn OpenLuns>,
     /// Ends it.
     pub end: EndRequest,
     /// Number of the last change of the table that the session has applied; closed when the session has

@@ -278,7 +278,7 @@ fn session(n: u16, target: &IqnName, applied: &watch::Sender<u64>) -> SessionInf
         initiator: name(HOST),
         address: ([10, 0, 0, 1], n).into(),
         since_ms: 7,
-        luns: Arc::new(NoLuns),
+        luns: std::sync::Weak::<NoLuns>::new(),
         end: Default::default(),
         applied: applied.subscribe(),
     }
