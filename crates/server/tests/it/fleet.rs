@@ -184,7 +184,7 @@ fn a_fleet_grows_with_the_following_numbers() {
 fn room_is_shown_in_one_table() {
     let place = PoolDir::new();
     let _server = place.serve(&[]);
-    assert!(place.ok(&["space"]).contains("not yet known: run 'forebay gc'"));
+    assert!(place.ok(&["space"]).contains("not measured yet: run 'forebay gc'"));
     place.ok(&["gc"]);
     let text = place.ok(&["space"]);
     let rows: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
