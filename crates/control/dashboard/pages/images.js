@@ -118,7 +118,7 @@ export function imagesPage(context) {
       },
       numberColumn("size", "Size", (d) => d.size_bytes, size),
       spaceColumn("used", "Used", (d) => d.used_bytes, usedText),
-      spaceColumn("freed", "Freed by deleting", (d) => d.exclusive_bytes, freedText),
+      { ...spaceColumn("freed", "Freed by deleting", (d) => d.exclusive_bytes, freedText), extra: true },
       numberColumn("clones", "Clones", (d) => d.clones, count),
       { id: "domain", label: "Dedup domain", value: (d) => d.dedup_domain, number: true, minor: true },
       numberColumn("created", "Created", (d) => d.created_ms, time, { minor: true }),

@@ -53,7 +53,7 @@ const COLUMNS = [
   { id: "kind", label: "Kind", value: kindText, minor: true },
   numberColumn("size", "Size", (d) => d.size_bytes, size, { minor: true }),
   spaceColumn("used", "Used", (d) => d.used_bytes, usedText),
-  spaceColumn("freed", "Freed by deleting", (d) => d.exclusive_bytes, freedText),
+  { ...spaceColumn("freed", "Freed by deleting", (d) => d.exclusive_bytes, freedText), extra: true },
   { id: "origin", label: "Created from", value: (d) => d.origin ?? "", minor: true },
   { id: "tenant", label: "Tenant", value: (d) => d.tenant ?? "", minor: true },
   numberColumn("clients", "Clients", clientsOf, count),
