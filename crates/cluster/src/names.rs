@@ -35,11 +35,11 @@
 //! | begin, of a name that is present in the shard | leaves a pending entry of an earlier term; the shard has the disk, so settling makes the entry present |
 //! | end | requires the entry that its own begin has written, which contains the term. Settling first writes the new term into the entry |
 //!
-//! **Operations that are given up** by the present owner, such as one whose task is cancelled, leave a pending
-//! entry of the present term. The owner has a list of its operations in progress ([`Pending`] is a place in
-//! it), and settles entries of its term that are not in the list. The entry contains the number of the
-//! operation, so an end that was given up has no effect after that. A place in the list has to be kept until
-//! it is known whether the commit has taken effect.
+//! **Operations that are given up** by the present owner, such as one whose task is cancelled, leave a
+//! pending entry of the present term. The owner has a list of its operations in progress ([`Pending`] is a
+//! place in it), and settles entries of its term that are not in the list. The entry contains the number of
+//! the operation, so an end that was given up has no effect after that. A place in the list has to be kept
+//! until it is known whether the commit has taken effect.
 //!
 //! So the owner of a shard settles when it takes the shard over, and again from time to time. Until then such
 //! an entry delays operations on its name, and hides nothing: a pending entry names the shard as a present
@@ -106,8 +106,8 @@ pub struct Name {
     pub is_pending: bool,
 }
 
-/// An operation on a name that has begun. It has to be ended ([`Names::end`]), or to be kept until it is known
-/// whether its commit has taken effect.
+/// An operation on a name that has begun. It has to be ended ([`Names::end`]), or to be kept until it is
+/// known whether its commit has taken effect.
 #[derive(Debug)]
 #[must_use]
 pub struct Pending {
@@ -322,8 +322,8 @@ impl Names {
     }
 
     /// Settles an operation that an earlier owner of the shard has begun, or that this one has given up.
-    /// `exists` returns whether the shard has a disk of this name; the present owner answers it, whose term is
-    /// `term`. `None` if there is no such operation any more.
+    /// `exists` returns whether the shard has a disk of this name; the present owner answers it, whose term
+    /// is `term`. `None` if there is no such operation any more.
     ///
     /// # Errors
     /// [`ClusterError::Lost`]; as [`Names::look_up`]; those of `exists`.

@@ -220,8 +220,8 @@ impl Owner {
         }
     }
 
-    /// Awaits a step, or cancels it at some moment. A commit is never cancelled: whether it takes effect would
-    /// not be known.
+    /// Awaits a step, or cancels it at some moment. A commit is never cancelled: whether it takes effect
+    /// would not be known.
     async fn maybe<T>(&self, step: impl Future<Output = forebay_cluster::Result<T>>) -> Result<T, Ended> {
         let cancel = {
             let mut rng = self.rng.borrow_mut();

@@ -130,7 +130,8 @@ impl Spool {
     fn append(&mut self, data: &[u8]) -> std::result::Result<(), SpoolError> {
         self.check_room(data.len() as u64)?;
         if let Err(e) = self.file.write_all_at(data, self.len) {
-            // A repetition is stored at the same place. If it is a hole, no part of this data may remain in it.
+            // A repetition is stored at the same place. If it is a hole, no part of this data may remain in
+            // it.
             self.file.set_len(self.len).map_err(SpoolError::Storage)?;
             return Err(SpoolError::Storage(e));
         }
