@@ -22,7 +22,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_store::rados::{Cluster, Entries, Errno, Step, Wanted, WhenFull};
+use forebay_store::rados::{Cluster, Entries, Errno, Step, Wanted, WhenFull, digits};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ClusterError, Result};
@@ -159,10 +159,6 @@ impl Change {
     fn is_empty(&self) -> bool {
         self.nodes.is_empty() && self.removed_nodes.is_empty() && self.shards.is_empty()
     }
-}
-
-fn digits(number: u64) -> String {
-    format!("{number:016x}")
 }
 
 fn node_key(number: u32) -> String {

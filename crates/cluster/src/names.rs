@@ -371,29 +371,26 @@ impl Names {
     /// one.
     async fn replace(&self, name: &str, seen: &[u8], new: Option<&Record>) -> Result<bool> {
         let object = object_of(name);
-        let mut steps = vec![Step::RequireEntry(key_of(name), seen.to_vec())];
+        let mut entries = Vec::new();
         let mut obsolete = Vec::new();
         if !seen.is_empty() {
             obsolete.push(pending_key(decode(&object, seen)?.shard, name));
         }
-        let mut entries = Vec::new();
         match new {
             None => obsolete.push(key_of(name)),
             Some(new) => {
                 entries.push((key_of(name), encode(new)));
-                if new.pending.is_some() {
-                    let key = pending_key(new.shard, name);
-                    obsolete.retain(|old| *old != key);
-                    entries.push((key, Vec::new()));
-                }
+                entries.extend(new.pending.map(|_| (pending_key(new.shard, name), Vec::new())));
             }
         }
-        steps.extend((!obsolete.is_empty()).then_some(Step::RemoveKeys(obsolete)));
-        steps.extend((!entries.is_empty()).then(|| Step::SetEntries(entries.clone())));
         loop {
+            let steps = vec![
+                Step::RequireEntry(key_of(name), seen.to_vec()),
+                Step::RemoveKeys(obsolete.clone()),
+                Step::SetEntries(entries.clone()),
+            ];
             // What is changed must be possible in a full pool too: a deletion begins here.
-            let done = self.cluster.operate(&object, std::mem::take(&mut steps), WhenFull::Proceed).await;
-            match done {
+            match self.cluster.operate(&object, steps, WhenFull::Proceed).await {
                 Ok(()) => return Ok(true),
                 Err(Errno(libc::ECANCELED)) => return Ok(false),
                 // The first name of this object: a comparison needs the object.
@@ -402,8 +399,6 @@ impl Names {
                         Ok(()) | Err(Errno(libc::EEXIST)) => {}
                         Err(e) => return Err(e.into()),
                     }
-                    steps = vec![Step::RequireEntry(key_of(name), Vec::new())];
-                    steps.push(Step::SetEntries(entries.clone()));
                 }
                 Err(Errno(libc::ENOENT)) => return Ok(false),
                 Err(e) => return Err(e.into()),

@@ -20,7 +20,9 @@ use std::time::Duration;
 use forebay_cluster::ClusterError;
 use forebay_cluster::names::{Kind, Names};
 use forebay_engine::Host;
-use forebay_store::rados::{Broken, Cluster, Errno, SimulatedClient, SimulatedRados, Step, Wanted, WhenFull};
+use forebay_store::rados::{
+    Broken, Cluster, Errno, SimulatedClient, SimulatedRados, Step, Wanted, WhenFull, digits,
+};
 use parking_lot::Mutex;
 
 use crate::exec::{Executor, Ran, SimHost};
@@ -176,7 +178,7 @@ impl Owner {
         loop {
             let seen = self.client.contents(&object, 0).await.expect("the shard exists").attribute(TERM);
             let term = u64::from_str_radix(&seen, 16).expect("only owners set it") + 1;
-            let steps = vec![Step::Require(TERM, seen), Step::Set(TERM, format!("{term:016x}"))];
+            let steps = vec![Step::Require(TERM, seen), Step::Set(TERM, digits(term))];
             match self.client.operate(&object, steps, WhenFull::Proceed).await {
                 Ok(()) => return term,
                 Err(Errno(libc::ECANCELED)) => {}
@@ -209,7 +211,7 @@ impl Owner {
         let keys = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let value = |name: &&str| ((*name).to_owned(), b"disk".to_vec());
         let steps = vec![
-            Step::Require(TERM, format!("{term:016x}")),
+            Step::Require(TERM, digits(term)),
             Step::SetEntries(add.iter().map(value).collect()),
             Step::RemoveKeys(keys(remove)),
         ];
@@ -362,7 +364,7 @@ impl NamesRound {
         let shards = self.shards;
         self.exec.finish(async move {
             for shard in 0..shards {
-                let steps = vec![Step::Create, Step::Set(TERM, format!("{:016x}", 0))];
+                let steps = vec![Step::Create, Step::Set(TERM, digits(0))];
                 setup.operate(&shard_object(shard), steps, WhenFull::Proceed).await.expect("it is new");
             }
         });

@@ -46,7 +46,7 @@ const GONE: &str = "gone.";
 const STANDBY: &str = "standby.";
 
 /// Text of a number; RADOS orders such texts like the numbers.
-pub(super) fn digits(number: u64) -> String {
+pub fn digits(number: u64) -> String {
     format!("{number:016x}")
 }
 

@@ -40,12 +40,13 @@ pub use self::cluster::{Answer, Cluster, Contents, Entries, Errno, Operation, St
 pub use self::connection::{HandedOver, Heir, PoolConnection};
 use self::fullness::Fullness;
 use self::growing::Growing;
-pub use self::header::HEADER as POOL_HEADER;
-use self::header::{HeaderKeys, digits};
+use self::header::HeaderKeys;
+pub use self::header::{HEADER as POOL_HEADER, digits};
 use self::lease::{Lease, Moment};
 use self::librados::LibradosCluster;
 pub use self::notice::{MAX_GROUPS, MAX_NOTICE, NoticeBoard, PoolView};
 use self::owner::Owner;
+pub use self::ownership::DEAD_AFTER;
 use self::ownership::{
     BEAT_EVERY, Taken, announce_serving, beat, fence, invite, release, take, taking_failed,
 };

@@ -46,7 +46,7 @@ use crate::{Result, StoreError};
 /// Interval between two beats of an owner.
 pub(super) const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// An owner whose heartbeat does not change for this long is regarded as dead.
-pub(super) const DEAD_AFTER: Duration = Duration::from_secs(4);
+pub const DEAD_AFTER: Duration = Duration::from_secs(4);
 /// Interval between two reads of a heartbeat.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Interval between two reads while a pool is being handed over, and how long an heir reads that often.

@@ -26,6 +26,9 @@ pub struct Sight {
     pub silent_for: Duration,
 }
 
+/// Time between two looks at a pool, in which an owner that lives changes its heartbeat.
+const OBSERVE: Duration = Duration::from_millis(2500);
+
 /// Looks at the header of a pool, again and again.
 pub struct PoolWatch {
     cluster: Arc<dyn Cluster>,
@@ -70,6 +73,24 @@ impl PoolWatch {
                 Err(store_error("reading the header of the pool", e))
             }
         }
+    }
+
+    /// Looks once, and again after some seconds if the pool has an owner that may live. Also returns whether
+    /// the owner lives: whether its heartbeat or the ownership has changed. `None` if the pool does not
+    /// exist.
+    ///
+    /// # Errors
+    /// Those of the cluster.
+    pub async fn observe(&mut self) -> Result<Option<(Sight, bool)>> {
+        let Some(first) = self.look(Duration::ZERO).await? else { return Ok(None) };
+        if first.owner.is_none() || first.is_free {
+            return Ok(Some((first, false)));
+        }
+        let second = self.look(OBSERVE).await?;
+        Ok(second.map(|second| {
+            let lives = second.owner.is_some() && second.sign != first.sign;
+            (second, lives)
+        }))
     }
 
     fn sight(&self, watch: &Watch) -> Sight {

@@ -155,37 +155,13 @@ impl Connection {
             Ok(object) => object,
             Err(e) => return failed(e),
         };
-        let (answer, answered) = oneshot::channel();
-        self.page(object, Some(len), Contents::default(), answer);
-        Operation::awaited(answered)
-    }
-
-    /// Reads a page of keys, after the keys that `known` has, and then the next page. The first page includes
-    /// the attributes and `first` bytes.
-    fn page(
-        self: &Arc<Self>,
-        object: CString,
-        first: Option<usize>,
-        known: Contents,
-        answer: oneshot::Sender<Answer<Contents>>,
-    ) {
-        let request = known.keys.last().map_or(Ok(CString::default()), |last| c_string(last));
-        let request = request.map(|after| Page::request(self.api, &after, first));
-        let (op, page) = match request {
-            Ok(request) => request,
-            Err(e) => return drop(answer.send(Err(e))),
+        let api = self.api;
+        let request = move |known: &Contents| {
+            let first = known.keys.is_empty().then_some(len);
+            let after = known.keys.last().map_or(Ok(CString::default()), |last| c_string(last))?;
+            Ok((Page::request(api, &after, first), first.unwrap_or(0)))
         };
-        let this = self.clone();
-        let (name, header) = (object.clone(), object.clone());
-        let finish: Finish = Box::new(move |result| {
-            let contents = as_answer(result).and_then(|_| page.into_box().take(known));
-            match contents {
-                Ok((contents, true)) if !answer.is_closed() => this.page(name, None, contents, answer),
-                Ok((contents, _)) => drop(answer.send(Ok(contents))),
-                Err(e) => drop(answer.send(Err(e))),
-            }
-        });
-        self.begin(&header, OVERHEAD + first.unwrap_or(0) + (64 << 10), op.submit(object), finish);
+        self.all_pages(object, request, Page::take)
     }
 
     /// See [`super::super::Cluster::entries`].
@@ -194,36 +170,49 @@ impl Connection {
             Ok(object) => object,
             Err(e) => return failed(e),
         };
+        let api = self.api;
+        let request = move |known: &Entries| {
+            let after = known.entries.last().map(|(key, _)| key.as_str());
+            Ok((Page::request_entries(api, &wanted, after)?, 0))
+        };
+        self.all_pages(object, request, Page::take_entries)
+    }
+
+    /// Reads an object's map in pages. `request` makes the request for the page after what is known, and
+    /// returns the bytes that the request reads in addition; `take` adds a page to what is known.
+    fn all_pages<T: Default + Send + 'static>(
+        self: &Arc<Self>,
+        object: CString,
+        request: impl Fn(&T) -> Answer<((ReadOp, Output<Page>), usize)> + Send + 'static,
+        take: fn(&mut Page, T) -> Answer<(T, bool)>,
+    ) -> Operation<T> {
         let (answer, answered) = oneshot::channel();
-        self.page_of_entries(object, wanted, Entries::default(), answer);
+        self.page(object, T::default(), request, take, answer);
         Operation::awaited(answered)
     }
 
-    /// Reads a page of entries, after those that are known, and then the next one. The first page includes
-    /// the attributes.
-    fn page_of_entries(
+    /// Reads the page after what is known, and then the next page.
+    fn page<T: Send + 'static>(
         self: &Arc<Self>,
         object: CString,
-        wanted: Wanted,
-        known: Entries,
-        answer: oneshot::Sender<Answer<Entries>>,
+        known: T,
+        request: impl Fn(&T) -> Answer<((ReadOp, Output<Page>), usize)> + Send + 'static,
+        take: fn(&mut Page, T) -> Answer<(T, bool)>,
+        answer: oneshot::Sender<Answer<T>>,
     ) {
-        let after = known.entries.last().map(|(key, _)| key.as_str());
-        let (op, page) = match Page::request_entries(self.api, &wanted, after) {
-            Ok(request) => request,
+        let ((op, page), more) = match request(&known) {
+            Ok(requested) => requested,
             Err(e) => return drop(answer.send(Err(e))),
         };
-        let (this, name) = (self.clone(), object.clone());
-        let finish: Finish = Box::new(move |result| {
-            match as_answer(result).and_then(|_| page.into_box().take_entries(known)) {
-                Ok((entries, true)) if !answer.is_closed() => {
-                    this.page_of_entries(object, wanted, entries, answer);
-                }
-                Ok((entries, _)) => drop(answer.send(Ok(entries))),
+        let this = self.clone();
+        let (name, next) = (object.clone(), object.clone());
+        let finish: Finish =
+            Box::new(move |result| match as_answer(result).and_then(|_| take(&mut page.into_box(), known)) {
+                Ok((known, true)) if !answer.is_closed() => this.page(next, known, request, take, answer),
+                Ok((known, _)) => drop(answer.send(Ok(known))),
                 Err(e) => drop(answer.send(Err(e))),
-            }
-        });
-        self.begin(&name.clone(), OVERHEAD + (64 << 10), op.submit(name), finish);
+            });
+        self.begin(&name, OVERHEAD + more + (64 << 10), op.submit(object), finish);
     }
 
     /// Begins an operation whose result is converted by `convert` when it has ended, also if the answer is
