@@ -3,22 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
 use forebay_store::StoreError;
-use forebay_store::rados::{Cluster, PoolWatch, RadosAddress, RadosOptions, Sight, ownership};
+use forebay_store::rados::{PoolWatch, RadosAddress, RadosOptions, Sight, ownership};
 use serde::Serialize;
 
 use super::args::CephArgs;
 use super::{CliError, output};
 use crate::config::{ClusterFlags, rados_options};
 use crate::node::{self, DEFAULT_SHARDS, NodeError};
-
-/// Interval of two looks at a pool, between which an owner that lives has changed its heartbeat.
-const OBSERVE: Duration = Duration::from_millis(2500);
 
 /// The options of `serve` for a node of a cluster.
 #[derive(Debug, Args)]
@@ -234,19 +230,6 @@ async fn create(open: Open, shards: u32, from: Option<String>, json: bool) -> Re
     })
 }
 
-/// The pool at two looks, between which an owner that lives has changed its heartbeat. `silent_for` is zero
-/// then.
-async fn look(watch: &mut PoolWatch, cluster: &dyn Cluster) -> Option<Sight> {
-    let first = watch.look(Duration::ZERO).await.ok()??;
-    if first.owner.is_none() || first.is_free {
-        return Some(first);
-    }
-    cluster.sleep(OBSERVE).await;
-    let second = watch.look(Duration::ZERO).await.ok()??;
-    let silent_for = if second.sign == first.sign { OBSERVE } else { Duration::ZERO };
-    Some(Sight { silent_for, ..second })
-}
-
 async fn status(open: Open, json: bool) -> Result<(), CliError> {
     let map = open.read().await?;
     // All shards are observed at the same time.
@@ -254,8 +237,8 @@ async fn status(open: Open, json: bool) -> Result<(), CliError> {
     for shard in map.shards.values() {
         let (number, namespace) = (shard.number, open.cluster.namespace(&shard.namespace));
         looks.spawn(async move {
-            let namespace = namespace.ok()?;
-            Some((number, look(&mut PoolWatch::new(namespace.clone()), &*namespace).await?))
+            let found = PoolWatch::new(namespace.ok()?).observe().await;
+            Some((number, found.ok()??))
         });
     }
     let mut seen = BTreeMap::new();
@@ -328,13 +311,13 @@ fn nodes(map: &Map) -> Vec<NodeView> {
     map.nodes.values().map(of_node).collect()
 }
 
-fn view(open: &Open, map: &Map, seen: &BTreeMap<u32, Sight>) -> ClusterView {
+fn view(open: &Open, map: &Map, seen: &BTreeMap<u32, (Sight, bool)>) -> ClusterView {
     let name = |number: Option<u32>| map.nodes.get(&number?).map(|node| node.name.clone());
-    let state = |sight: Option<&Sight>| match sight {
+    let state = |seen: Option<&(Sight, bool)>| match seen {
         None => "missing",
-        Some(sight) if sight.owner.is_none() || sight.is_free => "free",
-        Some(sight) if !sight.silent_for.is_zero() => "silent",
-        Some(sight) if sight.is_serving => "serving",
+        Some((sight, _)) if sight.owner.is_none() || sight.is_free => "free",
+        Some((_, false)) => "silent",
+        Some((sight, true)) if sight.is_serving => "serving",
         Some(_) => "opening",
     };
     let shards = map.shards.values().map(|shard| ShardView {

@@ -19,10 +19,8 @@
 
 use std::time::Duration;
 
-use forebay_store::rados::{Sight, SignOfLife};
+use forebay_store::rados::{DEAD_AFTER, Sight, SignOfLife};
 
-/// An owner that gives no sign of life for this long is dead; as in the protocol of pools.
-const DEAD_AFTER: Duration = Duration::from_secs(4);
 /// How much later each rank takes over from a dead owner.
 const TAKEOVER_STEP: Duration = Duration::from_millis(500);
 /// How much later each rank opens a pool without an owner. The home may be starting its process.

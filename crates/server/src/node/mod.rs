@@ -34,7 +34,7 @@ use tokio::task::JoinSet;
 
 use self::shard::{Seen, ShardTask, Shared};
 use crate::config::NodeConfig;
-use crate::serve::notify;
+use crate::serve::{Signals, notify};
 
 /// Interval at which a node reads what has changed in the map.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -118,7 +118,7 @@ pub(crate) fn connect(
 }
 
 async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut signals = Signals::new()?;
     // Without a handler, a request to reload would end the node.
     let mut reload = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
@@ -128,23 +128,17 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
             );
         }
     });
-    let mut stopped = async || {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
     let joined = tokio::select! {
         joined = Member::join(config) => joined?,
         // Ceph may not answer.
-        () = stopped() => return Ok(()),
+        () = signals.stop() => return Ok(()),
     };
     print_ready(&joined.shared.config, &joined.name, json);
     notify("READY=1");
     let (stop, mut tasks) = (joined.stop.clone(), JoinSet::new());
     let result = tokio::select! {
         removed = joined.follow(&mut tasks) => Err(removed),
-        () = stopped() => Ok(()),
+        () = signals.stop() => Ok(()),
     };
     tracing::info!("stopping");
     notify("STOPPING=1");
@@ -153,7 +147,7 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     tokio::select! {
         _ = tokio::time::timeout(STOP, ended) => tracing::info!("stopped"),
         // The processes of the shards receive a signal when this one ends.
-        () = stopped() => tracing::info!("second signal, exiting immediately"),
+        () = signals.stop() => tracing::info!("second signal, exiting immediately"),
     }
     result
 }
@@ -315,10 +309,8 @@ async fn join(maps: &Maps, config: &NodeConfig, id: &str, process: &str) -> Resu
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
     let address = config.address.map_or_else(String::new, |address| address.to_string());
-    let mut is_gone = false;
     let joined = maps.change(|map| {
-        is_gone = map.gone.contains_key(id);
-        if is_gone {
+        if map.gone.contains_key(id) {
             return Ok(Change::default());
         }
         if map.node_named(&name).is_some_and(|other| other.id != id) {
@@ -340,10 +332,11 @@ async fn join(maps: &Maps, config: &NodeConfig, id: &str, process: &str) -> Resu
             suspect: String::new(),
         }))
     });
-    let joined = joined.await;
-    match is_gone {
+    let failed = |source| NodeError::Cluster { cluster: config.cluster.to_string(), source };
+    let map = joined.await.map_err(failed)?;
+    match map.gone.contains_key(id) {
         true => Err(NodeError::Removed(config.data.join(ID_FILE))),
-        false => joined.map_err(|source| NodeError::Cluster { cluster: config.cluster.to_string(), source }),
+        false => Ok(map),
     }
 }
 

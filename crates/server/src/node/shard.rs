@@ -25,8 +25,6 @@ const FIRST_HANDOVER_RETRY: Duration = Duration::from_secs(5);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// A process that has served for this long did not fail at its start.
 const HAS_SERVED: Duration = Duration::from_secs(30);
-/// Time between two looks at a pool, in which an owner that lives changes its heartbeat.
-const OBSERVE: Duration = Duration::from_millis(2500);
 
 /// What the tasks of a node share.
 pub(super) struct Shared {
@@ -342,17 +340,9 @@ impl ShardTask {
             map.shards.values().find(|shard| shard.number != self.number && shard.owner == Some(node));
         let Some(shard) = other else { return false };
         let Ok(namespace) = self.shared.cluster.namespace(&shard.namespace) else { return false };
-        let mut watch = PoolWatch::new(namespace);
-        let first = watch.look(Duration::ZERO).await.ok().flatten();
-        let second = watch.look(OBSERVE).await.ok().flatten();
-        match (first, second) {
-            // In another term, yet another node has taken that shard over.
-            (Some(first), Some(second)) => {
-                let is_of_node = first.sign.term == shard.term && second.sign.term == shard.term;
-                is_of_node && second.owner.is_some() && first.sign.beat != second.sign.beat
-            }
-            _ => false,
-        }
+        // In another term, yet another node has taken that shard over.
+        let found = PoolWatch::new(namespace).observe().await.ok().flatten();
+        found.is_some_and(|(sight, lives)| lives && sight.sign.term == shard.term)
     }
 }
 

@@ -32,6 +32,7 @@ mod open;
 mod ownership;
 mod reload;
 mod services;
+mod shard_process;
 mod upgrade;
 
 use std::io::Write;
@@ -59,7 +60,7 @@ pub(crate) use host::memory_files::FileState;
 pub(crate) use host::memory_files::{MemoryFile, memory_files};
 pub(crate) use host::memory_limits::{Measured, MemoryLimit, memory_limit, memory_limit_of_unit, warnings};
 pub(crate) use host::notify::notify;
-use host::signals::Signals;
+pub(crate) use host::signals::Signals;
 use listen::https::HttpsCertificate;
 pub use listen::https::HttpsError;
 use listen::inherited::Inherited;
@@ -69,10 +70,11 @@ use open::OpenPool;
 use ownership::handover::{hand_over, is_main_process_of_unit, last_replies, stand_by_again};
 use ownership::loss::{Loss, exit_without_pool};
 use ownership::reopen::Reopened;
-pub(crate) use ownership::store::{SHARD_PROCESS, SILENT_OWNER, is_shard_process};
 pub use reload::Load;
 use reload::Reloader;
 use services::{Prepared, Services};
+use shard_process::is_shard_process;
+pub(crate) use shard_process::{SHARD_PROCESS, SILENT_OWNER};
 use upgrade::replace::{Outcome, Resumption, cut, replace};
 use upgrade::{Binary, HandedOver, Successor, stop_successor};
 
@@ -356,14 +358,9 @@ impl Server<'_> {
     ) -> Result<Option<Continue>, ServeError> {
         if is_shard_process() {
             let why = "the process of a shard cannot be replaced: upgrade its node instead";
-            let continues = Continue {
-                how: How::Unchanged(Box::new(services)),
-                kept: sockets,
-                report: Box::new(move |_| {
-                    drop(reply.send(Err(ControlError::new(ErrorKind::UpgradeFailed, why))))
-                }),
-            };
-            return Ok(Some(continues));
+            let refused = ControlError::new(ErrorKind::UpgradeFailed, why);
+            let unchanged = Outcome::Unchanged(Box::new(services), refused);
+            return Ok(Continue::after(unchanged, Some(sockets), reply).ok().flatten());
         }
         let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
         let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);

@@ -12,7 +12,7 @@ use forebay_text::Size;
 use super::memory_files::{own_bytes, unused_bytes_of_ceph};
 use super::pressure;
 use crate::config::{PoolLocation, ServeConfig};
-use crate::serve::SHARD_PROCESS;
+use crate::serve::shard_process::sharing_memory;
 
 /// Who compares, which decides whose control group is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +40,8 @@ pub(crate) struct MemoryLimit {
 
 /// The RAM of the host, or the limit of the control group of this process if that is lower.
 pub(crate) fn memory_limit() -> Option<MemoryLimit> {
-    // The processes of a node share its memory.
-    let processes = std::env::var(SHARD_PROCESS).ok().and_then(|count| count.parse().ok()).unwrap_or(1);
-    let share = |bytes: u64| bytes / u64::max(processes, 1);
-    pressure::total().map(|(bytes, is_host)| MemoryLimit { bytes: share(bytes), is_host, unit: None })
+    let limit = |(bytes, is_host)| MemoryLimit { bytes: bytes / sharing_memory(), is_host, unit: None };
+    pressure::total().map(limit)
 }
 
 /// The RAM of the host, or the limit of a systemd unit if that is lower.

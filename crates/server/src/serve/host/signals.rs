@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 static REPLACED_BY: AtomicI32 = AtomicI32::new(0);
 
 /// The signals SIGTERM and SIGINT.
-pub(in crate::serve) struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     /// A signal has arrived for which no caller has waited yet.

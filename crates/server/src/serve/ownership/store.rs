@@ -16,19 +16,7 @@ use super::directory;
 use crate::config::{PoolLocation, RadosPool, ServeConfig};
 use crate::serve::ServeError;
 use crate::serve::host::descriptors::Descriptors;
-
-/// The environment variable in which a node passes to the process of a shard the last sign of life of an
-/// owner that the node has found silent.
-pub(crate) const SILENT_OWNER: &str = "FOREBAY_SILENT_OWNER";
-
-/// The environment variable of the process of a shard. Its value is the number of such processes that share
-/// the memory of the node.
-pub(crate) const SHARD_PROCESS: &str = "FOREBAY_SHARD_PROCESS";
-
-/// Whether this is the process of a shard, which a node has started and stops.
-pub(crate) fn is_shard_process() -> bool {
-    std::env::var_os(SHARD_PROCESS).is_some()
-}
+use crate::serve::shard_process::silent_owner;
 
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
 ///
@@ -68,8 +56,7 @@ pub(in crate::serve) async fn open_when_free(
     stop: Pin<&mut (dyn Future<Output = ()> + '_)>,
     waits: impl Fn() + Send + Sync + 'static,
 ) -> Result<Option<Opened>, ServeError> {
-    let silent_owner = std::env::var(SILENT_OWNER).ok().and_then(|sign| sign.parse().ok());
-    let claim = match (config.standby, silent_owner) {
+    let claim = match (config.standby, silent_owner()) {
         (true, _) => Claim::Wait,
         (false, Some(sign)) => Claim::Silent(sign),
         (false, None) => Claim::IfFree,

@@ -1,0 +1,28 @@
+//! The process of a shard: a server that a node of a cluster has started, and stops. The node passes what
+//! differs from other servers in the environment.
+
+use forebay_store::rados::SignOfLife;
+
+/// The environment variable of the process of a shard. Its value is the number of such processes that share
+/// the memory of the node.
+pub(crate) const SHARD_PROCESS: &str = "FOREBAY_SHARD_PROCESS";
+
+/// The environment variable in which a node passes the last sign of life of an owner that the node has found
+/// silent.
+pub(crate) const SILENT_OWNER: &str = "FOREBAY_SILENT_OWNER";
+
+/// Whether this is the process of a shard.
+pub(super) fn is_shard_process() -> bool {
+    std::env::var_os(SHARD_PROCESS).is_some()
+}
+
+/// The number of servers that share the memory of this one; 1 for a server that no node has started.
+pub(super) fn sharing_memory() -> u64 {
+    let processes = std::env::var(SHARD_PROCESS).ok().and_then(|count| count.parse().ok());
+    processes.unwrap_or(1).max(1)
+}
+
+/// The last sign of life of the owner that the node has found silent.
+pub(super) fn silent_owner() -> Option<SignOfLife> {
+    std::env::var(SILENT_OWNER).ok()?.parse().ok()
+}
