@@ -18,7 +18,7 @@ use tokio::net::UnixStream;
 use crate::{ErrorDetail, ErrorKind, HEADER, PREFIX, Problem, SOCKET_HOST};
 
 /// Characters that are escaped in a path segment: all except the unreserved characters of RFC 3986.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+pub const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 /// Timeout of a connection attempt to the control socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a request is sent again during an upgrade, and the interval.

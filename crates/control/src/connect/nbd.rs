@@ -3,7 +3,7 @@
 use forebay_api::{ClientKind, WayView};
 use forebay_frontend::nbd::{ServedListener, TlsMode};
 
-use super::quote::{qemu, shell, uri, xml};
+use super::quote::{qemu, shell, uri, uri_path, xml};
 use super::{Disk, SERVER, note_on_server, reachable};
 
 /// The directory in which QEMU and libvirt look for the certificates of clients.
@@ -77,9 +77,9 @@ fn notes(place: &Place<'_>, listener: &ServedListener) -> Vec<String> {
 impl Place<'_> {
     fn uri(&self) -> String {
         let scheme = if self.with_tls { "nbds" } else { "nbd" };
-        let name = uri(self.disk.name, "");
+        let name = uri(self.disk.name);
         let (start, mut query) = match self.socket {
-            Some(path) => (format!("{scheme}+unix:///{name}"), vec![format!("socket={}", uri(path, "/"))]),
+            Some(path) => (format!("{scheme}+unix:///{name}"), vec![format!("socket={}", uri_path(path))]),
             None => (format!("{scheme}://{}:{}/{name}", self.host, self.port), Vec::new()),
         };
         if self.with_tls {

@@ -1,18 +1,19 @@
 //! Quoting of names for the places where they are inserted.
 
-use std::fmt::Write;
+use forebay_api::client::SEGMENT;
+use percent_encoding::{AsciiSet, utf8_percent_encode};
 
-/// Percent-encodes everything except the unreserved characters of a URI (RFC 3986, section 2.3) and `also`.
-pub fn uri(text: &str, also: &str) -> String {
-    let mut encoded = String::new();
-    for byte in text.bytes() {
-        match byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also.as_bytes().contains(&byte) {
-            true => encoded.push(byte.into()),
-            // Writing to a string cannot fail.
-            false => drop(write!(encoded, "%{byte:02X}")),
-        }
-    }
-    encoded
+/// Characters that are escaped in a path: those of a segment, without the separator.
+const PATH: &AsciiSet = &SEGMENT.remove(b'/');
+
+/// A name in a URI: everything but the unreserved characters (RFC 3986, section 2.3) is percent-encoded.
+pub fn uri(name: &str) -> String {
+    utf8_percent_encode(name, SEGMENT).to_string()
+}
+
+/// A path in a URI.
+pub fn uri_path(path: &str) -> String {
+    utf8_percent_encode(path, PATH).to_string()
 }
 
 /// A value of an option of QEMU, in which a comma is doubled.
