@@ -16,7 +16,8 @@
 //! 2. The owner commits the change in the shard.
 //! 3. *End*: the entry becomes present, or is removed, according to what the shard has ([`Names::end`]).
 //!
-//! A rename reserves the new name, marks the old one, commits, and ends both.
+//! A rename reserves the new name, marks the old one, commits, and ends both. Several disks are created in one
+//! commit: all names are reserved before it, those of one object by one operation, and are ended after it.
 //!
 //! **Invariant.** No two shards have disks of the same name: a shard has a disk of a name only if the entry
 //! of the name is that of the shard. When no operation is in progress, the shard has a disk of the name
@@ -45,11 +46,12 @@
 //! an entry delays operations on its name, and hides nothing: a pending entry names the shard as a present
 //! one does, and the shard decides whether the disk exists.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_store::rados::{Cluster, Entries, Errno, Step, Wanted, WhenFull};
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -147,6 +149,15 @@ pub struct Settled {
     pub removed: u64,
 }
 
+/// A change of the entry of a name.
+struct Swap {
+    name: String,
+    /// The entry as it is stored; empty for a name without an entry.
+    seen: Vec<u8>,
+    /// The entry afterwards; `None` removes it.
+    new: Option<Record>,
+}
+
 /// The directory of the names of a cluster, for one process.
 #[derive(Clone)]
 pub struct Names {
@@ -240,25 +251,55 @@ impl Names {
         Ok(all)
     }
 
-    /// Begins to create a disk of this name in a shard, whose owner has this term.
+    /// Begins to create disks of these names in a shard, whose owner has this term: of all of them, or of
+    /// none.
     ///
     /// # Errors
     /// [`ClusterError::Exists`]; [`ClusterError::Unsettled`]; [`ClusterError::Lost`] if a later owner of the
-    /// shard has begun an operation on the name; as [`Names::look_up`].
-    pub async fn reserve(&self, name: &str, kind: Kind, shard: u32, term: u64) -> Result<Pending> {
-        let place = self.begin(name)?;
-        let record = Record { version: VERSION, shard, kind, pending: self.operation(term) };
-        loop {
-            if self.replace(name, &[], Some(&record)).await? {
-                return Ok(Pending { record, place });
+    /// shard has begun an operation on one of the names; as [`Names::look_up`].
+    pub async fn reserve(&self, names: &[&str], kind: Kind, shard: u32, term: u64) -> Result<Vec<Pending>> {
+        let mut objects: BTreeMap<String, Vec<Pending>> = BTreeMap::new();
+        for name in names {
+            let place = self.begin(name)?;
+            let record = Record { version: VERSION, shard, kind, pending: self.operation(term) };
+            objects.entry(object_of(name)).or_default().push(Pending { record, place });
+        }
+        let all = objects.into_iter().map(async |(object, pending)| self.reserve_in(&object, pending).await);
+        let (mut reserved, mut error) = (Vec::new(), None);
+        for done in join_all(all).await {
+            match done {
+                Ok(pending) => reserved.extend(pending),
+                Err(e) => error = error.or(Some(e)),
             }
-            match self.read(name).await? {
-                // The entry was removed since.
-                None => {}
-                Some((found, _)) if found.shard != shard || found.pending.is_none() => {
-                    return Err(ClusterError::Exists(name.to_owned()));
-                }
-                Some((found, _)) => return Err(interrupted(name, &found, term)),
+        }
+        let Some(error) = error else { return Ok(reserved) };
+        // Nothing was committed. What is not ended now is settled later.
+        let _ = self.end(reserved, false).await;
+        Err(error)
+    }
+
+    /// Reserves names of one object.
+    async fn reserve_in(&self, object: &str, pending: Vec<Pending>) -> Result<Vec<Pending>> {
+        let swap = |one: &Pending| Swap {
+            name: one.name().to_owned(),
+            seen: Vec::new(),
+            new: Some(one.record.clone()),
+        };
+        let swaps: Vec<_> = pending.iter().map(swap).collect();
+        loop {
+            if self.swap(object, &swaps).await? {
+                return Ok(pending);
+            }
+            let names = pending.iter().map(Pending::name);
+            // Without an entry, those that were in the way were removed since.
+            if let Some((name, found, _)) = self.read_in(object, names).await?.into_iter().next() {
+                let Pending { record: Record { shard, pending: own, .. }, .. } = &pending[0];
+                return match found.pending {
+                    Some(_) if found.shard == *shard => {
+                        Err(interrupted(&name, &found, own.map_or(0, |own| own.term)))
+                    }
+                    _ => Err(ClusterError::Exists(name)),
+                };
             }
         }
     }
@@ -280,25 +321,35 @@ impl Names {
                 return Err(interrupted(name, &found, term));
             }
             let record = Record { pending: self.operation(term), ..found };
-            if self.replace(name, &stored, Some(&record)).await? {
+            let swap = Swap { name: name.to_owned(), seen: stored, new: Some(record.clone()) };
+            if self.swap(&object_of(name), &[swap]).await? {
                 return Ok(Pending { record, place });
             }
         }
     }
 
-    /// Ends an operation: the name is present, or is removed.
+    /// Ends operations on names: the names are present, or are removed.
     ///
     /// `exists` must be what the shard has after the commit. If the caller does not know whether the commit
-    /// took effect, it does not end the operation; the next owner settles it.
+    /// took effect, it does not end the operations; the next owner settles them.
     ///
     /// # Errors
-    /// [`ClusterError::Lost`] if a later owner of the shard has settled the operation; those of Ceph.
-    pub async fn end(&self, pending: Pending, exists: bool) -> Result<()> {
-        let Pending { record, place } = pending;
-        let present = exists.then(|| Record { pending: None, ..record.clone() });
-        match self.replace(&place.name, &encode(&record), present.as_ref()).await? {
-            true => Ok(()),
-            false => Err(ClusterError::Lost(record.shard)),
+    /// [`ClusterError::Lost`] if a later owner of the shard has settled an operation; those of Ceph.
+    pub async fn end(&self, pending: Vec<Pending>, exists: bool) -> Result<()> {
+        let mut objects: BTreeMap<String, Vec<Swap>> = BTreeMap::new();
+        for Pending { record, place } in &pending {
+            let new = exists.then(|| Record { pending: None, ..record.clone() });
+            let swap = Swap { name: place.name.clone(), seen: encode(record), new };
+            objects.entry(object_of(&place.name)).or_default().push(swap);
+        }
+        let all = objects.iter().map(async |(object, swaps)| self.swap(object, swaps).await);
+        let mut have_ended = true;
+        for has_ended in join_all(all).await {
+            have_ended &= has_ended?;
+        }
+        match pending.first() {
+            Some(first) if !have_ended => Err(ClusterError::Lost(first.record.shard)),
+            _ => Ok(()),
         }
     }
 
@@ -346,56 +397,67 @@ impl Names {
             }
             // From now on no end of the former operation takes effect.
             let record = Record { pending: self.operation(term), ..found };
-            if self.replace(name, &stored, Some(&record)).await? {
+            let swap = Swap { name: name.to_owned(), seen: stored, new: Some(record.clone()) };
+            if self.swap(&object_of(name), &[swap]).await? {
                 break record;
             }
         };
         let exists = exists(name).await?;
-        self.end(Pending { record, place }, exists).await?;
+        self.end(vec![Pending { record, place }], exists).await?;
         Ok(Some(exists))
     }
 
     /// The record of a name, and its value as it is stored.
     async fn read(&self, name: &str) -> Result<Option<(Record, Vec<u8>)>> {
-        let object = object_of(name);
-        let found = match self.cluster.entries(&object, Wanted::Keys(vec![key_of(name)])).await {
-            Ok(Entries { entries, .. }) => entries.into_iter().next(),
-            Err(Errno(libc::ENOENT)) => None,
-            Err(e) => return Err(e.into()),
-        };
-        found.map(|(_, value)| Ok((decode(&object, &value)?, value))).transpose()
+        let found = self.read_in(&object_of(name), [name].into_iter()).await?;
+        Ok(found.into_iter().next().map(|(_, record, stored)| (record, stored)))
     }
 
-    /// Replaces the entry of a name, if it is `seen`; empty for a missing one. `None` removes it. The `p.`
-    /// entry exists afterwards exactly if the new record is pending. Returns false if the entry was another
-    /// one.
-    async fn replace(&self, name: &str, seen: &[u8], new: Option<&Record>) -> Result<bool> {
-        let object = object_of(name);
-        let mut entries = Vec::new();
-        let mut obsolete = Vec::new();
-        if !seen.is_empty() {
-            obsolete.push(pending_key(decode(&object, seen)?.shard, name));
-        }
-        match new {
-            None => obsolete.push(key_of(name)),
-            Some(new) => {
-                entries.push((key_of(name), encode(new)));
-                entries.extend(new.pending.map(|_| (pending_key(new.shard, name), Vec::new())));
+    /// The records of those names of one object that have one, and their values as they are stored.
+    async fn read_in<'a>(
+        &self,
+        object: &str,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Result<Vec<(String, Record, Vec<u8>)>> {
+        let entries = match self.cluster.entries(object, Wanted::Keys(names.map(key_of).collect())).await {
+            Ok(Entries { entries, .. }) => entries,
+            Err(Errno(libc::ENOENT)) => return Ok(Vec::new()),
+            Err(e) => return Err(e.into()),
+        };
+        let decoded = entries.into_iter().map(|(key, value)| {
+            let name = key.strip_prefix("n.").unwrap_or(&key).to_owned();
+            Ok((name, decode(object, &value)?, value))
+        });
+        decoded.collect()
+    }
+
+    /// Changes entries of one object, if all of them are as they were seen. The `p.` entry of a name exists
+    /// afterwards exactly if the new record is pending. Returns false if an entry was another one.
+    async fn swap(&self, object: &str, swaps: &[Swap]) -> Result<bool> {
+        let (mut required, mut entries, mut obsolete) = (Vec::new(), Vec::new(), Vec::new());
+        for Swap { name, seen, new } in swaps {
+            required.push(Step::RequireEntry(key_of(name), seen.clone()));
+            if !seen.is_empty() {
+                obsolete.push(pending_key(decode(object, seen)?.shard, name));
+            }
+            match new {
+                None => obsolete.push(key_of(name)),
+                Some(new) => {
+                    entries.push((key_of(name), encode(new)));
+                    entries.extend(new.pending.map(|_| (pending_key(new.shard, name), Vec::new())));
+                }
             }
         }
+        let are_new = swaps.iter().all(|swap| swap.seen.is_empty());
+        required.extend([Step::RemoveKeys(obsolete), Step::SetEntries(entries)]);
         loop {
-            let steps = vec![
-                Step::RequireEntry(key_of(name), seen.to_vec()),
-                Step::RemoveKeys(obsolete.clone()),
-                Step::SetEntries(entries.clone()),
-            ];
             // What is changed must be possible in a full pool too: a deletion begins here.
-            match self.cluster.operate(&object, steps, WhenFull::Proceed).await {
+            match self.cluster.operate(object, required.clone(), WhenFull::Proceed).await {
                 Ok(()) => return Ok(true),
                 Err(Errno(libc::ECANCELED)) => return Ok(false),
-                // The first name of this object: a comparison needs the object.
-                Err(Errno(libc::ENOENT)) if seen.is_empty() => {
-                    match self.cluster.operate(&object, vec![Step::Create], WhenFull::Proceed).await {
+                // The first names of this object: a comparison needs the object.
+                Err(Errno(libc::ENOENT)) if are_new => {
+                    match self.cluster.operate(object, vec![Step::Create], WhenFull::Proceed).await {
                         Ok(()) | Err(Errno(libc::EEXIST)) => {}
                         Err(e) => return Err(e.into()),
                     }

@@ -240,20 +240,20 @@ impl Owner {
         .await
     }
 
-    async fn create(&self, name: &str, term: u64) -> Result<(), Ended> {
-        let pending = self.maybe(self.names.reserve(name, Kind::Volume, self.shard, term)).await?;
-        self.commit(term, &[name], &[]).await?;
+    async fn create(&self, names: &[&str], term: u64) -> Result<(), Ended> {
+        let pending = self.maybe(self.names.reserve(names, Kind::Volume, self.shard, term)).await?;
+        self.commit(term, names, &[]).await?;
         self.maybe(self.names.end(pending, true)).await
     }
 
     async fn delete(&self, name: &str, term: u64) -> Result<(), Ended> {
         let pending = self.maybe(self.names.mark(name, self.shard, term)).await?;
         self.commit(term, &[], &[name]).await?;
-        self.maybe(self.names.end(pending, false)).await
+        self.maybe(self.names.end(vec![pending], false)).await
     }
 
     async fn rename(&self, from: &str, to: &str, term: u64) -> Result<(), Ended> {
-        let new = self.maybe(self.names.reserve(to, Kind::Volume, self.shard, term)).await?;
+        let new = self.maybe(self.names.reserve(&[to], Kind::Volume, self.shard, term)).await?;
         let old = match self.maybe(self.names.mark(from, self.shard, term)).await {
             Ok(old) => old,
             Err(ended) => {
@@ -264,7 +264,7 @@ impl Owner {
         };
         self.commit(term, &[to], &[from]).await?;
         self.maybe(self.names.end(new, true)).await?;
-        self.maybe(self.names.end(old, false)).await
+        self.maybe(self.names.end(vec![old], false)).await
     }
 
     /// One client: random operations until the shard is lost.
@@ -283,13 +283,18 @@ impl Owner {
                     _ => continue,
                 }
             }
-            if kind >= 7 && one == other {
+            // Two disks are created in one commit, or one is renamed.
+            let concerns_two = kind < 2 || kind >= 7;
+            if concerns_two && one == other {
                 continue;
             }
-            let names: &[&str] = if kind >= 7 { &[one, other] } else { &[one] };
+            let names: &[&str] = if concerns_two { &[one, other] } else { &[one] };
             let operation = self.ledger.borrow_mut().begin(names, self.shard, term);
             let (done, changed) = match kind {
-                0..4 => (self.create(one, term).await, vec![(one, Some(self.shard))]),
+                0..4 => (
+                    self.create(names, term).await,
+                    names.iter().map(|name| (*name, Some(self.shard))).collect(),
+                ),
                 4..7 => (self.delete(one, term).await, vec![(one, None)]),
                 _ => (self.rename(one, other, term).await, vec![(one, None), (other, Some(self.shard))]),
             };

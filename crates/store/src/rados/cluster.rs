@@ -33,7 +33,7 @@ impl Unsent for Errno {
 }
 
 /// A step of an atomic operation that may write.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Step {
     /// Creates the object; fails with `EEXIST` if it exists.
     Create,
