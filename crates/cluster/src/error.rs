@@ -3,7 +3,7 @@
 use forebay_store::rados::Errno;
 
 /// Result of an operation on the objects of a cluster.
-pub type Result<T> = std::result::Result<T, ClusterError>;
+pub type Result<T, E = ClusterError> = std::result::Result<T, E>;
 
 /// Why an operation on the objects of a cluster has failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -9,7 +9,7 @@
 //! | object | holds | module |
 //! |---|---|---|
 //! | `cluster` | the members and the shards | [`map`] |
-//! | `names.00` to `names.63` | the shard of each volume and of each image, by name | [`names`] |
+//! | `names.00` to `names.63` | the shard of each volume and of each image, by name | [`names`]; [`owned`] for an owner |
 //!
 //! Which node is to own a shard is part of the map ([`placement`] decides it), so nodes that read the same
 //! map need not talk to each other.
@@ -21,6 +21,7 @@ pub mod error;
 mod hash;
 pub mod map;
 pub mod names;
+pub mod owned;
 pub mod placement;
 
 pub use error::{ClusterError, Result};

@@ -236,6 +236,24 @@ impl Names {
         Ok(found.map(|(record, _)| entry(name, &record)))
     }
 
+    /// The entries of those of these names that are in use, by name.
+    ///
+    /// # Errors
+    /// As [`Names::look_up`].
+    pub async fn look_up_all(&self, names: &[&str]) -> Result<BTreeMap<String, Name>> {
+        let mut objects: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for name in names {
+            objects.entry(object_of(name)).or_default().push(name);
+        }
+        let reads =
+            objects.iter().map(async |(object, names)| self.read_in(object, names.iter().copied()).await);
+        let mut found = BTreeMap::new();
+        for read in join_all(reads).await {
+            found.extend(read?.into_iter().map(|(name, record, _)| (name.clone(), entry(&name, &record))));
+        }
+        Ok(found)
+    }
+
     /// All names, in no order. Each of the [`OBJECTS`] objects is read as of one moment.
     ///
     /// # Errors

@@ -8,9 +8,13 @@
 //!               └── UNIX socket ── process of the shard, if this node is the owner
 //! ```
 
+pub mod fence;
+pub mod link;
+
 use std::io;
 use std::pin::Pin;
 
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// A future in a box.
@@ -25,7 +29,7 @@ pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// A connection of an NBD client, as the nodes identify it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NbdClient {
     /// Identity of the connection; no other connection of the cluster has it.
     pub id: String,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_api::import::{Event, Format, Imported, Phase, Request, Source};
 use forebay_api::{ErrorKind, JobKind, JobView};
+use forebay_cluster::names::Kind;
 use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError, check_name};
 use forebay_text::{Size, quoted, shortened};
 use tokio::sync::mpsc;
@@ -95,7 +96,8 @@ pub async fn start(
     let by = name.to_owned();
     tokio::spawn(async move {
         let name = terms.name.clone();
-        let ended = run(&control, opened, terms, &events, &job).await;
+        let import = async { Ok(run(&control, opened, terms, &events, &job).await?) };
+        let ended = control.create_named(&[&name], Kind::Image, import).await;
         let imported: crate::operations::Result<Imported> = match ended {
             Ok((info, format)) => {
                 tracing::info!(by, "imported image {} of {}, from {format}", quoted(&name), Size(info.size));
@@ -108,7 +110,7 @@ pub async fn start(
             Err(e) => {
                 let error = shortened(format_args!("{e}"), MAX_LOGGED);
                 tracing::info!(by, error, "import failed: image {}", quoted(&name));
-                Err(ControlError::from(e))
+                Err(e)
             }
         };
         drop(permit);

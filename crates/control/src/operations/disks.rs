@@ -26,7 +26,7 @@ impl Control {
     pub(crate) async fn remove_disk(&self, name: &str, role: Role) -> Result<Done> {
         self.expect(name, role)?;
         let _unmapped = self.targets().unmapped(name).await?;
-        self.pool().delete(name).await?;
+        self.remove_named(name, async { Ok(self.pool().delete(name).await?) }).await?;
         Ok(Done {})
     }
 
@@ -34,7 +34,7 @@ impl Control {
     pub(crate) async fn remove_with_snapshots(&self, volume: &str) -> Result<Done> {
         self.expect(volume, Role::Volume)?;
         let _unmapped = self.targets().unmapped_with_snapshots(volume).await?;
-        self.pool().delete_with_snapshots(volume).await?;
+        self.remove_named(volume, async { Ok(self.pool().delete_with_snapshots(volume).await?) }).await?;
         Ok(Done {})
     }
 

@@ -2,6 +2,7 @@
 //! kinds to HTTP statuses.
 
 use forebay_api::{ErrorDetail, ErrorKind};
+use forebay_cluster::ClusterError;
 use forebay_engine::Error as EngineError;
 use forebay_frontend::targets::TargetError;
 
@@ -147,6 +148,22 @@ impl From<EngineError> for ControlError {
             _ => None,
         };
         ControlError { foreign: foreign.map(Box::new), used_disk, ..ControlError::new(kind, e.to_string()) }
+    }
+}
+
+impl From<ClusterError> for ControlError {
+    fn from(e: ClusterError) -> ControlError {
+        use ClusterError as E;
+        let kind = match &e {
+            E::Exists(_) | E::Elsewhere { .. } => ErrorKind::Exists,
+            E::Missing(_) => ErrorKind::NotFound,
+            E::Unsettled(_) => ErrorKind::BadState,
+            E::Lost(_) => ErrorKind::NotOwner,
+            E::Unsupported | E::Damaged { .. } | E::NoCluster | E::Refused(_) | E::Ceph(_) => {
+                ErrorKind::Store
+            }
+        };
+        ControlError::new(kind, e.to_string())
     }
 }
 

@@ -9,6 +9,7 @@
 //! ([`Control::reclaim`]). An import is not an operation: it is cancelled when its connection closes.
 
 mod client;
+mod cluster_names;
 mod disks;
 mod error;
 mod events;
@@ -29,6 +30,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_api::JobKind;
+use forebay_cluster::owned::OwnedNames;
 use forebay_engine::Pool;
 use forebay_frontend::nbd::ServedListener;
 use forebay_frontend::plane::Gate;
@@ -40,6 +42,7 @@ use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
 use crate::fetch_policy::FetchPolicy;
 use crate::limits::LimitTable;
 pub(crate) use client::{Client, Failure};
+pub use cluster_names::DisksOfShard;
 pub(crate) use disks::shown;
 pub use error::{ControlError, ForeignName, NameOwner, Result};
 pub use events::{Delivery, Event, EventDisk, Events, Subscription, Topic};
@@ -99,6 +102,8 @@ struct Inner {
     upgrades: upgrade::Upgrades,
     /// Gate that is open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
+    /// The names of the cluster, if the pool is a shard of one.
+    names: OnceLock<Arc<OwnedNames>>,
     observed: RwLock<Observed>,
     noticed: health::Noticed,
 }
@@ -128,6 +133,7 @@ impl Control {
             creations: Default::default(),
             upgrades: Default::default(),
             gate: OnceLock::new(),
+            names: OnceLock::new(),
             observed: RwLock::default(),
             noticed: Default::default(),
         };

@@ -1,7 +1,8 @@
 //! `/clones`: creation of clones of an image, volume or snapshot.
 
 use forebay_api::{CloneVolumes, DiskView, ErrorKind, Reset};
-use forebay_engine::{CloneRequest, Error as EngineError, check_name};
+use forebay_cluster::names::Kind;
+use forebay_engine::{CloneRequest, check_name};
 use forebay_text::quoted;
 
 use super::create;
@@ -75,10 +76,13 @@ impl Operation for CloneVolumes {
         let request =
             |name| CloneRequest { name, sync: sync_mode(self.sync), write_cache, reset_at_disconnect };
         let requests: Vec<_> = names.into_iter().map(request).collect();
-        let clones = control.pool().clone_disk(&self.source, &requests).await;
-        let mut clones = clones.map_err(|e| exists_in_fleet(e, self))?;
-        control.inherit_tenant(&self.source, &mut clones).await?;
-        Ok(clones.iter().filter_map(disk_view).collect())
+        let create = async {
+            let mut clones = control.pool().clone_disk(&self.source, &requests).await?;
+            control.inherit_tenant(&self.source, &mut clones).await?;
+            Ok(clones.iter().filter_map(disk_view).collect())
+        };
+        let names: Vec<_> = requests.iter().map(|request| request.name.as_str()).collect();
+        control.create_named(&names, Kind::Volume, create).await.map_err(|e| exists_in_fleet(e, self))
     }
 }
 
@@ -136,8 +140,7 @@ fn clone_names(name: &str, count: u32, after: LastNumber) -> Result<Vec<String>>
 }
 
 /// States the remedy if numbered clones exist already.
-fn exists_in_fleet(e: EngineError, c: &CloneVolumes) -> ControlError {
-    let error = ControlError::from(e);
+fn exists_in_fleet(error: ControlError, c: &CloneVolumes) -> ControlError {
     if error.kind != ErrorKind::Exists || c.count.is_none() || c.more {
         return error;
     }

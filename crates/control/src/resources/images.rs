@@ -8,6 +8,7 @@ use std::slice;
 use axum::http::HeaderMap;
 use forebay_api::import::{Event, Request, Source};
 use forebay_api::{self as api, DiskView};
+use forebay_cluster::names::Kind;
 use forebay_engine::Role;
 use forebay_text::quoted;
 
@@ -80,9 +81,12 @@ impl Operation for CreateImage {
     }
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
-        let mut image = control.pool().create_image(&self.name, &self.source).await?;
-        control.inherit_tenant(&self.source, slice::from_mut(&mut image)).await?;
-        shown(&image)
+        let create = async {
+            let mut image = control.pool().create_image(&self.name, &self.source).await?;
+            control.inherit_tenant(&self.source, slice::from_mut(&mut image)).await?;
+            shown(&image)
+        };
+        control.create_named(&[&self.name], Kind::Image, create).await
     }
 }
 

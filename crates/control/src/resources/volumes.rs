@@ -1,6 +1,7 @@
 //! `/volumes`: writable disks.
 
 use forebay_api::{CreateVolume, DiskView, Persist, Resets, Resize, Rollback, SyncPolicy};
+use forebay_cluster::names::Kind;
 use forebay_engine::Role;
 use forebay_text::{Size, quoted};
 
@@ -149,7 +150,10 @@ impl Operation for CreateVolume {
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
         let CreateVolume { name, size_bytes, sync, dedup_domain } = self;
-        shown(&control.pool().create_volume(name, *size_bytes, sync_mode(*sync), *dedup_domain).await?)
+        let create = async {
+            shown(&control.pool().create_volume(name, *size_bytes, sync_mode(*sync), *dedup_domain).await?)
+        };
+        control.create_named(&[name], Kind::Volume, create).await
     }
 }
 

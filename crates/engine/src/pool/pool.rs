@@ -258,6 +258,12 @@ impl Pool {
         self.components.cx.is_fenced()
     }
 
+    /// Whether the pool accepts no changes any more: it has failed, or another server has opened it. A change
+    /// that was not reported as done may be durable nevertheless.
+    pub fn has_stopped(&self) -> bool {
+        self.components.cx.check_latch().is_err()
+    }
+
     /// Use of the memory whose budgets can be changed. Servers call this often, so it also updates the advice
     /// on the read cache.
     pub fn memory(&self) -> Memory {

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use super::decide::Claim;
 use crate::config::{NodeConfig, SOCKET_NAME};
 use crate::log::LogFormat;
-use crate::serve::{SHARD_PROCESS, SILENT_OWNER};
+use crate::serve::{SHARD_PROCESS, SILENT_OWNER, ShardOf};
 
 /// Longest time for the orderly stop of a process, after which it is killed: as safe as a crash.
 const STOP: Duration = Duration::from_secs(20);
@@ -95,7 +95,8 @@ impl ShardProcess {
         {
             command.env_remove(variable);
         }
-        command.env(SHARD_PROCESS, processes.to_string()).process_group(0);
+        let own = ShardOf { cluster: config.cluster.name.clone(), shard, processes };
+        command.env(SHARD_PROCESS, serde_json::to_string(&own)?).process_group(0);
         match claim {
             Claim::Free => {}
             Claim::Silent(sign) => drop(command.env(SILENT_OWNER, sign.to_string())),

@@ -74,7 +74,7 @@ pub use reload::Load;
 use reload::Reloader;
 use services::{Prepared, Services};
 use shard_process::is_shard_process;
-pub(crate) use shard_process::{SHARD_PROCESS, SILENT_OWNER};
+pub(crate) use shard_process::{SHARD_PROCESS, SILENT_OWNER, ShardOf};
 use upgrade::replace::{Outcome, Resumption, cut, replace};
 use upgrade::{Binary, HandedOver, Successor, stop_successor};
 

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::serve::Listener;
+use forebay_cluster::owned::OwnedNames;
 use forebay_control::access::{Access, Audit};
 use forebay_control::http::{Entry, Origin};
 use forebay_control::limits::LimitTable;
-use forebay_control::operations::{Control, Observed, ServerInfo, ServerRequest};
+use forebay_control::operations::{Control, DisksOfShard, Observed, ServerInfo, ServerRequest};
 use forebay_control::resources::router;
 use forebay_engine::Pool;
 use forebay_frontend::iscsi::{self, PortGroups};
@@ -19,6 +20,7 @@ use forebay_frontend::nbd;
 use forebay_frontend::plane::{self, ConnectionLimits, Gate, ListenAddr, Parked, Plane};
 use forebay_frontend::scsi::Units;
 use forebay_frontend::targets::Targets;
+use forebay_store::StoreError;
 use forebay_store::rados::StandbyWatch;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
@@ -40,6 +42,7 @@ use super::ownership::heirs;
 use super::ownership::lease::Lease;
 use super::ownership::publish::Publisher;
 use super::reload::{self, Followers, Reloader};
+use super::shard_process::{ShardOf, own_shard};
 use super::upgrade::{CacheCopy, HandedOver};
 use crate::config::{ServeConfig, TokenMode};
 
@@ -79,6 +82,8 @@ pub(super) struct Prepared {
     publisher: Option<Publisher>,
     /// Watches the standbys of a pool in Ceph.
     standbys: Option<StandbyWatch>,
+    /// The names of the cluster, if the pool is a shard of one.
+    names: Option<Arc<OwnedNames>>,
     /// The network interfaces to the clients, if the pool is in Ceph.
     client_interfaces: Vec<String>,
     /// What metrics report in addition to the pool.
@@ -145,6 +150,8 @@ impl Prepared {
             let (paths, bound) = (&config.iscsi_paths, specific(&iscsi));
             Publisher::new(Arc::downgrade(&ownership), &pool, targets.served(), groups, paths, bound)
         });
+        let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
+        let names = own_shard().map(|own| names(&own, &pool, store)).transpose().map_err(failed)?;
         let resumed = resume(&mut plane, state.connections);
         let (control_listener, http) = {
             // The reactor of the thread of requests watches these listeners.
@@ -175,6 +182,7 @@ impl Prepared {
             cache: state.cache,
             publisher,
             standbys: store.ownership().and_then(|ownership| ownership.standbys()),
+            names,
             client_interfaces: config.client_interfaces.clone(),
             observed: Observed { nbd: clients, ..observed(config, store) },
             resumed,
@@ -195,6 +203,9 @@ impl Prepared {
         let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.limits, self.info);
         control.accept_upgrades(upgrades);
         control.set_gate(self.gate);
+        if let Some(names) = &self.names {
+            control.set_names(names.clone());
+        }
         let observed = Observed { plane: plane.counters(), ..self.observed };
         control.observe(|it| *it = observed);
         let (budgets, configured) = watch::channel(Budgets::of(&pool));
@@ -217,6 +228,9 @@ impl Prepared {
             tokio::spawn(health::watch(control.clone())),
             tokio::spawn(notify::feed_watchdog(plane.probe(), pool)),
         ];
+        background.extend(self.names.map(|names| {
+            tokio::spawn(async move { names.maintain(async |pause| tokio::time::sleep(pause).await).await })
+        }));
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
         background
             .extend(self.standbys.map(|standbys| tokio::spawn(heirs::watch(standbys, control.clone()))));
@@ -321,6 +335,15 @@ pub(super) fn connection_limits(config: &ServeConfig, descriptors: &Descriptors)
 pub(super) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits {
     let all = wanted.all.min(most);
     ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
+}
+
+/// The names of the cluster for the pool that is this shard of it.
+fn names(own: &ShardOf, pool: &Arc<Pool>, store: &Lease) -> Result<Arc<OwnedNames>, StoreError> {
+    let ownership = store.ownership();
+    let term = ownership.as_ref().and_then(|ownership| ownership.term());
+    let Some((ownership, term)) = ownership.zip(term) else { return Err(StoreError::Fenced) };
+    let disks = DisksOfShard { pool: pool.clone(), shard: own.shard };
+    Ok(Arc::new(OwnedNames::new(ownership.beside(&own.cluster)?, own.shard, term, Arc::new(disks))))
 }
 
 /// The access control of a configuration.

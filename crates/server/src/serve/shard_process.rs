@@ -2,14 +2,30 @@
 //! differs from other servers in the environment.
 
 use forebay_store::rados::SignOfLife;
+use serde::{Deserialize, Serialize};
 
-/// The environment variable of the process of a shard. Its value is the number of such processes that share
-/// the memory of the node.
+/// The environment variable of the process of a shard: a [`ShardOf`] as JSON.
 pub(crate) const SHARD_PROCESS: &str = "FOREBAY_SHARD_PROCESS";
 
 /// The environment variable in which a node passes the last sign of life of an owner that the node has found
 /// silent.
 pub(crate) const SILENT_OWNER: &str = "FOREBAY_SILENT_OWNER";
+
+/// What the process of a shard knows of its cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ShardOf {
+    /// The namespace of the cluster.
+    pub cluster: String,
+    /// Number of the shard.
+    pub shard: u32,
+    /// The number of such processes that share the memory of the node.
+    pub processes: u64,
+}
+
+/// The shard that this process serves; `None` for a server that no node has started.
+pub(super) fn own_shard() -> Option<ShardOf> {
+    serde_json::from_str(&std::env::var(SHARD_PROCESS).ok()?).ok()
+}
 
 /// Whether this is the process of a shard.
 pub(super) fn is_shard_process() -> bool {
@@ -18,8 +34,7 @@ pub(super) fn is_shard_process() -> bool {
 
 /// The number of servers that share the memory of this one; 1 for a server that no node has started.
 pub(super) fn sharing_memory() -> u64 {
-    let processes = std::env::var(SHARD_PROCESS).ok().and_then(|count| count.parse().ok());
-    processes.unwrap_or(1).max(1)
+    own_shard().map_or(1, |own| own.processes.max(1))
 }
 
 /// The last sign of life of the owner that the node has found silent.

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{BoxFuture, Capacity, Completion, IoBuf, Unsent};
+use crate::{BoxFuture, Capacity, Completion, IoBuf, StoreError, Unsent};
 
 /// Result of an operation, or its errno.
 pub type Answer<T> = std::result::Result<T, Errno>;
@@ -123,6 +123,12 @@ impl Entries {
 /// The objects of one namespace of a RADOS pool. Every operation is begun by the call, in order, and
 /// progresses without being polled.
 pub trait Cluster: Send + Sync + 'static {
+    /// The objects of another namespace of the same pool.
+    ///
+    /// # Errors
+    /// If the client of the cluster cannot open it.
+    fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>, StoreError>;
+
     /// Executes the steps on an object, atomically.
     fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()>;
 

@@ -320,6 +320,14 @@ impl RadosStore {
         terms == 1 || (terms == 2 && heir.is_some_and(|heir| heir.text() == self.before))
     }
 
+    /// The objects of another namespace of the same Ceph pool, reached by the same client of Ceph.
+    ///
+    /// # Errors
+    /// If the client cannot open the namespace.
+    pub fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>> {
+        self.shared.cluster.beside(namespace)
+    }
+
     /// Watches the servers that wait for the pool.
     pub fn standbys(&self) -> StandbyWatch {
         StandbyWatch::new(self.shared.cluster.clone())

@@ -452,6 +452,14 @@ impl SimulatedClient {
 }
 
 impl Cluster for SimulatedClient {
+    fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>, StoreError> {
+        Err(StoreError::Io {
+            what: format!("opening the namespace {namespace}"),
+            reason: "a simulated pool has one namespace".to_owned(),
+            errno: libc::ENOTSUP,
+        })
+    }
+
     fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()> {
         let name = object.to_owned();
         let (world, client) = (self.rados.world.clone(), self.number);

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use forebay_control::operations::Held;
 use forebay_frontend::plane::Gate;
-use forebay_store::rados::{Claim, Heir, NoticeBoard, PoolConnection, RadosStore, StandbyWatch, Waiting};
+use forebay_store::rados::{
+    Claim, Cluster, Heir, NoticeBoard, PoolConnection, RadosStore, StandbyWatch, Waiting,
+};
 use forebay_store::{BoxFuture, StoreError};
 
 use super::claim::Stopped;
@@ -14,6 +16,10 @@ use crate::serve::host::notify;
 impl Ownership for RadosStore {
     fn term(&self) -> Option<u64> {
         Some(self.term())
+    }
+
+    fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>, StoreError> {
+        self.beside(namespace)
     }
 
     fn held(&self) -> Option<Held> {

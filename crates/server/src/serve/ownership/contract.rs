@@ -15,7 +15,7 @@ use std::sync::Arc;
 use forebay_control::operations::Held;
 use forebay_frontend::plane::Gate;
 use forebay_host::PoolDirectory;
-use forebay_store::rados::{Heir, NoticeBoard, StandbyWatch};
+use forebay_store::rados::{Cluster, Heir, NoticeBoard, StandbyWatch};
 use forebay_store::{BoxFuture, Store, StoreError};
 
 /// The store of a pool that this process owns.
@@ -39,6 +39,18 @@ pub(in crate::serve) trait Ownership: Send + Sync {
     /// What is reported of the ownership, if a server on another host may own the pool next.
     fn held(&self) -> Option<Held> {
         None
+    }
+
+    /// The objects of another namespace of the Ceph pool that has this pool. Does not keep the store open.
+    ///
+    /// # Errors
+    /// The pool is not in Ceph, or its client cannot open the namespace.
+    fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>, StoreError> {
+        Err(StoreError::Io {
+            what: format!("opening the namespace {namespace}"),
+            reason: "the pool is not in Ceph".to_owned(),
+            errno: libc::ENOTSUP,
+        })
     }
 
     /// Lets replies leave while it is certain that no other server has taken the pool. Does not keep the

@@ -164,6 +164,10 @@ impl Drop for LibradosCluster {
 }
 
 impl Cluster for LibradosCluster {
+    fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>, StoreError> {
+        Ok(self.namespace(namespace)?)
+    }
+
     fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()> {
         self.connection.operate(object, steps, full)
     }

@@ -1,0 +1,232 @@
+//! The names of one shard, for the process that owns the shard.
+//!
+//! The module adds to [`crate::names`] what an owner does by itself: it ends operations by what the shard has,
+//! settles those that were interrupted, and enters disks that have no name in the cluster yet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use forebay_store::rados::Cluster;
+
+use crate::error::{ClusterError, Result};
+use crate::names::{Kind, Names, Pending};
+
+/// Interval at which an owner settles operations that earlier owners have begun late.
+const SELDOM: Duration = Duration::from_secs(600);
+/// Interval at which an owner settles operations that did not end.
+const OFTEN: Duration = Duration::from_secs(5);
+
+/// The disks that a shard has.
+pub trait Disks: Send + Sync {
+    /// What has this name; `None` if the shard has neither a volume nor an image of the name.
+    ///
+    /// # Errors
+    /// [`ClusterError::Lost`] if it cannot be known: the pool has stopped, and a commit may have taken effect.
+    fn find(&self, name: &str) -> Result<Option<Kind>>;
+
+    /// The volumes and images whose names follow `after`, in order: some of them; none after the last one.
+    fn after(&self, after: &str) -> Vec<(String, Kind)>;
+}
+
+/// The names of the shard that this process owns.
+pub struct OwnedNames {
+    names: Names,
+    shard: u32,
+    term: u64,
+    disks: Arc<dyn Disks>,
+    /// An operation of this process did not end.
+    is_due: AtomicBool,
+}
+
+impl OwnedNames {
+    /// The names of `shard`, in the namespace of the cluster, for its owner in this term.
+    pub fn new(cluster: Arc<dyn Cluster>, shard: u32, term: u64, disks: Arc<dyn Disks>) -> OwnedNames {
+        OwnedNames { names: Names::new(cluster), shard, term, disks, is_due: AtomicBool::new(false) }
+    }
+
+    /// Number of the shard.
+    pub fn shard(&self) -> u32 {
+        self.shard
+    }
+
+    /// Runs `work`, which creates disks of these names in the shard: all of them, or none.
+    ///
+    /// # Errors
+    /// Those of [`Names::reserve`], and then `work` has not begun; those of `work`.
+    pub async fn create<T, E: From<ClusterError>>(
+        &self,
+        names: &[&str],
+        kind: Kind,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let pending = match self.names.reserve(names, kind, self.shard, self.term).await {
+            Err(ClusterError::Unsettled(name)) => {
+                // An earlier owner may have left the entry. An operation in progress keeps it.
+                self.settle(&name).await?;
+                self.names.reserve(names, kind, self.shard, self.term).await?
+            }
+            reserved => reserved?,
+        };
+        let done = work.await;
+        self.end(pending).await;
+        done
+    }
+
+    /// Runs `work`, which removes the disk of this name from the shard.
+    ///
+    /// # Errors
+    /// Those of [`Names::mark`], and then `work` has not begun; those of `work`.
+    pub async fn remove<T, E: From<ClusterError>>(
+        &self,
+        name: &str,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let pending = match self.begin_removal(name).await {
+            Err(ClusterError::Unsettled(_)) => {
+                self.settle(name).await?;
+                self.begin_removal(name).await?
+            }
+            begun => begun?,
+        };
+        let done = work.await;
+        self.end(pending).await;
+        done
+    }
+
+    async fn begin_removal(&self, name: &str) -> Result<Vec<Pending>> {
+        match self.names.mark(name, self.shard, self.term).await {
+            Ok(marked) => Ok(vec![marked]),
+            // The disk was not entered yet, or does not exist. An entry keeps it from being entered now.
+            Err(ClusterError::Missing(_)) => {
+                self.names.reserve(&[name], Kind::Volume, self.shard, self.term).await
+            }
+            // Another shard had a disk of the name when this shard joined the cluster.
+            Err(ClusterError::Elsewhere { .. }) => Ok(Vec::new()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Ends operations by what the shard has. If that fails, the work was done nevertheless: the entries are
+    /// settled later.
+    async fn end(&self, pending: Vec<Pending>) {
+        let mut groups: BTreeMap<bool, Vec<Pending>> = BTreeMap::new();
+        for one in pending {
+            match self.disks.find(one.name()) {
+                Ok(found) => groups.entry(found.is_some()).or_default().push(one),
+                // The place in the list of operations in progress is kept: whether the commit takes effect is
+                // not known. The pool has stopped, and the next owner of the shard settles the entry.
+                Err(_) => std::mem::forget(one),
+            }
+        }
+        for (exists, pending) in groups {
+            if let Err(e) = self.names.end(pending, exists).await {
+                tracing::warn!("names of shard {} are settled later: {e}", self.shard);
+                self.is_due.store(true, Relaxed);
+            }
+        }
+    }
+
+    /// Settles the entry of one name, if an operation on it was interrupted.
+    async fn settle(&self, name: &str) -> Result<Option<bool>> {
+        self.names
+            .settle(name, self.shard, self.term, async |name| Ok(self.disks.find(name)?.is_some()))
+            .await
+    }
+
+    /// Settles all operations that were interrupted. Returns the number.
+    ///
+    /// # Errors
+    /// Those of [`Names::settle`].
+    pub async fn settle_all(&self) -> Result<u64> {
+        self.is_due.store(false, Relaxed);
+        let mut settled = 0;
+        for pending in self.names.pending(self.shard).await? {
+            settled += u64::from(self.settle(&pending.name).await?.is_some());
+        }
+        Ok(settled)
+    }
+
+    /// Enters the disks of the shard that have no entry: those of a pool that became a shard. Returns the
+    /// number of disks that were entered, and the names that other shards have.
+    ///
+    /// # Errors
+    /// Those of [`Names::reserve`].
+    pub async fn enter_all(&self) -> Result<(u64, Vec<ClusterError>)> {
+        let (mut entered, mut refused, mut last) = (0, Vec::new(), String::new());
+        loop {
+            let disks = self.disks.after(&last);
+            let Some((name, _)) = disks.last() else { return Ok((entered, refused)) };
+            last.clone_from(name);
+            let names: Vec<_> = disks.iter().map(|(name, _)| name.as_str()).collect();
+            let mut found = self.names.look_up_all(&names).await?;
+            for (name, kind) in &disks {
+                match found.remove(name) {
+                    Some(entry) if entry.shard == self.shard => {}
+                    Some(entry) => {
+                        refused.push(ClusterError::Elsewhere { name: name.clone(), shard: entry.shard });
+                    }
+                    // What the shard has then is found under the reservation: the disk may be removed now.
+                    None => match self.names.reserve(&[name], *kind, self.shard, self.term).await {
+                        Ok(pending) => {
+                            self.end(pending).await;
+                            entered += 1;
+                        }
+                        Err(e @ ClusterError::Exists(_)) => refused.push(e),
+                        // An operation in progress ends by itself.
+                        Err(ClusterError::Unsettled(_)) => {}
+                        Err(e) => return Err(e),
+                    },
+                }
+            }
+        }
+    }
+
+    /// Keeps the directory in accord with the shard, until another process owns the shard.
+    pub async fn maintain(&self, sleep: impl AsyncFn(Duration)) {
+        let mut is_entered = false;
+        loop {
+            let done = async {
+                let settled = self.settle_all().await?;
+                if settled > 0 {
+                    tracing::info!(
+                        "settled {settled} interrupted operations on names of shard {}",
+                        self.shard
+                    );
+                }
+                if is_entered {
+                    return Ok(());
+                }
+                let (entered, refused) = self.enter_all().await?;
+                if entered > 0 {
+                    tracing::info!(
+                        "entered {entered} disks of shard {} into the names of the cluster",
+                        self.shard
+                    );
+                }
+                for why in refused {
+                    tracing::warn!(
+                        "a disk of shard {} has no name in the cluster and is found at the socket of the shard only: {why}",
+                        self.shard
+                    );
+                }
+                is_entered = true;
+                Ok(())
+            };
+            let mut pause = SELDOM;
+            match done.await {
+                Ok(()) => {}
+                Err(ClusterError::Lost(_)) => return,
+                Err(e) => {
+                    tracing::warn!("the names of shard {} cannot be settled yet: {e}", self.shard);
+                    pause = OFTEN;
+                }
+            }
+            while pause > Duration::ZERO && !self.is_due.load(Relaxed) {
+                sleep(OFTEN).await;
+                pause = pause.saturating_sub(OFTEN);
+            }
+        }
+    }
+}

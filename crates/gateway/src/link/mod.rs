@@ -1,0 +1,268 @@
+//! Links: streams of bytes between nodes, to the processes of the shards that the other node owns.
+//!
+//! A link is a TCP connection with TLS 1.3, on which both ends prove that they are nodes of the cluster
+//! ([`identity`]). The node that connects says which service of which shard it wants; the other one opens the
+//! socket of the process of the shard, and from then on bytes pass in both directions.
+//!
+//! **A link that was closed delivers nothing later.** The kernel of the sender usually sends what was written
+//! before a close for minutes, and a write could arrive after the client has written newer data by another
+//! way. So a link is reset when it is closed (`SO_LINGER` with a time of zero), also if the process of the
+//! node is killed. An end that has to deliver everything waits until the other end has closed.
+
+pub mod identity;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional_with_sizes};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+pub use self::identity::{Identity, IdentityError, new_identity};
+use crate::{BoxFuture, NbdClient, Stream};
+
+/// Longest time until a link is connected, and until its beginning has been exchanged.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Longest time for which data that was sent is not acknowledged.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
+/// Longest message at the beginning of a link, in bytes.
+const MAX_MESSAGE: usize = 4096;
+/// Bytes that a link holds in each direction.
+const BUFFER: usize = 64 << 10;
+/// Links that have not exchanged their beginning yet.
+const MOST_BEGINNING: usize = 256;
+/// Pause after a connection could not be accepted, such as without a free descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A service of the process of a shard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Service {
+    /// The HTTP API.
+    Api,
+    /// NBD, for this client.
+    Nbd(NbdClient),
+}
+
+/// What the node that connects wants. Later versions may add fields.
+#[derive(Debug, Serialize, Deserialize)]
+struct Wanted {
+    shard: u32,
+    service: Service,
+}
+
+/// What the other node answers.
+#[derive(Debug, Serialize, Deserialize)]
+struct Answer {
+    /// Why there is no such stream; absent if it follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+}
+
+/// The shards that this node owns.
+pub trait Local: Send + Sync + 'static {
+    /// Opens a stream to a service of a shard. It fails if this node does not own the shard, or its process
+    /// does not serve clients.
+    fn open(&self, shard: u32, service: Service) -> BoxFuture<'_, io::Result<Stream>>;
+}
+
+/// Opens a stream to a service of a shard at the node with this address.
+///
+/// # Errors
+/// If the node cannot be reached, or is none of this cluster; if it refuses, with its reason.
+pub async fn connect(
+    address: SocketAddr,
+    identity: &Identity,
+    shard: u32,
+    service: Service,
+) -> io::Result<Stream> {
+    let connected = async {
+        let socket = TcpStream::connect(address).await?;
+        prepare(&socket)?;
+        let connector = TlsConnector::from(identity.client.clone());
+        let name = ServerName::try_from(identity::NAME).map_err(io::Error::other)?;
+        let mut stream = connector.connect(name, socket).await?;
+        send(&mut stream, &Wanted { shard, service }).await?;
+        let Answer { refused } = receive(&mut stream).await?;
+        match refused {
+            None => Ok(Box::new(stream) as Stream),
+            Some(why) => Err(io::Error::other(why)),
+        }
+    };
+    timeout(CONNECT, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Serves the links of other nodes. Never returns.
+pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, local: Arc<dyn Local>) {
+    let beginning = Arc::new(Semaphore::new(MOST_BEGINNING));
+    loop {
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(e) => {
+                tracing::warn!("a link of another node cannot be accepted: {e}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Those beyond the limit are closed: a node repeats the attempt, and a stranger gets no memory.
+        let Ok(permit) = beginning.clone().try_acquire_owned() else { continue };
+        let (identity, local) = (identity.borrow().clone(), local.clone());
+        tokio::spawn(async move {
+            let begun = timeout(CONNECT, accept(socket, identity, &*local)).await;
+            drop(permit);
+            match begun {
+                Ok(Ok((mut link, mut stream))) => {
+                    // Either end may break; both are closed then.
+                    let _ = copy_bidirectional_with_sizes(&mut link, &mut stream, BUFFER, BUFFER).await;
+                }
+                Ok(Err(e)) => tracing::debug!("a link has not begun: {e}"),
+                Err(_) => tracing::debug!("a link has not begun within {CONNECT:?}"),
+            }
+        });
+    }
+}
+
+async fn accept(socket: TcpStream, identity: Identity, local: &dyn Local) -> io::Result<(Stream, Stream)> {
+    prepare(&socket)?;
+    let mut link = TlsAcceptor::from(identity.server.clone()).accept(socket).await?;
+    let Wanted { shard, service } = receive(&mut link).await?;
+    match local.open(shard, service).await {
+        Ok(stream) => {
+            send(&mut link, &Answer { refused: None }).await?;
+            Ok((Box::new(link), stream))
+        }
+        Err(e) => {
+            send(&mut link, &Answer { refused: Some(e.to_string()) }).await?;
+            link.shutdown().await?;
+            // A reset would discard the answer: the other end closes first.
+            let _ = link.read(&mut [0]).await;
+            Err(e)
+        }
+    }
+}
+
+/// Sets the options of the socket of a link.
+fn prepare(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let socket = socket2::SockRef::from(socket);
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
+    let keepalive =
+        socket2::TcpKeepalive::new().with_time(UNACKNOWLEDGED / 2).with_interval(UNACKNOWLEDGED / 5);
+    socket.set_tcp_keepalive(&keepalive)
+}
+
+async fn send(stream: &mut (impl AsyncWrite + Unpin), message: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(message)?;
+    let len = u16::try_from(text.len()).ok().filter(|len| usize::from(*len) <= MAX_MESSAGE);
+    let len = len.ok_or_else(|| io::Error::other("a message is too long"))?;
+    stream.write_all(&[&len.to_be_bytes()[..], &text].concat()).await?;
+    stream.flush().await
+}
+
+async fn receive<T: for<'a> Deserialize<'a>>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<T> {
+    let len = usize::from(stream.read_u16().await?);
+    if len > MAX_MESSAGE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is too long"));
+    }
+    let mut text = vec![0; len];
+    stream.read_exact(&mut text).await?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::DuplexStream;
+
+    use super::*;
+
+    /// A node whose shard 7 echoes.
+    struct Echo;
+
+    impl Local for Echo {
+        fn open(&self, shard: u32, _: Service) -> BoxFuture<'_, io::Result<Stream>> {
+            Box::pin(async move {
+                if shard != 7 {
+                    return Err(io::Error::other("this node does not own the shard"));
+                }
+                let (near, far): (DuplexStream, DuplexStream) = tokio::io::duplex(1 << 10);
+                tokio::spawn(async move {
+                    let (mut read, mut write) = tokio::io::split(far);
+                    tokio::io::copy(&mut read, &mut write).await
+                });
+                Ok(Box::new(near) as Stream)
+            })
+        }
+    }
+
+    async fn node(identity: &Identity) -> (SocketAddr, watch::Sender<Identity>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, receiver) = watch::channel(identity.clone());
+        tokio::spawn(serve(listener, receiver, Arc::new(Echo)));
+        (address, sender)
+    }
+
+    fn identity() -> Identity {
+        Identity::parse(&new_identity().unwrap()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn bytes_pass_between_nodes_of_one_cluster() {
+        let own = identity();
+        let (address, _sender) = node(&own).await;
+        let mut link = connect(address, &own, 7, Service::Api).await.unwrap();
+        let sent: Vec<u8> = (0..1 << 20).map(|i: u32| (i * 7) as u8).collect();
+        let (mut read, mut write) = tokio::io::split(&mut link);
+        let mut received = vec![0; sent.len()];
+        let (written, read) = tokio::join!(
+            async {
+                write.write_all(&sent).await?;
+                write.flush().await
+            },
+            read.read_exact(&mut received)
+        );
+        (written.unwrap(), read.unwrap());
+        assert!(received == sent);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_states_the_reason() {
+        let own = identity();
+        let (address, _sender) = node(&own).await;
+        let error = connect(address, &own, 8, Service::Api).await.err().unwrap();
+        assert_eq!(error.to_string(), "this node does not own the shard");
+    }
+
+    #[tokio::test]
+    async fn strangers_and_former_members_are_refused() {
+        let (own, other) = (identity(), identity());
+        let (address, sender) = node(&own).await;
+        assert!(connect(address, &other, 7, Service::Api).await.is_err());
+        let mut bare = TcpStream::connect(address).await.unwrap();
+        bare.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        // The other end is closed, in order or by a reset.
+        let mut rest = Vec::new();
+        let _ = bare.read_to_end(&mut rest).await;
+        assert!(!String::from_utf8_lossy(&rest).contains("HTTP"));
+        sender.send_replace(other.clone());
+        assert!(connect(address, &own, 7, Service::Api).await.is_err(), "the identity was replaced");
+        assert!(connect(address, &other, 7, Service::Api).await.is_ok());
+    }
+
+    #[test]
+    fn damaged_identities_are_refused() {
+        assert!(Identity::parse("").is_err());
+        let (one, other) = (new_identity().unwrap(), new_identity().unwrap());
+        let end = "-----END PRIVATE KEY-----";
+        let (key, _) = one.split_once(end).unwrap();
+        let (_, certificate) = other.split_once(end).unwrap();
+        assert!(Identity::parse(&format!("{key}{end}{certificate}")).is_err(), "they do not belong together");
+    }
+}
