@@ -5,6 +5,7 @@ mod cache;
 mod classes;
 pub mod client;
 mod clients;
+mod cluster;
 mod connect;
 mod disks;
 mod error;
@@ -25,6 +26,7 @@ mod uploads;
 pub use cache::{CacheAdviceView, CacheView, ClassReadsView, ReadCacheView};
 pub use classes::{ClassView, ClassesView};
 pub use clients::{DiskClientView, DiskClientsView, Protocol};
+pub use cluster::{ClusterView, LocationView, MISSING_SHARDS, NodeStateView, NodeView, ShardView};
 pub use connect::{ClientKind, ConnectView, MissingWayView, WayView};
 pub use disks::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Reset, Resets, Resize,

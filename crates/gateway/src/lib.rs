@@ -8,6 +8,7 @@
 //!               └── UNIX socket ── process of the shard, if this node is the owner
 //! ```
 
+pub mod api;
 pub mod fence;
 pub mod link;
 

@@ -1,0 +1,87 @@
+//! Clusters in the API: nodes, shards, and where a volume is served.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The header of a list from all shards, if some shards did not answer: their numbers, separated by commas. The
+/// list lacks what these shards have.
+pub const MISSING_SHARDS: &str = "forebay-missing-shards";
+
+/// The state of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeStateView {
+    /// It owns shards.
+    Up,
+    /// It hands its shards over, and gets none.
+    Draining,
+    /// It did not answer when another node took a shard over from it.
+    Suspect,
+}
+
+/// A node of the cluster.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Node)]
+pub struct NodeView {
+    /// Number of the node.
+    pub number: u32,
+    /// Name of the node.
+    pub name: String,
+    /// Address at which clients and other nodes reach the node; empty if it serves clients of its host only.
+    pub address: String,
+    /// State.
+    pub state: NodeStateView,
+    /// Number of shards that the node is to own.
+    pub homes: usize,
+    /// Number of shards that the node has opened last.
+    pub owned: usize,
+}
+
+/// A shard of the cluster.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Shard)]
+pub struct ShardView {
+    /// Number of the shard.
+    pub number: u32,
+    /// The pool of the shard.
+    pub pool: String,
+    /// The node that is to own the shard.
+    pub home: Option<String>,
+    /// The node that has opened the shard last.
+    pub owner: Option<String>,
+    /// `serving`, `opening`, `silent`, `free` or `missing`; absent if nobody has looked at the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// Where the owner serves NBD.
+    pub nbd: Vec<String>,
+}
+
+/// A cluster.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Cluster)]
+pub struct ClusterView {
+    /// Address of the cluster.
+    pub cluster: String,
+    /// Number of the last change of the members and shards.
+    pub version: u64,
+    /// The nodes.
+    pub nodes: Vec<NodeView>,
+    /// The shards.
+    pub shards: Vec<ShardView>,
+}
+
+/// Where a volume or image of a cluster is served.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Location)]
+pub struct LocationView {
+    /// Name of the volume or image.
+    pub name: String,
+    /// The shard that has it.
+    pub shard: u32,
+    /// The node that has opened the shard last.
+    pub node: Option<String>,
+    /// Address of this node; empty if it serves clients of its host only.
+    pub address: String,
+    /// Where this node serves NBD for the shard without forwarding.
+    pub nbd: Vec<String>,
+}

@@ -1,0 +1,109 @@
+//! Errors of the gateway: `application/problem+json` (RFC 9457), as the servers of shards have them.
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use forebay_api::{ErrorKind, Problem};
+
+/// Media type of errors.
+const PROBLEM_JSON: &str = "application/problem+json";
+
+/// An error of the gateway.
+#[derive(Debug)]
+pub(super) struct Failure {
+    status: StatusCode,
+    code: &'static str,
+    title: &'static str,
+    detail: String,
+    remedy: &'static str,
+}
+
+impl Failure {
+    pub fn not_found(name: &str) -> Failure {
+        Failure {
+            status: StatusCode::NOT_FOUND,
+            code: ErrorKind::NotFound.code(),
+            title: "Not found",
+            detail: format!("no volume or image of the cluster is named {}", forebay_text::quoted(name)),
+            remedy: "check the name; the lists of volumes and images have all names",
+        }
+    }
+
+    pub fn bad_request(detail: impl Into<String>) -> Failure {
+        Failure {
+            status: StatusCode::BAD_REQUEST,
+            code: ErrorKind::BadRequest.code(),
+            title: "Invalid request",
+            detail: detail.into(),
+            remedy: "correct the request; /api/v1/openapi.json of a shard describes each route",
+        }
+    }
+
+    /// A resource that each shard has.
+    pub fn each_shard() -> Failure {
+        Failure {
+            status: StatusCode::NOT_FOUND,
+            code: "needs_shard",
+            title: "Shard missing",
+            detail: "each shard of the cluster has such a resource of its own".to_owned(),
+            remedy: "name the shard: 'forebay --shard NUMBER ...', or the path /api/v1/shards/NUMBER/...",
+        }
+    }
+
+    /// The directory of names cannot be read.
+    pub fn directory(e: &std::io::Error) -> Failure {
+        Failure {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            code: ErrorKind::Store.code(),
+            title: "Names not available",
+            detail: format!("the names of the cluster cannot be read: {e}"),
+            remedy: "look at the state of Ceph, then repeat the request",
+        }
+    }
+
+    /// No node serves the shard. Nothing was sent.
+    pub fn no_owner(shard: u32, e: &std::io::Error) -> Failure {
+        Failure {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            code: ErrorKind::NotOwner.code(),
+            title: "Shard not served",
+            detail: format!("no node serves shard {shard}: {e}; nothing was changed"),
+            remedy: "repeat the request in some seconds; 'forebay cluster status' shows the owners of the shards",
+        }
+    }
+
+    /// The owner of the shard has ended before its answer was complete.
+    pub fn broken(shard: u32, e: &dyn std::fmt::Display) -> Failure {
+        Failure {
+            status: StatusCode::BAD_GATEWAY,
+            code: "not_answered",
+            title: "Not answered",
+            detail: format!("the owner of shard {shard} has ended before it answered ({e})"),
+            remedy: "look whether the change was made, then repeat the request",
+        }
+    }
+
+    /// A part of a request that concerns several shards was refused or has failed.
+    pub fn internal(detail: impl Into<String>) -> Failure {
+        Failure {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            code: ErrorKind::Internal.code(),
+            title: "Defect",
+            detail: detail.into(),
+            remedy: "report the defect, with the log of the node",
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let problem = Problem {
+            kind: format!("urn:forebay:problem:{}", self.code),
+            title: self.title.to_owned(),
+            status: self.status.as_u16(),
+            detail: self.detail,
+            code: self.code.to_owned(),
+            remedy: self.remedy.to_owned(),
+        };
+        (self.status, [(header::CONTENT_TYPE, PROBLEM_JSON)], axum::Json(problem)).into_response()
+    }
+}

@@ -1,0 +1,115 @@
+//! Which shard a request of the API concerns.
+
+use hyper::Method;
+
+/// Where a request goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// The shard that has the volume or image of this name.
+    Disk(String),
+    /// The shard that has the volume or image, which this field of the body names.
+    DiskInBody(&'static str),
+    /// A shard for a new volume.
+    New,
+    /// A shard for an image that is imported. A file of this host needs a shard of this node.
+    Import,
+    /// All shards. Their lists are merged in the order of this field of the elements.
+    All(&'static str),
+    /// All shards. Their states are combined.
+    Health,
+    /// The shards of the volumes that the body lists.
+    Resets,
+    /// This shard, with this path.
+    Shard(u32, String),
+    /// The nodes and the shards.
+    Cluster,
+    /// Where a volume or image is served.
+    Location(String),
+    /// Each shard has such a resource of its own: the request has to name the shard.
+    EachShard,
+}
+
+/// The destination of a request. `segments` is the path after the prefix of the API, decoded.
+pub(super) fn destination(method: &Method, segments: &[&str], raw: &str) -> Destination {
+    use Destination as D;
+    let of_volume = |name: &str| name.split_once('@').map_or(name, |(volume, _)| volume).to_owned();
+    match segments {
+        ["cluster"] => D::Cluster,
+        ["shards", number, ..] => match number.parse() {
+            Ok(number) => {
+                let rest = raw.trim_start_matches('/').splitn(3, '/').nth(2).unwrap_or_default();
+                D::Shard(number, format!("/{rest}"))
+            }
+            Err(_) => D::EachShard,
+        },
+        ["volumes"] | ["images"] | ["activity"] if *method == Method::GET => D::All("name"),
+        ["jobs"] if *method == Method::GET => D::All("id"),
+        ["health"] => D::Health,
+        ["volumes"] => D::New,
+        ["images"] => D::Import,
+        ["clones"] => D::DiskInBody("source"),
+        ["resets"] => D::Resets,
+        ["volumes" | "images", name, "location"] => D::Location(of_volume(name)),
+        ["images", _] if *method == Method::POST => D::DiskInBody("source"),
+        ["volumes" | "images" | "stats", name, ..] => D::Disk(of_volume(name)),
+        _ => D::EachShard,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to(method: Method, path: &str) -> Destination {
+        let segments: Vec<_> = path.split('/').skip(1).collect();
+        destination(&method, &segments, path)
+    }
+
+    #[test]
+    fn requests_go_to_the_shard_of_their_disk() {
+        use Destination as D;
+        let disk = |name: &str| D::Disk(name.to_owned());
+        assert_eq!(to(Method::GET, "/volumes/a"), disk("a"));
+        assert_eq!(to(Method::DELETE, "/volumes/a/snapshots/b"), disk("a"));
+        assert_eq!(to(Method::GET, "/stats/a@b"), disk("a"), "a snapshot is in the shard of its volume");
+        assert_eq!(to(Method::POST, "/images/new"), D::DiskInBody("source"));
+        assert_eq!(to(Method::POST, "/images/new/profile"), disk("new"));
+        assert_eq!(to(Method::POST, "/clones"), D::DiskInBody("source"));
+        assert_eq!(to(Method::POST, "/volumes"), D::New);
+        assert_eq!(to(Method::GET, "/volumes"), D::All("name"));
+        assert_eq!(to(Method::GET, "/volumes/a/location"), D::Location("a".into()));
+        assert_eq!(to(Method::GET, "/shards/12/volumes/a%2Fb"), D::Shard(12, "/volumes/a%2Fb".into()));
+        assert_eq!(to(Method::GET, "/shards/12"), D::Shard(12, "/".into()));
+        assert_eq!(to(Method::GET, "/shards/x/stats"), D::EachShard);
+        assert_eq!(to(Method::POST, "/pool/gc"), D::EachShard);
+    }
+
+    /// Every route of the API has a destination that was chosen: a new route fails here.
+    #[test]
+    fn each_route_was_considered() {
+        let text = include_str!("../../../../docs/openapi.json");
+        let document: serde_json::Value = serde_json::from_str(text).unwrap();
+        let per_shard = [
+            "capacity",
+            "events",
+            "jobs",
+            "openapi.json",
+            "pool",
+            "session",
+            "stats",
+            "targets",
+            "tenants",
+            "tokens",
+            "uploads",
+        ];
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            let path = path.strip_prefix(forebay_api::PREFIX).unwrap();
+            for method in methods.as_object().unwrap().keys() {
+                let method = Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
+                let is_per_shard = to(method.clone(), path) == Destination::EachShard;
+                let first = path.split('/').nth(1).unwrap();
+                assert!(!is_per_shard || per_shard.contains(&first), "{method} {path} has no destination");
+            }
+        }
+    }
+}
