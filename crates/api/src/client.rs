@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use crate::{ErrorDetail, ErrorKind, HEADER, PREFIX, Problem, SOCKET_HOST};
+use crate::{ErrorDetail, ErrorKind, HEADER, MISSING_SHARDS, PREFIX, Problem, SOCKET_HOST};
 
 /// Characters that are escaped in a path segment: all except the unreserved characters of RFC 3986.
 pub const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
@@ -97,6 +97,8 @@ pub fn path(segments: &[&str]) -> String {
 /// A client of the server on one control socket.
 pub struct Client {
     socket: PathBuf,
+    /// The shard of a cluster that all requests concern.
+    shard: Option<u32>,
     /// Whether a long wait is still to be reported on standard error.
     reports_wait: AtomicBool,
 }
@@ -104,7 +106,12 @@ pub struct Client {
 impl Client {
     /// Creates a client of the server on `socket`. Each request opens its own connection.
     pub fn new(socket: &Path) -> Client {
-        Client { socket: socket.to_owned(), reports_wait: AtomicBool::new(false) }
+        Client { socket: socket.to_owned(), shard: None, reports_wait: AtomicBool::new(false) }
+    }
+
+    /// All requests concern this shard of the cluster whose node has the socket.
+    pub fn of_shard(self, shard: Option<u32>) -> Client {
+        Client { shard, ..self }
     }
 
     /// Reports on standard error, once, that a response takes long. No request times out: a job may be long.
@@ -221,6 +228,10 @@ impl Client {
         media_type: &str,
         bytes: Bytes,
     ) -> Result<Response<Incoming>> {
+        let path = match self.shard {
+            Some(shard) => path.replacen(PREFIX, &format!("{PREFIX}/shards/{shard}"), 1),
+            None => path,
+        };
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -237,6 +248,12 @@ impl Client {
         tokio::spawn(connection);
         let response = sender.send_request(request).await.map_err(|e| broken(&e))?;
         if response.status().is_success() {
+            if let Some(missing) = response.headers().get(MISSING_SHARDS) {
+                let shards = missing.to_str().unwrap_or_default();
+                let line =
+                    format!("forebay: these shards do not answer, so their disks are not listed: {shards}");
+                eprintln!("{}", forebay_text::one_line(&line));
+            }
             return Ok(response);
         }
         let status = response.status();

@@ -85,6 +85,9 @@ pub struct DiskView {
     /// The tenant to which it belongs.
     #[serde(default)]
     pub tenant: Option<String>,
+    /// In a list of a cluster: the shard that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<u32>,
     /// Limits and weight.
     #[serde(default)]
     pub limits: Box<LimitSet>,

@@ -59,8 +59,12 @@ pub struct Node {
     pub id: String,
     /// Name for people; no other member has it.
     pub name: String,
-    /// The address at which clients and other nodes reach the node; empty if it serves local clients only.
+    /// The address at which clients of other hosts reach the shards of the node directly; empty if there is
+    /// none.
     pub address: String,
+    /// The socket address of the node's links.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub links: String,
     /// Its share of the shards, relative to other nodes.
     pub weight: f64,
     /// What an administrator has decided.
@@ -112,6 +116,9 @@ pub struct Shard {
 struct Identity {
     format: u32,
     id: String,
+    /// Key and certificate of the links between the nodes.
+    #[serde(default)]
+    links: String,
 }
 
 /// The map as of one version.
@@ -121,6 +128,8 @@ pub struct Map {
     pub id: String,
     /// Number of the last change.
     pub version: u64,
+    /// The key and the certificate by which nodes recognize each other, as PEM text.
+    pub links: String,
     /// The members by number.
     pub nodes: BTreeMap<u32, Node>,
     /// The shards by number.
@@ -135,6 +144,7 @@ pub struct Change {
     nodes: Vec<Node>,
     removed_nodes: Vec<Node>,
     shards: Vec<Shard>,
+    links: Option<String>,
 }
 
 impl Change {
@@ -150,6 +160,12 @@ impl Change {
         self
     }
 
+    /// Replaces the key and the certificate of the links between nodes.
+    pub fn set_links(mut self, links: String) -> Change {
+        self.links = Some(links);
+        self
+    }
+
     /// Writes a shard.
     pub fn set_shard(mut self, shard: Shard) -> Change {
         self.shards.push(shard);
@@ -157,7 +173,10 @@ impl Change {
     }
 
     fn is_empty(&self) -> bool {
-        self.nodes.is_empty() && self.removed_nodes.is_empty() && self.shards.is_empty()
+        self.nodes.is_empty()
+            && self.removed_nodes.is_empty()
+            && self.shards.is_empty()
+            && self.links.is_none()
     }
 }
 
@@ -183,6 +202,10 @@ fn damaged(reason: impl ToString) -> ClusterError {
 
 fn json<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).expect("a record consists of texts and numbers")
+}
+
+fn text(identity: &Identity) -> String {
+    serde_json::to_string(identity).expect("a record consists of texts and numbers")
 }
 
 /// The namespace of a shard that a cluster creates.
@@ -261,8 +284,8 @@ impl Map {
     }
 
     fn parse(found: &Entries) -> Result<Map> {
-        let Identity { id, .. } = identity_in(found)?;
-        let mut map = Map { id, version: version_in(found)?, ..Map::default() };
+        let Identity { id, links, .. } = identity_in(found)?;
+        let mut map = Map { id, links, version: version_in(found)?, ..Map::default() };
         for (key, value) in &found.entries {
             map.take(key, value)?;
         }
@@ -334,14 +357,14 @@ impl Maps {
         Maps(cluster)
     }
 
-    /// Creates the map of a cluster. `id` is a new identity.
+    /// Creates the map of a cluster. `id` is a new identity, and `links` the key and the certificate of its
+    /// links.
     ///
     /// # Errors
     /// [`ClusterError::Exists`] if the map exists; those of Ceph.
-    pub async fn create(&self, name: &str, id: &str, shards: &[Shard]) -> Result<()> {
+    pub async fn create(&self, name: &str, id: &str, links: &str, shards: &[Shard]) -> Result<()> {
         let entries = shards.iter().map(|shard| (shard_key(shard.number), json(shard))).collect();
-        let identity = Identity { format: FORMAT, id: id.to_owned() };
-        let identity = String::from_utf8(json(&identity)).expect("JSON is text");
+        let identity = text(&Identity { format: FORMAT, id: id.to_owned(), links: links.to_owned() });
         let steps = vec![
             Step::Create,
             Step::Set(VERSION, digits(1)),
@@ -397,11 +420,11 @@ impl Maps {
         keys.sort();
         keys.dedup();
         let found = self.entries(Wanted::Keys(keys.clone())).await?;
-        if version_in(&found)? != version || identity_in(&found)?.id != map.id {
+        let identity = identity_in(&found)?;
+        if version_in(&found)? != version || identity.id != map.id {
             return self.read().await.map(Some);
         }
-        let mut new = map.clone();
-        new.version = version;
+        let mut new = Map { version, links: identity.links, ..map.clone() };
         keys.iter().for_each(|key| new.forget(key));
         for (key, value) in &found.entries {
             new.take(key, value)?;
@@ -449,12 +472,17 @@ impl Maps {
             }
             entries.insert(log_key(version), keys.join("\n").into_bytes());
             removed.extend(version.checked_sub(LOGGED).map(log_key));
-            let steps = vec![
+            let mut steps = vec![
                 Step::Require(VERSION, digits(version - 1)),
                 Step::Set(VERSION, digits(version)),
                 Step::RemoveKeys(removed),
                 Step::SetEntries(entries.into_iter().collect()),
             ];
+            if let Some(links) = change.links {
+                map.links.clone_from(&links);
+                steps
+                    .push(Step::Set(IDENTITY, text(&Identity { format: FORMAT, id: map.id.clone(), links })));
+            }
             match self.0.operate(OBJECT, steps, WhenFull::Proceed).await {
                 Ok(()) => return Ok(map),
                 Err(Errno(libc::ECANCELED)) => {}
@@ -493,7 +521,7 @@ mod tests {
     fn maps() -> Maps {
         let maps = Maps::new(SimulatedRados::immediate().client());
         let shards = new_shards("vdi", 4, None);
-        run(maps.create("vdi", "id-1", &shards)).unwrap();
+        run(maps.create("vdi", "id-1", "key 1", &shards)).unwrap();
         maps
     }
 
@@ -503,6 +531,7 @@ mod tests {
             id: format!("id-{number}"),
             name: format!("node{number}"),
             address: String::new(),
+            links: String::new(),
             weight: 1.0,
             state: NodeState::Up,
             process: "p1".into(),
@@ -513,7 +542,7 @@ mod tests {
     #[test]
     fn a_map_is_created_once_and_read_back() {
         let maps = maps();
-        assert_eq!(run(maps.create("vdi", "id-2", &[])), Err(ClusterError::Exists("vdi".into())));
+        assert_eq!(run(maps.create("vdi", "id-2", "", &[])), Err(ClusterError::Exists("vdi".into())));
         let map = run(maps.read()).unwrap();
         assert_eq!((map.id.as_str(), map.version, map.shards.len()), ("id-1", 1, 4));
         assert_eq!(map.shards[&2].namespace, "vdi.00002");
@@ -528,7 +557,9 @@ mod tests {
         let first = run(maps.read()).unwrap();
         assert_eq!(run(maps.refresh(&first)).unwrap(), None);
         run(maps.change(|_| Ok(Change::default().set_node(node(1)).set_node(node(2))))).unwrap();
-        let second = run(maps.change(|_| Ok(Change::default().remove_node(node(1))))).unwrap();
+        let removal = || Change::default().remove_node(node(1)).set_links("key 2".into());
+        let second = run(maps.change(|_| Ok(removal()))).unwrap();
+        assert_eq!([first.links.as_str(), &second.links], ["key 1", "key 2"]);
         let refreshed = run(maps.refresh(&first)).unwrap().unwrap();
         assert_eq!(refreshed, second);
         assert_eq!(refreshed, run(maps.read()).unwrap());

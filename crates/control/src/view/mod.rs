@@ -56,6 +56,7 @@ pub(crate) fn disk_view(info: &DiskInfo) -> Option<DiskView> {
         Role::Import | Role::Metadata => return None,
     };
     Some(DiskView {
+        shard: None,
         name: info.name.clone(),
         kind,
         size_bytes: info.size,

@@ -69,6 +69,9 @@ pub struct Global {
         "Data directory [default: {DEFAULT_DATA}; serve has no default]"
     ))]
     pub data: Option<PathBuf>,
+    /// At a node of a cluster: the shard that the command concerns
+    #[arg(long, global = true, value_name = "NUMBER")]
+    pub shard: Option<u32>,
 }
 
 /// The commands.

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use clap::{Args, Subcommand};
+use forebay_api::{ClusterView, NodeStateView, NodeView};
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
 use forebay_store::StoreError;
 use forebay_store::rados::{PoolWatch, RadosAddress, RadosOptions, Sight, ownership};
-use serde::Serialize;
 
 use super::args::CephArgs;
 use super::{CliError, output};
@@ -109,41 +109,6 @@ pub enum NodeCommand {
     },
 }
 
-/// A node in the output.
-#[derive(Debug, Serialize)]
-struct NodeView {
-    number: u32,
-    name: String,
-    address: String,
-    state: &'static str,
-    /// Shards that the node is to own.
-    homes: usize,
-    /// Shards that the node has opened last.
-    owned: usize,
-}
-
-/// A shard in the output.
-#[derive(Debug, Serialize)]
-struct ShardView {
-    number: u32,
-    pool: String,
-    home: Option<String>,
-    /// The node that has opened the shard last.
-    owner: Option<String>,
-    /// `serving`, `opening`, `silent`, `free` or `missing`.
-    state: &'static str,
-    /// Where the owner serves NBD.
-    nbd: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct ClusterView {
-    cluster: String,
-    version: u64,
-    nodes: Vec<NodeView>,
-    shards: Vec<ShardView>,
-}
-
 /// A cluster that is open for a command.
 struct Open {
     address: RadosAddress,
@@ -190,7 +155,7 @@ pub(super) fn run_node(command: NodeCommand, json: bool) -> Result<(), CliError>
     match command {
         NodeCommand::List { address } => {
             let map = block_on(async { Open::new(address)?.read().await })?;
-            output::print_result(&nodes(&map), json, |nodes| nodes_text(nodes))
+            output::print_result(&node::nodes(&map), json, |nodes| nodes_text(nodes))
         }
         NodeCommand::Drain { address, name, cancel } => block_on(drain(Open::new(address)?, &name, cancel)),
         NodeCommand::Rm { address, name } => block_on(remove(Open::new(address)?, &name)),
@@ -221,8 +186,9 @@ async fn create(open: Open, shards: u32, from: Option<String>, json: bool) -> Re
     }
     let all = new_shards(&open.address.name, shards, from.as_deref());
     let identity = node::new_identity().map_err(CliError::System)?;
-    open.maps.create(&open.address.name, &identity, &all).await.map_err(|e| open.failed(e))?;
-    output::print_result(&view(&open, &open.read().await?, &BTreeMap::new()), json, |_| {
+    let links = node::new_links().map_err(|e| open.failed(e))?;
+    open.maps.create(&open.address.name, &identity, &links, &all).await.map_err(|e| open.failed(e))?;
+    output::print_result(&view(&open, &open.read().await?, None), json, |_| {
         format!(
             "created the cluster {} with {shards} shards; start nodes: forebay serve --cluster {}",
             open.address, open.address
@@ -245,7 +211,7 @@ async fn status(open: Open, json: bool) -> Result<(), CliError> {
     while let Some(look) = looks.join_next().await {
         seen.extend(look.ok().flatten());
     }
-    output::print_result(&view(&open, &map, &seen), json, status_text)
+    output::print_result(&view(&open, &map, Some(&seen)), json, status_text)
 }
 
 async fn drain(open: Open, name: &str, cancel: bool) -> Result<(), CliError> {
@@ -271,6 +237,8 @@ async fn drain(open: Open, name: &str, cancel: bool) -> Result<(), CliError> {
 }
 
 async fn remove(open: Open, name: &str) -> Result<(), CliError> {
+    // The former member has the key of the links.
+    let links = node::new_links().map_err(|e| open.failed(e))?;
     open.change(|map| {
         let node = find(map, name)?;
         let owned = map.shards.values().filter(|shard| shard.owner == Some(node.number)).count();
@@ -279,7 +247,7 @@ async fn remove(open: Open, name: &str) -> Result<(), CliError> {
                 "the node '{name}' owns {owned} shards: drain it first with 'forebay node drain', and wait until it owns none"
             )));
         }
-        Ok(Change::default().remove_node(node.clone()))
+        Ok(Change::default().remove_node(node.clone()).set_links(links.clone()))
     })
     .await?;
     output::line(&format!(
@@ -295,24 +263,7 @@ fn find<'a>(map: &'a Map, name: &str) -> Result<&'a Node, ClusterError> {
     })
 }
 
-fn nodes(map: &Map) -> Vec<NodeView> {
-    let of_node = |node: &Node| NodeView {
-        number: node.number,
-        name: node.name.clone(),
-        address: node.address.clone(),
-        state: match node.state {
-            NodeState::Draining => "draining",
-            NodeState::Up if node.is_suspect() => "suspect",
-            NodeState::Up => "up",
-        },
-        homes: map.shards_of(node.number).count(),
-        owned: map.shards.values().filter(|shard| shard.owner == Some(node.number)).count(),
-    };
-    map.nodes.values().map(of_node).collect()
-}
-
-fn view(open: &Open, map: &Map, seen: &BTreeMap<u32, (Sight, bool)>) -> ClusterView {
-    let name = |number: Option<u32>| map.nodes.get(&number?).map(|node| node.name.clone());
+fn view(open: &Open, map: &Map, seen: Option<&BTreeMap<u32, (Sight, bool)>>) -> ClusterView {
     let state = |seen: Option<&(Sight, bool)>| match seen {
         None => "missing",
         Some((sight, _)) if sight.owner.is_none() || sight.is_free => "free",
@@ -320,16 +271,16 @@ fn view(open: &Open, map: &Map, seen: &BTreeMap<u32, (Sight, bool)>) -> ClusterV
         Some((sight, true)) if sight.is_serving => "serving",
         Some(_) => "opening",
     };
-    let shards = map.shards.values().map(|shard| ShardView {
-        number: shard.number,
-        pool: format!("rados:{}/{}", open.address.pool, shard.namespace),
-        home: name(shard.home),
-        owner: name(shard.owner),
-        state: state(seen.get(&shard.number)),
-        nbd: shard.nbd.clone(),
-    });
-    let shards = shards.collect();
-    ClusterView { cluster: open.address.to_string(), version: map.version, nodes: nodes(map), shards }
+    let states = seen.map(|seen| map.shards.keys().map(|shard| (*shard, state(seen.get(shard)))).collect());
+    node::view(&open.address.pool, open.address.to_string(), map, &states.unwrap_or_default())
+}
+
+fn state_text(state: NodeStateView) -> &'static str {
+    match state {
+        NodeStateView::Up => "up",
+        NodeStateView::Draining => "draining",
+        NodeStateView::Suspect => "suspect",
+    }
 }
 
 fn nodes_text(nodes: &[NodeView]) -> String {
@@ -338,7 +289,7 @@ fn nodes_text(nodes: &[NodeView]) -> String {
         let address = if node.address.is_empty() { "-" } else { &node.address };
         let (number, owned, homes) =
             (node.number.to_string(), node.owned.to_string(), node.homes.to_string());
-        t.add_row([&node.name, &number, node.state, address, &owned, &homes]);
+        t.add_row([&node.name, &number, state_text(node.state), address, &owned, &homes]);
     }
     output::render(t)
 }
@@ -348,7 +299,8 @@ fn status_text(view: &ClusterView) -> String {
     let text = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
     for shard in &view.shards {
         let (number, nbd) = (shard.number.to_string(), shard.nbd.join(" "));
-        t.add_row([&number, shard.state, &text(&shard.owner), &text(&shard.home), &shard.pool, &nbd]);
+        let state = shard.state.as_deref().unwrap_or("-");
+        t.add_row([&number, state, &text(&shard.owner), &text(&shard.home), &shard.pool, &nbd]);
     }
     format!("{}\n{}", nodes_text(&view.nodes), output::render(t))
 }

@@ -64,7 +64,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         command => {
             // A script expects one line on standard error, and only for a failure.
             let reports_wait = std::io::stderr().is_terminal();
-            let client = Client::new(&socket_path(&cli.global)?).reporting_wait(reports_wait);
+            let client = Client::new(&socket_path(&cli.global)?).of_shard(cli.global.shard);
+            let client = client.reporting_wait(reports_wait);
             let commands = ClientCommands { client, json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.map_err(CliError::System)?.block_on(async {

@@ -41,6 +41,8 @@ pub struct NodeConfig {
     pub file: Option<PathBuf>,
     /// The directory of the node's files.
     pub data: PathBuf,
+    /// The control socket of the node.
+    pub socket: PathBuf,
     /// The name of the node; the host's name if `None`.
     pub name: Option<String>,
     /// The address at which the shards of this node serve NBD to other hosts; none if `None`.
@@ -87,7 +89,6 @@ impl ConfigFile {
             ("--nbd", !serve.nbd.listen.is_empty()),
             ("--iscsi", !serve.iscsi.is_empty()),
             ("--http", serve.http.listen.is_some()),
-            ("--socket", serve.socket.is_some()),
             ("store.pool (--pool)", self.store.pool.is_some()),
             ("store.standby (--standby)", self.store.standby),
             ("nbd", self.nbd != Default::default()),
@@ -137,6 +138,7 @@ impl ConfigFile {
                 reason: e.to_string(),
             })?,
             data: serve.data.clone(),
+            socket: serve.socket.clone(),
             name,
             address: flags.address.or(section.address),
             cache: serve.pool.read_cache,
@@ -201,8 +203,6 @@ mod tests {
         }
         let audit = Overrides { audit: Some("/a".into()), ..Overrides::default() };
         assert!(refusal("", audit).contains("set it in the configuration file"));
-        let socket = Overrides { socket: Some("/s".into()), ..Overrides::default() };
-        assert!(refusal("", socket).contains("--socket"));
         assert!(refusal("name = \"a b\"", Overrides::default()).contains("cluster.name"));
     }
 }

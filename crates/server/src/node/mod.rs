@@ -11,30 +11,37 @@
 //! pool once a second, over one client of the Ceph cluster for all shards.
 
 mod decide;
+mod gateway;
+mod listen;
 mod process;
 mod shard;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
+use forebay_gateway::link::{self, Identity, IdentityError};
 use forebay_store::StoreError;
 use forebay_store::rados::librados::LibradosCluster;
 use forebay_store::rados::{Cluster, Errno, POOL_HEADER, PoolWatch, RadosAddress, RadosOptions};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use self::gateway::{Gateway, OwnShards};
+pub(crate) use self::gateway::{nodes, view};
+use self::listen::Listeners;
 use self::shard::{Seen, ShardTask, Shared};
 use crate::config::NodeConfig;
-use crate::serve::{Signals, notify};
+use crate::serve::listen::socket::ControlSocket;
+use crate::serve::{ServeError, Signals, notify};
 
 /// Interval at which a node reads what has changed in the map.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -77,6 +84,12 @@ pub enum NodeError {
         /// The error.
         source: ClusterError,
     },
+    /// The control socket cannot be used.
+    #[error(transparent)]
+    Socket(#[from] ServeError),
+    /// The links of the cluster cannot be used.
+    #[error("cannot use the links of the cluster: {0}")]
+    Links(#[from] IdentityError),
     /// The address of the node cannot be used.
     #[error(
         "cannot listen on the address {address} of the node: {error}; give an address of this host with --node-address"
@@ -128,14 +141,15 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
             );
         }
     });
-    let joined = tokio::select! {
+    let mut joined = tokio::select! {
         joined = Member::join(config) => joined?,
         // Ceph may not answer.
         () = signals.stop() => return Ok(()),
     };
+    let (stop, mut tasks, mut serving) = (joined.stop.clone(), JoinSet::new(), JoinSet::new());
+    let control = joined.serve(&mut serving)?;
     print_ready(&joined.shared.config, &joined.name, json);
     notify("READY=1");
-    let (stop, mut tasks) = (joined.stop.clone(), JoinSet::new());
     let result = tokio::select! {
         removed = joined.follow(&mut tasks) => Err(removed),
         () = signals.stop() => Ok(()),
@@ -143,6 +157,7 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     tracing::info!("stopping");
     notify("STOPPING=1");
     stop.send_replace(true);
+    drop(control);
     let ended = async { while tasks.join_next().await.is_some() {} };
     tokio::select! {
         _ = tokio::time::timeout(STOP, ended) => tracing::info!("stopped"),
@@ -155,6 +170,10 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
 /// This node as a member of the cluster.
 struct Member {
     shared: Arc<Shared>,
+    /// Until the node serves clients.
+    listeners: Option<Listeners>,
+    /// The identity of the cluster on its links.
+    identity: watch::Sender<Identity>,
     name: String,
     id: String,
     /// Identity of this process.
@@ -169,27 +188,48 @@ impl Member {
     async fn join(config: NodeConfig) -> Result<Member, NodeError> {
         let data = |error| NodeError::Data { path: config.data.clone(), error };
         let (id, lock) = identity(&config.data).map_err(data)?;
-        if let Some(address) = config.address {
-            // Otherwise a shard would move here, and could not be served.
-            TcpListener::bind((address, 0)).map_err(|error| NodeError::Address { address, error })?;
-        }
         let failed = |source| NodeError::Cluster { cluster: config.cluster.to_string(), source };
         let (address, ceph) = (config.cluster.clone(), config.ceph.clone());
         let connected = tokio::task::spawn_blocking(move || connect(&address, &ceph)).await;
         let cluster = connected.map_err(std::io::Error::other)??;
+        let own = config.address.or_else(|| cluster.own_address()).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        // Before the node joins: otherwise a shard would move here, and could not be served.
+        let listeners = Listeners::bind(&config.socket, own).await?;
+        let links = listeners.links()?.to_string();
         let maps = Maps::new(cluster.clone());
         create_if_missing(&cluster, &maps, &config.cluster.name, &new_identity()?).await.map_err(failed)?;
         let process = new_identity()?;
-        let map = join(&maps, &config, &id, &process).await?;
+        let map = join(&maps, &config, (&id, &process), &links).await?;
         let (number, name) =
             map.node_with_id(&id).map_or((0, String::new()), |node| (node.number, node.name.clone()));
         tracing::info!("joined the cluster {} as node '{name}', number {number}", config.cluster);
+        let (identity, _) = watch::channel(Identity::parse(&map.links)?);
         let seen = Seen { map: Arc::default(), eligible_since: BTreeMap::new() }.with(map);
         let (publish, map) = watch::channel(seen);
         let (stop, stopping) = watch::channel(false);
         let handover = Semaphore::new(1);
-        let shared = Shared { config, number, cluster, maps, map, handover, stop: stopping };
-        Ok(Member { shared: Arc::new(shared), name, id, process, publish, stop, _lock: lock })
+        let look = Notify::new();
+        let shared = Arc::new(Shared { config, number, cluster, maps, map, look, handover, stop: stopping });
+        Ok(Member {
+            shared,
+            listeners: Some(listeners),
+            identity,
+            name,
+            id,
+            process,
+            publish,
+            stop,
+            _lock: lock,
+        })
+    }
+
+    /// Serves clients, at the control socket and over links.
+    fn serve(&mut self, tasks: &mut JoinSet<()>) -> Result<Option<ControlSocket>, NodeError> {
+        let Some(listeners) = self.listeners.take() else { return Ok(None) };
+        let own = Arc::new(OwnShards::new(self.shared.config.data.clone()));
+        let identity = || self.identity.subscribe();
+        let gateway = Arc::new(Gateway::new(self.shared.clone(), own.clone(), identity()));
+        listeners.serve(tasks, gateway, own, identity(), self.stop.subscribe()).map(Some)
     }
 
     /// Follows the map, and runs the tasks of the shards. Returns when this node is not a member any more.
@@ -197,7 +237,10 @@ impl Member {
         let mut known = BTreeSet::new();
         loop {
             self.start_tasks(&mut known, tasks);
-            tokio::time::sleep(REFRESH).await;
+            tokio::select! {
+                () = tokio::time::sleep(REFRESH) => {}
+                () = self.shared.look.notified() => tokio::time::sleep(REFRESH / 10).await,
+            }
             notify("WATCHDOG=1");
             if let Err(e) = self.refresh().await {
                 return e;
@@ -256,6 +299,10 @@ impl Member {
             }
             Some(_) => {}
         }
+        if map.links != before.map.links {
+            tracing::info!("the key of the links between the nodes was replaced");
+            self.identity.send_replace(Identity::parse(&map.links)?);
+        }
         self.publish.send_replace(before.with(map));
         Ok(())
     }
@@ -295,7 +342,7 @@ async fn create_if_missing(
         }
         Err(e) => return Err(e.into()),
     }
-    match maps.create(name, identity, &new_shards(name, DEFAULT_SHARDS, None)).await {
+    match maps.create(name, identity, &new_links()?, &new_shards(name, DEFAULT_SHARDS, None)).await {
         Ok(()) => tracing::info!("created the cluster with {DEFAULT_SHARDS} shards"),
         // Another node was faster.
         Err(ClusterError::Exists(_)) => {}
@@ -305,7 +352,12 @@ async fn create_if_missing(
 }
 
 /// Makes this node a member, or records in the map that it has started again.
-async fn join(maps: &Maps, config: &NodeConfig, id: &str, process: &str) -> Result<Map, NodeError> {
+async fn join(
+    maps: &Maps,
+    config: &NodeConfig,
+    (id, process): (&str, &str),
+    links: &str,
+) -> Result<Map, NodeError> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
     let address = config.address.map_or_else(String::new, |address| address.to_string());
@@ -326,6 +378,7 @@ async fn join(maps: &Maps, config: &NodeConfig, id: &str, process: &str) -> Resu
             id: id.to_owned(),
             name: name.clone(),
             address: address.clone(),
+            links: links.to_owned(),
             weight: known.map_or(1.0, |node| node.weight),
             state: known.map_or(NodeState::Up, |node| node.state),
             process: process.to_owned(),
@@ -361,6 +414,11 @@ fn identity(data: &Path) -> std::io::Result<(String, File)> {
         File::open(data)?.sync_all()?;
     }
     Ok((id.trim().to_owned(), file))
+}
+
+/// A new key and certificate for the links between nodes.
+pub(crate) fn new_links() -> Result<String, ClusterError> {
+    link::new_identity().map_err(|e| ClusterError::Refused(e.to_string()))
 }
 
 /// A new identity: 128 random bits as text.

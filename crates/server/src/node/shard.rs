@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_cluster::map::{Change, Map, Maps, Node};
 use forebay_store::rados::librados::LibradosCluster;
 use forebay_store::rados::{PoolWatch, Sight};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 
 use super::decide::{Action, Claim, Process, RANKS, View, decide};
@@ -33,6 +33,8 @@ pub(super) struct Shared {
     pub cluster: Arc<LibradosCluster>,
     pub maps: Maps,
     pub map: watch::Receiver<Seen>,
+    /// Another look at the map is needed now.
+    pub look: Notify,
     /// One pool at a time is handed over.
     pub handover: Semaphore,
     pub stop: watch::Receiver<bool>,

@@ -27,7 +27,7 @@ mod error;
 mod error_location;
 mod health;
 mod host;
-mod listen;
+pub(crate) mod listen;
 mod open;
 mod ownership;
 mod reload;

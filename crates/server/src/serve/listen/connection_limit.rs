@@ -36,7 +36,7 @@ const IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// The place of a connection among the limited number of connections.
 #[derive(Debug)]
-pub(in crate::serve) struct Place {
+pub(crate) struct Place {
     /// Time since which no request is in progress; `None` while a request is in progress.
     idle_since: Mutex<Option<Instant>>,
     displaced: Notify,
@@ -78,7 +78,7 @@ impl Place {
 
 /// A request in progress. The request ends when this guard is dropped. A connection has one request at a
 /// time.
-pub(in crate::serve) struct Busy(Arc<Place>);
+pub(crate) struct Busy(Arc<Place>);
 
 impl Drop for Busy {
     fn drop(&mut self) {
@@ -110,7 +110,7 @@ impl Addresses {
 }
 
 /// A listener with a limit on its open connections.
-pub(in crate::serve) struct LimitedListener<L: Listener> {
+pub(crate) struct LimitedListener<L: Listener> {
     listener: L,
     permits: Arc<Semaphore>,
     places: Registry<Arc<Place>>,
@@ -194,13 +194,13 @@ where
 }
 
 /// Waits until the control plane has stopped.
-pub(in crate::serve) async fn stopped(stopping: &mut watch::Receiver<bool>) {
+pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
     // An error means that the control plane was dropped, so it has stopped.
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
 /// A connection that holds a permit of its listener.
-pub(in crate::serve) struct WithPermit<T> {
+pub(crate) struct WithPermit<T> {
     io: T,
     place: Arc<Place>,
     _held: (Option<OwnedSemaphorePermit>, Counted, Registered<Arc<Place>>),

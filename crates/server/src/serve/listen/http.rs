@@ -36,7 +36,7 @@ const HEADER_BYTES: usize = 32 << 10;
 const HEADERS: usize = 64;
 
 /// An address that a listener reports for its clients.
-pub(in crate::serve) trait ClientAddress {
+pub(crate) trait ClientAddress {
     /// The IP address of the client; `None` if the client does not use TCP.
     fn ip(&self) -> Option<IpAddr>;
 }
@@ -54,7 +54,7 @@ impl ClientAddress for tokio::net::unix::SocketAddr {
 }
 
 /// Serves a listener until `stop` completes; then finishes the requests in progress.
-pub(in crate::serve) async fn serve<L>(
+pub(crate) async fn serve<L>(
     mut listener: LimitedListener<L>,
     router: Router,
     certificate: Option<Arc<HttpsCertificate>>,

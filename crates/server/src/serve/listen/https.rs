@@ -61,7 +61,7 @@ struct State {
 }
 
 /// The certificate of the API.
-pub(in crate::serve) struct HttpsCertificate {
+pub(crate) struct HttpsCertificate {
     files: HttpsFiles,
     state: Mutex<State>,
 }

@@ -87,6 +87,7 @@ functions! {
         *mut usize,
     ) -> c_int;
     fn buffer_free(*mut c_char);
+    fn getaddrs(Raw, *mut *mut c_char) -> c_int;
 
     fn nobjects_list_open(Raw, *mut Raw) -> c_int;
     fn nobjects_list_next2(

@@ -28,8 +28,9 @@ mod runtime;
 mod ticks;
 mod write_op;
 
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -103,6 +104,22 @@ impl LibradosCluster {
         let (raw, io) = connect::connect(api, address, options)?;
         let client = Client { api, raw, runtime, end: Some(end) };
         Ok(LibradosCluster::of_client(Arc::new(client), io, &address.pool))
+    }
+
+    /// The address of this host from which the client reaches the Ceph cluster; `None` if Ceph does not tell.
+    pub fn own_address(&self) -> Option<IpAddr> {
+        let client = self.client();
+        let mut text: *mut c_char = std::ptr::null_mut();
+        // SAFETY: the handle is open, and the function writes a pointer to a text of its own, or none.
+        let result = unsafe { (client.api.getaddrs)(client.raw, &raw mut text) };
+        if result < 0 || text.is_null() {
+            return None;
+        }
+        // SAFETY: on success the text ends with a zero byte, and is freed by the function for that.
+        let address = own_address_in(&unsafe { CStr::from_ptr(text) }.to_string_lossy());
+        // SAFETY: as above; nothing uses the text any more.
+        unsafe { (client.api.buffer_free)(text) };
+        address
     }
 
     /// Another namespace of the same pool, reached by the same client of the cluster.
@@ -246,6 +263,15 @@ pub(super) fn namespaces_with(
     Ok(found.into_iter().filter(|(_, name)| name == object).map(|(namespace, _)| namespace).collect())
 }
 
+/// The first IP address in the addresses of a client, such as `10.0.0.1:0/3710147553` or
+/// `v2:[fd00::1]:0/1,v1:...`.
+fn own_address_in(text: &str) -> Option<IpAddr> {
+    let first = text.trim_matches(['[', ']']).split(',').next()?.split('/').next()?;
+    let first = first.strip_prefix("v2:").or_else(|| first.strip_prefix("v1:")).unwrap_or(first);
+    let address: Option<SocketAddr> = first.parse().ok();
+    address.map(|address| address.ip()).filter(|ip| !ip.is_unspecified())
+}
+
 /// Lists the namespaces and names of all objects. Blocks.
 fn list(connection: &Connection) -> Answer<Vec<(String, String)>> {
     let api = connection.api;
@@ -279,5 +305,22 @@ fn list(connection: &Connection) -> Answer<Vec<(String, String)>> {
     match end {
         Errno(libc::ENOENT) => Ok(names),
         e => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::own_address_in;
+
+    #[test]
+    fn the_own_address_is_found_in_what_ceph_returns() {
+        let find = |text: &str| own_address_in(text).map(|ip| ip.to_string());
+        assert_eq!(find("10.0.0.1:0/3710147553").as_deref(), Some("10.0.0.1"));
+        assert_eq!(find("v1:10.0.0.1:0/3710147553").as_deref(), Some("10.0.0.1"));
+        assert_eq!(find("[fd00::1]:0/1").as_deref(), Some("fd00::1"));
+        assert_eq!(find("[v2:10.0.0.2:0/7,v1:10.0.0.2:0/7]").as_deref(), Some("10.0.0.2"));
+        for none in ["", "-", ":/0", "0.0.0.0:0/5"] {
+            assert_eq!(find(none), None, "{none}");
+        }
     }
 }

@@ -1,0 +1,193 @@
+//! The node as a gateway: where the shards of the cluster are served, and what of them is served here.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_api::{ClusterView, NodeStateView, NodeView, ShardView};
+use forebay_cluster::map::{Map, Node, NodeState};
+use forebay_cluster::names::Names;
+use forebay_gateway::api::Cluster;
+use forebay_gateway::fence::Fences;
+use forebay_gateway::link::{self, Identity, Local, Service};
+use forebay_gateway::{BoxFuture, NbdClient, Shards, Stream};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+use super::process::directory_of;
+use super::shard::Shared;
+use crate::config::SOCKET_NAME;
+
+/// The shards that this node owns, for its own clients and for those of other nodes.
+pub(super) struct OwnShards {
+    data: PathBuf,
+    fences: Fences,
+}
+
+impl OwnShards {
+    pub fn new(data: PathBuf) -> OwnShards {
+        OwnShards { data, fences: Fences::default() }
+    }
+
+    async fn socket(&self, shard: u32, name: &str) -> io::Result<Stream> {
+        let path = directory_of(&self.data, shard).join(name);
+        let connected = UnixStream::connect(path).await;
+        connected.map(|stream| Box::new(stream) as Stream).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                io::Error::other(format!("shard {shard} is not served by this node"))
+            }
+            _ => e,
+        })
+    }
+}
+
+impl Local for OwnShards {
+    fn open(&self, shard: u32, service: Service) -> BoxFuture<'_, io::Result<Stream>> {
+        Box::pin(async move {
+            match service {
+                Service::Api => self.socket(shard, SOCKET_NAME).await,
+                Service::Nbd(client) => {
+                    let place = self.fences.begin(&client)?;
+                    place.fill(self.socket(shard, "nbd.sock").await?)
+                }
+            }
+        })
+    }
+}
+
+/// The gateway of a node.
+pub(super) struct Gateway {
+    shared: Arc<Shared>,
+    names: Names,
+    own: Arc<OwnShards>,
+    identity: watch::Receiver<Identity>,
+}
+
+impl Gateway {
+    pub fn new(shared: Arc<Shared>, own: Arc<OwnShards>, identity: watch::Receiver<Identity>) -> Gateway {
+        let names = Names::new(shared.cluster.clone());
+        Gateway { shared, names, own, identity }
+    }
+
+    fn map(&self) -> Arc<Map> {
+        self.shared.map.borrow().map.clone()
+    }
+
+    /// Opens a stream to a service of the present owner of a shard.
+    async fn connect(&self, shard: u32, service: Service) -> io::Result<Stream> {
+        let connected = match self.place_of(shard)? {
+            None => self.own.open(shard, service).await,
+            Some(links) => {
+                let identity = self.identity.borrow().clone();
+                link::connect(links, &identity, shard, service).await
+            }
+        };
+        if connected.is_err() {
+            // The shard may have another owner than this node knows.
+            self.shared.look.notify_one();
+        }
+        connected
+    }
+
+    /// The address of the links of the owner of a shard; `None` if this node is the owner.
+    fn place_of(&self, shard: u32) -> io::Result<Option<SocketAddr>> {
+        let map = self.map();
+        let owner = map.shards.get(&shard).and_then(|shard| shard.owner);
+        let owner = owner.ok_or_else(|| io::Error::other(format!("no node has opened shard {shard} yet")))?;
+        if owner == self.shared.number {
+            return Ok(None);
+        }
+        let node = map.nodes.get(&owner);
+        let node = node.ok_or_else(|| io::Error::other("its last owner is not a member any more"))?;
+        let unreachable =
+            |_| io::Error::other(format!("the node '{}' has no address for other nodes", node.name));
+        node.links.parse().map(Some).map_err(unreachable)
+    }
+}
+
+impl Shards for Gateway {
+    fn locate<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {
+        Box::pin(async move {
+            let found = self.names.look_up(name).await.map_err(io::Error::other)?;
+            Ok(found.map(|found| found.shard))
+        })
+    }
+
+    fn names(&self) -> BoxFuture<'_, io::Result<Vec<String>>> {
+        Box::pin(async move {
+            let all = self.names.list().await.map_err(io::Error::other)?;
+            let present = all.into_iter().filter(|name| !name.is_pending);
+            let mut names: Vec<_> = present.map(|found| found.name).collect();
+            names.sort();
+            Ok(names)
+        })
+    }
+
+    fn connect_nbd<'a>(&'a self, shard: u32, client: &'a NbdClient) -> BoxFuture<'a, io::Result<Stream>> {
+        Box::pin(self.connect(shard, Service::Nbd(client.clone())))
+    }
+}
+
+impl Cluster for Gateway {
+    fn connect_api(&self, shard: u32) -> BoxFuture<'_, io::Result<Stream>> {
+        Box::pin(self.connect(shard, Service::Api))
+    }
+
+    fn view(&self) -> ClusterView {
+        view(
+            &self.shared.config.cluster.pool,
+            self.shared.config.cluster.to_string(),
+            &self.map(),
+            &BTreeMap::new(),
+        )
+    }
+
+    fn shards(&self) -> Vec<u32> {
+        self.map().shards.keys().copied().collect()
+    }
+
+    fn own_shards(&self) -> Vec<u32> {
+        let map = self.map();
+        let own = map.shards.values().filter(|shard| shard.owner == Some(self.shared.number));
+        own.map(|shard| shard.number).collect()
+    }
+}
+
+/// The nodes of a cluster for people.
+pub(crate) fn nodes(map: &Map) -> Vec<NodeView> {
+    let of_node = |node: &Node| NodeView {
+        number: node.number,
+        name: node.name.clone(),
+        address: node.address.clone(),
+        state: match node.state {
+            NodeState::Draining => NodeStateView::Draining,
+            NodeState::Up if node.is_suspect() => NodeStateView::Suspect,
+            NodeState::Up => NodeStateView::Up,
+        },
+        homes: map.shards_of(node.number).count(),
+        owned: map.shards.values().filter(|shard| shard.owner == Some(node.number)).count(),
+    };
+    map.nodes.values().map(of_node).collect()
+}
+
+/// A cluster for people. `states` are the states of the shards by number, if somebody has looked at the pools.
+pub(crate) fn view(
+    pool: &str,
+    cluster: String,
+    map: &Map,
+    states: &BTreeMap<u32, &'static str>,
+) -> ClusterView {
+    let name = |number: Option<u32>| map.nodes.get(&number?).map(|node| node.name.clone());
+    let shards = map.shards.values().map(|shard| ShardView {
+        number: shard.number,
+        pool: format!("rados:{pool}/{}", shard.namespace),
+        home: name(shard.home),
+        owner: name(shard.owner),
+        state: states.get(&shard.number).map(|state| (*state).to_owned()),
+        nbd: shard.nbd.clone(),
+    });
+    let shards = shards.collect();
+    ClusterView { cluster, version: map.version, nodes: nodes(map), shards }
+}
