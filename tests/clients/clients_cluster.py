@@ -61,6 +61,19 @@ class Node:
         with open(self.log, errors="replace") as f:
             return f.read()
 
+    def cli(self, *args, check=True):
+        """A command at the control socket of the node."""
+        return run(binary(), "--socket", os.path.join(self.data, "forebay.sock"), *args, check=check)
+
+    def json(self, *args):
+        """The result of a command at the control socket of the node."""
+        return json.loads(self.cli("--json", *args).stdout)
+
+    def get(self, path):
+        """What the API of the cluster returns at this node."""
+        socket = os.path.join(self.data, "forebay.sock")
+        return json.loads(run("curl", "-sS", "--unix-socket", socket, f"http://localhost/api/v1/{path}").stdout)
+
     def tcp_uri(self, export):
         """As a server of the shard to which the export belongs, for a probe."""
         shard, export = export.split("/")
@@ -136,8 +149,8 @@ def cluster_shards_move_with_the_nodes(t):
     cluster.wait_owned({"n1": 2, "n2": 2, "n3": 2})
     probes = []
     for shard in cluster.shards:
-        cluster.cli(shard, "volume", "create", "disk", "--size", "1M")
-        probes.append(Probe(cluster, f"{shard}/disk"))
+        cluster.cli(shard, "volume", "create", f"disk-{shard}", "--size", "1M")
+        probes.append(Probe(cluster, f"{shard}/disk-{shard}"))
         probes[-1].start()
 
     def check_progress(what, longest):
@@ -198,6 +211,60 @@ def cluster_shards_move_with_the_nodes(t):
 
 
 @needs(CLUSTER)
+@alone
+@test
+def cluster_names_are_common(t):
+    cluster = ShardedCluster(t, "names", 4)
+    cluster.add("n1", "n2")
+    cluster.start("n1", "n2")
+    cluster.wait_owned({"n1": 2, "n2": 2})
+    n1, n2 = cluster.nodes["n1"], cluster.nodes["n2"]
+
+    def names(node, kind="volume"):
+        return [disk["name"] for disk in node.json(kind, "list")]
+
+    # Volumes are created at any node, in its shards, and each node has all of them.
+    for i in range(6):
+        (n1 if i % 2 else n2).cli("volume", "create", f"v{i}", "--size", "8M")
+    equal(names(n1), [f"v{i}" for i in range(6)], "volumes at the first node")
+    equal(names(n2), names(n1), "volumes at the second node")
+    owners = {shard["number"]: shard["owner"] for shard in cluster.status()["shards"]}
+    for disk in n1.json("volume", "list"):
+        equal(owners[disk["shard"]], "n1" if int(disk["name"][1:]) % 2 else "n2", f"the owner of {disk['name']}")
+    for node in (n1, n2):
+        taken = node.cli("volume", "create", "v0", "--size", "8M", check=False)
+        check("'v0' exists" in taken.stderr, taken.stderr)
+
+    # Everything else goes to the owner of the volume, whichever node is asked.
+    for node in (n1, n2):
+        for i in (0, 1):
+            snapshot = f"of-{node.name}"
+            node.cli("snapshot", "create", f"v{i}", snapshot)
+            node.cli("volume", "clone", f"v{i}@{snapshot}", f"c{i}-{node.name}", "--count", "3")
+    equal(len(names(n1)), 6 + 12, "volumes and clones")
+    check("c0-n2-003" in names(n2), names(n2))
+    n1.cli("volume", "rm", "c0-n2-003")
+    check("c0-n2-003" not in names(n2), "a removed volume")
+    n2.cli("volume", "create", "c0-n2-003", "--size", "1M")
+    missing = n1.cli("volume", "rm", "nothing", check=False)
+    check("no volume or image of the cluster is named 'nothing'" in missing.stderr, missing.stderr)
+    needs_shard = n1.cli("gc", check=False)
+    check("--shard" in needs_shard.stderr, needs_shard.stderr)
+    n1.cli("--shard", 4, "gc")
+    equal(n1.get("health")["state"], "ok", "the health of the cluster")
+    location = n1.get("volumes/v0/location")
+    equal((location["node"], location["shard"] in cluster.shards), ("n2", True), "where v0 is")
+
+    # A node fails: its volumes stay listed as soon as the other one has taken its shards over.
+    n2.kill()
+    wait_for(lambda: (cluster.owned() or {}).get("n1") == 4, "a takeover", STATE_S)
+    equal(len(names(n1)), 6 + 12, "volumes after a takeover")
+    n1.cli("volume", "rm", "c0-n2-003")
+    n1.cli("volume", "create", "v6", "--size", "8M")
+    n1.stop()
+
+
+@needs(CLUSTER)
 @test
 def cluster_commands_explain_what_is_wrong(t):
     cluster = ShardedCluster(t, "words", 2)
@@ -248,4 +315,9 @@ def cluster_of_an_existing_pool(t):
     cluster.wait_owned({"n1": 2})
     check("disk" in cluster.cli(1, "volume", "list"), "the volume of the pool")
     equal(cluster.cli(2, "--json", "volume", "list").strip(), "[]", "volumes of the second shard")
+    # The disks of the pool get names in the cluster.
+    node = cluster.nodes["n1"]
+    wait_for(lambda: node.cli("volume", "show", "disk", check=False).returncode == 0, "the name of the disk")
+    taken = node.cli("--shard", 2, "volume", "create", "disk", "--size", "1M", check=False)
+    check("'disk' exists" in taken.stderr, taken.stderr)
     cluster.nodes["n1"].stop()

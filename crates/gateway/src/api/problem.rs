@@ -44,8 +44,10 @@ impl Failure {
             status: StatusCode::NOT_FOUND,
             code: "needs_shard",
             title: "Shard missing",
-            detail: "each shard of the cluster has such a resource of its own".to_owned(),
-            remedy: "name the shard: 'forebay --shard NUMBER ...', or the path /api/v1/shards/NUMBER/...",
+            detail:
+                "each shard of the cluster has such a resource of its own: name the shard with --shard NUMBER"
+                    .to_owned(),
+            remedy: "add --shard NUMBER to the command, or use the path /api/v1/shards/NUMBER/...",
         }
     }
 
@@ -66,8 +68,10 @@ impl Failure {
             status: StatusCode::SERVICE_UNAVAILABLE,
             code: ErrorKind::NotOwner.code(),
             title: "Shard not served",
-            detail: format!("no node serves shard {shard}: {e}; nothing was changed"),
-            remedy: "repeat the request in some seconds; 'forebay cluster status' shows the owners of the shards",
+            detail: format!(
+                "no node serves shard {shard} ({e}); nothing was changed: repeat the request in some seconds"
+            ),
+            remedy: "repeat the request; 'forebay cluster status' shows the owners of the shards",
         }
     }
 
@@ -77,7 +81,9 @@ impl Failure {
             status: StatusCode::BAD_GATEWAY,
             code: "not_answered",
             title: "Not answered",
-            detail: format!("the owner of shard {shard} has ended before it answered ({e})"),
+            detail: format!(
+                "the owner of shard {shard} has ended before it answered ({e}): look whether the change was made"
+            ),
             remedy: "look whether the change was made, then repeat the request",
         }
     }
