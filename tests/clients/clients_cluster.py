@@ -266,6 +266,32 @@ def cluster_names_are_common(t):
 
 @needs(CLUSTER)
 @test
+def cluster_shards_go_where_an_administrator_wants_them(t):
+    cluster = ShardedCluster(t, "place", 4)
+    cluster.add("n1", "n2")
+    cluster.start("n1", "n2")
+    cluster.wait_owned({"n1": 2, "n2": 2})
+    cluster.command("node", "weight", "n1", "3")
+    cluster.wait_owned({"n1": 3, "n2": 1})
+    [kept] = [shard["number"] for shard in cluster.status()["shards"] if shard["owner"] == "n2"]
+    cluster.command("cluster", "pin", str(kept), "n1")
+    cluster.wait_owned({"n1": 3, "n2": 1})
+    owners = {shard["number"]: shard["owner"] for shard in cluster.status()["shards"]}
+    equal(owners[kept], "n1", "the owner of the pinned shard")
+    cluster.command("cluster", "pin", str(kept), "--remove")
+    cluster.command("cluster", "grow", "--shards", "8")
+    cluster.shards = range(1, 9)
+    cluster.wait_owned({"n1": 6, "n2": 2})
+    fewer = cluster.command("cluster", "grow", "--shards", "2", check=False)
+    check("shards cannot be removed" in fewer.stderr, fewer.stderr)
+    nowhere = cluster.command("cluster", "pin", "9", "n1", check=False)
+    check("has no shard 9" in nowhere.stderr, nowhere.stderr)
+    for node in cluster.nodes.values():
+        node.stop()
+
+
+@needs(CLUSTER)
+@test
 def cluster_commands_explain_what_is_wrong(t):
     cluster = ShardedCluster(t, "words", 2)
 

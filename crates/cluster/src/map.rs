@@ -246,6 +246,16 @@ impl Map {
         ranking
     }
 
+    /// The place of a node in [`Map::ranking`], without the ranking of the others; `None` for a node that is
+    /// no member.
+    pub fn place_in_ranking(&self, shard: &Shard, node: u32) -> Option<usize> {
+        let candidates = self.candidates();
+        placement::place(shard.number, shard.home, node, &candidates).or_else(|| {
+            let mut others = self.nodes.values().filter(|other| !other.is_eligible());
+            Some(candidates.len() + others.position(|other| other.number == node)?)
+        })
+    }
+
     /// The number of the next node that joins.
     pub fn next_number(&self) -> u32 {
         let used = self.nodes.keys().chain(self.gone.values());
@@ -386,9 +396,16 @@ impl Maps {
         // Several pages are not read as of one moment: a different version afterwards means that the map has
         // changed.
         loop {
-            let found = self.entries(Wanted::Prefix(String::new())).await?;
+            let mut found = self.entries(Wanted::Keys(Vec::new())).await?;
+            let (version, mut is_one_version) = (version_in(&found)?, true);
+            // Without the log.
+            for prefix in ["gone.", "node.", "shard."] {
+                let part = self.entries(Wanted::Prefix(prefix.to_owned())).await?;
+                is_one_version &= version_in(&part)? == version;
+                found.entries.extend(part.entries);
+            }
             let after = self.entries(Wanted::Keys(Vec::new())).await?;
-            if version_in(&found)? == version_in(&after)? {
+            if is_one_version && version_in(&after)? == version {
                 return Map::parse(&found);
             }
         }
@@ -609,6 +626,8 @@ mod tests {
         let map = run(maps.change(|_| Ok(change.clone()))).unwrap();
         assert_eq!([1, 2, 3].map(|node| all(&map, node)), [0, 0, 4]);
         assert_eq!(map.ranking(&map.shards[&1]), [3, 1, 2], "they are the last that take a shard");
+        let places = [1, 2, 3, 4].map(|node| map.place_in_ranking(&map.shards[&1], node));
+        assert_eq!(places, [Some(1), Some(2), Some(0), None]);
         // Another process of the node.
         let map =
             run(maps.change(|_| {

@@ -52,6 +52,21 @@ pub fn ranking(shard: u32, home: Option<u32>, candidates: &[Candidate]) -> Vec<u
     scored.into_iter().map(|(_, node)| node).collect()
 }
 
+/// The place of a node in the ranking of a shard, without the ranking of the others; `None` for a node that is
+/// no candidate.
+pub fn place(shard: u32, home: Option<u32>, node: u32, candidates: &[Candidate]) -> Option<usize> {
+    let own = candidates.iter().find(|candidate| candidate.node == node)?;
+    if home == Some(node) {
+        return Some(0);
+    }
+    let own_score = score(*own, shard);
+    let is_before = |other: &&Candidate| {
+        let by_score = score(**other, shard).total_cmp(&own_score);
+        Some(other.node) == home || by_score.then(node.cmp(&other.node)).is_gt()
+    };
+    Some(candidates.iter().filter(is_before).count())
+}
+
 /// The present home of a shard, and the node that an administrator has chosen for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Place {
@@ -133,6 +148,19 @@ pub fn homes(shards: &BTreeMap<u32, Place>, candidates: &[Candidate]) -> BTreeMa
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_place_of_a_node_is_that_in_the_ranking() {
+        for shard in 0..50 {
+            for home in [None, Some(3), Some(99)] {
+                let ranking = ranking(shard, home, &nodes(20));
+                for node in 0..25 {
+                    let expected = ranking.iter().position(|other| *other == node);
+                    assert_eq!(place(shard, home, node, &nodes(20)), expected, "shard {shard}, node {node}");
+                }
+            }
+        }
+    }
 
     fn nodes(count: u32) -> Vec<Candidate> {
         (1..=count).map(|node| Candidate { node, weight: 1.0 }).collect()

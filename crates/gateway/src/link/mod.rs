@@ -228,7 +228,8 @@ mod tests {
             },
             read.read_exact(&mut received)
         );
-        (written.unwrap(), read.unwrap());
+        written.unwrap();
+        read.unwrap();
         assert!(received == sent);
     }
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use clap::{Args, Subcommand};
 use forebay_api::{ClusterView, NodeStateView, NodeView};
 use forebay_cluster::ClusterError;
-use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
+use forebay_cluster::map::{Change, MAX_SHARDS, Map, Maps, Node, NodeState, Shard, new_shards};
 use forebay_store::StoreError;
 use forebay_store::rados::{PoolWatch, RadosAddress, RadosOptions, Sight, ownership};
 
@@ -70,6 +70,29 @@ pub enum ClusterCommand {
         #[arg(long, value_name = "NAME")]
         from: Option<String>,
     },
+    /// Add shards: four for each node are a good number
+    Grow {
+        /// The cluster.
+        #[command(flatten)]
+        address: AddressArgs,
+        /// Number of shards afterwards
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SHARDS as u32)))]
+        shards: u32,
+    },
+    /// Let a node own a shard for as long as it can, whatever else it owns
+    Pin {
+        /// The cluster.
+        #[command(flatten)]
+        address: AddressArgs,
+        /// Number of the shard
+        shard: u32,
+        /// Name of the node
+        #[arg(required_unless_present = "remove")]
+        node: Option<String>,
+        /// Let the cluster choose the node again
+        #[arg(long, conflicts_with = "node")]
+        remove: bool,
+    },
     /// Show the nodes and the shards, and which node owns each shard; takes about three seconds
     Status {
         /// The cluster.
@@ -98,6 +121,16 @@ pub enum NodeCommand {
         /// Give the node shards again
         #[arg(long)]
         cancel: bool,
+    },
+    /// Change a node's share of the shards
+    Weight {
+        /// The cluster.
+        #[command(flatten)]
+        address: AddressArgs,
+        /// Name of the node
+        name: String,
+        /// The share, relative to other nodes: a node with 2 gets twice as many shards as one with 1
+        weight: f64,
     },
     /// Remove a node that owns no shard: one that was drained, or that does not answer
     Rm {
@@ -147,6 +180,10 @@ pub(super) fn run(command: ClusterCommand, json: bool) -> Result<(), CliError> {
         ClusterCommand::Create { address, shards, from } => {
             block_on(create(Open::new(address)?, shards, from, json))
         }
+        ClusterCommand::Grow { address, shards } => block_on(grow(Open::new(address)?, shards)),
+        ClusterCommand::Pin { address, shard, node, .. } => {
+            block_on(pin(Open::new(address)?, shard, node.as_deref()))
+        }
         ClusterCommand::Status { address } => block_on(status(Open::new(address)?, json)),
     }
 }
@@ -158,6 +195,9 @@ pub(super) fn run_node(command: NodeCommand, json: bool) -> Result<(), CliError>
             output::print_result(&node::nodes(&map), json, |nodes| nodes_text(nodes))
         }
         NodeCommand::Drain { address, name, cancel } => block_on(drain(Open::new(address)?, &name, cancel)),
+        NodeCommand::Weight { address, name, weight } => {
+            block_on(set_weight(Open::new(address)?, &name, weight))
+        }
         NodeCommand::Rm { address, name } => block_on(remove(Open::new(address)?, &name)),
     }
 }
@@ -212,6 +252,55 @@ async fn status(open: Open, json: bool) -> Result<(), CliError> {
         seen.extend(look.ok().flatten());
     }
     output::print_result(&view(&open, &map, Some(&seen)), json, status_text)
+}
+
+async fn grow(open: Open, shards: u32) -> Result<(), CliError> {
+    let mut before = 0;
+    open.change(|map| {
+        let last = map.shards.keys().max().copied().unwrap_or(0);
+        before = last;
+        if shards < last {
+            let why = format!("the cluster has {last} shards; shards cannot be removed");
+            return Err(ClusterError::Refused(why));
+        }
+        let all = new_shards(&open.address.name, shards, None);
+        Ok(all.into_iter().skip(last as usize).fold(Change::default(), Change::set_shard))
+    })
+    .await?;
+    output::line(&match shards - before {
+        0 => format!("the cluster has {shards} shards already"),
+        added => format!("added {added} shards; the nodes create their pools"),
+    })
+}
+
+async fn pin(open: Open, number: u32, name: Option<&str>) -> Result<(), CliError> {
+    open.change(|map| {
+        let shard = map.shards.get(&number).ok_or_else(|| {
+            ClusterError::Refused(format!(
+                "the cluster has no shard {number}, only 1 to {}",
+                map.shards.len()
+            ))
+        })?;
+        let pin = name.map(|name| find(map, name)).transpose()?.map(|node| node.number);
+        Ok(Change::default().set_shard(Shard { pin, ..shard.clone() }))
+    })
+    .await?;
+    output::line(&match name {
+        Some(name) => format!(
+            "shard {number} moves to the node '{name}', and stays there while the node can own shards"
+        ),
+        None => format!("shard {number} moves as the cluster chooses"),
+    })
+}
+
+async fn set_weight(open: Open, name: &str, weight: f64) -> Result<(), CliError> {
+    if !(0.01..=100.0).contains(&weight) {
+        return Err(open.failed(ClusterError::Refused("a weight is a number from 0.01 to 100".to_owned())));
+    }
+    open.change(|map| Ok(Change::default().set_node(Node { weight, ..find(map, name)?.clone() }))).await?;
+    output::line(&format!(
+        "the node '{name}' has the weight {weight}; its share of the shards moves within minutes"
+    ))
 }
 
 async fn drain(open: Open, name: &str, cancel: bool) -> Result<(), CliError> {

@@ -152,7 +152,7 @@ impl ShardTask {
     /// The place of this node in the ranking of the shard.
     fn place_in(&mut self, map: &Map) -> Option<usize> {
         if self.rank.0 != map.version {
-            let own = |shard| map.ranking(shard).iter().position(|node| *node == self.shared.number);
+            let own = |shard| map.place_in_ranking(shard, self.shared.number);
             self.rank = (map.version, map.shards.get(&self.number).and_then(own));
         }
         self.rank.1

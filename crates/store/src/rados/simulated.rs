@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::cluster::{Answer, Cluster, Contents, Entries, Errno, Operation, Step, Wanted, WhenFull};
 use super::header::{HEADER, HEIR, OWNER, TERM, standby_of};
-use crate::{BoxFuture, Capacity, IoBuf};
+use crate::{BoxFuture, Capacity, IoBuf, StoreError};
 
 /// Clock, tasks and random delays of a simulation.
 pub trait World: Send + Sync {
