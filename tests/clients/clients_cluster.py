@@ -24,8 +24,8 @@ SETTLE_S = 2
 class Node:
     """A node. Its directory has a short path: it contains sockets."""
 
-    def __init__(self, cluster, name):
-        self.cluster, self.name = cluster, name
+    def __init__(self, cluster, name, *args):
+        self.cluster, self.name, self.args = cluster, name, args
         self.data = os.path.join(cluster.directory, name)
         self.memory = os.path.join(cluster.memory, name)
         os.makedirs(self.memory, mode=0o700)
@@ -37,7 +37,7 @@ class Node:
         argv = [
             *["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
             *[binary(), "serve", "--cluster", *self.cluster.location, "--data", self.data, "--node-name", self.name],
-            *["--settle", SETTLE_S, "--cache", "64M", "--cores", 1, "--memory-dir", self.memory],
+            *["--settle", SETTLE_S, "--cache", "64M", "--cores", 1, "--memory-dir", self.memory, "--json", *self.args],
         ]
         with open(self.log, "ab") as log:
             self.process = spawn(argv, stdout=log, stderr=log)
@@ -56,6 +56,12 @@ class Node:
         run("pkill", "-TERM", "-P", self.process.pid)
         equal(self.process.wait(60), 0, f"status of the node {self.name}")
         self.process = None
+
+    def ready(self):
+        """The ready line."""
+        lines = lambda: [line for line in self.text().splitlines() if '"ready"' in line]  # noqa: E731
+        wait_for(lines, f"the ready line of {self.name}", STATE_S)
+        return json.loads(lines()[-1])
 
     def text(self):
         with open(self.log, errors="replace") as f:
@@ -98,9 +104,9 @@ class ShardedCluster:
         """What a probe tries one after another: all nodes, also those that do not run."""
         return list(self.nodes.values())
 
-    def add(self, *names):
+    def add(self, *names, args=()):
         """Adds nodes, which do not run yet."""
-        self.nodes.update((name, Node(self, name)) for name in names)
+        self.nodes.update((name, Node(self, name, *args)) for name in names)
 
     def command(self, noun, verb, *args, check=True):
         """A command that needs no running node."""
@@ -247,7 +253,7 @@ def cluster_names_are_common(t):
     check("c0-n2-003" not in names(n2), "a removed volume")
     n2.cli("volume", "create", "c0-n2-003", "--size", "1M")
     missing = n1.cli("volume", "rm", "nothing", check=False)
-    check("no volume or image of the cluster is named 'nothing'" in missing.stderr, missing.stderr)
+    check("no volume, snapshot or image is named 'nothing'" in missing.stderr, missing.stderr)
     needs_shard = n1.cli("gc", check=False)
     check("--shard" in needs_shard.stderr, needs_shard.stderr)
     n1.cli("--shard", 4, "gc")
@@ -262,6 +268,65 @@ def cluster_names_are_common(t):
     n1.cli("volume", "rm", "c0-n2-003")
     n1.cli("volume", "create", "v6", "--size", "8M")
     n1.stop()
+
+
+@needs(CLUSTER)
+@test
+def cluster_tokens_are_common(t):
+    cluster = ShardedCluster(t, "tokens", 2)
+    cluster.add("n1", "n2", args=["--http", "127.0.0.1:0"])
+    cluster.start("n1", "n2")
+    cluster.wait_owned({"n1": 1, "n2": 1})
+    n1, n2 = cluster.nodes["n1"], cluster.nodes["n2"]
+    n1.cli("volume", "create", "web-1", "--size", "1M")
+    n2.cli("volume", "create", "db-1", "--size", "1M")
+
+    def request(node, path, *args):
+        """The status and the body of a request over TCP."""
+        url = f"http://{node.ready()['http']}/{path}"
+        out = run("curl", "-sS", "-w", "\n%{http_code}", *args, url).stdout
+        body, status = out.rsplit("\n", 1)
+        return int(status), body
+
+    def with_token(node, path, secret, *args):
+        return request(node, f"api/v1/{path}", "-H", f"Authorization: Bearer {secret}", "-H", "X-Forebay: 1", *args)
+
+    # Without a token, clients of the host itself are served, as at a server.
+    equal(request(n1, "api/v1/volumes")[0], 200, "a loopback client before the first token")
+    administrator = n1.json("token", "create", "admin", "--role", "administrator")["secret"]
+    reader = n2.json("token", "create", "web", "--role", "reader", "--disks", "web-*")["secret"]
+    wait_for(lambda: request(n2, "api/v1/volumes")[0] == 401, "a node that demands tokens", STATE_S)
+    for node in (n1, n2):
+        wait_for(lambda: with_token(node, "volumes", reader)[0] == 200, "the token at both nodes", STATE_S)
+        names = lambda secret: [v["name"] for v in json.loads(with_token(node, "volumes", secret)[1])]  # noqa: E731
+        equal(names(administrator), ["db-1", "web-1"], "volumes of the administrator")
+        equal(names(reader), ["web-1"], "volumes of the reader")
+        equal(with_token(node, "volumes/web-1", reader)[0], 200, "a volume in the scope")
+        for path in ("volumes/db-1", "volumes/db-1/location"):
+            status, hidden = with_token(node, path, reader)
+            missing = with_token(node, path.replace("db-1", "db-2"), reader)[1]
+            equal((status, hidden.replace("db-1", "db-2")), (404, missing), f"{path} for a reader without it")
+        equal(with_token(node, "volumes/web-1", reader, "-X", "DELETE")[0], 403, "a removal by a reader")
+        equal(with_token(node, "cluster", reader)[0], 403, "the cluster for a reader with a scope")
+        equal(with_token(node, "shards/1/pool/upgrade", administrator, "-X", "POST", "--json", "{}")[0] // 100, 4, "over TCP")
+        equal(with_token(node, "tokens", reader)[0], 403, "tokens for a reader")
+        # A client cannot name itself.
+        forged = '{"name":"x","role":"administrator","scope":null,"max_disks":null,"via":"socket","address":null}'
+        status, _ = with_token(node, "volumes/db-1", reader, "-H", f"X-Forebay-Client: {forged}")
+        equal(status, 404, "a client that names itself")
+        equal(request(node, "api/v1/volumes", "-H", f"X-Forebay-Client: {forged}")[0], 401, "without a token")
+        # A page of another site.
+        status, _ = with_token(node, "volumes", administrator, "-H", "Origin: http://evil.example")
+        equal(status, 403, "a page of another site")
+        status, page = request(node, "")
+        check(status == 200 and "<html" in page, page[:200])
+    equal(with_token(n1, "volumes/web-1", administrator, "-X", "DELETE")[0], 200, "a removal by an administrator")
+    n1.cli("token", "revoke", "web")
+    wait_for(lambda: with_token(n2, "volumes", reader)[0] == 401, "the end of a token at the other node", STATE_S)
+    taken = n2.cli("token", "create", "admin", "--role", "administrator", check=False)
+    check("a token named 'admin' exists" in taken.stderr, taken.stderr)
+    for node in cluster.nodes.values():
+        node.stop()
 
 
 @needs(CLUSTER)

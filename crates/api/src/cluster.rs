@@ -7,6 +7,10 @@ use utoipa::ToSchema;
 /// list lacks what these shards have.
 pub const MISSING_SHARDS: &str = "forebay-missing-shards";
 
+/// The header in which the node of a cluster names the client that it has authenticated, to the server of a
+/// shard.
+pub const FORWARDED_CLIENT: &str = "x-forebay-client";
+
 /// The state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

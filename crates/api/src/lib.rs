@@ -26,7 +26,9 @@ mod uploads;
 pub use cache::{CacheAdviceView, CacheView, ClassReadsView, ReadCacheView};
 pub use classes::{ClassView, ClassesView};
 pub use clients::{DiskClientView, DiskClientsView, Protocol};
-pub use cluster::{ClusterView, LocationView, MISSING_SHARDS, NodeStateView, NodeView, ShardView};
+pub use cluster::{
+    ClusterView, FORWARDED_CLIENT, LocationView, MISSING_SHARDS, NodeStateView, NodeView, ShardView,
+};
 pub use connect::{ClientKind, ConnectView, MissingWayView, WayView};
 pub use disks::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Reset, Resets, Resize,

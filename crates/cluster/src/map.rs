@@ -6,6 +6,7 @@
 //!                    entry node.NNNNNNNN   a member
 //!                    entry shard.NNNNNNNN  a shard
 //!                    entry gone.ID         the number of a member that was removed
+//!                    entry access.tokens   the tokens of the API; this module does not interpret them
 //!                    entry log.VERSION     the keys that the change of this version has written
 //! ```
 //!
@@ -31,6 +32,7 @@ use crate::placement::{self, Candidate, Place};
 const OBJECT: &str = "cluster";
 const VERSION: &str = "version";
 const IDENTITY: &str = "identity";
+const TOKENS: &str = "access.tokens";
 /// The version of the format that this release writes, and the highest that it reads.
 const FORMAT: u32 = 1;
 /// Changes that the log has: a node that is further behind reads the whole map.
@@ -136,6 +138,8 @@ pub struct Map {
     pub shards: BTreeMap<u32, Shard>,
     /// Identities of members that were removed, with their numbers.
     pub gone: BTreeMap<String, u32>,
+    /// The document with the tokens of the API; empty before the first token was created.
+    pub tokens: Vec<u8>,
 }
 
 /// Entries that a change writes.
@@ -145,6 +149,7 @@ pub struct Change {
     removed_nodes: Vec<Node>,
     shards: Vec<Shard>,
     links: Option<String>,
+    tokens: Option<Vec<u8>>,
 }
 
 impl Change {
@@ -166,6 +171,12 @@ impl Change {
         self
     }
 
+    /// Replaces the document with the tokens of the API.
+    pub fn set_tokens(mut self, tokens: Vec<u8>) -> Change {
+        self.tokens = Some(tokens);
+        self
+    }
+
     /// Writes a shard.
     pub fn set_shard(mut self, shard: Shard) -> Change {
         self.shards.push(shard);
@@ -177,6 +188,7 @@ impl Change {
             && self.removed_nodes.is_empty()
             && self.shards.is_empty()
             && self.links.is_none()
+            && self.tokens.is_none()
     }
 }
 
@@ -318,6 +330,8 @@ impl Map {
                 return misplaced();
             }
             self.shards.insert(shard.number, shard);
+        } else if key == TOKENS {
+            self.tokens = value.to_vec();
         } else if let Some(id) = key.strip_prefix("gone.") {
             self.gone.insert(id.to_owned(), serde_json::from_slice(value).map_err(broken)?);
         }
@@ -396,7 +410,7 @@ impl Maps {
         // Several pages are not read as of one moment: a different version afterwards means that the map has
         // changed.
         loop {
-            let mut found = self.entries(Wanted::Keys(Vec::new())).await?;
+            let mut found = self.entries(Wanted::Keys(vec![TOKENS.to_owned()])).await?;
             let (version, mut is_one_version) = (version_in(&found)?, true);
             // Without the log.
             for prefix in ["gone.", "node.", "shard."] {
@@ -480,6 +494,10 @@ impl Maps {
             }
             for shard in map.move_homes() {
                 entries.insert(shard_key(shard.number), json(&shard));
+            }
+            if let Some(tokens) = change.tokens {
+                entries.insert(TOKENS.to_owned(), tokens.clone());
+                map.tokens = tokens;
             }
             let mut removed: Vec<_> = change.removed_nodes.iter().map(|node| node_key(node.number)).collect();
             let keys: Vec<_> = entries.keys().chain(&removed).cloned().collect();
@@ -574,8 +592,10 @@ mod tests {
         let first = run(maps.read()).unwrap();
         assert_eq!(run(maps.refresh(&first)).unwrap(), None);
         run(maps.change(|_| Ok(Change::default().set_node(node(1)).set_node(node(2))))).unwrap();
-        let removal = || Change::default().remove_node(node(1)).set_links("key 2".into());
+        let removal =
+            || Change::default().remove_node(node(1)).set_links("key 2".into()).set_tokens(b"t".into());
         let second = run(maps.change(|_| Ok(removal()))).unwrap();
+        assert_eq!((first.tokens.as_slice(), second.tokens.as_slice()), (&b""[..], &b"t"[..]));
         assert_eq!([first.links.as_str(), &second.links], ["key 1", "key 2"]);
         let refreshed = run(maps.refresh(&first)).unwrap().unwrap();
         assert_eq!(refreshed, second);

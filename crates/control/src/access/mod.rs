@@ -25,7 +25,7 @@ pub use attempts::Failures;
 pub(crate) use audit::MAX_PATH;
 pub use audit::{Audit, AuditRecord};
 use hash::hash;
-pub use principal::{DiskRef, Principal, Right, Via, contains_all_beginning_with, may};
+pub use principal::{DiskRef, Forwarded, Principal, Right, Via, contains_all_beginning_with, may};
 pub use sessions::{LIFETIME as SESSION_LIFETIME, SessionSecret, Sessions};
 pub use tokens::{FILE_NAME, TokenError, Tokens};
 
@@ -58,6 +58,17 @@ impl Access {
     pub fn load(data: &Path, demand_tokens: bool, audit: Audit) -> Arc<Access> {
         Arc::new(Access {
             tokens: Tokens::load(data),
+            sessions: Sessions::default(),
+            failures: Failures::default(),
+            audit,
+            demand_tokens,
+        })
+    }
+
+    /// The access control of a node of a cluster, with the document of the tokens of the cluster.
+    pub fn of_cluster(tokens: &[u8], demand_tokens: bool, audit: Audit) -> Arc<Access> {
+        Arc::new(Access {
+            tokens: Tokens::of_document(tokens),
             sessions: Sessions::default(),
             failures: Failures::default(),
             audit,

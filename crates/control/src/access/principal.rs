@@ -115,6 +115,32 @@ pub struct Principal {
     pub(super) session: Option<Hash>,
 }
 
+/// A client that the node of a cluster has authenticated, as the server of a shard learns of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Forwarded {
+    name: String,
+    role: Role,
+    scope: Option<Scope>,
+    max_disks: Option<u32>,
+    via: Via,
+    address: Option<IpAddr>,
+}
+
+impl From<&Principal> for Forwarded {
+    fn from(principal: &Principal) -> Forwarded {
+        let Principal { name, role, scope, max_disks, via, address, .. } = principal.clone();
+        Forwarded { name: name.to_string(), role, scope, max_disks, via, address }
+    }
+}
+
+impl From<Forwarded> for Principal {
+    /// The node looks after the token and the session.
+    fn from(forwarded: Forwarded) -> Principal {
+        let Forwarded { name, role, scope, max_disks, via, address } = forwarded;
+        Principal { name: name.into(), role, scope, max_disks, via, address, token: None, session: None }
+    }
+}
+
 /// A disk, for the decision of [`may`].
 #[derive(Debug, Clone, Copy)]
 pub struct DiskRef<'a> {

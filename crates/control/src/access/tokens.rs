@@ -4,6 +4,10 @@
 //! change, and room for the next change is reserved. A change counts when it is durable. The times of last
 //! use are written by [`Tokens::flush`].
 //!
+//! **The tokens of a cluster** are a document in Ceph with the same contents ([`Tokens::of_document`]). The
+//! owner of the value writes the document before it replaces what is in memory; times of last use are those
+//! of one node, and are not written.
+//!
 //! **An unreadable file is kept.** Then no token is valid, none can be created, and tokens are demanded.
 
 use std::fs;
@@ -162,7 +166,8 @@ struct State {
 /// The tokens of a server; see the module documentation.
 #[derive(Debug)]
 pub struct Tokens {
-    path: PathBuf,
+    /// The file; `None` for the tokens of a cluster.
+    path: Option<PathBuf>,
     state: Mutex<State>,
 }
 
@@ -186,7 +191,43 @@ impl Tokens {
         if let Err(why) = &tokens {
             tracing::error!("{}", TokenError::Unreadable { path: path.clone(), why: why.clone() });
         }
-        Tokens { path, state: Mutex::new(State { tokens, created, used: false }) }
+        Tokens { path: Some(path), state: Mutex::new(State { tokens, created, used: false }) }
+    }
+
+    /// The tokens of a cluster. The document is empty before the first token was created.
+    pub(super) fn of_document(document: &[u8]) -> Tokens {
+        Tokens { path: None, state: Mutex::new(State::of_document(document)) }
+    }
+
+    /// Replaces the tokens of a cluster.
+    pub fn replace_document(&self, document: &[u8]) {
+        let mut state = self.state.lock();
+        let mut new = State::of_document(document);
+        if let (Ok(old), Ok(new)) = (&state.tokens, &mut new.tokens) {
+            for token in new {
+                let known = old.iter().find(|other| other.record.id == token.record.id);
+                token.record.last_used_ms = known.and_then(|known| known.record.last_used_ms);
+            }
+        }
+        *state = new;
+    }
+
+    /// The document of a cluster with a further token. The tokens in memory are not changed.
+    ///
+    /// # Errors
+    /// As [`Tokens::create`].
+    pub fn document_with(&self, new: CreateToken) -> Result<(CreatedToken, Vec<u8>), TokenError> {
+        let (created, token) = new_token(new)?;
+        let tokens = self.changed(&self.state.lock(), |tokens| add(tokens, token))?;
+        Ok((created, encode(&tokens)))
+    }
+
+    /// The document of a cluster without the token of this name. The tokens in memory are not changed.
+    ///
+    /// # Errors
+    /// As [`Tokens::revoke`].
+    pub fn document_without(&self, name: &str) -> Result<Vec<u8>, TokenError> {
+        Ok(encode(&self.changed(&self.state.lock(), |tokens| remove(tokens, name))?))
     }
 
     /// Whether a token was created since the data directory exists.
@@ -240,36 +281,9 @@ impl Tokens {
     /// # Errors
     /// [`TokenError`]; nothing was changed.
     pub fn create(&self, new: CreateToken) -> Result<CreatedToken, TokenError> {
-        check(&new)?;
-        let secret = format!("{PREFIX}{}", random()?);
-        let created_ms = unix_ms();
-        let hash = hash(&secret);
-        let mut id = random()?;
-        id.truncate(16);
-        let record = Record {
-            id,
-            name: new.name,
-            sha256: hex(&hash),
-            role: new.role,
-            scope: new.scope,
-            created_ms,
-            expires_ms: new.expires_in_s.map(|s| created_ms + s.saturating_mul(1000)),
-            last_used_ms: None,
-            max_disks: new.max_disks,
-        };
-        let token = Token { hash, record };
-        let view = token.view();
-        self.change(|tokens| {
-            if tokens.iter().any(|other| other.record.name == token.record.name) {
-                return Err(TokenError::Exists(token.record.name));
-            }
-            if tokens.len() >= MAX {
-                return Err(TokenError::Full);
-            }
-            tokens.push(token);
-            Ok(())
-        })?;
-        Ok(CreatedToken { secret, token: view })
+        let (created, token) = new_token(new)?;
+        self.change(|tokens| add(tokens, token))?;
+        Ok(created)
     }
 
     /// Revokes a token; its sessions end with it.
@@ -277,11 +291,7 @@ impl Tokens {
     /// # Errors
     /// [`TokenError`]; nothing was changed.
     pub fn revoke(&self, name: &str) -> Result<(), TokenError> {
-        self.change(|tokens| {
-            let count = tokens.len();
-            tokens.retain(|token| token.record.name != name);
-            if tokens.len() == count { Err(TokenError::NotFound(name.to_owned())) } else { Ok(()) }
-        })
+        self.change(|tokens| remove(tokens, name))
     }
 
     /// Writes the times of last use to the file, if they have changed.
@@ -304,23 +314,88 @@ impl Tokens {
         change: impl FnOnce(&mut Vec<Token>) -> Result<(), TokenError>,
     ) -> Result<(), TokenError> {
         let mut state = self.state.lock();
-        let mut new = state.tokens.as_ref().map_err(|why| self.unreadable(why))?.clone();
-        change(&mut new)?;
+        let new = self.changed(&state, change)?;
         self.write(&new)?;
         *state = State { tokens: Ok(new), created: true, used: false };
         Ok(())
     }
 
+    /// The tokens with a change.
+    fn changed(
+        &self,
+        state: &State,
+        change: impl FnOnce(&mut Vec<Token>) -> Result<(), TokenError>,
+    ) -> Result<Vec<Token>, TokenError> {
+        let mut new = state.tokens.as_ref().map_err(|why| self.unreadable(why))?.clone();
+        change(&mut new)?;
+        Ok(new)
+    }
+
     fn write(&self, tokens: &[Token]) -> Result<(), TokenError> {
-        let records: Vec<&Record> = tokens.iter().map(|token| &token.record).collect();
-        let bytes = serde_json::to_vec_pretty(&Document { version: VERSION, tokens: records })
-            .expect("names and numbers can be represented in JSON");
-        replace(&self.path, &bytes).map_err(|error| TokenError::Write { path: self.path.clone(), error })
+        let Some(path) = &self.path else { return Ok(()) };
+        replace(path, &encode(tokens)).map_err(|error| TokenError::Write { path: path.clone(), error })
     }
 
     fn unreadable(&self, why: &str) -> TokenError {
-        TokenError::Unreadable { path: self.path.clone(), why: why.to_owned() }
+        let path = self.path.clone().unwrap_or_else(|| PathBuf::from("the cluster"));
+        TokenError::Unreadable { path, why: why.to_owned() }
     }
+}
+
+impl State {
+    fn of_document(document: &[u8]) -> State {
+        let tokens = if document.is_empty() { Ok(Vec::new()) } else { decode(document) };
+        if let Err(why) = &tokens {
+            tracing::error!("the tokens of the cluster cannot be read: {why}");
+        }
+        State { tokens, created: !document.is_empty(), used: false }
+    }
+}
+
+/// A new token, and what its creator receives.
+fn new_token(new: CreateToken) -> Result<(CreatedToken, Token), TokenError> {
+    check(&new)?;
+    let secret = format!("{PREFIX}{}", random()?);
+    let created_ms = unix_ms();
+    let hash = hash(&secret);
+    let mut id = random()?;
+    id.truncate(16);
+    let record = Record {
+        id,
+        name: new.name,
+        sha256: hex(&hash),
+        role: new.role,
+        scope: new.scope,
+        created_ms,
+        expires_ms: new.expires_in_s.map(|s| created_ms + s.saturating_mul(1000)),
+        last_used_ms: None,
+        max_disks: new.max_disks,
+    };
+    let token = Token { hash, record };
+    Ok((CreatedToken { secret, token: token.view() }, token))
+}
+
+fn add(tokens: &mut Vec<Token>, token: Token) -> Result<(), TokenError> {
+    if tokens.iter().any(|other| other.record.name == token.record.name) {
+        return Err(TokenError::Exists(token.record.name));
+    }
+    if tokens.len() >= MAX {
+        return Err(TokenError::Full);
+    }
+    tokens.push(token);
+    Ok(())
+}
+
+fn remove(tokens: &mut Vec<Token>, name: &str) -> Result<(), TokenError> {
+    let count = tokens.len();
+    tokens.retain(|token| token.record.name != name);
+    if tokens.len() == count { Err(TokenError::NotFound(name.to_owned())) } else { Ok(()) }
+}
+
+fn encode(tokens: &[Token]) -> Vec<u8> {
+    let records: Vec<&Record> = tokens.iter().map(|token| &token.record).collect();
+    serde_json::to_vec_pretty(&Document { version: VERSION, tokens: records })
+        .expect("names and numbers can be represented in JSON")
 }
 
 fn decode(bytes: &[u8]) -> Result<Vec<Token>, String> {

@@ -8,22 +8,26 @@ use std::net::IpAddr;
 
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, HeaderName, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use forebay_api::{ErrorKind, PREFIX};
+use forebay_api::{ErrorKind, FORWARDED_CLIENT, PREFIX};
 use forebay_frontend::plane::network;
 
 use super::problem::{ApiError, Code, Refusal, Result};
 use super::route::is_of_access;
-use super::{Api, Origin};
-use crate::access::{AuditRecord, Denied, Principal, Right, may};
-use crate::operations::{Client, ControlError, Operation, Topic};
+use super::{Api, Entry, Origin};
+use crate::access::{Access, AuditRecord, Denied, Forwarded, Principal, Right, may};
+use crate::operations::{Client, Control, ControlError, Operation, Topic};
 
 /// Name of the cookie of a session. Browsers accept the prefix `__Host-` over TLS only, and then refuse a
 /// cookie that another host of the domain sets.
 const COOKIE: &str = "forebay_session";
 const COOKIE_TLS: &str = "__Host-forebay_session";
+
+/// The header in which the node of a cluster names the client that it has authenticated, to the server of a
+/// shard: a [`Forwarded`] as JSON. It is accepted on the control socket only, whose clients have all rights.
+pub(super) const FORWARDED: HeaderName = HeaderName::from_static(FORWARDED_CLIENT);
 
 /// The address from which a request arrived, over TCP.
 #[derive(Debug, Clone, Copy, Default)]
@@ -58,14 +62,29 @@ fn session_of(headers: &HeaderMap, tls: bool) -> Option<&str> {
 }
 
 /// Determines the principal of a request, executes the request, and writes the audit log.
-pub(crate) async fn authenticate(State(api): State<Api>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn authenticate(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let (access, entry, control) = (&api.access, &api.entry, Some(&api.control));
+    admit(access, entry, control, request, next).await
+}
+
+/// As [`authenticate`]. Events are published by `control`, if the listener has one.
+pub(super) async fn admit(
+    access: &Access,
+    entry: &Entry,
+    control: Option<&Control>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let peer = request.extensions().get::<Peer>().copied().unwrap_or_default().0;
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let principal = match principal(&api, request.headers(), peer) {
+    let audit = |principal: Option<&Principal>, response: &Response| {
+        audit(access, control, (principal, peer), (&method, &path), response);
+    };
+    let principal = match principal(access, entry, request.headers(), peer) {
         Ok(principal) => principal,
         Err(refused) => {
             let response = refused.into_response();
-            audit(&api, None, peer, &method, &path, &response);
+            audit(None, &response);
             return response;
         }
     };
@@ -76,17 +95,16 @@ pub(crate) async fn authenticate(State(api): State<Api>, mut request: Request, n
     let is_denied = response.extensions().get().is_some_and(|code: &Code| code.is_denied());
     let is_unaudited = response.extensions().get::<Unaudited>().is_some();
     if is_denied || (!method.is_safe() && !is_unaudited) {
-        audit(&api, principal.as_ref(), peer, &method, &path, &response);
+        audit(principal.as_ref(), &response);
     }
     response
 }
 
 fn audit(
-    api: &Api,
-    principal: Option<&Principal>,
-    peer: Option<IpAddr>,
-    method: &Method,
-    path: &str,
+    access: &Access,
+    control: Option<&Control>,
+    (principal, peer): (Option<&Principal>, Option<IpAddr>),
+    (method, path): (&Method, &str),
     response: &Response,
 ) {
     let code = response.extensions().get::<Code>().copied();
@@ -98,35 +116,46 @@ fn audit(
     // tokens beyond the limit have another code.
     if principal.is_some() || is_bad_credential {
         let record = AuditRecord::new(principal, peer, (method.as_str(), path), result);
-        api.access.audit.write(&record);
+        access.audit.write(&record);
         let of_access = path.strip_prefix(PREFIX).is_some_and(is_of_access);
-        if of_access || is_bad_credential || code.is_some_and(Code::is_denied) {
+        if let Some(control) = control
+            && (of_access || is_bad_credential || code.is_some_and(Code::is_denied))
+        {
             let what = code.map_or("access", |code| code.0);
             let by = match principal {
                 Some(principal) => principal.name.to_string(),
                 None => peer.map_or_else(String::new, |address| network(address).to_string()),
             };
-            api.control.events().publish(&by, Topic::Security, what, Vec::new(), serde_json::json!(record));
+            control.events().publish(&by, Topic::Security, what, Vec::new(), serde_json::json!(record));
         }
     }
 }
 
 /// The principal of a request, `None` without credentials.
-fn principal(api: &Api, headers: &HeaderMap, peer: Option<IpAddr>) -> Result<Option<Principal>> {
-    if api.entry.origin == Origin::Socket {
-        return Ok(Some(Principal::local()));
+fn principal(
+    access: &Access,
+    entry: &Entry,
+    headers: &HeaderMap,
+    peer: Option<IpAddr>,
+) -> Result<Option<Principal>> {
+    if entry.origin == Origin::Socket {
+        // The node of a cluster has authenticated the client.
+        let Some(forwarded) = headers.get(FORWARDED) else { return Ok(Some(Principal::local())) };
+        let parsed = serde_json::from_slice::<Forwarded>(forwarded.as_bytes());
+        let malformed = |e: serde_json::Error| ApiError::refused(Refusal::Malformed, e.to_string());
+        return Ok(Some(parsed.map_err(malformed)?.into()));
     }
     if headers.contains_key(header::AUTHORIZATION) {
-        let denied = |denied| denied_error(api, denied, peer);
+        let denied = |denied| denied_error(access, denied, peer);
         let secret = bearer(headers).ok_or(Denied::Unknown).map_err(denied)?;
-        return api.access.by_token(secret, peer).map(Some).map_err(denied);
+        return access.by_token(secret, peer).map(Some).map_err(denied);
     }
     // A session that has ended is no failure: the page logs in again.
-    let session = session_of(headers, api.entry.tls);
-    if let Some(principal) = session.and_then(|secret| api.access.by_session(secret, peer)) {
+    let session = session_of(headers, entry.tls);
+    if let Some(principal) = session.and_then(|secret| access.by_session(secret, peer)) {
         return Ok(Some(principal));
     }
-    let open = api.entry.origin == Origin::Loopback && !api.access.demands_tokens();
+    let open = entry.origin == Origin::Loopback && !access.demands_tokens();
     Ok(open.then(|| Principal::loopback(peer)))
 }
 
@@ -139,8 +168,8 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// The error for credentials that are not accepted.
-pub(crate) fn denied_error(api: &Api, denied: Denied, peer: Option<IpAddr>) -> ApiError {
-    if let Some(wait) = api.access.failures.record(peer) {
+pub(crate) fn denied_error(access: &Access, denied: Denied, peer: Option<IpAddr>) -> ApiError {
+    if let Some(wait) = access.failures.record(peer) {
         let detail =
             "too many attempts with invalid tokens from this address; a valid one is accepted at any time";
         return ApiError::refused(Refusal::TooManyAttempts, detail).retry_after(wait.as_secs().max(1));
@@ -165,12 +194,12 @@ pub(crate) fn authorize(right: Right, mut request: Request) -> Result<Request> {
     Ok(request)
 }
 
-fn not_authenticated() -> ApiError {
+pub(super) fn not_authenticated() -> ApiError {
     let detail = "this server requires a token; send 'Authorization: Bearer TOKEN'";
     ApiError::refused(Refusal::NotAuthenticated, detail)
 }
 
-fn forbidden(principal: &Principal, right: Right) -> ApiError {
+pub(super) fn forbidden(principal: &Principal, right: Right) -> ApiError {
     let name = &principal.name;
     match right {
         Right::Local => ApiError::refused(Refusal::NotHere, "this is possible only over the control socket"),

@@ -16,6 +16,7 @@
 pub(crate) mod auth;
 mod etag;
 pub(crate) mod extract;
+mod front;
 mod guard;
 mod headers;
 mod idempotent;
@@ -45,6 +46,7 @@ use crate::import::upload::Uploads;
 use crate::operations::Control;
 use crate::{dashboard, metrics};
 pub use auth::{Peer, cookie_name};
+pub use front::{DocumentError, TokenDocument, front};
 use guard::{Guard, guard};
 pub(crate) use openapi::document;
 use problem::Refusal;

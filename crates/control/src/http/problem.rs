@@ -14,7 +14,7 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 const TYPE: &str = "urn:forebay:problem:";
 
 /// Result of a handler.
-pub(crate) type Result<T> = std::result::Result<T, ApiError>;
+pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
 
 /// An error of the API.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ mod jobs;
 mod luns;
 mod pool;
 mod profiles;
-mod session;
+pub(crate) mod session;
 mod snapshots;
 mod stats;
 mod targets;

@@ -1,6 +1,8 @@
 //! `/session`: sessions of web pages. A login exchanges a token for a cookie that scripts cannot read and
 //! that browsers do not send with requests of other sites.
 
+use std::net::IpAddr;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -9,7 +11,7 @@ use forebay_api::{Role, Scope};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::access::{Principal, Right, SESSION_LIFETIME, Via};
+use crate::access::{Access, Principal, Right, SESSION_LIFETIME, Via};
 use crate::http::Api;
 use crate::http::auth::{Caller, Peer, cookie_name, denied_error, sessions_of};
 use crate::http::extract::Body;
@@ -20,7 +22,7 @@ use crate::http::route::{Answer, Route};
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"token": "forebay_0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}))]
-pub(super) struct Login {
+pub(crate) struct Login {
     /// The secret of a token.
     token: String,
 }
@@ -66,29 +68,44 @@ async fn login(
     headers: HeaderMap,
     body: Body<Login>,
 ) -> Answer {
-    let peer = peer.and_then(|peer| peer.0.0);
-    let begun = api.access.begin_session(&body.0.token, peer);
-    let (principal, session) = begun.map_err(|denied| denied_error(&api, denied, peer))?;
+    log_in(&api.access, api.entry.tls, peer.and_then(|peer| peer.0.0), &headers, &body.0)
+}
+
+/// Begins a session. The client presents the cookies in `headers`.
+pub(crate) fn log_in(
+    access: &Access,
+    tls: bool,
+    peer: Option<IpAddr>,
+    headers: &HeaderMap,
+    login: &Login,
+) -> Answer {
+    let begun = access.begin_session(&login.token, peer);
+    let (principal, session) = begun.map_err(|denied| denied_error(access, denied, peer))?;
     // The browser forgets the cookie of its former session, so nothing could end that session.
-    end_sessions(&api, &headers);
+    end_sessions(access, tls, headers);
     let mut response = (StatusCode::CREATED, Json(ClientView::from(&principal))).into_response();
-    set_cookie(&mut response, api.entry.tls, &session.0, SESSION_LIFETIME.as_secs())?;
+    set_cookie(&mut response, tls, &session.0, SESSION_LIFETIME.as_secs())?;
     // The audit log needs the principal.
     response.extensions_mut().insert(principal);
     Ok(response)
 }
 
 async fn logout(State(api): State<Api>, headers: HeaderMap) -> Answer {
-    end_sessions(&api, &headers);
+    log_out(&api.access, api.entry.tls, &headers)
+}
+
+/// Ends the sessions of the cookies in `headers`.
+pub(crate) fn log_out(access: &Access, tls: bool, headers: &HeaderMap) -> Answer {
+    end_sessions(access, tls, headers);
     let mut response = Json(serde_json::json!({})).into_response();
-    set_cookie(&mut response, api.entry.tls, "", 0)?;
+    set_cookie(&mut response, tls, "", 0)?;
     Ok(response)
 }
 
 /// Ends the sessions that a request names.
-fn end_sessions(api: &Api, headers: &HeaderMap) {
-    for session in sessions_of(headers, api.entry.tls) {
-        api.access.sessions.end(session);
+fn end_sessions(access: &Access, tls: bool, headers: &HeaderMap) {
+    for session in sessions_of(headers, tls) {
+        access.sessions.end(session);
     }
 }
 

@@ -27,7 +27,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use forebay_api::{ClusterView, HealthState, HealthView, LocationView, PREFIX, Resets};
+use forebay_api::{ClusterView, FORWARDED_CLIENT, HealthState, HealthView, LocationView, PREFIX, Resets};
 use futures_util::future::join_all;
 use http_body_util::{BodyExt, Limited};
 use percent_encoding::percent_decode_str;
@@ -112,7 +112,7 @@ impl Gateway {
                 forward::forward(cluster, shard, Some(&format!("{PREFIX}{path}{query}")), request).await
             }
             Destination::Cluster => Ok(axum::Json(cluster.view()).into_response()),
-            Destination::Location(name) => self.location(&name).await,
+            Destination::Location(name, path) => self.location(&name, &path, request.headers()).await,
             Destination::EachShard => Err(Failure::each_shard()),
         }
     }
@@ -143,8 +143,16 @@ impl Gateway {
         chosen.ok_or_else(|| Failure::internal("the cluster has no shard"))
     }
 
-    async fn location(&self, name: &str) -> Result<Response, Failure> {
+    async fn location(&self, name: &str, path: &str, headers: &HeaderMap) -> Result<Response, Failure> {
         let number = self.shard_of(name).await?;
+        if headers.contains_key(FORWARDED_CLIENT) {
+            // The server of the shard knows whether the client may know of the disk.
+            let path = format!("{PREFIX}{path}");
+            let shown = forward::get(&*self.cluster, number, &path, headers, HEALTH).await?;
+            if shown.status() != StatusCode::OK {
+                return Ok(shown.map(Body::new));
+            }
+        }
         let view = self.cluster.view();
         let shard = view.shards.into_iter().find(|shard| shard.number == number);
         let shard = shard.ok_or_else(|| Failure::internal(format!("shard {number} is not in the map")))?;

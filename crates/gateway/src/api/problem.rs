@@ -18,13 +18,15 @@ pub(super) struct Failure {
 }
 
 impl Failure {
+    /// No shard has the disk. A client with a scope must not distinguish this from a disk that it cannot see,
+    /// so this is the answer of the server of a shard.
     pub fn not_found(name: &str) -> Failure {
         Failure {
             status: StatusCode::NOT_FOUND,
             code: ErrorKind::NotFound.code(),
             title: "Not found",
-            detail: format!("no volume or image of the cluster is named {}", forebay_text::quoted(name)),
-            remedy: "check the name; the lists of volumes and images have all names",
+            detail: format!("no volume, snapshot or image is named {}", forebay_text::quoted(name)),
+            remedy: "check the name; the lists of volumes, images and targets have all names",
         }
     }
 

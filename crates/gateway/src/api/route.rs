@@ -23,8 +23,8 @@ pub(super) enum Destination {
     Shard(u32, String),
     /// The nodes and the shards.
     Cluster,
-    /// Where a volume or image is served.
-    Location(String),
+    /// Where a volume or image is served. The path of the disk is given, too.
+    Location(String, String),
     /// Each shard has such a resource of its own: the request has to name the shard.
     EachShard,
 }
@@ -49,7 +49,9 @@ pub(super) fn destination(method: &Method, segments: &[&str], raw: &str) -> Dest
         ["images"] => D::Import,
         ["clones"] => D::DiskInBody("source"),
         ["resets"] => D::Resets,
-        ["volumes" | "images", name, "location"] => D::Location(of_volume(name)),
+        ["volumes" | "images", name, "location"] => {
+            D::Location(of_volume(name), raw.trim_end_matches("/location").to_owned())
+        }
         ["images", _] if *method == Method::POST => D::DiskInBody("source"),
         ["volumes" | "images" | "stats", name, ..] => D::Disk(of_volume(name)),
         _ => D::EachShard,
@@ -77,7 +79,7 @@ mod tests {
         assert_eq!(to(Method::POST, "/clones"), D::DiskInBody("source"));
         assert_eq!(to(Method::POST, "/volumes"), D::New);
         assert_eq!(to(Method::GET, "/volumes"), D::All("name"));
-        assert_eq!(to(Method::GET, "/volumes/a/location"), D::Location("a".into()));
+        assert_eq!(to(Method::GET, "/volumes/a/location"), D::Location("a".into(), "/volumes/a".into()));
         assert_eq!(to(Method::GET, "/shards/12/volumes/a%2Fb"), D::Shard(12, "/volumes/a%2Fb".into()));
         assert_eq!(to(Method::GET, "/shards/12"), D::Shard(12, "/".into()));
         assert_eq!(to(Method::GET, "/shards/x/stats"), D::EachShard);

@@ -8,7 +8,8 @@ use forebay_store::rados::{RadosAddress, RadosOptions};
 use serde::Deserialize;
 
 use super::{
-    ConfigError, ConfigFile, Overrides, ServeConfig, StoreFlags, StoreSection, TlsSection, rados_options,
+    ConfigError, ConfigFile, HttpConfig, Overrides, ServeConfig, StoreFlags, StoreSection, TlsSection,
+    rados_options,
 };
 use crate::log::LogConfig;
 
@@ -43,6 +44,10 @@ pub struct NodeConfig {
     pub data: PathBuf,
     /// The control socket of the node.
     pub socket: PathBuf,
+    /// The API of the cluster over TCP.
+    pub http: HttpConfig,
+    /// The audit log of the API.
+    pub audit: Option<PathBuf>,
     /// The name of the node; the host's name if `None`.
     pub name: Option<String>,
     /// The address at which the shards of this node serve NBD to other hosts; none if `None`.
@@ -88,18 +93,15 @@ impl ConfigFile {
         let refused = [
             ("--nbd", !serve.nbd.listen.is_empty()),
             ("--iscsi", !serve.iscsi.is_empty()),
-            ("--http", serve.http.listen.is_some()),
             ("store.pool (--pool)", self.store.pool.is_some()),
             ("store.standby (--standby)", self.store.standby),
             ("nbd", self.nbd != Default::default()),
             ("iscsi", self.iscsi != Default::default()),
-            ("http", self.http != Default::default()),
         ];
         let in_file = [
             ("--tls", serve.nbd.tls != TlsSection::default()),
             ("--remote-answers", serve.remote_answers.is_some()),
             ("--on-memory-loss", serve.on_memory_loss.is_some()),
-            ("--audit-log", serve.audit.is_some()),
             ("--import-max-size", serve.import_max_size.is_some()),
             ("--import-allow-private", serve.import_allow_private),
         ];
@@ -139,6 +141,8 @@ impl ConfigFile {
             })?,
             data: serve.data.clone(),
             socket: serve.socket.clone(),
+            http: serve.http.clone(),
+            audit: serve.audit.clone(),
             name,
             address: flags.address.or(section.address),
             cache: serve.pool.read_cache,
@@ -193,7 +197,6 @@ mod tests {
         for (text, what) in [
             ("[store]\npool = \"rados:vms/a\"", "store.pool"),
             ("[nbd]\nlisten = [\"127.0.0.1:10809\"]", "nbd"),
-            ("[http]\nlisten = \"127.0.0.1:1\"", "http"),
         ] {
             let error = refusal(text, Overrides::default());
             assert!(

@@ -1,36 +1,51 @@
-//! The listeners of a node: its control socket, and the links of other nodes.
+//! The listeners of a node: those of the API, and the links of other nodes.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 
-use forebay_gateway::api::{self, Cluster};
-use forebay_gateway::link::{self, Identity, Local};
+use axum::Router;
+use axum::serve::Listener;
+use forebay_control::http::{Entry, Origin, front};
+use forebay_gateway::api;
+use forebay_gateway::link::{self, Identity};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::NodeError;
+use super::gateway::{Gateway, OwnShards};
+use super::tokens::TokensInMap;
+use crate::config::NodeConfig;
+use crate::serve::ServeError;
 use crate::serve::listen::connection_limit::LimitedListener;
-use crate::serve::listen::http;
+use crate::serve::listen::http::{self, ClientAddress};
+use crate::serve::listen::https::HttpsCertificate;
 use crate::serve::listen::socket::ControlSocket;
 
-/// Most connections to the control socket.
-const CONTROL_CONNECTIONS: usize = 256;
+/// Most connections of each listener of the API.
+const API_CONNECTIONS: usize = 256;
 
 /// The listeners of a node, before it has joined.
 pub(super) struct Listeners {
     control: ControlSocket,
+    http: Option<TcpListener>,
     links: TcpListener,
 }
 
 impl Listeners {
-    /// Binds the control socket, and a port of `address` for the links.
-    pub async fn bind(control: &Path, address: IpAddr) -> Result<Listeners, NodeError> {
-        let control = ControlSocket::bind(control)?;
+    /// Binds the control socket, the address of the API over TCP, and a port of `address` for the links.
+    pub async fn bind(config: &NodeConfig, address: IpAddr) -> Result<Listeners, NodeError> {
+        let control = ControlSocket::bind(&config.socket)?;
+        let http = match config.http.listen {
+            Some(at) => {
+                let failed = |e| ServeError::listen(&at.to_string(), &e);
+                Some(TcpListener::bind(at).await.map_err(failed)?)
+            }
+            None => None,
+        };
         let failed = |error| NodeError::Address { address, error };
         let links = TcpListener::bind((address, 0)).await.map_err(failed)?;
-        Ok(Listeners { control, links })
+        Ok(Listeners { control, http, links })
     }
 
     /// The socket address of the links.
@@ -38,28 +53,60 @@ impl Listeners {
         self.links.local_addr()
     }
 
+    /// The address of the API over TCP.
+    pub fn http(&self) -> Option<SocketAddr> {
+        self.http.as_ref().and_then(|http| http.local_addr().ok())
+    }
+
     /// Serves clients until the tasks are dropped. The control socket has its path until the returned value
     /// is dropped.
-    pub fn serve(
-        self,
-        tasks: &mut JoinSet<()>,
-        cluster: Arc<dyn Cluster>,
-        local: Arc<dyn Local>,
-        identity: watch::Receiver<Identity>,
-        stopping: watch::Receiver<bool>,
-    ) -> Result<ControlSocket, NodeError> {
-        tasks.spawn(link::serve(self.links, identity, local));
+    pub fn serve(self, tasks: &mut JoinSet<()>, clients: Clients) -> Result<ControlSocket, NodeError> {
+        let Clients { config, gateway, own, identity, tokens, stopping } = clients;
+        tasks.spawn(link::serve(self.links, identity, own));
+        let forward = api::router(gateway);
+        let (access, hosts) = (tokens.access.clone(), config.http.hosts.as_slice());
+        let front = |entry| front(forward.clone(), access.clone(), entry, tokens.clone());
         let mut control = self.control;
         let listener = UnixListener::from_std(control.listener().try_clone()?)?;
-        let listener = LimitedListener::new(listener, CONTROL_CONNECTIONS, stopping.clone());
-        let router = api::router(cluster);
-        tasks.spawn(async move {
-            let mut stopping = stopping;
-            // An error means that the node has ended.
-            let stop = async move { drop(stopping.wait_for(|stops| *stops).await) };
-            http::serve(listener, router, None, stop).await;
-        });
+        serve(tasks, listener, front(Entry::new(Origin::Socket, hosts)), None, stopping.clone());
+        if let Some(listener) = self.http {
+            let https = config.http.https.as_ref().map(HttpsCertificate::load).transpose();
+            let https = https.map_err(ServeError::from)?.map(Arc::new);
+            let is_loopback = listener.local_addr()?.ip().is_loopback();
+            let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
+            let entry = Entry { origin, tls: https.is_some(), hosts: hosts.into() };
+            serve(tasks, listener, front(entry), https, stopping);
+        }
         control.publish()?;
         Ok(control)
     }
+}
+
+/// What the listeners of a node serve.
+pub(super) struct Clients {
+    pub config: NodeConfig,
+    pub gateway: Arc<Gateway>,
+    pub own: Arc<OwnShards>,
+    pub identity: watch::Receiver<Identity>,
+    pub tokens: Arc<TokensInMap>,
+    pub stopping: watch::Receiver<bool>,
+}
+
+fn serve<L>(
+    tasks: &mut JoinSet<()>,
+    listener: L,
+    router: Router,
+    certificate: Option<Arc<HttpsCertificate>>,
+    mut stopping: watch::Receiver<bool>,
+) where
+    L: Listener,
+    L::Io: Sync,
+    L::Addr: ClientAddress + Send,
+{
+    let listener = LimitedListener::new(listener, API_CONNECTIONS, stopping.clone());
+    tasks.spawn(async move {
+        // An error means that the node has ended.
+        let stop = async move { drop(stopping.wait_for(|stops| *stops).await) };
+        http::serve(listener, router, certificate, stop).await;
+    });
 }

@@ -15,17 +15,19 @@ mod gateway;
 mod listen;
 mod process;
 mod shard;
+mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
+use forebay_control::access::{Access, Audit};
 use forebay_gateway::link::{self, Identity, IdentityError};
 use forebay_store::StoreError;
 use forebay_store::rados::librados::LibradosCluster;
@@ -37,9 +39,10 @@ use tokio::task::JoinSet;
 
 use self::gateway::{Gateway, OwnShards};
 pub(crate) use self::gateway::{nodes, view};
-use self::listen::Listeners;
+use self::listen::{Clients, Listeners};
 use self::shard::{Seen, ShardTask, Shared};
-use crate::config::NodeConfig;
+use self::tokens::TokensInMap;
+use crate::config::{NodeConfig, TokenMode};
 use crate::serve::listen::socket::ControlSocket;
 use crate::serve::{ServeError, Signals, notify};
 
@@ -147,8 +150,9 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
         () = signals.stop() => return Ok(()),
     };
     let (stop, mut tasks, mut serving) = (joined.stop.clone(), JoinSet::new(), JoinSet::new());
+    let http = joined.listeners.as_ref().and_then(Listeners::http);
     let control = joined.serve(&mut serving)?;
-    print_ready(&joined.shared.config, &joined.name, json);
+    print_ready(&joined.shared.config, &joined.name, http, json);
     notify("READY=1");
     let result = tokio::select! {
         removed = joined.follow(&mut tasks) => Err(removed),
@@ -174,6 +178,8 @@ struct Member {
     listeners: Option<Listeners>,
     /// The identity of the cluster on its links.
     identity: watch::Sender<Identity>,
+    /// Who can use the API.
+    access: Arc<Access>,
     name: String,
     id: String,
     /// Identity of this process.
@@ -192,9 +198,10 @@ impl Member {
         let (address, ceph) = (config.cluster.clone(), config.ceph.clone());
         let connected = tokio::task::spawn_blocking(move || connect(&address, &ceph)).await;
         let cluster = connected.map_err(std::io::Error::other)??;
+        let audit = open_audit(&config)?;
         let own = config.address.or_else(|| cluster.own_address()).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         // Before the node joins: otherwise a shard would move here, and could not be served.
-        let listeners = Listeners::bind(&config.socket, own).await?;
+        let listeners = Listeners::bind(&config, own).await?;
         let links = listeners.links()?.to_string();
         let maps = Maps::new(cluster.clone());
         create_if_missing(&cluster, &maps, &config.cluster.name, &new_identity()?).await.map_err(failed)?;
@@ -204,6 +211,7 @@ impl Member {
             map.node_with_id(&id).map_or((0, String::new()), |node| (node.number, node.name.clone()));
         tracing::info!("joined the cluster {} as node '{name}', number {number}", config.cluster);
         let (identity, _) = watch::channel(Identity::parse(&map.links)?);
+        let access = Access::of_cluster(&map.tokens, config.http.tokens == TokenMode::Always, audit);
         let seen = Seen { map: Arc::default(), eligible_since: BTreeMap::new() }.with(map);
         let (publish, map) = watch::channel(seen);
         let (stop, stopping) = watch::channel(false);
@@ -214,6 +222,7 @@ impl Member {
             shared,
             listeners: Some(listeners),
             identity,
+            access,
             name,
             id,
             process,
@@ -229,7 +238,16 @@ impl Member {
         let own = Arc::new(OwnShards::new(self.shared.config.data.clone()));
         let identity = || self.identity.subscribe();
         let gateway = Arc::new(Gateway::new(self.shared.clone(), own.clone(), identity()));
-        listeners.serve(tasks, gateway, own, identity(), self.stop.subscribe()).map(Some)
+        let tokens = TokensInMap { shared: self.shared.clone(), access: self.access.clone() };
+        let clients = Clients {
+            config: self.shared.config.clone(),
+            gateway,
+            own,
+            identity: identity(),
+            tokens: Arc::new(tokens),
+            stopping: self.stop.subscribe(),
+        };
+        listeners.serve(tasks, clients).map(Some)
     }
 
     /// Follows the map, and runs the tasks of the shards. Returns when this node is not a member any more.
@@ -299,6 +317,9 @@ impl Member {
             }
             Some(_) => {}
         }
+        if map.tokens != before.map.tokens {
+            self.access.tokens.replace_document(&map.tokens);
+        }
         if map.links != before.map.links {
             tracing::info!("the key of the links between the nodes was replaced");
             self.identity.send_replace(Identity::parse(&map.links)?);
@@ -317,6 +338,12 @@ impl Member {
             })
             .await
     }
+}
+
+fn open_audit(config: &NodeConfig) -> Result<Audit, NodeError> {
+    let path = config.audit.as_deref();
+    let failed = |error| ServeError::Audit { path: path.unwrap_or(Path::new("")).to_owned(), error };
+    Ok(Audit::open(path).map_err(failed)?)
 }
 
 /// Creates the cluster, if there is neither one nor a pool in its namespace.
@@ -428,10 +455,14 @@ pub(crate) fn new_identity() -> std::io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn print_ready(config: &NodeConfig, name: &str, json: bool) {
-    let line = match json {
-        true => json!({ "ready": true, "cluster": config.cluster.to_string(), "node": name }).to_string(),
-        false => format!("forebay is ready: node {name} of the cluster {}", config.cluster),
+fn print_ready(config: &NodeConfig, name: &str, http: Option<SocketAddr>, json: bool) {
+    let cluster = config.cluster.to_string();
+    let line = match (json, http) {
+        (true, _) => json!({ "ready": true, "cluster": cluster, "node": name, "http": http }).to_string(),
+        (false, None) => format!("forebay is ready: node {name} of the cluster {cluster}"),
+        (false, Some(http)) => {
+            format!("forebay is ready: node {name} of the cluster {cluster}; API and dashboard on {http}")
+        }
     };
     let mut out = std::io::stdout().lock();
     // A closed standard output is not an error.

@@ -130,7 +130,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    pub(super) fn listen(address: &str, e: &std::io::Error) -> ServeError {
+    pub(crate) fn listen(address: &str, e: &std::io::Error) -> ServeError {
         if e.kind() == std::io::ErrorKind::AddrInUse {
             return ServeError::AddressInUse(address.to_owned());
         }

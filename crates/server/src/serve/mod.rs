@@ -73,8 +73,8 @@ use ownership::reopen::Reopened;
 pub use reload::Load;
 use reload::Reloader;
 use services::{Prepared, Services};
-use shard_process::is_shard_process;
 pub(crate) use shard_process::{SHARD_PROCESS, SILENT_OWNER, ShardOf};
+use shard_process::{is_shard_process, of_shard};
 use upgrade::replace::{Outcome, Resumption, cut, replace};
 use upgrade::{Binary, HandedOver, Successor, stop_successor};
 
@@ -90,6 +90,8 @@ pub fn run(config: &ServeConfig, json: bool, load: Load) -> Result<(), ServeErro
     let successor = Successor::from_environment()?;
     crate::log::init(&config.log);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let config = &of_shard(config.clone());
+    let load = Box::new(move || load().map(of_shard));
     let reloader = Arc::new(Reloader::new(config.clone(), load));
     let result = runtime.block_on(serve(config, json, inherited, successor, reloader));
     // A connection that is stuck must not delay the exit.

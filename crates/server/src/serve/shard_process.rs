@@ -4,6 +4,8 @@
 use forebay_store::rados::SignOfLife;
 use serde::{Deserialize, Serialize};
 
+use crate::config::ServeConfig;
+
 /// The environment variable of the process of a shard: a [`ShardOf`] as JSON.
 pub(crate) const SHARD_PROCESS: &str = "FOREBAY_SHARD_PROCESS";
 
@@ -20,6 +22,16 @@ pub(crate) struct ShardOf {
     pub shard: u32,
     /// The number of such processes that share the memory of the node.
     pub processes: u64,
+}
+
+/// The configuration of the process of a shard, which has the file of its node: the node serves the API over
+/// TCP, and writes the audit log.
+pub(super) fn of_shard(mut config: ServeConfig) -> ServeConfig {
+    if is_shard_process() {
+        config.http.listen = None;
+        config.audit = None;
+    }
+    config
 }
 
 /// The shard that this process serves; `None` for a server that no node has started.
