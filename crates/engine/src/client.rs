@@ -11,6 +11,10 @@ pub enum Client {
     },
     /// A client that may outlive this host.
     Remote,
+    /// A remote client behind a node that connects to another server without the client's knowledge, and
+    /// repeats its requests there. So its writes are durable when they are answered, whatever
+    /// [`RemoteAnswers`](crate::RemoteAnswers) says.
+    Relayed,
 }
 
 impl Client {
@@ -23,7 +27,7 @@ impl Client {
     pub(crate) fn clientele(self) -> Clientele {
         match self {
             Client::Local { .. } => Clientele::Local,
-            Client::Remote => Clientele::Remote,
+            Client::Remote | Client::Relayed => Clientele::Remote,
         }
     }
 }

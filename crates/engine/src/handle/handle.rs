@@ -567,8 +567,11 @@ pub(crate) fn aligned(offset: u64, len: u64) -> bool {
 /// Whether writes of a client to a disk are durable when they are acknowledged.
 pub(crate) fn is_write_through(disk: &Disk, client: Option<Client>, config: &PoolConfig) -> bool {
     let sync = disk.sync();
-    let is_durable_to_remote =
-        client == Some(Client::Remote) && config.remote_answers == RemoteAnswers::Durable;
+    let is_durable_to_remote = match client {
+        Some(Client::Relayed) => true,
+        Some(Client::Remote) => config.remote_answers == RemoteAnswers::Durable,
+        Some(Client::Local { .. }) | None => false,
+    };
     sync == SyncMode::Always
         || (!disk.is_desktop()
             && (config.coalesce == Coalesce::Off || (is_durable_to_remote && sync != SyncMode::Never)))

@@ -13,7 +13,7 @@ use crate::disk::Disk;
 use crate::handle::DiskHandle;
 use crate::limit::Tenant;
 use crate::limits::ATTACH_WAIT;
-use crate::recovery::{Mode, OnLoss, TakenOver, recover};
+use crate::recovery::{MemoryLoss, Mode, OnLoss, TakenOver, recover};
 use crate::stats::{StoreStats, count};
 use crate::sync::Mutex;
 use crate::{Client, DiskGuestStats, DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
@@ -25,6 +25,7 @@ pub struct Pool {
     pub(super) tenants: Mutex<BTreeMap<String, Arc<Tenant>>>,
     recovered_batches: u64,
     recovery_ms: u64,
+    memory_identity: u64,
 }
 
 #[cfg(test)]
@@ -58,7 +59,8 @@ impl Pool {
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
         let next_segment = recovered.log.next_segment();
         let (components, tenants) = (Components::assemble(recovered), Mutex::default());
-        let pool = Arc::new(Pool { components, tenants, recovered_batches, recovery_ms });
+        let memory_identity = memory_identity(&components, &taken);
+        let pool = Arc::new(Pool { components, tenants, recovered_batches, recovery_ms, memory_identity });
         // Reserves room before the upkeep task starts, for which unknown room would look like a full store.
         pool.components.committer.reserve_room().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.components.intake.restored(disk, *cost));
@@ -227,6 +229,13 @@ impl Pool {
         }
     }
 
+    /// Identity of the memory that holds answered writes which are not durable. If a later opening of the pool
+    /// has the same identity, no such write was lost in between. If the identity differs, such writes may be
+    /// lost.
+    pub fn memory_identity(&self) -> u64 {
+        self.memory_identity
+    }
+
     /// Waits until this server has lost the pool because another server has opened it. Then every request
     /// fails with [`Error::Fenced`], and the process should end.
     pub async fn fenced(&self) {
@@ -382,5 +391,19 @@ fn guest_stats_of((name, disk): (String, Arc<Disk>)) -> DiskGuestStats {
         cached_bytes: disk.cached(),
         memory_lost: matches!(disk.record().mark, Mark::Lost { .. }),
         map_damaged: disk.has_damaged_map(),
+    }
+}
+
+/// The identity of the memory of an opening, see [`Pool::memory_identity`].
+fn memory_identity(components: &Components, taken: &TakenOver) -> u64 {
+    let cx = &components.cx;
+    match taken.loss {
+        // A memory that lost writes of some disks keeps its id.
+        MemoryLoss::Some(_) => {
+            let mut identity = [0; 8];
+            cx.host.random(&mut identity);
+            u64::from_le_bytes(identity)
+        }
+        MemoryLoss::Nothing | MemoryLoss::All(_) => cx.retained.id(),
     }
 }

@@ -35,14 +35,27 @@
 //! attachment, or the end of the stream did not arrive within [`LATE_END`] after the request. The last packet
 //! of a closed socket carries the end of the stream with the data, or is followed by it. A connection that
 //! ends in this time is gone: the change is dropped.
+//!
+//! **Nodes of a cluster** forward connections of clients, over UNIX sockets. A node that connects its client
+//! again, with a higher generation, ends the former socket before. The new connection supersedes the former one
+//! in any case, and a connection with a lower generation than another one of the same client is refused. Two
+//! rules keep a client that moves to another node from being overtaken by what its former node still holds:
+//!
+//! - An earlier connection of a node is in doubt from the attachment of a *new* client on, as a TCP connection
+//!   is. Only the time can end this doubt: the node that holds changes of a client that is gone ends its
+//!   socket within [`LATE_END`].
+//! - A node that connects its client again learns when another client attached for the first time
+//!   ([`Attachments::since_newer_client`]). It sends changes again only if it received something from its own
+//!   client since.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use forebay_wire::nbd::Preamble;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -73,6 +86,9 @@ const BURST: u64 = 16 << 10;
 const AFTER_BURST: Duration = Duration::from_millis(500);
 /// Time within which the end of a stream follows its last data.
 const LATE_END: Duration = Duration::from_millis(200);
+/// Time for which it is remembered that a client opened a disk: longer than a node tries to connect its client
+/// again.
+const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// The error if requests of an earlier connection do not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -82,7 +98,16 @@ pub(super) struct StillUnderWay;
 /// The connections of all disks.
 #[derive(Default)]
 pub(super) struct Attachments {
-    disks: Mutex<HashMap<String, Vec<Weak<Shared>>>>,
+    disks: Mutex<HashMap<String, OfDisk>>,
+}
+
+/// The connections of one disk.
+#[derive(Default)]
+struct OfDisk {
+    connections: Vec<Weak<Shared>>,
+    /// The last two clients that opened the disk for the first time, and when. A client of this server has no
+    /// identity.
+    newest: Vec<(Option<String>, Instant)>,
 }
 
 /// The state of one connection that other connections use.
@@ -95,6 +120,8 @@ pub(crate) struct Shared {
     served: AtomicU64,
     /// Whether the socket is a TCP connection.
     is_tcp: AtomicBool,
+    /// The client of a connection that a node forwards.
+    relayed: OnceLock<Preamble>,
     /// The last burst of input that was read from a TCP connection.
     burst: Mutex<Burst>,
     /// A newer connection to the disk was attached, and this connection's peer has not proved since that it
@@ -133,6 +160,8 @@ struct State {
     waker: Option<Waker>,
     /// An administrator ends the connection.
     disconnected: bool,
+    /// The same client is attached again.
+    is_replaced: bool,
     /// The connection has to stop executing its input.
     superseded: bool,
     /// Whether the connection has stopped executing its input.
@@ -167,7 +196,7 @@ impl Peer {
 
 impl State {
     fn is_gone(&self) -> bool {
-        self.ended || self.socket.is_some_and(|peer| has_hung_up(peer.fd))
+        self.ended || self.is_replaced || self.socket.is_some_and(|peer| has_hung_up(peer.fd))
     }
 
     /// Whether no request of the connection can change the disk any more.
@@ -236,7 +265,7 @@ impl Shared {
 
     /// Begins the doubt, because a newer connection is about to be attached.
     fn doubt(&self) {
-        if self.is_tcp.load(Relaxed) {
+        if self.is_tcp.load(Relaxed) || self.relayed.get().is_some() {
             let mut before = self.written_before.lock();
             *before = self.output().map(|output| output.written);
             self.is_in_doubt.store(true, Relaxed);
@@ -302,41 +331,91 @@ impl Shared {
 }
 
 impl Attachments {
-    /// Ends the connections of a disk that are gone, and puts the remaining ones in doubt; see the module
-    /// documentation.
+    /// Ends the connections of a disk that are gone, before another client is attached. Unless the client was
+    /// attached before, puts the remaining ones in doubt; see the module documentation. `relayed` is what a
+    /// node said about the client.
     ///
     /// # Errors
     /// [`StillUnderWay`] if one of them does not end, or cannot be examined, in time.
-    pub async fn end_gone(&self, disk: &str) -> Result<(), StillUnderWay> {
+    pub async fn end_gone(&self, disk: &str, relayed: Option<&Preamble>) -> Result<(), StillUnderWay> {
         let others = self.of(disk);
+        for (preamble, other) in
+            relayed.into_iter().flat_map(|preamble| others.iter().map(move |o| (preamble, o)))
+        {
+            match other.relayed.get().filter(|former| former.id == preamble.id) {
+                Some(newer) if newer.generation > preamble.generation => return Err(StillUnderWay),
+                Some(_) => other.change(|state| state.is_replaced = true),
+                None => {}
+            }
+        }
         let begin = Instant::now();
         try_join_all(others.iter().map(|other| other.catch_up(begin + CATCH_UP))).await?;
         let begin = Instant::now();
         // All connections are stopped before the first of them is waited for.
         let (gone, connected): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|other| other.supersede_if_gone());
-        connected.iter().for_each(|other| other.doubt());
+        if relayed.is_none_or(|preamble| preamble.generation <= 1) {
+            connected.iter().for_each(|other| other.doubt());
+        }
         for other in gone {
             other.end(begin).await?;
         }
         Ok(())
     }
 
-    /// Attaches a connection to a disk that it can change.
-    pub fn attach(&self, disk: &str) -> Attachment {
+    /// Attaches a connection to a disk that it can change. `relayed` is what a node said about its client.
+    pub fn attach(&self, disk: &str, relayed: Option<&Preamble>) -> Attachment {
         let attachment = Attachment::default();
+        if let Some(preamble) = relayed {
+            attachment.0.relayed.get_or_init(|| preamble.clone());
+        }
         let mut disks = self.disks.lock();
         let of_disk = disks.entry(disk.to_owned()).or_default();
-        of_disk.retain(|other| other.strong_count() > 0);
-        of_disk.push(Arc::downgrade(&attachment.0));
+        of_disk.connections.retain(|other| other.strong_count() > 0);
+        of_disk.connections.push(Arc::downgrade(&attachment.0));
+        of_disk.record(relayed, Instant::now());
         if disks.len() == disks.capacity() {
-            disks.retain(|_, of_disk| of_disk.iter().any(|other| other.strong_count() > 0));
+            disks.retain(|_, of_disk| of_disk.is_needed(Instant::now()));
         }
         attachment
     }
 
+    /// The time since another client than this one opened the disk for the first time. `None` if no other
+    /// client did, or if that was [`REMEMBERED`] ago.
+    pub fn since_newer_client(&self, disk: &str, id: &str) -> Option<Duration> {
+        let disks = self.disks.lock();
+        let newest = disks.get(disk)?.newest.iter().rev().find(|(other, _)| other.as_deref() != Some(id))?;
+        Some(newest.1.elapsed()).filter(|since| *since < REMEMBERED)
+    }
+
     fn of(&self, disk: &str) -> Vec<Arc<Shared>> {
-        self.disks.lock().get(disk).into_iter().flatten().filter_map(Weak::upgrade).collect()
+        let disks = self.disks.lock();
+        disks
+            .get(disk)
+            .into_iter()
+            .flat_map(|of_disk| &of_disk.connections)
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+}
+
+impl OfDisk {
+    /// Records a client that opens the disk for the first time, with its identity if a node forwards it.
+    fn record(&mut self, relayed: Option<&Preamble>, now: Instant) {
+        if relayed.is_some_and(|preamble| preamble.generation > 1) {
+            return;
+        }
+        let id = relayed.map(|preamble| preamble.id.clone());
+        self.newest.retain(|(other, _)| id.is_none() || *other != id);
+        self.newest.push((id, now));
+        if self.newest.len() > 2 {
+            self.newest.remove(0);
+        }
+    }
+
+    fn is_needed(&self, now: Instant) -> bool {
+        self.connections.iter().any(|other| other.strong_count() > 0)
+            || self.newest.iter().any(|(_, at)| now - *at < REMEMBERED)
     }
 }
 
@@ -496,7 +575,7 @@ mod tests {
     async fn next_to_bursts(is_answered: bool) -> Result<(), StillUnderWay> {
         let (mut client, mut server) = tcp_pair();
         let attachments = Attachments::default();
-        let connected = attachments.attach("v");
+        let connected = attachments.attach("v", None);
         let _watched = connected.watch(Peer { fd: server.as_raw_fd(), is_tcp: true });
         let bursts = async {
             let mut burst = [0; BURST as usize];
@@ -530,12 +609,68 @@ mod tests {
         for (is_tcp, bytes, waits) in [(true, BURST, true), (true, BURST - 1, false), (false, BURST, false)] {
             let attachments = Attachments::default();
             let (socket, _peer) = UnixStream::pair().unwrap();
-            let connected = attachments.attach("v");
+            let connected = attachments.attach("v", None);
             let _watched = connected.watch(Peer { fd: socket.as_raw_fd(), is_tcp });
             connected.received(bytes as usize);
             let begin = Instant::now();
-            attachments.end_gone("v").await.unwrap();
+            attachments.end_gone("v", None).await.unwrap();
             assert_eq!(begin.elapsed() >= AFTER_BURST, waits, "TCP {is_tcp}, {bytes} bytes");
         }
+    }
+
+    fn preamble(id: &str, generation: u64) -> Preamble {
+        Preamble { id: id.to_owned(), generation, name: String::new() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_a_node_connects_again_supersedes_its_former_connection() {
+        let attachments = Attachments::default();
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let (first, second) = (preamble("a", 1), preamble("a", 2));
+        let former = attachments.attach("v", Some(&first));
+        let _watched = former.watch(Peer { fd: socket.as_raw_fd(), is_tcp: false });
+        let other = attachments.attach("v", Some(&preamble("b", 1)));
+        let begin = Instant::now();
+        let cx = Context::from_waker(Waker::noop());
+        assert_eq!(former.order(&cx), Order::Serve);
+        let next = attachments.end_gone("v", Some(&second));
+        let stops = async {
+            while former.order(&cx) != Order::Stop {
+                tokio::task::yield_now().await;
+            }
+        };
+        let (next, ()) = tokio::join!(next, stops);
+        next.unwrap();
+        assert!(!other.is_in_doubt(), "the client is not new");
+        assert_eq!(other.order(&cx), Order::Serve);
+        // The former connection may still search its input.
+        assert!(begin.elapsed() <= SEARCH_TIME);
+        let _second = attachments.attach("v", Some(&second));
+        assert_eq!(attachments.end_gone("v", Some(&first)).await, Err(StillUnderWay));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_client_puts_connections_of_nodes_in_doubt() {
+        let attachments = Attachments::default();
+        let (socket, peer) = UnixStream::pair().unwrap();
+        let (a, b) = (preamble("a", 1), preamble("b", 1));
+        let former = attachments.attach("v", Some(&a));
+        let _watched = former.watch(Peer { fd: socket.as_raw_fd(), is_tcp: false });
+        assert_eq!(attachments.since_newer_client("v", "a"), None);
+        attachments.end_gone("v", Some(&b)).await.unwrap();
+        let _b = attachments.attach("v", Some(&b));
+        assert!(former.is_in_doubt());
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(attachments.since_newer_client("v", "a").map(|since| since.as_secs()), Some(3));
+        assert_eq!(attachments.since_newer_client("v", "b").map(|since| since.as_secs()), Some(3));
+        let _again = attachments.attach("v", Some(&preamble("a", 2)));
+        assert_eq!(attachments.since_newer_client("v", "b").map(|since| since.as_secs()), Some(3));
+        let begin = Instant::now();
+        assert_eq!(former.begin().run_change(async { 1 }).await, Some(1));
+        assert_eq!(begin.elapsed().as_millis() / 10, LATE_END.as_millis() / 10);
+        assert!(!former.is_in_doubt());
+        attachments.end_gone("v", None).await.unwrap();
+        drop(peer);
+        assert_eq!(former.begin().run_change(async { 1 }).await, None);
     }
 }

@@ -25,6 +25,10 @@ pub struct ListenerConfig {
     pub allow_remote: bool,
     /// Exports that the clients see.
     pub access: Access,
+    /// The clients are nodes of a cluster, each with a connection of a client that it forwards. Such a
+    /// connection begins with a [`Preamble`](forebay_wire::nbd::Preamble), and a node connects to another
+    /// server without the knowledge of its client. Only for addresses that no other process can reach.
+    pub is_relay: bool,
 }
 
 /// Whether clients use TLS.

@@ -34,6 +34,9 @@ impl FrontEnd for Front {
     fn resume(&self, state: serde_json::Value, socket: &RawSocket) -> Result<Resume, String> {
         let state: HandedOver = serde_json::from_value(state).map_err(|e| e.to_string())?;
         let context = &self.0;
+        if context.is_relay {
+            return Err("its node connects again".into());
+        }
         // The access may have been restricted since the client connected.
         if context.tls.required || !context.access.grant(None).sees(&state.export) {
             return Err(format!("its listener does not offer '{}' any more", state.export));
@@ -46,14 +49,22 @@ impl FrontEnd for Front {
         // the disk waits for this connection, which may have writes to execute.
         let (peer, name) = (Some(Peer::of(socket)), peer::name_of(socket));
         let since_ms = state.since_ms.unwrap_or_else(unix_ms);
-        let attached = context.attached((&state.export, disk), is_writable, peer, name, since_ms);
+        let attached = context.attached((&state.export, disk), is_writable, (peer, name), None, since_ms);
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, .. }| {
             let serve = |worker: Rc<Worker>| async move {
                 let _admission = admission;
                 let stream = Stream::Plain(socket.into_tokio()?);
                 let HandedOver { structured, block_status, .. } = state;
-                let negotiated =
-                    Negotiated { attached, stream, structured, block_status, read_only, received };
+                let is_relayed = false;
+                let negotiated = Negotiated {
+                    attached,
+                    stream,
+                    structured,
+                    block_status,
+                    read_only,
+                    is_relayed,
+                    received,
+                };
                 transmit_or_park(worker, negotiated, &listener).await
             };
             worker.spawn_connection(CONNECTION, serve, log_end);
@@ -124,14 +135,15 @@ mod tests {
             access: Default::default(),
             attachments: Arc::default(),
             clients: Default::default(),
+            is_relay: false,
         };
         let (client, server) = UnixStream::pair().unwrap();
         let socket = RawSocket::Unix(server);
         let state = HandedOver { export: "v".into(), structured: true, block_status: false, since_ms: None };
         let resume = Front(context.clone()).resume(serde_json::to_value(state).unwrap(), &socket).unwrap();
-        context.attachments.end_gone("v").await.expect("the client is connected");
+        context.attachments.end_gone("v", None).await.expect("the client is connected");
         drop(client);
-        let mut next = std::pin::pin!(context.attachments.end_gone("v"));
+        let mut next = std::pin::pin!(context.attachments.end_gone("v", None));
         let waits = tokio::time::timeout(Duration::from_millis(50), next.as_mut()).await.is_err();
         assert!(waits, "the next connection did not wait for writes of the one that is gone");
         drop(resume);

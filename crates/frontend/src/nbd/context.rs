@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_engine::{DiskHandle, Pool};
+use forebay_wire::nbd::Preamble;
 
 use super::access::Access;
 use super::attachments::{Attachment, Attachments, Peer, Watched};
@@ -21,20 +22,24 @@ pub(super) struct Context {
     /// The connections of all listeners.
     pub attachments: Arc<Attachments>,
     pub clients: Clients,
+    /// The clients are nodes, which forward connections.
+    pub is_relay: bool,
 }
 
 impl Context {
     /// Registers a connection to a disk of this name. `client` opened the disk at `since_ms`, and is
-    /// connected by the socket of `peer`. The order of connections that only read does not matter.
+    /// connected by the socket of `peer`; `relayed` is what a node said about its client. The order of
+    /// connections that only read does not matter.
     pub fn attached(
         &self,
         (name, disk): (&str, Arc<DiskHandle>),
         is_writable: bool,
-        peer: Option<Peer>,
-        client: String,
+        (peer, client): (Option<Peer>, String),
+        relayed: Option<&Preamble>,
         since_ms: u64,
     ) -> Attached {
-        let attachment = if is_writable { self.attachments.attach(name) } else { Attachment::default() };
+        let attachment =
+            if is_writable { self.attachments.attach(name, relayed) } else { Attachment::default() };
         let info = ClientInfo {
             id: peer.map_or(0, |peer| cookie_of(peer.fd)),
             disk: name.to_owned(),
@@ -44,7 +49,8 @@ impl Context {
             disconnect: attachment.disconnect(),
         };
         let watched = peer.map(|peer| attachment.watch(peer));
-        Attached { watched, disk, attachment, since_ms, listed: self.clients.begin(info) }
+        let listed = self.clients.begin(info);
+        Attached { watched, disk, attachment, since_ms, is_writable, listed }
     }
 }
 
@@ -56,6 +62,8 @@ pub(super) struct Attached {
     pub attachment: Attachment,
     /// When the client opened the disk, in Unix milliseconds.
     pub since_ms: u64,
+    /// The client may change the disk.
+    pub is_writable: bool,
     pub listed: ClientGuard,
 }
 
@@ -70,6 +78,8 @@ pub(super) struct Negotiated {
     pub block_status: bool,
     /// The listener refuses writes, even to a writable disk.
     pub read_only: bool,
+    /// The client is a node, which forwards the connection.
+    pub is_relayed: bool,
     /// Bytes that were received after the last option.
     pub received: Received,
 }

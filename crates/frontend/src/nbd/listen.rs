@@ -51,7 +51,7 @@ pub struct ServedListener {
 /// The started server.
 #[derive(Debug)]
 pub struct Listening {
-    /// The addresses, with the actual ports.
+    /// The addresses, with the actual ports, except those for nodes.
     pub listeners: Vec<ServedListener>,
     /// The certificates, which can be reloaded.
     pub certificates: Certificates,
@@ -83,8 +83,12 @@ pub fn listen(plane: &mut Plane, pool: &Arc<Pool>, config: &Config) -> Result<Li
         check_listener(listener, &certificates)?;
         let tls = certificates.listener(listener);
         let (pool, access, attachments) = (pool.clone(), listener.access.clone(), Arc::clone(&attachments));
-        let context = Context { pool, tls, access, attachments, clients: clients.clone() };
+        let (clients, is_relay) = (clients.clone(), listener.is_relay);
+        let context = Context { pool, tls, access, attachments, clients, is_relay };
         let bound = plane.listen(&(Arc::new(Front(context)) as _), &listener.listen)?;
+        if is_relay {
+            continue;
+        }
         listeners.extend(bound.into_iter().map(|address| ServedListener {
             address,
             tls: listener.tls,

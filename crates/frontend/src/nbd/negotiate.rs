@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_engine::{Client, DiskInfo, Role};
+use forebay_engine::{Client, DiskInfo, Error, Role};
 use forebay_host::clock::unix_ms;
 use forebay_wire::nbd::{self, *};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -54,6 +54,7 @@ async fn negotiate_unbounded(
         context,
         stream,
         client,
+        relayed: None,
         grant: context.access.grant(None),
         over_tls: false,
         decoder: OptionDecoder::new(),
@@ -67,6 +68,9 @@ async fn negotiate_unbounded(
         options: 0,
         permitted: OPTIONS,
     };
+    if context.is_relay && !n.preamble().await? {
+        return Ok(None);
+    }
     nbd::greeting(&mut n.out);
     loop {
         match n.turn().await? {
@@ -80,6 +84,7 @@ async fn negotiate_unbounded(
                     attached,
                     structured: n.structured,
                     read_only: context.access.read_only,
+                    is_relayed: context.is_relay,
                     // Metadata contexts are valid for one export, under exactly the name in the request that
                     // set them.
                     block_status: n.structured && n.context_of.as_deref() == Some(&name),
@@ -108,6 +113,8 @@ struct Negotiation<'a> {
     context: &'a Context,
     stream: Stream,
     client: Client,
+    /// What a node says about the client that it forwards.
+    relayed: Option<Preamble>,
     /// The exports that the client sees.
     grant: Grant,
     over_tls: bool,
@@ -128,6 +135,21 @@ struct Negotiation<'a> {
 }
 
 impl<'a> Negotiation<'a> {
+    /// Receives the line with which the connection of a node begins. Returns false if the node has
+    /// disconnected.
+    async fn preamble(&mut self) -> Result<bool, End> {
+        loop {
+            if let Some((used, preamble)) = Preamble::decode(&self.input)? {
+                self.input.drain(..used);
+                (self.client, self.relayed) = (Client::Relayed, Some(preamble));
+                return Ok(true);
+            }
+            if self.stream.read_buf(&mut self.input).await? == 0 {
+                return Ok(false);
+            }
+        }
+    }
+
     /// Sends pending replies, receives the next message, and handles it.
     async fn turn(&mut self) -> Result<Turn, End> {
         // Many short options can be received at once, and their replies are not charged.
@@ -221,6 +243,7 @@ impl<'a> Negotiation<'a> {
             OptionRequest::Go(info) => match self.attach(&info.name).await? {
                 Ok((attached, about)) => {
                     self.describe(option, &info, &about);
+                    self.describe_to_node(option, &attached);
                     nbd::option_ack(&mut self.out, option);
                     self.send().await?;
                     return Ok(Turn::Start { attached, name: info.name });
@@ -399,12 +422,38 @@ impl<'a> Negotiation<'a> {
     /// order, and then a desktop is reset first.
     async fn try_attach(&self, about: DiskInfo) -> Result<(Attached, DiskInfo), Denied> {
         let is_writable = about.role == Role::Volume && !self.context.access.read_only;
+        let relayed = self.relayed.as_ref();
+        // A node repeats what has to be tried again.
+        let later = |error: String, otherwise: Denied| match relayed {
+            Some(_) => Denied::new(REP_ERR_SHUTDOWN, error),
+            None => otherwise,
+        };
         if is_writable {
-            self.context.attachments.end_gone(&about.name).await?;
+            let ended = self.context.attachments.end_gone(&about.name, relayed).await;
+            ended.map_err(|e| later(e.to_string(), e.into()))?;
         }
-        let disk = self.context.pool.attach_when_reset_as(&about.name, self.client).await?;
-        let (peer, client) = (self.stream.peer(), peer::name(&self.stream));
-        Ok((self.context.attached((&about.name, disk), is_writable, peer, client, unix_ms()), about))
+        let attaching = self.context.pool.attach_when_reset_as(&about.name, self.client);
+        let disk = attaching.await.map_err(|e| match e {
+            Error::Resetting(_) => later(e.to_string(), e.into()),
+            e => e.into(),
+        })?;
+        let client = relayed.map_or_else(|| peer::name(&self.stream), |preamble| preamble.name.clone());
+        let peer = (self.stream.peer(), client);
+        Ok((self.context.attached((&about.name, disk), is_writable, peer, relayed, unix_ms()), about))
+    }
+
+    /// Tells a node what it has to know about the disk to connect its client again.
+    fn describe_to_node(&mut self, option: u32, attached: &Attached) {
+        let Some(preamble) = &self.relayed else { return };
+        let Attached { disk, is_writable, .. } = attached;
+        let newer = self.context.attachments.since_newer_client(&disk.name(), &preamble.id);
+        let info = RelayInfo {
+            uuid: disk.uuid(),
+            is_durable: !is_writable || disk.is_durable(false),
+            memory: self.context.pool.memory_identity(),
+            newer_client_ms: newer.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX - 1)),
+        };
+        nbd::option_info_relay(&mut self.out, option, &info);
     }
 
     fn describe(&mut self, option: u32, info: &InfoRequest, disk: &DiskInfo) {

@@ -117,7 +117,7 @@ mod tests {
         let opening = Pool::open(Arc::new(MemoryStore::new()), engine.host(), config);
         let pool = engine.run(opening).await.unwrap();
         pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
-        let begun = Attachments::default().attach("v").begin();
+        let begun = Attachments::default().attach("v", None).begin();
         let reply = NbdReply { begun, cookie: 1, structured: true, dont_fragment: false };
         let read = Io::Read { offset: 0, len: 4096 };
         let task = task_size(Request::new(pool.attach("v").unwrap(), read, reply));

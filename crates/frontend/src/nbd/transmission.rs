@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use forebay_engine::{DiskHandle, is_zero};
 use forebay_wire::nbd::{
-    self, Command, DATA_CHUNK_HEADER, ErrorCode, Request, RequestDecoder, Rules, SIMPLE_REPLY, Step,
+    self, Command, DATA_CHUNK_HEADER, DISMISSED, ErrorCode, Request, RequestDecoder, Rules, SIMPLE_REPLY,
+    Step,
 };
 use tokio::time::{Sleep, sleep};
 
@@ -40,6 +41,8 @@ pub(super) struct Transmission {
     block_status: bool,
     /// Whether the listener refuses writes.
     read_only: bool,
+    /// The client is a node, which forwards the connection.
+    is_relayed: bool,
     decoder: RequestDecoder,
     executor: Executor,
     /// The client sent `NBD_CMD_DISC`.
@@ -57,7 +60,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
         backlog.account().add_to_base(TLS_COST);
     }
     let unix_fd = n.stream.peer().filter(|peer| !peer.is_tcp).map(|peer| peer.fd);
-    let Attached { watched, disk, attachment, since_ms, listed } = n.attached;
+    let Attached { watched, disk, attachment, since_ms, listed, .. } = n.attached;
     backlog.account().join(&format!("disk {}", disk.name()));
     let transmission = Transmission {
         worker: worker.clone(),
@@ -67,6 +70,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
         structured: n.structured,
         block_status: n.block_status,
         read_only: n.read_only,
+        is_relayed: n.is_relayed,
         decoder: RequestDecoder::new(),
         executor: Executor::new(Front::Nbd, backlog.clone(), worker.times().clone()),
         leaving: false,
@@ -124,10 +128,14 @@ impl Protocol for Transmission {
         true
     }
 
-    fn attend(&mut self, cx: &mut Context<'_>, _: &mut Output) -> Result<(), End> {
+    fn attend(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Result<(), End> {
         match self.attachment.order(cx) {
             Order::Serve => {}
             Order::Leave => {
+                if self.is_relayed && self.ending.is_none() {
+                    // Otherwise the node would connect its client again.
+                    output.push(&nbd::simple_reply(DISMISSED, Some(ErrorCode::Perm)));
+                }
                 let end = self.ending.get_or_insert_with(|| Box::pin(sleep(DISCONNECT_TIME)));
                 if end.as_mut().poll(cx).is_ready() {
                     return Err(End::Disconnected);

@@ -81,7 +81,7 @@ impl NbdSection {
         let allow_remote = self.allow_remote || flags.allow_remote;
         let listen = if flags.listen.is_empty() { self.listen } else { flags.listen };
         let mut listeners =
-            vec![ListenerConfig { listen, tls: mode, allow_remote, access: Access::default() }];
+            vec![ListenerConfig { listen, tls: mode, allow_remote, ..ListenerConfig::default() }];
         for (index, section) in self.listener.into_iter().enumerate() {
             listeners.push(section.config(index, mode, allow_remote)?);
         }
@@ -103,7 +103,7 @@ impl NbdListenerSection {
             (true, Some(TlsMode::On)) => return Err(ConfigError::Listener { index, tls: "on" }),
         };
         let allow_remote = self.allow_remote || allow_remote;
-        Ok(ListenerConfig { listen: self.listen, tls: mode, allow_remote, access })
+        Ok(ListenerConfig { listen: self.listen, tls: mode, allow_remote, access, is_relay: false })
     }
 }
 

@@ -73,7 +73,7 @@ use ownership::reopen::Reopened;
 pub use reload::Load;
 use reload::Reloader;
 use services::{Prepared, Services};
-pub(crate) use shard_process::{SHARD_PROCESS, SILENT_OWNER, ShardOf};
+pub(crate) use shard_process::{RELAY_SOCKET, SHARD_PROCESS, SILENT_OWNER, ShardOf};
 use shard_process::{is_shard_process, of_shard};
 use upgrade::replace::{Outcome, Resumption, cut, replace};
 use upgrade::{Binary, HandedOver, Successor, stop_successor};

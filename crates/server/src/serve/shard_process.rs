@@ -1,6 +1,8 @@
 //! The process of a shard: a server that a node of a cluster has started, and stops. The node passes what
 //! differs from other servers in the environment.
 
+use forebay_frontend::nbd::ListenerConfig;
+use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::SignOfLife;
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +14,9 @@ pub(crate) const SHARD_PROCESS: &str = "FOREBAY_SHARD_PROCESS";
 /// The environment variable in which a node passes the last sign of life of an owner that the node has found
 /// silent.
 pub(crate) const SILENT_OWNER: &str = "FOREBAY_SILENT_OWNER";
+
+/// The socket in the data directory of the process, on which nodes connect their clients.
+pub(crate) const RELAY_SOCKET: &str = "relay.sock";
 
 /// What the process of a shard knows of its cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,11 +30,13 @@ pub(crate) struct ShardOf {
 }
 
 /// The configuration of the process of a shard, which has the file of its node: the node serves the API over
-/// TCP, and writes the audit log.
+/// TCP, and writes the audit log. The process has a socket for the clients of nodes.
 pub(super) fn of_shard(mut config: ServeConfig) -> ServeConfig {
     if is_shard_process() {
         config.http.listen = None;
         config.audit = None;
+        let listen = vec![ListenAddr::Unix(config.data.join(RELAY_SOCKET))];
+        config.nbd.listeners.push(ListenerConfig { listen, is_relay: true, ..ListenerConfig::default() });
     }
     config
 }

@@ -40,6 +40,8 @@ consts! {
         REP_ERR_SHUTDOWN = 0x8000_0007, "The server is shutting down.";
         REP_ERR_TOO_BIG = 0x8000_0009, "The option is too long.";
 
+        REP_FLAG_ERROR = 1 << 31, "Set in the types of negative option replies.";
+
         BASE_ALLOCATION_ID = 1, "The id of the context `base:allocation` in replies of this server.";
         STATE_HOLE = 1, "`base:allocation`: not allocated.";
         STATE_ZERO = 2, "`base:allocation`: reads as zeroes.";
@@ -57,6 +59,7 @@ consts! {
         INFO_NAME = 1, "The export's canonical name.";
         INFO_DESCRIPTION = 2, "A description for users.";
         INFO_BLOCK_SIZE = 3, "Minimum, preferred and maximum request size.";
+        INFO_RELAY = 0x8f01, "Between nodes only: what a node needs to connect its client again.";
 
         FLAG_HAS_FLAGS = 1 << 0, "Transmission flag: always set.";
         FLAG_READ_ONLY = 1 << 1, "Transmission flag: writes are refused.";
@@ -98,3 +101,6 @@ consts! {
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Bytes of a request before its payload.
 pub const REQUEST_HEADER: usize = 28;
+/// Between nodes only: the cookie of a simple reply that precedes the end of the connection if an administrator
+/// has disconnected the client. A node gives this cookie to no request.
+pub const DISMISSED: u64 = u64::MAX;

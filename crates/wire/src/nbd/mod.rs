@@ -1,4 +1,4 @@
-//! The Network Block Device protocol, server side: fixed newstyle negotiation and transmission.
+//! The Network Block Device protocol: fixed newstyle negotiation and transmission.
 //!
 //! Follows the protocol document of the NetworkBlockDevice project (`doc/proto.md`); comments cite its
 //! section names.
@@ -9,24 +9,33 @@
 //! Both distinguish two kinds of bad input: errors that the protocol can answer ([`OptionRefusal`],
 //! [`Refusal`]; the connection continues) and errors after which the next message cannot be found
 //! ([`ProtocolError`]; the connection ends).
+//!
+//! A node of a cluster is also a client, of the server that has the disk: `client` has that side of the
+//! messages, and `relay` the additions that only nodes use.
 
+mod client;
 mod consts;
 mod option;
 mod option_reply;
+mod relay;
 mod reply;
 mod request;
 
+pub use client::{
+    COOKIE, OptionReply, ReplyHeader, RequestedInfo, option, option_go, option_reply, reply_header,
+};
 pub use consts::*;
 pub use option::{InfoRequest, MetaRequest, OptionDecoder, OptionEvent, OptionRefusal, OptionRequest};
 pub use option_reply::{
     BlockSizes, greeting, option_ack, option_error, option_export_name, option_info_block_size,
     option_info_export, option_info_text, option_meta_context, option_server,
 };
+pub use relay::{PREAMBLE_MAX, Preamble, RelayInfo, option_info_relay};
 pub use reply::{
     BlockDescriptor, CHUNK_HEADER, DATA_CHUNK_HEADER, ERROR_TEXT_MAX, HOLE_CHUNK, SIMPLE_REPLY,
     block_status_chunk, data_chunk_header, error_chunk, hole_chunk, none_chunk, simple_reply,
 };
-pub use request::{Command, Refusal, Request, RequestDecoder, Rules, Step};
+pub use request::{Command, Refusal, Request, RequestDecoder, RequestHeader, Rules, Step};
 
 /// Errors after which the next message cannot be found, so the connection must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +57,23 @@ pub enum ProtocolError {
     /// A request that does not start with its magic number.
     #[error("bad magic number {0:#010x} in a request")]
     RequestMagic(u32),
+    /// A server's greeting, or its reply to an option, that does not start with its magic number.
+    #[error("bad magic number {0:#018x} from a server")]
+    OptionReplyMagic(u64),
+    /// A server's reply to an option that is longer than [`OPTION_MAX`].
+    #[error("a server's reply to option {option} announces {len} bytes")]
+    OptionReplyTooLong {
+        /// Number of the option.
+        option: u32,
+        /// Announced length of the reply.
+        len: u32,
+    },
+    /// A reply that does not start with its magic number.
+    #[error("bad magic number {0:#010x} in a reply")]
+    ReplyMagic(u32),
+    /// A connection between nodes that does not start with a [`Preamble`].
+    #[error("the connection does not begin with the line of a node")]
+    Preamble,
 }
 
 /// Error values of the protocol ("Error values").

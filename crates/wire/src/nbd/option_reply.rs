@@ -24,7 +24,7 @@ pub fn greeting(out: &mut Vec<u8>) {
 }
 
 /// Appends an option reply whose data is the concatenation of `data`.
-fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
+pub(super) fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     let len: usize = data.iter().map(|d| d.len()).sum();
     debug_assert!(len <= OPTION_MAX as usize, "the server's own replies are short");
     out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());

@@ -164,12 +164,19 @@ pub struct RequestDecoder {
     skipping: Option<(u64, Refusal, usize)>,
 }
 
-struct Header {
-    flags: u16,
-    kind: u16,
-    cookie: u64,
-    offset: u64,
-    len: u32,
+/// The fields of a request before its payload, which are not checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestHeader {
+    /// Command flags, `CMD_FLAG_…`.
+    pub flags: u16,
+    /// The command, `CMD_…`.
+    pub kind: u16,
+    /// The client's identifier of the request.
+    pub cookie: u64,
+    /// Offset of the range in bytes.
+    pub offset: u64,
+    /// Length of the range in bytes.
+    pub len: u32,
 }
 
 impl RequestDecoder {
@@ -189,7 +196,7 @@ impl RequestDecoder {
         if let Some((cookie, refusal, left)) = self.skipping {
             return Ok(self.skip(cookie, refusal, left, bytes));
         }
-        let Some(header) = Header::parse(bytes)? else {
+        let Some(header) = RequestHeader::parse(bytes)? else {
             return Ok((0, Step::NeedMore { want: REQUEST_HEADER }));
         };
         let cookie = header.cookie;
@@ -220,9 +227,13 @@ impl RequestDecoder {
     }
 }
 
-impl Header {
+impl RequestHeader {
+    /// Decodes the header at the front of `bytes`. `None` if it is not complete.
+    ///
+    /// # Errors
+    /// [`ProtocolError::RequestMagic`].
     #[inline]
-    fn parse(bytes: &[u8]) -> Result<Option<Header>, ProtocolError> {
+    pub fn parse(bytes: &[u8]) -> Result<Option<RequestHeader>, ProtocolError> {
         // The magic is checked as soon as it has arrived, so that a peer with another protocol is rejected
         // immediately.
         if let Some(magic) = take::<4>(bytes, 0).map(u32::from_be_bytes)
@@ -231,7 +242,7 @@ impl Header {
             return Err(ProtocolError::RequestMagic(magic));
         }
         let Some(h) = take::<REQUEST_HEADER>(bytes, 0) else { return Ok(None) };
-        Ok(Some(Header {
+        Ok(Some(RequestHeader {
             flags: u16::from_be_bytes([h[4], h[5]]),
             kind: u16::from_be_bytes([h[6], h[7]]),
             cookie: u64::from_be_bytes([h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15]]),
@@ -241,7 +252,7 @@ impl Header {
     }
 
     fn check(&self, rules: &Rules) -> Result<Command, Refusal> {
-        let Header { flags, offset, len, .. } = *self;
+        let RequestHeader { flags, offset, len, .. } = *self;
         let fua = flags & CMD_FLAG_FUA != 0;
         match self.kind {
             CMD_READ => {

@@ -182,7 +182,7 @@ fn clear_tcp_beyond_the_loopback_needs_a_flag() {
     Authority::new(dir.path());
     let listen = |addr: &str, tls, allow_remote| {
         let listen = vec![addr.parse().unwrap()];
-        let listeners = vec![ListenerConfig { listen, tls, allow_remote, access: Access::default() }];
+        let listeners = vec![ListenerConfig { listen, tls, allow_remote, ..ListenerConfig::default() }];
         let tls = TlsConfig { dir: Some(dir.path().to_owned()), clients: ClientCertificates::Optional };
         nbd::listen(&mut Plane::default(), &server.pool, &nbd::Config { listeners, tls })
     };
