@@ -26,6 +26,7 @@ pub use client::{
 };
 pub use consts::*;
 pub use option::{InfoRequest, MetaRequest, OptionDecoder, OptionEvent, OptionRefusal, OptionRequest};
+pub use option_reply::reply as encode_option_reply;
 pub use option_reply::{
     BlockSizes, greeting, option_ack, option_error, option_export_name, option_info_block_size,
     option_info_export, option_info_text, option_meta_context, option_server,

@@ -23,8 +23,8 @@ pub fn greeting(out: &mut Vec<u8>) {
     out.extend_from_slice(&(HANDSHAKE_FIXED_NEWSTYLE | HANDSHAKE_NO_ZEROES).to_be_bytes());
 }
 
-/// Appends an option reply whose data is the concatenation of `data`.
-pub(super) fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
+/// Appends a reply of type `kind` (`REP_…`) to an option; its data is the concatenation of `data`.
+pub fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     let len: usize = data.iter().map(|d| d.len()).sum();
     debug_assert!(len <= OPTION_MAX as usize, "the server's own replies are short");
     out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
