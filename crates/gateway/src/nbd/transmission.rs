@@ -166,8 +166,8 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
                 Ok(moves) => is_moving |= moves,
                 Err(Lost::Stream(why)) => {
                     self.owner = None;
-                    // After the end, nobody is left who needs the owner.
-                    let is_over = self.is_leaving && self.requests.is_empty() && self.is_disconnecting;
+                    // After `NBD_CMD_DISC`, the client does not need the owner any more.
+                    let is_over = self.is_disconnecting && self.out_sent == self.out.len();
                     let step = if is_over { Step::Left } else { Step::Lost(why) };
                     return Poll::Ready(Ok(step));
                 }
@@ -366,8 +366,8 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
                 self.in_place = Some((slot, 0));
             }
         }
-        let is_last = self.is_leaving && self.requests.all_sent() && self.in_place.is_none();
-        if is_last && !self.is_disconnecting {
+        // The owner is told at last: a desktop is reset then, and no request may be repeated after that.
+        if self.is_leaving && self.requests.is_empty() && !self.is_disconnecting {
             self.out.extend_from_slice(&disconnect());
             self.is_disconnecting = true;
         }

@@ -1,0 +1,241 @@
+//! Clients whose owners are lost.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use forebay_gateway::nbd::{End, Gateway, Settings};
+use forebay_wire::nbd::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::task::JoinHandle;
+
+use super::driver::{Client, Plan, SECTOR, drive, reply_part, request_bytes};
+use super::fake::{Fake, SIZE};
+use super::random::Random;
+
+/// A client's end of a connection that a gateway serves, and the result of serving it.
+fn connect(
+    fake: &Arc<Fake>,
+    settings: Settings,
+) -> (DuplexStream, Arc<Gateway>, JoinHandle<Result<(), End>>) {
+    let gateway = Gateway::new("node", fake.clone(), settings);
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let serving = gateway.clone();
+    (near, gateway, tokio::spawn(async move { serving.serve(far, "client").await }))
+}
+
+async fn open(fake: &Arc<Fake>) -> (Client<DuplexStream>, Arc<Gateway>, JoinHandle<Result<(), End>>) {
+    let (stream, gateway, served) = connect(fake, Settings::default());
+    let mut client = Client::greet(stream).await;
+    client.go("a", &[]).await.unwrap();
+    (client, gateway, served)
+}
+
+fn plan(seed: u64) -> Plan {
+    Plan {
+        seed,
+        export: "a",
+        requests: 300,
+        depth: 64,
+        sectors: 64,
+        longest: 24,
+        structured: seed.is_multiple_of(2),
+    }
+}
+
+/// Runs a client while connections to the owner break. Returns how often it was connected again, and why its
+/// history is not possible.
+async fn run(seed: u64, prepare: impl FnOnce(&Fake)) -> (u64, u64, Option<String>) {
+    let fake = Fake::new(seed);
+    prepare(&fake);
+    let (stream, gateway, served) = connect(&fake, Settings::default());
+    let driver = tokio::spawn(drive(stream, plan(seed)));
+    let end = served.await.unwrap();
+    assert!(end.is_ok(), "seed {seed}: {end:?}");
+    let report = driver.await.unwrap();
+    assert_eq!((report.size, report.errors), (SIZE, 0));
+    let counters = gateway.counters();
+    (counters.reconnected.load(Relaxed), counters.repeated.load(Relaxed), report.violation)
+}
+
+/// Seeds of the tests below. `FOREBAY_GATEWAY_SEED` runs one.
+fn seeds(count: u64) -> Vec<u64> {
+    match std::env::var("FOREBAY_GATEWAY_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => (0..count).collect(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_does_not_notice_that_connections_to_the_owner_break() {
+    let (mut reconnected, mut repeated) = (0, 0);
+    for seed in seeds(150) {
+        let (times, requests, violation) = run(seed, |fake| {
+            fake.faults.cut.store(30_000 + Random(seed).below(60_000), Relaxed);
+            fake.faults.refuse.store([0, 2, 3, 5][seed as usize % 4], Relaxed);
+            fake.faults.stop.store((seed % 3) * 50, Relaxed);
+        })
+        .await;
+        assert_eq!(violation, None, "seed {seed}");
+        (reconnected, repeated) = (reconnected + times, repeated + requests);
+    }
+    assert!(reconnected > 150 && repeated > 1000, "{reconnected} times, {repeated} requests");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_check_finds_requests_of_earlier_connections_that_take_effect_late() {
+    let mut found = 0;
+    for seed in 0..60 {
+        let (.., violation) = run(seed, |fake| {
+            fake.faults.cut.store(20_000, Relaxed);
+            fake.faults.is_unfenced.store(true, Relaxed);
+        })
+        .await;
+        found += usize::from(violation.is_some());
+    }
+    assert!(found > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_connection_to_an_owner_has_a_higher_generation() {
+    let fake = Fake::new(1);
+    fake.faults.cut.store(10_000, Relaxed);
+    let (stream, _, served) = connect(&fake, Settings::default());
+    drive(stream, plan(2)).await;
+    served.await.unwrap().unwrap();
+    let clients = fake.disk("a").clients.lock().unwrap().clone();
+    let opened = clients.iter().position(|(_, generation)| *generation > 1).unwrap() - 1;
+    assert!(clients[opened..].iter().all(|(id, _)| *id == clients[opened].0), "{clients:?}");
+    assert!(clients[opened..].windows(2).all(|pair| pair[0].1 < pair[1].1), "{clients:?}");
+    assert_eq!(fake.disk("a").disconnected.load(Relaxed), 1, "the owner is told that the client leaves");
+}
+
+/// Breaks the connection after a change of the disk, and returns how the client's connection ends.
+async fn after(change: impl FnOnce(&Fake)) -> Result<(), End> {
+    let fake = Fake::new(3);
+    let (mut client, _gateway, served) = open(&fake).await;
+    assert_eq!(client.request(CMD_WRITE, 0, 512, &[7; 512]).await, (0, vec![]));
+    change(&fake);
+    fake.faults.stop.store(1, Relaxed);
+    client.stream.write_all(&request_bytes(0, CMD_READ, 5, 0, 512)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    fake.faults.stop.store(0, Relaxed);
+    let answered = client.stream.read_u32().await;
+    match answered {
+        Ok(magic) => {
+            assert_eq!(magic, SIMPLE_REPLY_MAGIC);
+            drop(client);
+            served.await.unwrap()
+        }
+        Err(_) => served.await.unwrap(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_is_disconnected_if_the_export_is_not_the_same_after_an_outage() {
+    after(|_| {}).await.unwrap();
+    after(|fake| fake.disk("a").size.store(SIZE + 512, Relaxed)).await.unwrap();
+    let smaller = after(|fake| fake.disk("a").size.store(SIZE - 512, Relaxed)).await;
+    assert!(matches!(smaller, Err(End::Changed { .. })), "{smaller:?}");
+    let other = after(|fake| fake.disk("a").info.lock().unwrap().uuid = [9; 16]).await;
+    assert!(matches!(other, Err(End::Changed { .. })), "{other:?}");
+    let refused = (REP_ERR_POLICY, "run 'forebay volume resume a'".to_owned());
+    let lost = after(|fake| *fake.disk("a").refused.lock().unwrap() = Some(refused)).await.unwrap_err();
+    assert!(lost.to_string().contains("volume resume"), "{lost}");
+    // The memory of another server matters only if answers are not durable.
+    after(|fake| fake.disk("a").info.lock().unwrap().memory = 2).await.unwrap();
+    let memory = after(|fake| {
+        let mut info = fake.disk("a").info.lock().unwrap();
+        (info.memory, info.is_durable) = (2, false);
+    });
+    assert!(matches!(memory.await, Err(End::Changed { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_ends_after_a_time_limit() {
+    let refused = (REP_ERR_SHUTDOWN, "try again".to_owned());
+    let begin = tokio::time::Instant::now();
+    let end = after(|fake| *fake.disk("a").refused.lock().unwrap() = Some(refused)).await;
+    assert!(matches!(end, Err(End::Outage { .. })), "{end:?}");
+    assert!((119..=121).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_may_have_moved_proves_that_it_is_connected_before_its_changes_are_repeated() {
+    for proves in [true, false] {
+        let fake = Fake::new(4);
+        let (mut client, _gateway, served) = open(&fake).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        fake.faults.stop.store(1, Relaxed);
+        let write = [&request_bytes(0, CMD_WRITE, 5, 0, 512)[..], &[7; 512]].concat();
+        client.stream.write_all(&write).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        // Another client opens the disk before this one is connected again.
+        fake.disk("a").info.lock().unwrap().newer_client_ms = Some(0);
+        fake.faults.stop.store(0, Relaxed);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(fake.disk("a").contents.lock().unwrap()[0], 0, "the write was repeated too early");
+        if proves {
+            client.stream.write_all(&request_bytes(0, CMD_FLUSH, 6, 0, 0)).await.unwrap();
+            for _ in 0..2 {
+                reply_part(&mut client.stream, false, |_| (CMD_WRITE, 0, 0)).await.unwrap();
+            }
+            assert_eq!(fake.disk("a").contents.lock().unwrap()[0], 7);
+        } else {
+            assert!(client.stream.read_u8().await.is_err());
+            assert!(matches!(served.await.unwrap(), Err(End::Moved { .. })));
+            assert_eq!(fake.disk("a").contents.lock().unwrap()[0], 0);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_administrator_can_disconnect_a_client() {
+    let fake = Fake::new(5);
+    let (mut client, _gateway, served) = open(&fake).await;
+    assert_eq!(client.request(CMD_FLUSH, 0, 0, &[]).await.0, 0);
+    fake.dismiss.send_replace(true);
+    assert!(client.stream.read_u8().await.is_err());
+    assert!(matches!(served.await.unwrap(), Err(End::Disconnected)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_only_closes_its_sending_side_gets_its_replies() {
+    let fake = Fake::new(6);
+    let (mut client, _gateway, served) = open(&fake).await;
+    for n in 0..20 {
+        client.stream.write_all(&request_bytes(0, CMD_READ, n, n * SECTOR, 512)).await.unwrap();
+    }
+    client.stream.shutdown().await.unwrap();
+    for _ in 0..20 {
+        reply_part(&mut client.stream, false, |_| (CMD_READ, 0, 512)).await.unwrap();
+    }
+    assert!(client.stream.read_u8().await.is_err());
+    served.await.unwrap().unwrap();
+    assert_eq!(fake.disk("a").disconnected.load(Relaxed), 0);
+}
+
+/// A client that sends requests and does not receive replies holds a bounded amount of memory.
+#[tokio::test(start_paused = true)]
+async fn requests_of_a_client_that_does_not_receive_are_bounded() {
+    let fake = Fake::new(7);
+    fake.faults.is_silent.store(true, Relaxed);
+    // Buffers between the client and the gateway, and input of the gateway.
+    let before = (64 << 10) + (32 << 10);
+    for (kind, len) in [(CMD_WRITE, 256 << 10), (CMD_READ, 1 << 20), (CMD_FLUSH, 0), (CMD_WRITE, 0)] {
+        let (mut client, ..) = open(&fake).await;
+        let payload = if kind == CMD_WRITE { vec![1; len as usize] } else { Vec::new() };
+        let message = [request_bytes(0, kind, 1, 0, len), payload].concat();
+        let mut accepted = 0_usize;
+        let accept = async {
+            loop {
+                client.stream.write_all(&message).await.unwrap();
+                accepted += 1;
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_secs(5), accept).await.is_err());
+        let served = accepted - accepted.min(before / message.len());
+        assert!(served <= 1024 && served * len as usize <= 33 << 20, "{accepted} requests of {len} bytes");
+        assert!(served >= 16, "{accepted} requests of {len} bytes");
+    }
+}
