@@ -58,12 +58,11 @@ async fn run(seed: u64, prepare: impl FnOnce(&Fake)) -> (u64, u64, Option<String
     (counters.reconnected.load(Relaxed), counters.repeated.load(Relaxed), report.violation)
 }
 
-/// Seeds of the tests below. `FOREBAY_GATEWAY_SEED` runs one.
-fn seeds(count: u64) -> Vec<u64> {
-    match std::env::var("FOREBAY_GATEWAY_SEED") {
-        Ok(seed) => vec![seed.parse().unwrap()],
-        Err(_) => (0..count).collect(),
-    }
+/// Seeds of a test. `FOREBAY_GATEWAY_SEEDS=FROM..TO` chooses others.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let Ok(range) = std::env::var("FOREBAY_GATEWAY_SEEDS") else { return 0..count };
+    let (from, to) = range.split_once("..").unwrap();
+    from.parse().unwrap()..to.parse().unwrap()
 }
 
 #[tokio::test(start_paused = true)]

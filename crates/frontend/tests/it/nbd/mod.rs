@@ -9,6 +9,7 @@ mod flow;
 mod ghosts;
 mod lost;
 mod quota;
+mod relay;
 mod service;
 mod support;
 mod tls;
