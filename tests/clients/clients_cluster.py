@@ -6,17 +6,22 @@ as on another host. A node is killed with all its processes at once.
 
 import json
 import os
+import random
 import shutil
 import tempfile
+import threading
 import time
 
 from clients_rados import CLUSTER
 from clients_rados_handover import Probe
 from forebay import Failed, binary, run, spawn
 from harness import BLOCK, alone, check, equal, needs, test, wait_for
+from ledger import block_bytes
 
 # Longest wait for a state of the cluster on a busy machine.
 STATE_S = 90
+# Blocks of the volume of a guest.
+BLOCKS = 64
 # Time without a change of the membership before shards move.
 SETTLE_S = 2
 
@@ -49,6 +54,12 @@ class Node:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def signal(self, name):
+        """Sends a signal to all processes of the node."""
+        pids = run("ps", "-o", "pid=", "--ppid", self.process.pid).stdout.split()
+        children = [run("ps", "-o", "pid=", "--ppid", pid, check=False).stdout.split() for pid in pids]
+        run("kill", f"-{name}", *pids, *[pid for found in children for pid in found])
 
     def stop(self):
         """Stops the node in order: it releases its shards."""
@@ -84,6 +95,89 @@ class Node:
         """As a server of the shard to which the export belongs, for a probe."""
         shard, export = export.split("/")
         return f"nbd+unix:///{export}?socket={self.data}/shards/{int(shard):05}/nbd.sock"
+
+
+class Guest(threading.Thread):
+    """A client of one node, with many requests at a time, which never connects again: whatever happens to the
+    owners of its disk has to be a pause. Each read has to return what was acknowledged last."""
+
+    DEPTH = 16
+
+    def __init__(self, node, volume, number):
+        super().__init__(daemon=True)
+        self.uri = f"nbd+unix:///{volume}?socket={node.data}/nbd.sock"
+        self.volume, self.number, self.random = volume, number, random.Random(number)
+        self.stopping = threading.Event()
+        self.versions = [0] * BLOCKS
+        self.answers, self.longest, self.last, self.error = 0, 0.0, None, None
+
+    def run(self):
+        import nbd
+
+        try:
+            h = nbd.NBD()
+            h.connect_uri(self.uri)
+            in_flight = {}
+            while in_flight or not self.stopping.is_set():
+                busy = {block for block, _, _ in in_flight.values()}
+                while len(in_flight) < self.DEPTH and not self.stopping.is_set():
+                    block = self.random.choice([b for b in range(BLOCKS) if b not in busy])
+                    busy.add(block)
+                    cookie, request = self.begin(h, block)
+                    in_flight[cookie] = request
+                h.poll(100)
+                for cookie in [cookie for cookie in in_flight if h.aio_command_completed(cookie)]:
+                    self.end(*in_flight.pop(cookie))
+            h.shutdown()
+        except Exception as e:  # noqa: BLE001: reported by `finish`
+            self.error = e
+
+    def begin(self, h, block):
+        import nbd
+
+        if self.random.random() < 0.4:
+            buffer = nbd.Buffer(BLOCK)
+            return h.aio_pread(buffer, block * BLOCK), (block, None, buffer)
+        version = self.versions[block] + 1
+        data = nbd.Buffer.from_bytearray(bytearray(block_bytes(self.number, block, version)))
+        return h.aio_pwrite(data, block * BLOCK), (block, version, data)
+
+    def end(self, block, version, buffer):
+        if version is None:
+            self.verify(block, bytes(buffer.to_bytearray()))
+        else:
+            self.versions[block] = version
+        now = time.monotonic()
+        self.longest = max(self.longest, now - (self.last or now))
+        self.last = now
+        self.answers += 1
+
+    def verify(self, block, found):
+        version = self.versions[block]
+        expected = block_bytes(self.number, block, version) if version else bytes(BLOCK)
+        if found != expected:
+            raise Failed(f"block {block} of {self.volume} is not version {version}, the last one that was acknowledged")
+
+    def take_longest(self):
+        longest, self.longest = self.longest, 0.0
+        return longest
+
+    def finish(self):
+        self.stopping.set()
+        self.join(60)
+        check(not self.is_alive() and self.error is None, f"the guest of {self.volume}: {self.error!r}")
+
+
+def wait_answers(clients, what, longest):
+    """Waits until every client has further answers; checks its longest time without an answer."""
+    before = [client.answers for client in clients]
+    advanced = lambda: all(c.error or c.answers > n + 20 for c, n in zip(clients, before))  # noqa: E731
+    wait_for(advanced, f"answers after {what}", STATE_S)
+    for client in clients:
+        check(not client.error, f"{what}: {client.error!r}")
+    times = sorted(client.take_longest() for client in clients)
+    print(f"{what}: longest times without an answer {', '.join(f'{s:.2f}' for s in times)} s")
+    check(times[-1] < longest, f"{what}: a client waited {times[-1]:.1f} s")
 
 
 class ShardedCluster:
@@ -160,15 +254,7 @@ def cluster_shards_move_with_the_nodes(t):
         probes[-1].start()
 
     def check_progress(what, longest):
-        """Waits until every probe has further answers; checks its longest time without an answer."""
-        before = [probe.answers for probe in probes]
-        advanced = lambda: all(p.error or p.answers > n + 20 for p, n in zip(probes, before))  # noqa: E731
-        wait_for(advanced, f"answers after {what}", STATE_S)
-        for probe in probes:
-            check(not probe.error, f"{what}: {probe.error}")
-        times = sorted(probe.take_longest() for probe in probes)
-        print(f"{what}: longest times without an answer {', '.join(f'{s:.2f}' for s in times)} s")
-        check(times[-1] < longest, f"{what}: a client waited {times[-1]:.1f} s")
+        wait_answers(probes, what, longest)
 
     def owned_by(name):
         """The number of shards of a node, if all shards are served at home; `None` otherwise."""
@@ -213,6 +299,57 @@ def cluster_shards_move_with_the_nodes(t):
             node.stop()
     for shard in cluster.status()["shards"]:
         equal(shard["state"], "free", f"state of shard {shard['number']}")
+        run(binary(), "check", "--pool", shard["pool"], "--ceph-conf", CLUSTER.conf)
+
+
+@needs(CLUSTER)
+@alone
+@test
+def cluster_guests_notice_only_pauses(t):
+    cluster = ShardedCluster(t, "guests", 6)
+    cluster.add("n1", "n2", "n3", "n4")
+    cluster.start("n1", "n2", "n3")
+    cluster.wait_owned({"n1": 2, "n2": 2, "n3": 2})
+    n1 = cluster.nodes["n1"]
+    guests = []
+    for shard in cluster.shards:
+        n1.cli("--shard", shard, "volume", "create", f"g{shard}", "--size", BLOCKS * BLOCK)
+        guests.append(Guest(n1, f"g{shard}", shard))
+        guests[-1].start()
+    listed = run("nbdinfo", "--list", "--json", f"nbd+unix:///?socket={n1.data}/nbd.sock").stdout
+    equal(len(json.loads(listed)["exports"]), 6, "exports at a node")
+    unknown = run("nbdinfo", f"nbd+unix:///nothing?socket={n1.data}/nbd.sock", check=False)
+    check(unknown.returncode != 0 and "nothing" in unknown.stderr, unknown.stderr)
+    wait_answers(guests, "start", STATE_S)
+
+    def owned_by(name):
+        return (cluster.owned() or {}).get(name)
+
+    cluster.start("n4")
+    wait_for(lambda: owned_by("n4"), "the fourth node", STATE_S)
+    wait_answers(guests, "a node joined", 10)
+    cluster.nodes["n2"].kill()
+    wait_for(lambda: owned_by("n2") == 0, "a takeover", STATE_S)
+    wait_answers(guests, "a node failed", 20)
+    # An owner that is stopped for longer than the others wait, and continues.
+    cluster.nodes["n3"].signal("STOP")
+    wait_for(lambda: owned_by("n3") == 0, "a takeover from a node that was stopped", STATE_S)
+    cluster.nodes["n3"].signal("CONT")
+    wait_answers(guests, "a node was stopped and continued", 20)
+    cluster.start("n2")
+    cluster.command("node", "drain", "n4")
+    wait_for(lambda: owned_by("n4") == 0, "a drained node", STATE_S)
+    wait_answers(guests, "a node was drained", 10)
+    for guest in guests:
+        guest.finish()
+    for guest in guests:
+        contents = run("nbdcopy", guest.uri, "-", text=False).stdout
+        for block in range(BLOCKS):
+            guest.verify(block, contents[block * BLOCK : (block + 1) * BLOCK])
+    print(f"{sum(guest.answers for guest in guests)} requests")
+    for node in cluster.nodes.values():
+        node.stop()
+    for shard in cluster.status()["shards"]:
         run(binary(), "check", "--pool", shard["pool"], "--ceph-conf", CLUSTER.conf)
 
 

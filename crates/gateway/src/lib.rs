@@ -9,10 +9,8 @@
 //! ```
 
 pub mod api;
-pub mod fence;
 pub mod link;
 pub mod nbd;
-
 
 use std::io;
 use std::pin::Pin;

@@ -48,6 +48,13 @@ pub struct ServedListener {
     pub access: Access,
 }
 
+impl ServedListener {
+    /// An address without TLS, at which all exports are served.
+    pub fn plain(address: ListenAddr) -> ServedListener {
+        ServedListener { address, tls: TlsMode::Off, needs_certificate: false, access: Access::default() }
+    }
+}
+
 /// The started server.
 #[derive(Debug)]
 pub struct Listening {

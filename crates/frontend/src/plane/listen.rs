@@ -60,7 +60,7 @@ impl FromStr for ListenAddr {
 
 impl ListenAddr {
     /// The first address to which `self` resolves and that other machines can reach; `None` if no address is.
-    pub(crate) fn beyond_loopback(&self) -> Result<Option<SocketAddr>, ListenError> {
+    pub fn beyond_loopback(&self) -> Result<Option<SocketAddr>, ListenError> {
         match self {
             ListenAddr::Unix(_) => Ok(None),
             ListenAddr::Tcp(host) => {

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_frontend::nbd::{Access, TlsMode};
+use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::{RadosAddress, RadosOptions};
 use serde::Deserialize;
 
@@ -44,6 +46,8 @@ pub struct NodeConfig {
     pub data: PathBuf,
     /// The control socket of the node.
     pub socket: PathBuf,
+    /// Where the node serves NBD.
+    pub nbd: Vec<ListenAddr>,
     /// The API of the cluster over TCP.
     pub http: HttpConfig,
     /// The audit log of the API.
@@ -91,11 +95,9 @@ impl ConfigFile {
         let joins = flags.join.or_else(|| section.join.clone()).filter(|_| serve.store.pool.is_none());
         let Some(cluster) = joins else { return Ok(None) };
         let refused = [
-            ("--nbd", !serve.nbd.listen.is_empty()),
             ("--iscsi", !serve.iscsi.is_empty()),
             ("store.pool (--pool)", self.store.pool.is_some()),
             ("store.standby (--standby)", self.store.standby),
-            ("nbd", self.nbd != Default::default()),
             ("iscsi", self.iscsi != Default::default()),
         ];
         let in_file = [
@@ -132,8 +134,10 @@ impl ConfigFile {
         // As a server with a pool in its data directory, except for the options that say how to reach Ceph.
         let plain = ConfigFile { store: StoreSection::default(), ..self.clone() };
         let serve = ServeConfig::resolve(plain, Overrides { store: StoreFlags::default(), ..serve })?;
+        let nbd = nbd_addresses(&serve)?;
         Ok(Some(NodeConfig {
             cluster,
+            nbd,
             ceph: rados_options(conf, user)?,
             file: path.map(std::path::absolute).transpose().map_err(|e| ConfigError::Read {
                 path: path.unwrap_or(Path::new("")).display().to_string(),
@@ -153,6 +157,33 @@ impl ConfigFile {
             log: serve.log.clone(),
         }))
     }
+}
+
+/// The addresses at which the node serves NBD.
+fn nbd_addresses(serve: &ServeConfig) -> Result<Vec<ListenAddr>, ConfigError> {
+    let refused = |value: String, why| Err(ConfigError::Value { option: "nbd", value, why });
+    let mut all = Vec::new();
+    for listener in &serve.nbd.listeners {
+        if listener.listen.is_empty() {
+            continue;
+        }
+        if listener.tls != TlsMode::Off || listener.access != Access::default() {
+            let why =
+                "a node of a cluster serves NBD without TLS, and all disks to each client: leave it out";
+            return refused("tls, exports, clients or read_only".to_owned(), why);
+        }
+        for address in &listener.listen {
+            if !listener.allow_remote && address.beyond_loopback().ok().flatten().is_some() {
+                let why = "it has no authentication: use a loopback address, or add --nbd-allow-remote";
+                return refused(address.to_string(), why);
+            }
+            all.push(address.clone());
+        }
+    }
+    if all.is_empty() {
+        all.push(ListenAddr::Unix(serve.data.join("nbd.sock")));
+    }
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -194,10 +225,7 @@ mod tests {
             let text = format!("[cluster]\njoin = \"rados:vms/vdi\"\n{text}");
             node(&text, ClusterFlags::default(), serve).unwrap_err().to_string()
         };
-        for (text, what) in [
-            ("[store]\npool = \"rados:vms/a\"", "store.pool"),
-            ("[nbd]\nlisten = [\"127.0.0.1:10809\"]", "nbd"),
-        ] {
+        for (text, what) in [("[store]\npool = \"rados:vms/a\"", "store.pool")] {
             let error = refusal(text, Overrides::default());
             assert!(
                 error.contains(what) && error.contains("a node of a cluster does not support it"),

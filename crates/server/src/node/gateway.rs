@@ -10,31 +10,31 @@ use forebay_api::{ClusterView, NodeStateView, NodeView, ShardView};
 use forebay_cluster::map::{Map, Node, NodeState};
 use forebay_cluster::names::Names;
 use forebay_gateway::api::Cluster;
-use forebay_gateway::fence::Fences;
 use forebay_gateway::link::{self, Identity, Local, Service};
 use forebay_gateway::{BoxFuture, NbdClient, Shards, Stream};
+use forebay_wire::nbd::Preamble;
+use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use super::process::directory_of;
 use super::shard::Shared;
 use crate::config::SOCKET_NAME;
+use crate::serve::RELAY_SOCKET;
 
 /// The shards that this node owns, for its own clients and for those of other nodes.
 pub(super) struct OwnShards {
     data: PathBuf,
-    fences: Fences,
 }
 
 impl OwnShards {
     pub fn new(data: PathBuf) -> OwnShards {
-        OwnShards { data, fences: Fences::default() }
+        OwnShards { data }
     }
 
-    async fn socket(&self, shard: u32, name: &str) -> io::Result<Stream> {
+    async fn socket(&self, shard: u32, name: &str) -> io::Result<UnixStream> {
         let path = directory_of(&self.data, shard).join(name);
-        let connected = UnixStream::connect(path).await;
-        connected.map(|stream| Box::new(stream) as Stream).map_err(|e| match e.kind() {
+        UnixStream::connect(path).await.map_err(|e| match e.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 io::Error::other(format!("shard {shard} is not served by this node"))
             }
@@ -47,10 +47,11 @@ impl Local for OwnShards {
     fn open(&self, shard: u32, service: Service) -> BoxFuture<'_, io::Result<Stream>> {
         Box::pin(async move {
             match service {
-                Service::Api => self.socket(shard, SOCKET_NAME).await,
-                Service::Nbd(client) => {
-                    let place = self.fences.begin(&client)?;
-                    place.fill(self.socket(shard, "nbd.sock").await?)
+                Service::Api => Ok(Box::new(self.socket(shard, SOCKET_NAME).await?) as Stream),
+                Service::Nbd(NbdClient { id, generation, name }) => {
+                    let mut stream = self.socket(shard, RELAY_SOCKET).await?;
+                    stream.write_all(&Preamble { id, generation, name }.encode()).await?;
+                    Ok(Box::new(stream) as Stream)
                 }
             }
         })

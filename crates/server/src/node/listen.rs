@@ -1,4 +1,4 @@
-//! The listeners of a node: those of the API, and the links of other nodes.
+//! The listeners of a node: those of the API and of NBD, and the links of other nodes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -6,21 +6,23 @@ use std::sync::Arc;
 use axum::Router;
 use axum::serve::Listener;
 use forebay_control::http::{Entry, Origin, front};
-use forebay_gateway::api;
+use forebay_frontend::plane::ListenAddr;
 use forebay_gateway::link::{self, Identity};
+use forebay_gateway::{Shards, api, nbd};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::NodeError;
 use super::gateway::{Gateway, OwnShards};
+use super::nbd::NbdListeners;
 use super::tokens::TokensInMap;
 use crate::config::NodeConfig;
-use crate::serve::ServeError;
 use crate::serve::listen::connection_limit::LimitedListener;
 use crate::serve::listen::http::{self, ClientAddress};
 use crate::serve::listen::https::HttpsCertificate;
 use crate::serve::listen::socket::ControlSocket;
+use crate::serve::{Descriptors, ServeError};
 
 /// Most connections of each listener of the API.
 const API_CONNECTIONS: usize = 256;
@@ -29,6 +31,7 @@ const API_CONNECTIONS: usize = 256;
 pub(super) struct Listeners {
     control: ControlSocket,
     http: Option<TcpListener>,
+    nbd: NbdListeners,
     links: TcpListener,
 }
 
@@ -43,9 +46,10 @@ impl Listeners {
             }
             None => None,
         };
+        let nbd = NbdListeners::bind(&config.nbd)?;
         let failed = |error| NodeError::Address { address, error };
         let links = TcpListener::bind((address, 0)).await.map_err(failed)?;
-        Ok(Listeners { control, http, links })
+        Ok(Listeners { control, http, nbd, links })
     }
 
     /// The socket address of the links.
@@ -58,10 +62,18 @@ impl Listeners {
         self.http.as_ref().and_then(|http| http.local_addr().ok())
     }
 
+    /// The addresses of the NBD listeners, with the actual ports.
+    pub fn nbd(&self) -> &[ListenAddr] {
+        self.nbd.addresses()
+    }
+
     /// Serves clients until the tasks are dropped. The control socket has its path until the returned value
     /// is dropped.
     pub fn serve(self, tasks: &mut JoinSet<()>, clients: Clients) -> Result<ControlSocket, NodeError> {
-        let Clients { config, gateway, own, identity, tokens, stopping } = clients;
+        let Clients { config, gateway, own, identity, tokens, process, stopping } = clients;
+        let descriptors = Descriptors::raise(1)?.clients;
+        let shards: Arc<dyn Shards> = gateway.clone();
+        self.nbd.serve(tasks, &nbd::Gateway::new(&process, shards, nbd::Settings::default()), descriptors)?;
         tasks.spawn(link::serve(self.links, identity, own));
         let forward = api::router(gateway);
         let (access, hosts) = (tokens.access.clone(), config.http.hosts.as_slice());
@@ -89,6 +101,8 @@ pub(super) struct Clients {
     pub own: Arc<OwnShards>,
     pub identity: watch::Receiver<Identity>,
     pub tokens: Arc<TokensInMap>,
+    /// Identity of the process of the node.
+    pub process: String,
     pub stopping: watch::Receiver<bool>,
 }
 

@@ -13,6 +13,7 @@
 mod decide;
 mod gateway;
 mod listen;
+mod nbd;
 mod process;
 mod shard;
 mod tokens;
@@ -28,6 +29,7 @@ use std::time::Duration;
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
 use forebay_control::access::{Access, Audit};
+use forebay_frontend::plane::{ListenAddr, ListenError};
 use forebay_gateway::link::{self, Identity, IdentityError};
 use forebay_store::StoreError;
 use forebay_store::rados::librados::LibradosCluster;
@@ -90,6 +92,9 @@ pub enum NodeError {
     /// The control socket cannot be used.
     #[error(transparent)]
     Socket(#[from] ServeError),
+    /// An address for NBD cannot be used.
+    #[error(transparent)]
+    Nbd(#[from] ListenError),
     /// The links of the cluster cannot be used.
     #[error("cannot use the links of the cluster: {0}")]
     Links(#[from] IdentityError),
@@ -151,8 +156,9 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     };
     let (stop, mut tasks, mut serving) = (joined.stop.clone(), JoinSet::new(), JoinSet::new());
     let http = joined.listeners.as_ref().and_then(Listeners::http);
+    let nbd = joined.shared.nbd.clone();
     let control = joined.serve(&mut serving)?;
-    print_ready(&joined.shared.config, &joined.name, http, json);
+    print_ready(&joined, &nbd, http, json);
     notify("READY=1");
     let result = tokio::select! {
         removed = joined.follow(&mut tasks) => Err(removed),
@@ -217,7 +223,9 @@ impl Member {
         let (stop, stopping) = watch::channel(false);
         let handover = Semaphore::new(1);
         let look = Notify::new();
-        let shared = Arc::new(Shared { config, number, cluster, maps, map, look, handover, stop: stopping });
+        let nbd = listeners.nbd().to_vec();
+        let shared = Shared { config, nbd, number, cluster, maps, map, look, handover, stop: stopping };
+        let shared = Arc::new(shared);
         Ok(Member {
             shared,
             listeners: Some(listeners),
@@ -245,6 +253,7 @@ impl Member {
             own,
             identity: identity(),
             tokens: Arc::new(tokens),
+            process: self.process.clone(),
             stopping: self.stop.subscribe(),
         };
         listeners.serve(tasks, clients).map(Some)
@@ -455,14 +464,14 @@ pub(crate) fn new_identity() -> std::io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn print_ready(config: &NodeConfig, name: &str, http: Option<SocketAddr>, json: bool) {
-    let cluster = config.cluster.to_string();
-    let line = match (json, http) {
-        (true, _) => json!({ "ready": true, "cluster": cluster, "node": name, "http": http }).to_string(),
-        (false, None) => format!("forebay is ready: node {name} of the cluster {cluster}"),
-        (false, Some(http)) => {
-            format!("forebay is ready: node {name} of the cluster {cluster}; API and dashboard on {http}")
-        }
+fn print_ready(joined: &Member, nbd: &[ListenAddr], http: Option<SocketAddr>, json: bool) {
+    let (cluster, node) = (joined.shared.config.cluster.to_string(), &joined.name);
+    let nbd: Vec<_> = nbd.iter().map(ToString::to_string).collect();
+    let line = if json {
+        json!({ "ready": true, "cluster": cluster, "node": node, "nbd": nbd, "http": http }).to_string()
+    } else {
+        let http = http.map_or_else(String::new, |http| format!("; API and dashboard on {http}"));
+        format!("forebay is ready: node {node} of the cluster {cluster}, NBD on {}{http}", nbd.join(", "))
     };
     let mut out = std::io::stdout().lock();
     // A closed standard output is not an error.

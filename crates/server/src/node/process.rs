@@ -53,14 +53,14 @@ pub(super) fn directory_of(data: &Path, shard: u32) -> PathBuf {
 }
 
 impl ShardProcess {
-    /// Starts a process. `processes` is the number of processes that share the memory of the node.
+    /// Starts the process of a shard.
     pub fn start(
         config: &NodeConfig,
-        shard: u32,
+        own: &ShardOf,
         namespace: &str,
         claim: Claim,
-        processes: u64,
     ) -> io::Result<ShardProcess> {
+        let shard = own.shard;
         let data = directory_of(&config.data, shard);
         std::fs::create_dir_all(&data)?;
         let socket = data.join(SOCKET_NAME);
@@ -84,7 +84,7 @@ impl ShardProcess {
         if config.log.format == LogFormat::Json {
             command.arg("--log-format").arg("json");
         }
-        let cache = (config.cache / processes.max(1)).max(LEAST_CACHE);
+        let cache = (config.cache / own.processes.max(1)).max(LEAST_CACHE);
         command.arg("--cache").arg(cache.to_string());
         command.arg("--cores").arg(config.cores.to_string());
         if let Some(directory) = &config.memory_dir {
@@ -95,8 +95,7 @@ impl ShardProcess {
         {
             command.env_remove(variable);
         }
-        let own = ShardOf { cluster: config.cluster.name.clone(), shard, processes };
-        command.env(SHARD_PROCESS, serde_json::to_string(&own)?).process_group(0);
+        command.env(SHARD_PROCESS, serde_json::to_string(own)?).process_group(0);
         match claim {
             Claim::Free => {}
             Claim::Silent(sign) => drop(command.env(SILENT_OWNER, sign.to_string())),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_cluster::map::{Change, Map, Maps, Node};
+use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::librados::LibradosCluster;
 use forebay_store::rados::{PoolWatch, Sight};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 use super::decide::{Action, Claim, Process, RANKS, View, decide};
 use super::process::ShardProcess;
 use crate::config::NodeConfig;
+use crate::serve::ShardOf;
 
 /// Interval of looks at a pool whose owner lives, by a node of the first ranks and by another one.
 const LOOK: Duration = Duration::from_secs(1);
@@ -29,6 +31,8 @@ const HAS_SERVED: Duration = Duration::from_secs(30);
 /// What the tasks of a node share.
 pub(super) struct Shared {
     pub config: NodeConfig,
+    /// Where the node serves NBD.
+    pub nbd: Vec<ListenAddr>,
     pub number: u32,
     pub cluster: Arc<LibradosCluster>,
     pub maps: Maps,
@@ -255,7 +259,10 @@ impl ShardTask {
         };
         let processes = processes_of_node(&seen.map);
         tracing::info!("starting the process of shard {} ({})", self.number, reason(claim));
-        match ShardProcess::start(&self.shared.config, self.number, &shard.namespace, claim, processes) {
+        let nbd = self.shared.nbd.iter().map(ToString::to_string).collect();
+        let own =
+            ShardOf { cluster: self.shared.config.cluster.name.clone(), shard: self.number, nbd, processes };
+        match ShardProcess::start(&self.shared.config, &own, &shard.namespace, claim) {
             Ok(process) => {
                 let (serving_since, is_recorded) = (None, false);
                 self.running = Some(Running { process, claim, serving_since, silent, is_recorded });

@@ -45,7 +45,6 @@ use forebay_control::operations::{Control, ControlError, ServerRequest};
 use forebay_frontend::iscsi::PortGroups;
 use forebay_frontend::nbd;
 use forebay_host::EngineThread;
-use host::descriptors::Descriptors;
 use host::{memory_limits, notify, rlimit};
 use ownership::store;
 use serde_json::json;
@@ -55,6 +54,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::{PoolLocation, ServeConfig};
 pub use error::ServeError;
+pub(crate) use host::descriptors::Descriptors;
 #[cfg(test)]
 pub(crate) use host::memory_files::FileState;
 pub(crate) use host::memory_files::{MemoryFile, memory_files};

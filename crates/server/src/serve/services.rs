@@ -285,6 +285,13 @@ fn server_info(
     iscsi: &[ListenAddr],
     http: Option<SocketAddr>,
 ) -> ServerInfo {
+    // Clients of a shard use the addresses of its node.
+    let nbd = match own_shard() {
+        Some(own) => {
+            own.nbd.iter().filter_map(|text| text.parse().ok()).map(nbd::ServedListener::plain).collect()
+        }
+        None => nbd,
+    };
     ServerInfo {
         host: forebay_host::name::host_name(),
         data: config.data.clone(),

@@ -25,6 +25,8 @@ pub(crate) struct ShardOf {
     pub cluster: String,
     /// Number of the shard.
     pub shard: u32,
+    /// Where the node serves NBD for the whole cluster.
+    pub nbd: Vec<String>,
     /// The number of such processes that share the memory of the node.
     pub processes: u64,
 }

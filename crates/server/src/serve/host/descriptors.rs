@@ -27,7 +27,7 @@ const MIN_CLIENTS: usize = 8;
 
 /// How the file descriptors of the process are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::serve) struct Descriptors {
+pub(crate) struct Descriptors {
     /// Limit of open descriptors of the process.
     pub limit: usize,
     /// Maximum number of segment files that the store keeps open in addition to the files in use.
