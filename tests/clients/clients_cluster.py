@@ -343,7 +343,10 @@ def cluster_guests_notice_only_pauses(t):
     for guest in guests:
         guest.finish()
     for guest in guests:
-        contents = run("nbdcopy", guest.uri, "-", text=False).stdout
+        copy = t.path(f"{guest.volume}.raw")
+        run("nbdcopy", guest.uri, copy)
+        with open(copy, "rb") as f:
+            contents = f.read()
         for block in range(BLOCKS):
             guest.verify(block, contents[block * BLOCK : (block + 1) * BLOCK])
     print(f"{sum(guest.answers for guest in guests)} requests")

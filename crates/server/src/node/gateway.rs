@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use super::process::directory_of;
 use super::shard::Shared;
+use super::until_moved::UntilMoved;
 use crate::config::SOCKET_NAME;
 use crate::serve::RELAY_SOCKET;
 
@@ -92,6 +93,22 @@ impl Gateway {
         connected
     }
 
+    /// Completes when the shard has another owner than now, as far as this node knows.
+    fn moved(&self, shard: u32) -> BoxFuture<'static, ()> {
+        let mut map = self.shared.map.clone();
+        let owner = move |map: &Map| map.shards.get(&shard).map(|shard| (shard.owner, shard.term));
+        let now = owner(&map.borrow_and_update().map);
+        Box::pin(async move {
+            while map.changed().await.is_ok() {
+                if owner(&map.borrow_and_update().map) != now {
+                    return;
+                }
+            }
+            // The node ends.
+            std::future::pending::<()>().await;
+        })
+    }
+
     /// The address of the links of the owner of a shard; `None` if this node is the owner.
     fn place_of(&self, shard: u32) -> io::Result<Option<SocketAddr>> {
         let map = self.map();
@@ -127,7 +144,11 @@ impl Shards for Gateway {
     }
 
     fn connect_nbd<'a>(&'a self, shard: u32, client: &'a NbdClient) -> BoxFuture<'a, io::Result<Stream>> {
-        Box::pin(self.connect(shard, Service::Nbd(client.clone())))
+        let moved = self.moved(shard);
+        Box::pin(async move {
+            let stream = self.connect(shard, Service::Nbd(client.clone())).await?;
+            Ok(Box::new(UntilMoved { stream, moved }) as Stream)
+        })
     }
 }
 

@@ -17,6 +17,7 @@ mod nbd;
 mod process;
 mod shard;
 mod tokens;
+mod until_moved;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};

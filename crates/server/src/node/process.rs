@@ -141,6 +141,17 @@ impl ShardProcess {
         ready.as_ref().map(|ready| ready.nbd.iter().filter(|at| !at.starts_with("unix:")).cloned().collect())
     }
 
+    /// Completes when the process begins to serve clients.
+    pub fn serves(&self) -> impl Future<Output = ()> + use<> {
+        let mut ready = self.ready.clone();
+        async move {
+            if ready.wait_for(Option::is_some).await.is_err() {
+                // It has ended before.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// The status and the last line of a process that has ended; `None` while it runs.
     pub fn ended(&mut self) -> Option<(Option<ExitStatus>, String)> {
         match self.child.try_wait() {

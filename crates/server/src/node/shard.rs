@@ -1,6 +1,7 @@
 //! The task of one shard at a node: it looks at the pool, decides, and starts, stops and hands over.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -139,10 +140,21 @@ impl ShardTask {
                 continue;
             }
             let step = async {
-                match self.watch.look(interval).await {
-                    Ok(sight) => self.act(rank, sight.as_ref()).await,
+                let starting = self.running.as_ref().filter(|running| !running.is_recorded);
+                let serves = starting.map(|running| running.process.serves());
+                let sight = tokio::select! {
+                    sight = self.watch.look(interval) => Some(sight),
+                    () = async { if let Some(serves) = serves { serves.await } else { pending().await } } => None,
+                };
+                match sight {
+                    Some(Ok(sight)) => self.act(rank, sight.as_ref()).await,
                     // An error is no sign of the state of the owner.
-                    Err(_) => LOOK,
+                    Some(Err(_)) => LOOK,
+                    // Other nodes learn without delay where the shard is served.
+                    None => {
+                        self.process(rank).await;
+                        LOOK_CLOSELY
+                    }
                 }
             };
             interval = tokio::select! {
@@ -304,54 +316,59 @@ impl ShardTask {
         }
     }
 
-    /// Records in the map that this node owns the shard in this term, and that the node before does not
-    /// answer if the shard was taken over from it.
+    /// Records in the map that this node owns the shard in this term. If the shard was taken over from a node
+    /// that did not answer, that node is examined afterwards: clients wait for the record.
     async fn record_owner(&mut self, term: u64) {
-        let Some(running) = &self.running else { return };
+        let Some(running) = &mut self.running else { return };
         let nbd = running.process.nbd().unwrap_or_default();
-        let suspect = match running.silent.clone() {
-            Some((node, process)) if !self.has_another_shard(node).await => Some((node, process)),
-            _ => None,
-        };
         let (own, number) = (self.shared.number, self.number);
         let changed = self.shared.maps.change(|map| {
-            let mut change = Change::default();
+            let change = Change::default();
             // A later owner may have recorded itself.
             let Some(shard) = map.shards.get(&number).filter(|shard| shard.term <= term) else {
                 return Ok(change);
             };
-            if let Some((node, process)) = &suspect
-                && let Some(node) = map.nodes.get(node).filter(|node| node.process == *process)
-            {
-                change = change.set_node(Node { suspect: process.clone(), ..node.clone() });
+            if shard.owner == Some(own) && shard.nbd == nbd && shard.term == term {
+                return Ok(change);
             }
-            if shard.owner != Some(own) || shard.nbd != nbd || shard.term != term {
-                let mut shard = shard.clone();
-                (shard.owner, shard.nbd, shard.term) = (Some(own), nbd.clone(), term);
-                change = change.set_shard(shard);
-            }
-            Ok(change)
+            let mut shard = shard.clone();
+            (shard.owner, shard.nbd, shard.term) = (Some(own), nbd.clone(), term);
+            Ok(change.set_shard(shard))
         });
         match changed.await {
             Ok(_) => {
-                if let Some(running) = &mut self.running {
-                    running.is_recorded = true;
+                running.is_recorded = true;
+                self.shared.look.notify_one();
+                if let Some((node, process)) = running.silent.take() {
+                    tokio::spawn(suspect(self.shared.clone(), number, node, process));
                 }
             }
             Err(e) => tracing::warn!("the owner of shard {number} cannot be recorded yet: {e}"),
         }
     }
+}
 
-    /// Whether a node serves another shard, so that only the process of one shard has failed.
-    async fn has_another_shard(&self, node: u32) -> bool {
-        let map = self.shared.map.borrow().map.clone();
-        let other =
-            map.shards.values().find(|shard| shard.number != self.number && shard.owner == Some(node));
-        let Some(shard) = other else { return false };
-        let Ok(namespace) = self.shared.cluster.namespace(&shard.namespace) else { return false };
+/// Marks the process of a node from which this node has taken a shard over as suspect, unless the node serves
+/// another shard: then only the process of one shard has failed.
+async fn suspect(shared: Arc<Shared>, shard: u32, node: u32, process: String) {
+    let map = shared.map.borrow().map.clone();
+    let other = map.shards.values().find(|other| other.number != shard && other.owner == Some(node));
+    if let Some(other) = other
+        && let Ok(namespace) = shared.cluster.namespace(&other.namespace)
+    {
         // In another term, yet another node has taken that shard over.
         let found = PoolWatch::new(namespace).observe().await.ok().flatten();
-        found.is_some_and(|(sight, lives)| lives && sight.sign.term == shard.term)
+        if found.is_some_and(|(sight, lives)| lives && sight.sign.term == other.term) {
+            return;
+        }
+    }
+    let marked = shared.maps.change(|map| {
+        let silent = map.nodes.get(&node).filter(|node| node.process == process);
+        let marked = silent.map(|node| Node { suspect: process.clone(), ..node.clone() });
+        Ok(marked.into_iter().fold(Change::default(), Change::set_node))
+    });
+    if let Err(e) = marked.await {
+        tracing::warn!("a node that does not answer cannot be marked: {e}");
     }
 }
 
