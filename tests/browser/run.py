@@ -28,6 +28,7 @@ import browser_flow  # noqa: E402, F401
 import browser_access  # noqa: E402, F401
 import browser_pages  # noqa: E402, F401
 import browser_many  # noqa: E402, F401
+import browser_cluster  # noqa: E402, F401
 
 if __name__ == "__main__":
     os.environ.setdefault("FOREBAY_TEST_JOBS", "2")

@@ -2,6 +2,22 @@
 
 const PREFIX = "/api/v1";
 
+/** At a node of a cluster: the shard whose statistics, jobs and events the pages show. */
+let shard = null;
+export function setShard(number) {
+  shard = number;
+}
+
+/** What a cluster has as a whole. Everything else belongs to a shard. */
+const OF_CLUSTER = /^\/(cluster|session|tokens|health|volumes|images|clones|resets)([/?]|$)/;
+
+/** The address of a path. An image is imported into the shard whose jobs are shown. */
+function address(method, path) {
+  const isImport = method === "POST" && path === "/images";
+  const isOfShard = shard !== null && (isImport || !OF_CLUSTER.test(path));
+  return PREFIX + (isOfShard ? `/shards/${shard}` : "") + path;
+}
+
 /** An error of the API, or a server that cannot be reached (`code` is `offline`). */
 export class Problem extends Error {
   constructor({ status = 0, code = "internal", title = "Error", detail = "", remedy = "" }) {
@@ -47,7 +63,7 @@ async function problemOf(response) {
 async function send(path, options) {
   try {
     // Nothing is left in the cache of the browser after the session.
-    return await fetch(PREFIX + path, { credentials: "same-origin", cache: "no-store", ...options });
+    return await fetch(address(options.method ?? "GET", path), { credentials: "same-origin", cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem({

@@ -33,6 +33,7 @@ export function svg(tag, attributes, ...children) {
 // Outlines on a grid of 20 by 20.
 const ICONS = {
   overview: "M3 11h5v6H3zM12 3h5v14h-5zM3 3h5v4H3z",
+  cluster: "M7 3h6v5H7zM2 12h6v5H2zM12 12h6v5h-6zM10 8v2M5 12v-2h10v2",
   volumes: "M3 5c0-1.2 3-2 7-2s7 .8 7 2-3 2-7 2-7-.8-7-2zM3 5v10c0 1.2 3 2 7 2s7-.8 7-2V5M3 10c0 1.2 3 2 7 2s7-.8 7-2",
   images: "M10 2.5 17 6l-7 3.5L3 6zM3 10l7 3.5L17 10M3 14l7 3.5L17 14",
   iscsi: "M4 3h12v5H4zM4 12h12v5H4zM10 8v4M7 5.5h.01M7 14.5h.01",

@@ -1,6 +1,6 @@
 // The frame of the dashboard: session, navigation, and the page that the address names.
 
-import { call, getOr, onSignedOut } from "./api.js";
+import { call, get, getOr, onSignedOut, setShard } from "./api.js";
 import { redrawCharts } from "./chart.js";
 import { showProblem } from "./dialog.js";
 import { h, icon, link, replace, setText } from "./dom.js";
@@ -9,6 +9,7 @@ import { live, oneAtATime, poll } from "./live.js";
 import { may, scopeText, setClient, who } from "./session.js";
 import { accessPage } from "./pages/access.js";
 import { cachePage } from "./pages/cache.js";
+import { clusterPage } from "./pages/cluster.js";
 import { eventsPage } from "./pages/events.js";
 import { imagePage, imagesPage } from "./pages/images.js";
 import { iscsiPage, targetPage } from "./pages/iscsi.js";
@@ -22,6 +23,7 @@ import { volumesPage } from "./pages/volumes.js";
 
 const PAGES = [
   { path: "overview", label: "Overview", page: overviewPage, may: may.readServer },
+  { path: "cluster", label: "Cluster", page: clusterPage, may: () => may.readServer() && who().cluster === true },
   { path: "volumes", label: "Volumes & desktops", page: volumesPage, detail: volumePage, may: () => true },
   { path: "images", label: "Images", page: imagesPage, detail: imagePage, may: () => true },
   { path: "tenants", label: "Tenants", page: tenantsPage, may: () => true },
@@ -35,6 +37,7 @@ const PAGES = [
 
 const app = document.getElementById("app");
 const SESSION_KEY = "forebay-signed-out";
+const SHARD_KEY = "forebay-shard";
 const EVENT_PAUSE_MS = 700;
 
 /** What a page uses while it is shown; everything ends with it. */
@@ -196,8 +199,27 @@ function toggleMenu() {
   document.getElementById("menu-button").setAttribute("aria-expanded", String(isOpen));
 }
 
-/** The frame of all pages. `server` is null if the client may not see what concerns the whole server. */
-function frame(server) {
+/** At a node of a cluster: the choice of the shard that the pages concern. */
+async function shardChoice() {
+  if (!may.readServer()) return null;
+  const { shards } = await get("/cluster");
+  const numbers = shards.map((one) => String(one.number));
+  const kept = sessionStorage.getItem(SHARD_KEY);
+  const chosen = numbers.includes(kept) ? kept : numbers[0];
+  setShard(chosen);
+  const options = shards.map(({ number, owner }) =>
+    h("option", { value: String(number), selected: String(number) === chosen }, `Shard ${number} – ${owner ?? "no owner"}`),
+  );
+  const choose = (event) => {
+    sessionStorage.setItem(SHARD_KEY, event.target.value);
+    // A new document has nothing of the other shard.
+    location.reload();
+  };
+  return h("select", { class: "server", "aria-label": "Shard", onchange: choose }, options);
+}
+
+/** The frame of all pages. `shards` is the choice of the shard at a node of a cluster. `server` is null if the client may not see what concerns the whole server. */
+function frame(server, shards) {
   const client = who();
   const items = PAGES.filter((page) => page.may()).map((page) =>
     h("li", {}, link(`#/${page.path}`, [icon(page.path), page.label], { "data-path": page.path })),
@@ -271,6 +293,7 @@ function frame(server) {
       menu,
       h("span", { class: "brand" }, h("span", { class: "mark", "aria-hidden": "true" }), "Forebay"),
       server ? h("span", { class: "server", title: server.pool }, server.host) : null,
+      shards,
       h("span", { class: "spring" }),
       person,
       theme,
@@ -298,9 +321,10 @@ async function begin() {
     return;
   }
   setClient(client);
+  const shards = client.cluster ? await shardChoice() : null;
   const server = may.readServer() ? await getOr("/pool", null).catch(() => null) : null;
   host = server?.host ?? "";
-  frame(server);
+  frame(server, shards);
   addEventListener("hashchange", route);
   route();
   live.start();

@@ -40,6 +40,7 @@ assets! {
     "main.js" SCRIPT;
     "pages/access.js" SCRIPT;
     "pages/cache.js" SCRIPT;
+    "pages/cluster.js" SCRIPT;
     "pages/events.js" SCRIPT;
     "pages/images.js" SCRIPT;
     "pages/iscsi.js" SCRIPT;

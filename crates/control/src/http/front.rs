@@ -125,7 +125,9 @@ async fn forward(State(front): State<Front>, mut request: Request) -> Result<Res
 }
 
 async fn show_session(request: Request) -> Result<Json<ClientView>> {
-    Ok(Json(ClientView::from(&client(request.extensions(), Right::Read)?)))
+    let mut view = ClientView::from(&client(request.extensions(), Right::Read)?);
+    view.cluster = true;
+    Ok(Json(view))
 }
 
 async fn begin_session(

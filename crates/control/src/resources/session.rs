@@ -38,11 +38,20 @@ pub struct ClientView {
     scope: Option<Scope>,
     /// How the client was authenticated.
     via: Via,
+    /// The client uses a node of a cluster.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) cluster: bool,
 }
 
 impl From<&Principal> for ClientView {
     fn from(p: &Principal) -> ClientView {
-        ClientView { name: (*p.name).to_owned(), role: p.role, scope: p.scope.clone(), via: p.via }
+        ClientView {
+            name: (*p.name).to_owned(),
+            role: p.role,
+            scope: p.scope.clone(),
+            via: p.via,
+            cluster: false,
+        }
     }
 }
 
