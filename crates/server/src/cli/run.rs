@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     fn global(socket: Option<&str>, data: Option<&str>) -> Global {
-        Global { json: false, socket: socket.map(PathBuf::from), data: data.map(PathBuf::from) }
+        Global { json: false, socket: socket.map(PathBuf::from), data: data.map(PathBuf::from), shard: None }
     }
 
     #[test]
