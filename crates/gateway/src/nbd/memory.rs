@@ -22,6 +22,8 @@ const UNIT: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Budget {
     units: Arc<Semaphore>,
+    /// Number of units that exist.
+    all: usize,
     waiting: AtomicUsize,
 }
 
@@ -29,7 +31,12 @@ impl Budget {
     /// A budget of `bytes`, or the least with which every request can be served.
     pub fn new(bytes: usize) -> Arc<Budget> {
         let units = (bytes.max(LEAST_MEMORY) / UNIT).min(Semaphore::MAX_PERMITS);
-        Arc::new(Budget { units: Arc::new(Semaphore::new(units)), waiting: AtomicUsize::new(0) })
+        Arc::new(Budget { units: Arc::new(Semaphore::new(units)), all: units, waiting: AtomicUsize::new(0) })
+    }
+
+    /// Bytes that connections hold.
+    pub fn held(&self) -> usize {
+        self.all.saturating_sub(self.units.available_permits()) * UNIT
     }
 
     /// Bytes that no connection holds.

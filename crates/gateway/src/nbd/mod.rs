@@ -82,6 +82,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
+use forebay_wire::nbd::Preamble;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -92,9 +93,16 @@ use self::limits::PROOF;
 use self::memory::{Account, Budget};
 use self::negotiate::{Negotiated, negotiate};
 use self::transmission::{Step, Transmission};
-#[cfg(doc)]
-use crate::NbdClient;
-use crate::Shards;
+use crate::{NbdClient, Shards};
+
+impl NbdClient {
+    /// The first bytes of a connection to the relay listener of the process of a shard (`relay.sock`).
+    /// [`Shards::connect_nbd`] sends them where it opens this connection.
+    pub fn preamble(&self) -> Vec<u8> {
+        let NbdClient { id, generation, name } = self.clone();
+        Preamble { id, generation, name }.encode()
+    }
+}
 
 /// Settings of a gateway.
 #[derive(Debug, Clone, Copy)]
@@ -157,6 +165,11 @@ impl Gateway {
     /// The figures of the gateway.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Bytes of the shared memory that connections hold; see [`Settings::memory`].
+    pub fn held_memory(&self) -> usize {
+        self.budget.held()
     }
 
     /// Serves one client, until it leaves or has to be disconnected. `name` is the client for administrators. The

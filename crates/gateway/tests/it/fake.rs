@@ -1,6 +1,6 @@
 //! A cluster in memory: one owner with disks, whose connections break.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -42,8 +42,8 @@ pub struct Disk {
     pub size: AtomicU64,
     /// Why clients are refused: type of the reply, and text.
     pub refused: Mutex<Option<(u32, String)>>,
-    /// Number of attachments; requests of earlier ones are not executed.
-    attached: AtomicU64,
+    /// The generation of each client that was attached last; requests of earlier ones are not executed.
+    attached: Mutex<HashMap<String, u64>>,
     /// Number of `NBD_CMD_DISC` that were received.
     pub disconnected: AtomicU64,
     /// Clients that connected: identity and generation.
@@ -68,7 +68,7 @@ impl Fake {
                 info: Mutex::new(info),
                 size: AtomicU64::new(SIZE),
                 refused: Mutex::default(),
-                attached: AtomicU64::new(0),
+                attached: Mutex::default(),
                 disconnected: AtomicU64::new(0),
                 clients: Mutex::default(),
             })
@@ -192,12 +192,14 @@ impl Owner {
                     if option == OPT_GO {
                         nbd::option_info_relay(&mut out, option, &disk.info.lock().unwrap());
                         disk.clients.lock().unwrap().push((self.client.id.clone(), self.client.generation));
-                        let number = disk.attached.fetch_add(1, Relaxed) + 1;
+                        let NbdClient { id, generation, .. } = self.client.clone();
+                        disk.attached.lock().unwrap().insert(id, generation);
                         nbd::option_ack(&mut out, option);
                         if stream.write_all(&out).await.is_err() {
                             return;
                         }
-                        break Opened { disk, number, structured, has_context: context == Some(info.name) };
+                        let client = self.client.clone();
+                        break Opened { disk, client, structured, has_context: context == Some(info.name) };
                     }
                 }
                 OptionRequest::SetMetaContext(meta) | OptionRequest::ListMetaContext(meta) => {
@@ -284,7 +286,7 @@ impl Owner {
 /// An export that is open.
 struct Opened {
     disk: Arc<Disk>,
-    number: u64,
+    client: NbdClient,
     structured: bool,
     has_context: bool,
 }
@@ -320,7 +322,9 @@ impl Job {
                         self.wait().await;
                     }
                     let mut contents = self.opened.disk.contents.lock().unwrap();
-                    if self.opened.disk.attached.load(Relaxed) != self.opened.number && !self.is_unfenced {
+                    let client = &self.opened.client;
+                    let attached = self.opened.disk.attached.lock().unwrap().get(&client.id).copied();
+                    if attached != Some(client.generation) && !self.is_unfenced {
                         return;
                     }
                     let to = offset as usize + at;

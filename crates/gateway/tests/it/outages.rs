@@ -54,6 +54,7 @@ async fn run(seed: u64, prepare: impl FnOnce(&Fake)) -> (u64, u64, Option<String
     assert!(end.is_ok(), "seed {seed}: {end:?}");
     let report = driver.await.unwrap();
     assert_eq!((report.size, report.errors), (SIZE, 0));
+    assert_ne!(report.flags & FLAG_HAS_FLAGS, 0);
     let counters = gateway.counters();
     (counters.reconnected.load(Relaxed), counters.repeated.load(Relaxed), report.violation)
 }
@@ -237,4 +238,77 @@ async fn requests_of_a_client_that_does_not_receive_are_bounded() {
         assert!(served <= 1024 && served * len as usize <= 33 << 20, "{accepted} requests of {len} bytes");
         assert!(served >= 16, "{accepted} requests of {len} bytes");
     }
+}
+
+/// The memory of all connections together is bounded, and clients that hold it are disconnected if they make no
+/// progress while others wait.
+#[tokio::test(start_paused = true)]
+async fn clients_that_make_no_progress_do_not_keep_the_memory_of_others() {
+    let fake = Fake::new(8);
+    let gateway = Gateway::new("node", fake.clone(), Settings { memory: 0, ..Settings::default() });
+    let connect = async || {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let serving = gateway.clone();
+        let served = tokio::spawn(async move { serving.serve(far, "client").await });
+        let mut client = Client::greet(near).await;
+        client.go("a", &[]).await.unwrap();
+        (client, served)
+    };
+    let mut hostile = Vec::new();
+    // Some send a part of a long write, and others do not receive the reply to a long read.
+    for n in 0..8 {
+        let (mut client, served) = connect().await;
+        if n % 2 == 0 {
+            client.stream.write_all(&request_bytes(0, CMD_WRITE, 1, 0, 24 << 20)).await.unwrap();
+            client.stream.write_all(&[1; 1000]).await.unwrap();
+        } else {
+            for cookie in 0..64 {
+                client.stream.write_all(&request_bytes(0, CMD_READ, cookie, 0, 1 << 20)).await.unwrap();
+            }
+        }
+        hostile.push((client, served));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(gateway.held_memory() <= 80 << 20, "{}", gateway.held_memory());
+    }
+    // Small requests need no shared memory.
+    let begin = tokio::time::Instant::now();
+    let (mut client, served) = connect().await;
+    assert_eq!(client.request(CMD_WRITE, 0, 4096, &[7; 4096]).await.0, 0);
+    assert_eq!(client.request(CMD_READ, 0, 4096, &[]).await, (0, vec![7; 4096]));
+    assert!(begin.elapsed() < Duration::from_secs(1));
+    // A long request waits until the others are disconnected.
+    assert_eq!(client.request(CMD_WRITE, 0, 1 << 20, &vec![7; 1 << 20]).await.0, 0);
+    assert!(begin.elapsed() < Duration::from_secs(240), "{:?}", begin.elapsed());
+    let mut stalled = 0;
+    for (client, served) in hostile {
+        drop(client);
+        stalled += usize::from(matches!(served.await.unwrap(), Err(End::Stalled(_))));
+    }
+    assert!(stalled > 0);
+    drop(client);
+    served.await.unwrap().unwrap();
+    assert_eq!(gateway.held_memory(), 0);
+}
+
+/// Clients that share the least memory, with requests of all lengths, all finish.
+#[tokio::test(start_paused = true)]
+async fn clients_that_share_little_memory_all_finish() {
+    let fake = Fake::new(9);
+    fake.faults.cut.store(16 << 20, Relaxed);
+    let gateway = Gateway::new("node", fake.clone(), Settings { memory: 0, ..Settings::default() });
+    let clients: Vec<_> = (0..12)
+        .map(|seed| {
+            let (near, far) = tokio::io::duplex(64 << 10);
+            let serving = gateway.clone();
+            let served = tokio::spawn(async move { serving.serve(far, "client").await });
+            let export = if seed % 2 == 0 { "a" } else { "b" };
+            let plan = Plan { export, sectors: 2048, longest: 1024, requests: 100, ..plan(seed) };
+            (tokio::spawn(drive(near, plan)), served)
+        })
+        .collect();
+    for (driver, served) in clients {
+        served.await.unwrap().unwrap();
+        driver.await.unwrap();
+    }
+    assert_eq!(gateway.held_memory(), 0);
 }

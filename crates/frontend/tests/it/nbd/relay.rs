@@ -136,13 +136,12 @@ impl Shards for Node {
             let former = self.forwarders.lock().unwrap().remove(&client.id);
             former.inspect(AbortHandle::abort);
             let mut socket = UnixStream::connect(self.socket()).await?;
-            let NbdClient { id, generation, name } = client.clone();
-            socket.write_all(&Preamble { id: id.clone(), generation, name }.encode()).await?;
+            socket.write_all(&client.preamble()).await?;
             let (near, mut far) = tokio::io::duplex(256 << 10);
             let forwarder = tokio::spawn(async move {
                 let _ = tokio::io::copy_bidirectional(&mut far, &mut socket).await;
             });
-            self.forwarders.lock().unwrap().insert(id, forwarder.abort_handle());
+            self.forwarders.lock().unwrap().insert(client.id.clone(), forwarder.abort_handle());
             let part = Random(self.random.lock().unwrap().next());
             Ok(match self.cut.load(Relaxed) {
                 0 => Box::new(Cut::never(near, part)) as Stream,
