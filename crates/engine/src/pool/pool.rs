@@ -229,9 +229,9 @@ impl Pool {
         }
     }
 
-    /// Identity of the memory that holds answered writes which are not durable. If a later opening of the pool
-    /// has the same identity, no such write was lost in between. If the identity differs, such writes may be
-    /// lost.
+    /// Identity of the memory that holds answered writes which are not durable. If a later opening of the
+    /// pool has the same identity, no such write was lost in between. If the identity differs, such writes
+    /// may be lost.
     pub fn memory_identity(&self) -> u64 {
         self.memory_identity
     }

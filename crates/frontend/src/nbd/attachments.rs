@@ -37,13 +37,14 @@
 //! ends in this time is gone: the change is dropped.
 //!
 //! **Nodes of a cluster** forward connections of clients, over UNIX sockets. A node that connects its client
-//! again, with a higher generation, ends the former socket before. The new connection supersedes the former one
-//! in any case, and a connection with a lower generation than another one of the same client is refused. Two
-//! rules keep a client that moves to another node from being overtaken by what its former node still holds:
+//! again, with a higher generation, ends the former socket before. The new connection supersedes the former
+//! one in any case, and a connection with a lower generation than another one of the same client is refused.
+//! Two rules keep a client that moves to another node from being overtaken by what its former node still
+//! holds:
 //!
-//! - An earlier connection of a node is in doubt from the attachment of a *new* client on, as a TCP connection
-//!   is. Only the time can end this doubt: the node that holds changes of a client that is gone ends its
-//!   socket within [`LATE_END`].
+//! - An earlier connection of a node is in doubt from the attachment of a *new* client on, as a TCP
+//!   connection is. Only the time can end this doubt: the node that holds changes of a client that is gone
+//!   ends its socket within [`LATE_END`].
 //! - A node that connects its client again learns when another client attached for the first time
 //!   ([`Attachments::since_newer_client`]). It sends changes again only if it received something from its own
 //!   client since.
@@ -86,8 +87,8 @@ const BURST: u64 = 16 << 10;
 const AFTER_BURST: Duration = Duration::from_millis(500);
 /// Time within which the end of a stream follows its last data.
 const LATE_END: Duration = Duration::from_millis(200);
-/// Time for which it is remembered that a client opened a disk: longer than a node tries to connect its client
-/// again.
+/// Time for which it is remembered that a client opened a disk: longer than a node tries to connect its
+/// client again.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// The error if requests of an earlier connection do not end.

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use forebay_wire::nbd::MAX_PAYLOAD;
 
-/// Maximum number of requests of one connection that are not answered: several times the depth at which clients
-/// work (QEMU 16, nbdcopy 64, the Linux driver 128). When it is reached, the client is not read from.
+/// Maximum number of requests of one connection that are not answered: several times the depth at which
+/// clients work (QEMU 16, nbdcopy 64, the Linux driver 128). When it is reached, the client is not read from.
 pub(super) const MAX_REQUESTS: usize = 1024;
-/// Memory of the unanswered requests of one connection and of their replies, in bytes: 128 requests of 256 KiB,
-/// or one request of the maximum length, which has to fit.
+/// Memory of the unanswered requests of one connection and of their replies, in bytes: 128 requests of 256
+/// KiB, or one request of the maximum length, which has to fit.
 pub(super) const MAX_HELD: usize = MAX_PAYLOAD as usize + REQUEST;
 /// The part of this memory that each connection has without asking for it: 32 requests of 4 KiB. So no client
 /// with small requests waits for the memory of other clients.
@@ -35,8 +35,8 @@ pub(super) const MAX_OTHER_REPLY: usize = 72 << 10;
 /// Time that a client has to choose an export: the default of a server. Time in which the client waits for an
 /// answer does not count.
 pub(super) const NEGOTIATION: Duration = Duration::from_secs(20);
-/// Number of options about exports that a client can send, and of further ones for each export that was listed,
-/// as on a server.
+/// Number of options about exports that a client can send, and of further ones for each export that was
+/// listed, as on a server.
 pub(super) const OPTIONS: usize = 64;
 pub(super) const OPTIONS_PER_EXPORT: usize = 8;
 /// Bytes of a list that are collected before they are sent.
@@ -65,8 +65,8 @@ pub(super) const LEAVE: Duration = Duration::from_secs(10);
 /// Time for sending the last requests of a client that has closed its side. It is less than the time after
 /// which an owner trusts an earlier connection next to a new client of the disk.
 pub(super) const LAST_REQUESTS: Duration = Duration::from_millis(100);
-/// Time after which a client is disconnected if it neither receives its replies nor completes its request, while
-/// other clients wait for the memory that it holds.
+/// Time after which a client is disconnected if it neither receives its replies nor completes its request,
+/// while other clients wait for the memory that it holds.
 pub(super) const STALL: Duration = Duration::from_secs(30);
 
 const _: () = {

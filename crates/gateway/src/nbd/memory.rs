@@ -1,10 +1,10 @@
 //! The memory that clients can make this process hold: one budget for all connections.
 //!
-//! A request takes the memory of its data and of its reply as a whole, before its payload is received, and gives
-//! it back when the client has received the reply. **Waits cannot deadlock**: a connection that waits for memory
-//! holds memory only for requests that are complete, which need no further memory to be answered. What remains
-//! are clients that do not receive their replies, or do not send the rest of a payload: these are disconnected
-//! after a time while another connection waits ([`super::limits::STALL`]).
+//! A request takes the memory of its data and of its reply as a whole, before its payload is received, and
+//! gives it back when the client has received the reply. **Waits cannot deadlock**: a connection that waits
+//! for memory holds memory only for requests that are complete, which need no further memory to be answered.
+//! What remains are clients that do not receive their replies, or do not send the rest of a payload: these
+//! are disconnected after a time while another connection waits ([`super::limits::STALL`]).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -113,7 +113,8 @@ impl Account {
         true
     }
 
-    /// Takes memory for a request. Pending while the connection holds too much, or while the budget is used up.
+    /// Takes memory for a request. Pending while the connection holds too much, or while the budget is used
+    /// up.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<()> {
         if self.held > 0 && self.held + bytes > MAX_HELD {
             // The connection's own replies free the memory, so its task is running then.
@@ -139,7 +140,7 @@ impl Account {
                 Waiting { budget: budget.clone(), wait }
             });
             match waiting.wait.as_mut().poll(cx) {
-                // Nobody closes the semaphore.
+                // The semaphore is never closed.
                 Poll::Ready(Err(_)) | Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(permits)) => {
                     self.waiting = None;
@@ -190,7 +191,7 @@ mod tests {
         let (mut a, mut b) = (Account::new(budget.clone()), Account::new(budget.clone()));
         let cx = &mut Context::from_waker(Waker::noop());
         assert_eq!(a.poll_take(cx, OWN), Poll::Ready(()));
-        assert_eq!(budget.free(), all, "each connection has some memory of its own");
+        assert_eq!(budget.free(), all, "each connection has some separate memory");
         assert_eq!(a.poll_take(cx, 1), Poll::Ready(()));
         assert_eq!(budget.free(), all - UNIT);
         assert_eq!(a.poll_take(cx, MAX_HELD), Poll::Pending, "one connection cannot take everything");

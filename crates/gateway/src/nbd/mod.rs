@@ -1,69 +1,70 @@
 //! NBD clients of any shard.
 //!
-//! **Invariant.** The client of a connection sees replies that a single server could have given. Each request is
-//! answered at most once, and an answer is never undone: a takeover, a handover or a restart of the owner is a
-//! pause for the client. Where that cannot be kept, the connection ends, as with a server that ends.
+//! **Invariant.** The client of a connection sees replies that a single server could have given. Each request
+//! is answered at most once, and an answer is never undone: a takeover, a handover or a restart of the owner
+//! is a pause for the client. Where that cannot be kept, the connection ends, as with a server that ends.
 //!
-//! The gateway negotiates with the client ([`negotiate`]), opens the export at the owner of its shard ([`owner`]),
-//! and relays requests and replies ([`transmission`]). It keeps each request until the request is answered
-//! ([`requests`]). If the connection to the owner ends, the gateway opens the export at the present owner
-//! ([`connector`]), and sends the unanswered requests again, in their order.
+//! The gateway negotiates with the client (`negotiate`), opens the export at the owner of its shard
+//! (`owner`), and relays requests and replies (`transmission`). It keeps each request until the request
+//! is answered (`requests`). If the connection to the owner ends, the gateway opens the export at the
+//! present owner (`connector`), and sends the unanswered requests again, in their order.
 //!
 //! # Why requests can be sent again
 //!
-//! *Answers last.* The owner's process knows that its client is a node (its relay listener), so it answers writes
-//! only when they are durable, whatever the pool's setting for remote clients is, and reads return only what is
-//! durable. What the client has an answer to is part of the pool that the next owner opens. Volumes that are
-//! never synced, and desktops, are an exception: their writes are answered in memory. The owner names this memory
-//! ([`RelayInfo::memory`](forebay_wire::nbd::RelayInfo)). An owner with another memory is not continued with: the
-//! connection ends. The engine refuses such a client too, until an administrator has resumed the disk.
+//! *Answers last.* The owner's process knows that its client is a node (its relay listener), so it answers
+//! writes only when they are durable, whatever the pool's setting for remote clients is, and reads return
+//! only what is durable. What the client has an answer to is part of the pool that the next owner opens.
+//! Volumes that are never synced, and desktops, are an exception: their writes are answered in memory. The
+//! owner names this memory ([`RelayInfo::memory`](forebay_wire::nbd::RelayInfo)). An owner with another
+//! memory is not continued with: the connection ends. The engine refuses such a client too, until an
+//! administrator has resumed the disk.
 //!
-//! *Unanswered requests may be executed again.* All requests of NBD are idempotent: a request that is executed
-//! twice without another change to its range in between has the effect of one execution. Suppose that a change W
-//! is unanswered at the end of a connection to an owner. W may have been executed, in part or as a whole, and a
-//! read that was answered may have returned its data.
+//! *Unanswered requests may be executed again.* All requests of NBD are idempotent: a request that is
+//! executed twice without another change to its range in between has the effect of one execution. Suppose
+//! that a change W is unanswered at the end of a connection to an owner. W may have been executed, in part or
+//! as a whole, and a read that was answered may have returned its data.
 //!
-//! - Another change of this connection to a byte of W was either answered before W was sent, or was not sent yet:
-//!   [`requests`] sends a change only when no earlier overlapping change is unanswered. So between the executions
-//!   of W no other change of this connection was executed in its range. Without this rule, a client could read W,
-//!   overwrite it with an answered W', and find W again after a takeover.
-//! - An execution of W at a former owner has ended, or never takes effect, before the next owner executes W. If
-//!   the server is the same, it ends the connections of a client that is connected again before it answers
-//!   `OPT_GO` (`nbd/attachments.rs` of the front end; [`NbdClient::generation`]). If the pool has moved, operations
-//!   of the former owner fail (ADR 23).
-//! - A change W' of another connection that overlaps W, and was made while W was unanswered, is concurrent with W:
-//!   each order is permitted. But if W took effect, then W' (answered), and then W again, a reader that saw all three
-//!   states sees W twice. Two connections that change one range at the same time, and a third request that
-//!   observes it, need a protocol above NBD anyway. This is the only known deviation.
+//! - Another change of this connection to a byte of W was either answered before W was sent, or was not sent
+//!   yet: `requests` sends a change only when no earlier overlapping change is unanswered. So between the
+//!   executions of W no other change of this connection was executed in its range. Without this rule, a
+//!   client could read W, overwrite it with an answered W', and find W again after a takeover.
+//! - An execution of W at a former owner has ended, or never takes effect, before the next owner executes W.
+//!   If the server is the same, it ends the connections of a client that is connected again before it answers
+//!   `OPT_GO` (`nbd/attachments.rs` of the front end; [`NbdClient::generation`]). If the pool has moved,
+//!   operations of the former owner fail (ADR 23).
+//! - A change W' of another connection that overlaps W, and was made while W was unanswered, is concurrent
+//!   with W: each order is permitted. But if W took effect, then W' (answered), and then W again, a reader
+//!   that saw all three states sees W twice. Two connections that change one range at the same time, and a
+//!   third request that observes it, need a protocol above NBD anyway. This is the only known deviation.
 //! - Reads and block status queries are executed as a whole again, and the client receives each chunk once
-//!   ([`replies`]). Parts of a reply can come from two executions, both between the request and its end; a server
-//!   also executes the parts of a long read one after another.
-//! - A flush covers the changes that were answered before it was sent. These are durable at each owner, or in the
-//!   memory that the same owner flushes. A flush that is sent again covers them as well.
+//!   (`replies`). Parts of a reply can come from two executions, both between the request and its end; a
+//!   server also executes the parts of a long read one after another.
+//! - A flush covers the changes that were answered before it was sent. These are durable at each owner, or in
+//!   the memory that the same owner flushes. A flush that is sent again covers them as well.
 //!
-//! *A request that was answered with an error* was answered: it is not sent again. `ESHUTDOWN` is not an answer
-//! but the end of the owner.
+//! *A request that was answered with an error* was answered: it is not sent again. `ESHUTDOWN` is not an
+//! answer but the end of the owner.
 //!
 //! # A client that moves to another node
 //!
 //! A client that loses its node connects to another one, and repeats its unanswered requests there. What the
-//! former node still holds must not overwrite what the client writes then. While the former node is connected to
-//! the owner, it ends its stream when it sees the end of its client, and the owner's doubt covers the time until
-//! then. If the former node was cut off as well, it connects again later, and learns when another client opened
-//! the disk for the first time. If that was after the last byte of its own client, and changes are unanswered, it
-//! waits for a byte of the client, and otherwise ends. What remains is a former node that is connected to the
-//! owner, and does not see the end of its client, because the network dropped it, or because more unread data
-//! precedes it than the gateway's buffer holds.
+//! former node still holds must not overwrite what the client writes then. While the former node is connected
+//! to the owner, it ends its stream when it sees the end of its client, and the owner's doubt covers the time
+//! until then. If the former node was cut off as well, it connects again later, and learns when another
+//! client opened the disk for the first time. If that was after the last byte that its client sent, and
+//! changes are unanswered, it waits for a byte of the client, and otherwise ends. What remains is a former
+//! node that is connected to the owner, and does not see the end of its client, because the network dropped
+//! it, or because more unread data precedes it than the gateway's buffer holds.
 //!
 //! # Memory
 //!
-//! A connection holds at most [`limits::MAX_HELD`] for unanswered requests and their replies, and its buffers.
-//! All connections share a budget ([`memory`]).
+//! A connection holds at most `limits::MAX_HELD` for unanswered requests and their replies, and its
+//! buffers. All connections share a budget (`memory`).
 //!
 //! # For other front ends
 //!
-//! [`requests`], [`replies`] and [`connector`] know nothing of the client's stream. An agent on the host of a guest
-//! can use them with another source of requests.
+//! `requests`, `replies` and `connector` know nothing of the client's stream. An agent on the host of a
+//! guest can use them with another source of requests.
 
 mod connector;
 mod end;
@@ -107,8 +108,8 @@ impl NbdClient {
 /// Settings of a gateway.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// Bytes of the unanswered requests of all connections and of their replies. Each connection has some memory
-    /// in addition.
+    /// Bytes of the unanswered requests of all connections and of their replies. Each connection has some
+    /// memory in addition.
     pub memory: usize,
     /// Time after which a client is disconnected if no owner of its export can be reached.
     pub outage: Duration,
@@ -125,7 +126,8 @@ impl Default for Settings {
 /// Figures of a gateway since its start.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Number of clients that were connected to another owner, or again to the same one, without their knowledge.
+    /// Number of clients that were connected to another owner, or again to the same one, without their
+    /// knowledge.
     pub reconnected: AtomicU64,
     /// Number of requests that were sent again.
     pub repeated: AtomicU64,
@@ -148,8 +150,8 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// A gateway. No other gateway of the cluster, of another process or of an earlier start, may have the same
-    /// `identity`.
+    /// A gateway. No other gateway of the cluster, of another process or of an earlier start, may have the
+    /// same `identity`.
     pub fn new(identity: &str, shards: Arc<dyn Shards>, settings: Settings) -> Arc<Gateway> {
         Arc::new(Gateway {
             shards,
@@ -172,9 +174,9 @@ impl Gateway {
         self.budget.held()
     }
 
-    /// Serves one client, until it leaves or has to be disconnected. `name` is the client for administrators. The
-    /// caller disables the delay of small packets on a TCP socket (`TCP_NODELAY`), and limits the number of
-    /// connections.
+    /// Serves one client, until it leaves or has to be disconnected. `name` is the client for administrators.
+    /// The caller disables the delay of small packets on a TCP socket (`TCP_NODELAY`), and limits the number
+    /// of connections.
     ///
     /// # Errors
     /// Why the client was disconnected; also in the log.

@@ -1,11 +1,11 @@
 //! The negotiation with a client, up to the choice of its export.
 //!
-//! This side answers what concerns no export. An option about an export is forwarded to the owner of the export,
-//! over a connection on which the features and contexts are negotiated that the client has negotiated here, and
-//! the replies are relayed. The owner's connection is kept for the next option, since programs send several
-//! options about one export.
+//! This side answers what concerns no export. An option about an export is forwarded to the owner of the
+//! export, over a connection on which the features and contexts are negotiated that the client has negotiated
+//! here, and the replies are relayed. The owner's connection is kept for the next option, since programs send
+//! several options about one export.
 //!
-//! Each connection to an owner has an identity of its own until an export is open: an owner tells new clients
+//! Each connection to an owner has a separate identity until an export is open: an owner tells new clients
 //! from clients that are connected again.
 
 use std::sync::Arc;
@@ -363,7 +363,7 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Negotiation<'_, C> {
             let text = "a cluster has no default export; name one (list the exports to see them)";
             return Ok(Err(Denied::new(REP_ERR_UNKNOWN, text)));
         }
-        // The client does not wait in vain for what was answered before.
+        // The owner may take long; the client gets the earlier answers now.
         self.send().await?;
         let (begin, mut pause) = (Instant::now(), FIRST_PAUSE);
         loop {

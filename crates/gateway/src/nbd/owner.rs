@@ -73,7 +73,7 @@ pub(super) struct Export {
     pub relay: RelayInfo,
 }
 
-/// The size and the flags of an export, and what only nodes are told.
+/// The size and the flags of an export, and what only nodes learn.
 pub(super) fn opened(answer: &Answer) -> Result<(u64, u16, RelayInfo), OwnerError> {
     let wrong = |what: &str| OwnerError::Protocol(format!("its answer has no {what}"));
     let export = answer.info(INFO_EXPORT).and_then(|data| data.first_chunk::<10>());
@@ -201,8 +201,8 @@ impl Owner {
         self.selected.as_ref()
     }
 
-    /// Opens an export for which the negotiated features and contexts are those of `structured` and `selected`.
-    /// The data of the option is that of the client, or made of the name.
+    /// Opens an export for which the negotiated features and contexts are those of `structured` and
+    /// `selected`. The data of the option is that of the client, or made of the name.
     pub async fn go(
         &mut self,
         structured: bool,

@@ -1,12 +1,12 @@
 //! The replies of the owner on their way to the client. This module does no I/O.
 //!
-//! A simple reply with its data, and each chunk of a structured reply, is relayed only when it is complete; so an
-//! owner that is lost never leaves a part of one with the client. Of a read that is answered in several chunks,
-//! some may be with the client already: then the next owner executes the whole read, and the chunks that the
-//! client has are dropped.
+//! A simple reply with its data, and each chunk of a structured reply, is relayed only when it is complete;
+//! so an owner that is lost never leaves a part of one with the client. Of a read that is answered in several
+//! chunks, some may be with the client already: then the next owner executes the whole read, and the chunks
+//! that the client has are dropped.
 //!
-//! `ESHUTDOWN` means that the owner does not execute the request because it stops. It is not relayed: the request
-//! stays unanswered, and the connection to this owner is given up.
+//! `ESHUTDOWN` means that the owner does not execute the request because it stops. It is not relayed: the
+//! request stays unanswered, and the connection to this owner is given up.
 
 use std::collections::VecDeque;
 
@@ -50,8 +50,8 @@ pub(super) struct Replies {
     filled: usize,
     /// Length of the message at `ready`, as far as it is known.
     want: usize,
-    /// The replies before `ready` that are not with the client: where each ends, in bytes since the beginning of
-    /// the connection, and the memory of its request.
+    /// The replies before `ready` that are not with the client: where each ends, in bytes since the beginning
+    /// of the connection, and the memory of its request.
     leaving: VecDeque<(u64, usize)>,
     /// Number of bytes that the client has received.
     total_sent: u64,

@@ -1,10 +1,10 @@
-//! The unanswered requests of a client: what has to be sent to the owner, and sent again to the next owner. This
-//! module does no I/O.
+//! The unanswered requests of a client: what has to be sent to the owner, and sent again to the next owner.
+//! This module does no I/O.
 //!
-//! Each request gets a cookie of this side, since clients may give one cookie to several requests. Requests are
-//! sent in the order in which they arrived, with one exception: **a change that overlaps an earlier change waits
-//! until the earlier one is answered.** So of the changes of a connection to any byte, at most one is at the owner
-//! at any time. [`super`] argues why this makes it safe to send requests again.
+//! Each request gets a cookie of this side, since clients may give one cookie to several requests. Requests
+//! are sent in the order in which they arrived, with one exception: **a change that overlaps an earlier
+//! change waits until the earlier one is answered.** So of the changes of a connection to any byte, at most
+//! one is at the owner at any time. [`super`] argues why this makes it safe to send requests again.
 
 use std::collections::VecDeque;
 
@@ -190,8 +190,8 @@ impl Requests {
         (request.number == cookie >> SLOT_BITS && request.state == State::Sent).then_some(request)
     }
 
-    /// Removes the request with this cookie, which was answered completely. Changes that waited for it are to be
-    /// sent.
+    /// Removes the request with this cookie, which was answered completely. Changes that waited for it are to
+    /// be sent.
     pub fn remove(&mut self, cookie: u64) -> Option<Request> {
         self.get(cookie)?;
         let slot = cookie as Slot;

@@ -1,8 +1,8 @@
 //! The transmission phase: moves bytes between the client, the requests, the owner and the replies.
 //!
-//! One task serves both directions, so a request and its reply need no wake-up of another task. All buffers are
-//! bounded: a client is not read from when its requests hold too much memory, and an owner is not read from when
-//! the client does not receive its replies.
+//! One task serves both directions, so a request and its reply need no wake-up of another task. All buffers
+//! are bounded: a client is not read from when its requests hold too much memory, and an owner is not read
+//! from when the client does not receive its replies.
 
 use std::io;
 use std::pin::Pin;
@@ -192,8 +192,8 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         }
     }
 
-    /// Serves the client while there is no owner: receives requests, and sends replies. Ready when the client has
-    /// left.
+    /// Serves the client while there is no owner: receives requests, and sends replies. Ready when the client
+    /// has left.
     pub fn poll_client(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         loop {
             let is_moving = self.poll_client_requests(cx)? | self.poll_client_replies(cx)?;
@@ -366,7 +366,7 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
                 self.in_place = Some((slot, 0));
             }
         }
-        // The owner is told at last: a desktop is reset then, and no request may be repeated after that.
+        // The owner learns it last: a desktop is reset then, and no request may be repeated after that.
         if self.is_leaving && self.requests.is_empty() && !self.is_disconnecting {
             self.out.extend_from_slice(&disconnect());
             self.is_disconnecting = true;
@@ -419,8 +419,8 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         }
     }
 
-    /// Flushes what was sent to the owner, and closes the sending side after the last request of a client that
-    /// has closed its side.
+    /// Flushes what was sent to the owner, and closes the sending side after the last request of a client
+    /// that has closed its side.
     fn poll_settle_owner(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(owner) = &mut self.owner else { return false };
         if self.flushes[OWNER] {

@@ -185,8 +185,8 @@ pub enum Part {
     Error(u32),
 }
 
-/// Receives a simple reply or a chunk: cookie, contents, and whether it is the last of its reply. `known` returns
-/// kind, offset and length of the request.
+/// Receives a simple reply or a chunk: cookie, contents, and whether it is the last of its reply. `known`
+/// returns kind, offset and length of the request.
 pub async fn reply_part<S: AsyncRead + Unpin>(
     stream: &mut S,
     structured: bool,

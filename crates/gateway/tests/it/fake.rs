@@ -316,7 +316,8 @@ impl Job {
         let cookie = self.cookie;
         match self.command {
             Command::Write { offset, .. } => {
-                // The parts of a write take effect one after another, and stop if the client is connected again.
+                // The parts of a write take effect one after another, and stop if the client is connected
+                // again.
                 for at in (0..self.payload.len()).step_by(SECTOR as usize) {
                     if self.random.once_in(8) {
                         self.wait().await;

@@ -107,7 +107,7 @@ async fn each_connection_to_an_owner_has_a_higher_generation() {
     let opened = clients.iter().position(|(_, generation)| *generation > 1).unwrap() - 1;
     assert!(clients[opened..].iter().all(|(id, _)| *id == clients[opened].0), "{clients:?}");
     assert!(clients[opened..].windows(2).all(|pair| pair[0].1 < pair[1].1), "{clients:?}");
-    assert_eq!(fake.disk("a").disconnected.load(Relaxed), 1, "the owner is told that the client leaves");
+    assert_eq!(fake.disk("a").disconnected.load(Relaxed), 1, "the owner learns that the client leaves");
 }
 
 /// Breaks the connection after a change of the disk, and returns how the client's connection ends.
@@ -240,8 +240,8 @@ async fn requests_of_a_client_that_does_not_receive_are_bounded() {
     }
 }
 
-/// The memory of all connections together is bounded, and clients that hold it are disconnected if they make no
-/// progress while others wait.
+/// The memory of all connections together is bounded, and clients that hold it are disconnected if they make
+/// no progress while others wait.
 #[tokio::test(start_paused = true)]
 async fn clients_that_make_no_progress_do_not_keep_the_memory_of_others() {
     let fake = Fake::new(8);

@@ -1,11 +1,12 @@
-//! Checks that the sectors of a disk behave as registers: each operation takes effect once, between its request
-//! and its answer (P. B. Gibbons and E. Korach, "Testing Shared Memories", 1997; for registers whose values are
-//! all written once).
+//! Checks that the sectors of a disk behave as registers: each operation takes effect once, between its
+//! request and its answer (P. B. Gibbons and E. Korach, "Testing Shared Memories", 1997; for registers whose
+//! values are all written once).
 //!
-//! A *value* is a write and all reads that returned it. Its *zone* extends from the first end to the last start of
-//! these operations. If the first end precedes the last start, the register has the value in the whole zone
-//! (*forward*); otherwise the value is needed at one moment of the zone only (*backward*). A history is
-//! linearizable if and only if no two forward zones overlap, and no backward zone is inside a forward zone.
+//! A *value* is a write and all reads that returned it. Its *zone* extends from the first end to the last
+//! start of these operations. If the first end precedes the last start, the register has the value in the
+//! whole zone (*forward*); otherwise the value is needed at one moment of the zone only (*backward*). A
+//! history is linearizable if and only if no two forward zones overlap, and no backward zone is inside a
+//! forward zone.
 
 use std::collections::HashMap;
 

@@ -101,6 +101,6 @@ consts! {
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Bytes of a request before its payload.
 pub const REQUEST_HEADER: usize = 28;
-/// Between nodes only: the cookie of a simple reply that precedes the end of the connection if an administrator
-/// has disconnected the client. A node gives this cookie to no request.
+/// Between nodes only: the cookie of a simple reply that precedes the end of the connection if an
+/// administrator has disconnected the client. A node gives this cookie to no request.
 pub const DISMISSED: u64 = u64::MAX;
