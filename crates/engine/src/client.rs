@@ -12,8 +12,8 @@ pub enum Client {
     /// A client that may outlive this host.
     Remote,
     /// A remote client behind a node that connects to another server without the client's knowledge, and
-    /// repeats its requests there. So its writes are durable when they are answered, whatever
-    /// [`RemoteAnswers`](crate::RemoteAnswers) says.
+    /// repeats its requests there. So its writes are durable when they are answered, with each setting of
+    /// [`RemoteAnswers`](crate::RemoteAnswers).
     Relayed,
 }
 

@@ -333,8 +333,8 @@ impl Shared {
 
 impl Attachments {
     /// Ends the connections of a disk that are gone, before another client is attached. Unless the client was
-    /// attached before, puts the remaining ones in doubt; see the module documentation. `relayed` is what a
-    /// node said about the client.
+    /// attached before, puts the remaining ones in doubt; see the module documentation. `relayed` is the
+    /// client of a node.
     ///
     /// # Errors
     /// [`StillUnderWay`] if one of them does not end, or cannot be examined, in time.
@@ -364,7 +364,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Attaches a connection to a disk that it can change. `relayed` is what a node said about its client.
+    /// Attaches a connection to a disk that it can change. `relayed` is the client of a node.
     pub fn attach(&self, disk: &str, relayed: Option<&Preamble>) -> Attachment {
         let attachment = Attachment::default();
         if let Some(preamble) = relayed {

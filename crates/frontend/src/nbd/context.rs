@@ -28,7 +28,7 @@ pub(super) struct Context {
 
 impl Context {
     /// Registers a connection to a disk of this name. `client` opened the disk at `since_ms`, and is
-    /// connected by the socket of `peer`; `relayed` is what a node said about its client. The order of
+    /// connected by the socket of `peer`; `relayed` is the client of a node. The order of
     /// connections that only read does not matter.
     pub fn attached(
         &self,

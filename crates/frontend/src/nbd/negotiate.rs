@@ -113,7 +113,7 @@ struct Negotiation<'a> {
     context: &'a Context,
     stream: Stream,
     client: Client,
-    /// What a node says about the client that it forwards.
+    /// The client that a node forwards.
     relayed: Option<Preamble>,
     /// The exports that the client sees.
     grant: Grant,
@@ -442,7 +442,7 @@ impl<'a> Negotiation<'a> {
         Ok((self.context.attached((&about.name, disk), is_writable, peer, relayed, unix_ms()), about))
     }
 
-    /// Tells a node what it has to know about the disk to connect its client again.
+    /// Sends a node what it needs to connect its client to the disk again.
     fn describe_to_node(&mut self, option: u32, attached: &Attached) {
         let Some(preamble) = &self.relayed else { return };
         let Attached { disk, is_writable, .. } = attached;

@@ -15,7 +15,7 @@ pub(super) struct Connected {
     pub stream: Stream,
     /// Bytes that were received after the handshake.
     pub input: Vec<u8>,
-    /// When another client opened the export for the first time, as far as the owner knows.
+    /// When another client opened the export for the first time; `None` if the owner has no record of that.
     pub newer_client: Option<Instant>,
 }
 
@@ -50,7 +50,7 @@ impl Connector {
         }
     }
 
-    /// Connects to the present owner, as soon as there is one.
+    /// Connects to the present owner, as soon as one can be reached.
     ///
     /// # Errors
     /// [`End`], if the client has to notice the outage.

@@ -111,7 +111,7 @@ pub(super) enum OwnerError {
     /// The attempt can be repeated.
     #[error("{0}")]
     Lost(#[from] io::Error),
-    /// The owner is not a server that knows connections of nodes.
+    /// The owner is not a server with a relay listener.
     #[error("{0}")]
     Protocol(String),
 }

@@ -11,11 +11,11 @@
 //!
 //! # Why requests can be sent again
 //!
-//! *Answers last.* The owner's process knows that its client is a node (its relay listener), so it answers
-//! writes only when they are durable, whatever the pool's setting for remote clients is, and reads return
-//! only what is durable. What the client has an answer to is part of the pool that the next owner opens.
-//! Volumes that are never synced, and desktops, are an exception: their writes are answered in memory. The
-//! owner names this memory ([`RelayInfo::memory`](forebay_wire::nbd::RelayInfo)). An owner with another
+//! *Answers last.* The owner's process serves nodes on a separate listener (the relay listener), so it
+//! answers writes only when they are durable, whatever the pool's setting for remote clients is, and reads
+//! return only what is durable. What the client has an answer to is part of the pool that the next owner
+//! opens. Volumes that are never synced, and desktops, are an exception: their writes are answered in memory.
+//! The owner names this memory ([`RelayInfo::memory`](forebay_wire::nbd::RelayInfo)). An owner with another
 //! memory is not continued with: the connection ends. The engine refuses such a client too, until an
 //! administrator has resumed the disk.
 //!
@@ -37,7 +37,7 @@
 //!   that saw all three states sees W twice. Two connections that change one range at the same time, and a
 //!   third request that observes it, need a protocol above NBD anyway. This is the only known deviation.
 //! - Reads and block status queries are executed as a whole again, and the client receives each chunk once
-//!   (`replies`). Parts of a reply can come from two executions, both between the request and its end; a
+//!   (`replies`). Parts of a reply can result from two executions, both between the request and its end; a
 //!   server also executes the parts of a long read one after another.
 //! - A flush covers the changes that were answered before it was sent. These are durable at each owner, or in
 //!   the memory that the same owner flushes. A flush that is sent again covers them as well.
@@ -63,7 +63,7 @@
 //!
 //! # For other front ends
 //!
-//! `requests`, `replies` and `connector` know nothing of the client's stream. An agent on the host of a
+//! `requests`, `replies` and `connector` do not use the client's stream. An agent on the host of a
 //! guest can use them with another source of requests.
 
 mod connector;

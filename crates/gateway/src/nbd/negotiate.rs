@@ -5,8 +5,8 @@
 //! here, and the replies are relayed. The owner's connection is kept for the next option, since programs send
 //! several options about one export.
 //!
-//! Each connection to an owner has a separate identity until an export is open: an owner tells new clients
-//! from clients that are connected again.
+//! Each connection to an owner has a separate identity until an export is open: an owner distinguishes new
+//! clients from clients that are connected again.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -31,7 +31,7 @@ impl Answer {
         (*kind & REP_FLAG_ERROR != 0).then(|| (*kind, String::from_utf8_lossy(text).into_owned()))
     }
 
-    /// Whether the owner is about to stop, or asks for another attempt.
+    /// Whether the owner is about to stop, or requests another attempt.
     pub fn asks_to_repeat(&self) -> bool {
         self.replies.last().is_some_and(|(kind, _)| *kind == REP_ERR_SHUTDOWN)
     }
@@ -98,7 +98,7 @@ pub(super) struct Owner {
     stream: Stream,
     input: Vec<u8>,
     pub shard: u32,
-    /// The client as this owner knows it.
+    /// The client, with its generation at this owner.
     pub client: NbdClient,
     /// Structured replies were negotiated.
     is_structured: bool,

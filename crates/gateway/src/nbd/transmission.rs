@@ -27,7 +27,7 @@ const LAST_BYTES: std::time::Duration = std::time::Duration::from_secs(1);
 /// Why the transmission has stopped.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The client has left, and its requests are answered as far as it wants.
+    /// The client has left, and needs no further replies.
     Left,
     /// The connection to the owner is lost, for this reason.
     Lost(String),

@@ -77,7 +77,7 @@ pub struct RelayInfo {
     /// another memory, such writes may be lost.
     pub memory: u64,
     /// Milliseconds since another client opened the disk for the first time, for writing; `None` if this
-    /// server knows of no other client.
+    /// server has no record of another client.
     pub newer_client_ms: Option<u64>,
 }
 
