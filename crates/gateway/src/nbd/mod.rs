@@ -175,8 +175,8 @@ impl Gateway {
     }
 
     /// Serves one client, until it leaves or has to be disconnected. `name` is the client for administrators.
-    /// The caller disables the delay of small packets on a TCP socket (`TCP_NODELAY`), and limits the number
-    /// of connections.
+    /// The caller disables the delay of small packets on a TCP socket (`TCP_NODELAY`), enables keepalive, and
+    /// limits the number of connections.
     ///
     /// # Errors
     /// Why the client was disconnected; also in the log.

@@ -206,8 +206,15 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         }
     }
 
-    /// Ends the connection to the client after its last replies, and that to the owner.
+    /// Ends the connection to the owner, and then that to the client, after its last replies.
     pub async fn finish(mut self) {
+        if let Some(owner) = self.owner.take()
+            && self.is_leaving
+        {
+            // A client that waits for the end of its connection finds the disk as it left it: the owner closes
+            // its connection when it has handled the end, after which a desktop is reset.
+            let _ = timeout(LEAVE, wait_for_end(owner)).await;
+        }
         let closing = async {
             if !self.is_gone {
                 self.client.write_all(self.replies.unsent()).await?;
@@ -217,12 +224,6 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         };
         // The client may have closed its socket.
         let _ = timeout(LAST_BYTES, closing).await;
-        if let Some(owner) = self.owner.take()
-            && self.is_leaving
-        {
-            // The owner closes the connection when it has handled the end; a desktop is reset then.
-            let _ = timeout(LEAVE, wait_for_end(owner)).await;
-        }
     }
 
     /// Whether the client has left, and nothing is left to do for it.
@@ -531,7 +532,9 @@ enum Lost {
     Fault(Fault),
 }
 
-/// Reads a stream to its end.
+/// Closes the sending side of a stream, so that the next client of the disk waits for its end, and reads it to
+/// its end.
 async fn wait_for_end(mut stream: Stream) {
+    let _ = stream.shutdown().await;
     let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
 }

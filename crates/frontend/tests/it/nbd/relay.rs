@@ -323,3 +323,61 @@ fn a_relay_listener_serves_only_nodes() {
     client.assert_alive();
     server.kill();
 }
+
+#[test]
+fn a_desktop_is_reset_after_its_client_has_disconnected_in_order() {
+    let runtime = outside();
+    let (node, store) = (Node::new(1), Arc::new(MemoryStore::new()));
+    let server = node.start(&store, pool_config());
+    server.runtime.block_on(async {
+        let pool = &server.pool;
+        pool.create_volume("source", SIZE, SyncMode::Flush, 0).await.unwrap();
+        pool.create_image("image", "source").await.unwrap();
+        let desk = CloneRequest { name: "desk".into(), write_cache: 8 << 20, ..CloneRequest::default() };
+        pool.clone_disk("image", &[CloneRequest { reset_at_disconnect: true, ..desk }]).await.unwrap();
+    });
+    runtime.block_on(async {
+        // A client that is only gone finds its writes again.
+        for (is_orderly, before) in [(false, 0), (true, 7), (false, 0)] {
+            let (mut client, _gateway, served) = open(&node, "desk").await;
+            assert_eq!(client.request(CMD_READ, 0, 4096, &[]).await, (0, vec![before; 4096]), "{is_orderly}");
+            assert_eq!(client.request(CMD_WRITE, 0, 4096, &[7; 4096]).await.0, 0);
+            if is_orderly {
+                client.stream.write_all(&request_bytes(0, CMD_DISC, 0, 0, 0)).await.unwrap();
+                assert!(client.stream.read_u8().await.is_err());
+            }
+            drop(client);
+            served.await.unwrap().unwrap();
+        }
+    });
+    server.kill();
+}
+
+/// A write that the node still holds of a former stream does not reach the disk after the client was connected
+/// again, and wrote something newer.
+#[test]
+fn a_former_stream_of_a_client_that_is_connected_again_is_ended() {
+    let (node, store) = (Node::new(1), Arc::new(MemoryStore::new()));
+    let server = node.start(&store, pool_config());
+    server.runtime.block_on(server.pool.create_volume("vol", SIZE, SyncMode::Flush, 0)).unwrap();
+    let connect = |generation| {
+        let mut client = client::Client::unix(&node.socket());
+        client.send(&Preamble { id: "x".into(), generation, name: "n".into() }.encode());
+        client.greet();
+        client.go("vol").map(|_| client)
+    };
+    let mut former = connect(1).unwrap();
+    assert_eq!(former.put(0, 0, &[1; 4096]).error, 0);
+    // The former stream is still connected.
+    let mut next = connect(2).unwrap();
+    assert_eq!(next.put(0, 0, &[2; 4096]).error, 0);
+    let late = [&client::request(0, CMD_WRITE, 9, 0, 4096)[..], &[1; 4096]].concat();
+    // The server may have closed the stream.
+    let _ = former.socket.write_all(&late);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(next.ask(0, CMD_READ, 0, 4096).data, [2; 4096]);
+    let refused = connect(1).err().unwrap();
+    assert_eq!(refused.kind, REP_ERR_SHUTDOWN);
+    next.assert_alive();
+    server.kill();
+}
