@@ -211,8 +211,8 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         if let Some(owner) = self.owner.take()
             && self.is_leaving
         {
-            // A client that waits for the end of its connection finds the disk as it left it: the owner closes
-            // its connection when it has handled the end, after which a desktop is reset.
+            // A client that waits for the end of its connection can open the disk again at once: the owner
+            // closes its connection when it has handled the end, after which a desktop is reset.
             let _ = timeout(LEAVE, wait_for_end(owner)).await;
         }
         let closing = async {
@@ -532,8 +532,8 @@ enum Lost {
     Fault(Fault),
 }
 
-/// Closes the sending side of a stream, so that the next client of the disk waits for its end, and reads it to
-/// its end.
+/// Closes the sending side of a stream, so that the next client of the disk waits for its end, and reads it
+/// to its end.
 async fn wait_for_end(mut stream: Stream) {
     let _ = stream.shutdown().await;
     let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;

@@ -353,8 +353,8 @@ fn a_desktop_is_reset_after_its_client_has_disconnected_in_order() {
     server.kill();
 }
 
-/// A write that the node still holds of a former stream does not reach the disk after the client was connected
-/// again, and wrote something newer.
+/// A write that the node still holds of a former stream does not reach the disk after the client was
+/// connected again, and wrote something newer.
 #[test]
 fn a_former_stream_of_a_client_that_is_connected_again_is_ended() {
     let (node, store) = (Node::new(1), Arc::new(MemoryStore::new()));
