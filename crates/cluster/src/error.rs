@@ -2,6 +2,8 @@
 
 use forebay_store::rados::Errno;
 
+use crate::names::shown;
+
 /// Result of an operation on the objects of a cluster.
 pub type Result<T, E = ClusterError> = std::result::Result<T, E>;
 
@@ -9,13 +11,13 @@ pub type Result<T, E = ClusterError> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
     /// The name is in use.
-    #[error("'{0}' exists")]
+    #[error("{} exists", shown(.0))]
     Exists(String),
-    /// No volume and no image has the name.
-    #[error("'{0}' does not exist")]
+    /// Nothing has the name.
+    #[error("{} does not exist", shown(.0))]
     Missing(String),
-    /// The name is that of a volume or an image in another shard.
-    #[error("'{name}' is in shard {shard} of the cluster")]
+    /// The name is that of a disk or a target in another shard.
+    #[error("{} is in shard {shard} of the cluster", shown(name))]
     Elsewhere {
         /// The name.
         name: String,
@@ -24,11 +26,19 @@ pub enum ClusterError {
     },
     /// An operation on this name is in progress, or an earlier owner of the shard has begun one that is not
     /// settled yet.
-    #[error("another operation on '{0}' is in progress; repeat the request")]
+    #[error("another operation on {} is in progress; repeat the request", shown(.0))]
     Unsettled(String),
     /// This node does not own the shard any more.
     #[error("another node has taken shard {0} over")]
     Lost(u32),
+    /// A table of the shard cannot be read, so it is not known what has the name.
+    #[error("it is not known whether {} exists: {reason}", shown(name))]
+    Unknown {
+        /// The name.
+        name: String,
+        /// Why the table cannot be read.
+        reason: String,
+    },
     /// The objects were written by a later release.
     #[error(
         "the cluster was changed by a later release of Forebay, which this one does not support; install it on this node"

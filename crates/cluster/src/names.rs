@@ -1,4 +1,4 @@
-//! The directory of names: in which shard a volume or an image is.
+//! The directory of names: in which shard a volume, an image or an iSCSI target is.
 //!
 //! ```text
 //! object names.NN    entry n.NAME         the shard of the name, and whether an operation is in progress
@@ -7,6 +7,9 @@
 //!
 //! A name is in the object that its hash selects. The two entries of a name are changed together, by one
 //! operation.
+//!
+//! Targets have names of their own: the NAME of a target begins with `@` ([`of_target`]), as no name of a disk
+//! does, so a disk and a target never compete for a name. What follows about disks holds for targets as well.
 //!
 //! **The directory decides uniqueness, the shard decides existence.** A shard creates, renames or deletes a
 //! disk only while the entry of its name is *pending* for this shard, in the present term of its owner:
@@ -71,6 +74,27 @@ pub enum Kind {
     Volume,
     /// An image.
     Image,
+    /// An iSCSI target.
+    Target,
+}
+
+/// The character that begins the names of targets. No disk has it in its name, except between a volume and its
+/// snapshot.
+const TARGET_MARK: char = '@';
+
+/// The name of a target in the directory.
+pub fn of_target(target: &str) -> String {
+    format!("{TARGET_MARK}{target}")
+}
+
+/// The target that has this name in the directory; `None` for the name of a disk.
+pub fn target_of(name: &str) -> Option<&str> {
+    name.strip_prefix(TARGET_MARK)
+}
+
+/// A name of the directory as an administrator knows it.
+pub(crate) fn shown(name: &str) -> String {
+    target_of(name).map_or_else(|| format!("'{name}'"), |target| format!("target {target}"))
 }
 
 /// The entry of a name, as it is stored.
@@ -99,12 +123,12 @@ struct Operation {
 pub struct Name {
     /// The name.
     pub name: String,
-    /// The shard that has the volume or the image.
+    /// The shard that has the volume, the image or the target.
     pub shard: u32,
     /// What has the name.
     pub kind: Kind,
-    /// An operation on the name is in progress, or was interrupted: only the shard decides whether the volume
-    /// or the image exists.
+    /// An operation on the name is in progress, or was interrupted: only the shard decides whether the disk or
+    /// the target exists.
     pub is_pending: bool,
 }
 

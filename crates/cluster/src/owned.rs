@@ -1,7 +1,7 @@
 //! The names of one shard, for the process that owns the shard.
 //!
 //! The module adds to [`crate::names`] what an owner does by itself: it ends operations by what the shard has,
-//! settles those that were interrupted, and enters disks that have no name in the cluster yet.
+//! settles those that were interrupted, and enters disks and targets that have no name in the cluster yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,15 +18,16 @@ const SELDOM: Duration = Duration::from_secs(600);
 /// Interval at which an owner settles operations that did not end.
 const OFTEN: Duration = Duration::from_secs(5);
 
-/// The disks that a shard has.
+/// The disks and targets that a shard has.
 pub trait Disks: Send + Sync {
-    /// What has this name; `None` if the shard has neither a volume nor an image of the name.
+    /// What has this name of the directory; `None` if nothing in the shard has the name.
     ///
     /// # Errors
     /// [`ClusterError::Lost`] if it cannot be known: the pool has stopped, and a commit may have taken effect.
+    /// [`ClusterError::Unknown`] if the table of targets cannot be read.
     fn find(&self, name: &str) -> Result<Option<Kind>>;
 
-    /// The volumes and images whose names follow `after`, in order: some of them; none after the last one.
+    /// The names that follow `after`, in an order that stays the same: some of them; none after the last one.
     fn after(&self, after: &str) -> Vec<(String, Kind)>;
 }
 
@@ -95,12 +96,41 @@ impl OwnedNames {
         done
     }
 
+    /// Runs `work`, which removes everything of this kind from the shard. The names are those in the directory,
+    /// so that they are removed also if the shard cannot read its own.
+    ///
+    /// # Errors
+    /// Those of [`Names::mark`], and then `work` has not begun; those of `work`.
+    pub async fn remove_all<T, E: From<ClusterError>>(
+        &self,
+        kind: Kind,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let mut pending = Vec::new();
+        for name in self.names.list().await?.into_iter().filter(|n| n.shard == self.shard && n.kind == kind) {
+            match self.begin_removal(&name.name).await {
+                Ok(begun) => pending.extend(begun),
+                // An interrupted operation, which is settled by what the shard has after this.
+                Err(ClusterError::Unsettled(_)) => self.is_due.store(true, Relaxed),
+                Err(e) => {
+                    self.end(pending).await;
+                    return Err(e.into());
+                }
+            }
+        }
+        let done = work.await;
+        self.end(pending).await;
+        done
+    }
+
     async fn begin_removal(&self, name: &str) -> Result<Vec<Pending>> {
         match self.names.mark(name, self.shard, self.term).await {
             Ok(marked) => Ok(vec![marked]),
             // The disk was not entered yet, or does not exist. An entry keeps it from being entered now.
             Err(ClusterError::Missing(_)) => {
-                self.names.reserve(&[name], Kind::Volume, self.shard, self.term).await
+                // If the removal fails, the entry stays.
+                let kind = self.disks.find(name)?.unwrap_or(Kind::Volume);
+                self.names.reserve(&[name], kind, self.shard, self.term).await
             }
             // Another shard had a disk of the name when this shard joined the cluster.
             Err(ClusterError::Elsewhere { .. }) => Ok(Vec::new()),
@@ -115,6 +145,8 @@ impl OwnedNames {
         for one in pending {
             match self.disks.find(one.name()) {
                 Ok(found) => groups.entry(found.is_some()).or_default().push(one),
+                // The entry is settled when the table can be read again.
+                Err(ClusterError::Unknown { .. }) => drop(one),
                 // The place in the list of operations in progress is kept: whether the commit takes effect is
                 // not known. The pool has stopped, and the next owner of the shard settles the entry.
                 Err(_) => std::mem::forget(one),
@@ -143,13 +175,18 @@ impl OwnedNames {
         self.is_due.store(false, Relaxed);
         let mut settled = 0;
         for pending in self.names.pending(self.shard).await? {
-            settled += u64::from(self.settle(&pending.name).await?.is_some());
+            match self.settle(&pending.name).await {
+                Ok(found) => settled += u64::from(found.is_some()),
+                // An administrator repairs the table; other names do not wait for that.
+                Err(e @ ClusterError::Unknown { .. }) => tracing::warn!("{e}"),
+                Err(e) => return Err(e),
+            }
         }
         Ok(settled)
     }
 
-    /// Enters the disks of the shard that have no entry: those of a pool that became a shard. Returns the
-    /// number of disks that were entered, and the names that other shards have.
+    /// Enters the disks and targets of the shard that have no entry: those of a pool that became a shard.
+    /// Returns the number of names that were entered, and the names that other shards have.
     ///
     /// # Errors
     /// Those of [`Names::reserve`].
@@ -201,13 +238,13 @@ impl OwnedNames {
                 let (entered, refused) = self.enter_all().await?;
                 if entered > 0 {
                     tracing::info!(
-                        "entered {entered} disks of shard {} into the names of the cluster",
+                        "entered {entered} disks and targets of shard {} into the names of the cluster",
                         self.shard
                     );
                 }
                 for why in refused {
                     tracing::warn!(
-                        "a disk of shard {} has no name in the cluster and is found at the socket of the shard only: {why}",
+                        "a disk or target of shard {} has no name in the cluster and is found at the socket of the shard only: {why}",
                         self.shard
                     );
                 }

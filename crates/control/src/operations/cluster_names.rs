@@ -1,34 +1,45 @@
-//! The names of a cluster, if the pool is a shard of one: no two shards have disks of the same name.
+//! The names of a cluster, if the pool is a shard of one: no two shards have disks, or targets, of the same
+//! name.
 
 use std::sync::Arc;
 
 use forebay_cluster::ClusterError;
-use forebay_cluster::names::Kind;
+use forebay_cluster::names::{Kind, of_target, target_of};
 use forebay_cluster::owned::{Disks, OwnedNames};
 use forebay_engine::{DiskInfo, Pool, Role, check_name};
+use forebay_frontend::targets::{IqnName, Targets};
 
 use super::{Control, Result, STRETCH};
 
-/// The disks of a pool that is a shard of a cluster.
+/// The disks and targets of a pool that is a shard of a cluster.
 pub struct DisksOfShard {
     /// The pool.
     pub pool: Arc<Pool>,
+    /// The targets of the pool.
+    pub targets: Arc<Targets>,
     /// Number of the shard.
     pub shard: u32,
 }
 
 impl Disks for DisksOfShard {
     fn find(&self, name: &str) -> Result<Option<Kind>, ClusterError> {
-        let found = self.pool.disk_in_brief(name).ok().and_then(|disk| kind(&disk));
+        let found = match target_of(name) {
+            Some(target) => self.target(name, target)?,
+            None => self.pool.disk_in_brief(name).ok().and_then(|disk| kind(&disk)),
+        };
         // A commit that has failed may have taken effect.
         if self.pool.has_stopped() { Err(ClusterError::Lost(self.shard)) } else { Ok(found) }
     }
 
+    /// All disks, and then all targets.
     fn after(&self, after: &str) -> Vec<(String, Kind)> {
         let mut last = after.to_owned();
         loop {
+            if let Some(target) = target_of(&last) {
+                return self.targets_after(Some(target));
+            }
             let disks = self.pool.disks_after(&last, STRETCH);
-            let Some(end) = disks.last() else { return Vec::new() };
+            let Some(end) = disks.last() else { return self.targets_after(None) };
             last.clone_from(&end.name);
             let named: Vec<_> =
                 disks.iter().filter_map(|disk| Some((disk.name.clone(), kind(disk)?))).collect();
@@ -36,6 +47,25 @@ impl Disks for DisksOfShard {
                 return named;
             }
         }
+    }
+}
+
+impl DisksOfShard {
+    /// What has the name of a target.
+    fn target(&self, name: &str, target: &str) -> Result<Option<Kind>, ClusterError> {
+        if let Some(reason) = self.targets.unreadable() {
+            return Err(ClusterError::Unknown { name: name.to_owned(), reason });
+        }
+        let found = target.parse().ok().and_then(|target: IqnName| self.targets.get(&target));
+        Ok(found.map(|_| Kind::Target))
+    }
+
+    /// The targets whose names follow `after`.
+    fn targets_after(&self, after: Option<&str>) -> Vec<(String, Kind)> {
+        let all = self.targets.snapshot();
+        let following =
+            all.keys().map(IqnName::as_str).filter(|name| after.is_none_or(|after| *name > after));
+        following.take(STRETCH).map(|name| (of_target(name), Kind::Target)).collect()
     }
 }
 
@@ -67,6 +97,30 @@ impl Control {
         match self.inner.names.get() {
             Some(all) => all.create(names, kind, work).await,
             None => work.await,
+        }
+    }
+
+    /// Runs `work`, which creates the target of this name.
+    pub(crate) async fn create_named_target<T>(
+        &self,
+        target: &IqnName,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let Some(all) = self.inner.names.get() else { return work.await };
+        self.targets().check_readable().await?;
+        all.create(&[&of_target(target.as_str())], Kind::Target, work).await
+    }
+
+    /// Runs `work`, which removes the target of this name, or all targets without a name.
+    pub(crate) async fn remove_named_target<T>(
+        &self,
+        target: Option<&IqnName>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        match (self.inner.names.get(), target) {
+            (Some(all), Some(target)) => all.remove(&of_target(target.as_str()), work).await,
+            (Some(all), None) => all.remove_all(Kind::Target, work).await,
+            (None, _) => work.await,
         }
     }
 

@@ -159,9 +159,12 @@ impl From<ClusterError> for ControlError {
             E::Missing(_) => ErrorKind::NotFound,
             E::Unsettled(_) => ErrorKind::BadState,
             E::Lost(_) => ErrorKind::NotOwner,
-            E::Unsupported | E::Damaged { .. } | E::NoCluster | E::Refused(_) | E::Ceph(_) => {
-                ErrorKind::Store
-            }
+            E::Unknown { .. }
+            | E::Unsupported
+            | E::Damaged { .. }
+            | E::NoCluster
+            | E::Refused(_)
+            | E::Ceph(_) => ErrorKind::Store,
         };
         ControlError::new(kind, e.to_string())
     }

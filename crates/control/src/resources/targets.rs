@@ -137,8 +137,13 @@ impl Operation for CreateTarget {
     const DISKS: Disks<Self> = |_| Vec::new();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
+        let name = iqn(&self.name)?;
+        if let Some(disk) = &self.disk {
+            // A cluster has put the target into the shard of the disk.
+            control.pool().identity(disk)?;
+        }
         let new = Target {
-            name: iqn(&self.name)?,
+            name: name.clone(),
             number: 0,
             open: self.open,
             chap: self.chap.clone().map(credentials),
@@ -146,7 +151,9 @@ impl Operation for CreateTarget {
             luns: Default::default(),
             initiators: Vec::new(),
         };
-        Ok(target_view(control, &*control.targets().create(new).await?, Vec::new()))
+        let created = async { Ok(control.targets().create(new).await?) };
+        let created = control.create_named_target(&name, created).await?;
+        Ok(target_view(control, &created, Vec::new()))
     }
 }
 
@@ -166,7 +173,9 @@ impl Operation for RemoveTarget {
     }
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
-        control.targets().remove(&iqn(&self.name)?, self.force).await?;
+        let name = iqn(&self.name)?;
+        let removed = async { Ok(control.targets().remove(&name, self.force).await?) };
+        control.remove_named_target(Some(&name), removed).await?;
         Ok(Done {})
     }
 }
@@ -185,7 +194,8 @@ impl Operation for RemoveTargets {
     }
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Done> {
-        control.targets().remove_all(self.force).await?;
+        let removed = async { Ok(control.targets().remove_all(self.force).await?) };
+        control.remove_named_target(None, removed).await?;
         Ok(Done {})
     }
 }

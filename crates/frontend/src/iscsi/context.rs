@@ -10,6 +10,7 @@ use forebay_wire::iscsi::Parameters;
 
 use super::attempts::Attempts;
 use super::chap::Algorithm;
+use super::cluster::ClusterPortals;
 use super::groups::PortGroups;
 use super::registry::{Registered, Registry};
 use super::standby::Standby;
@@ -34,6 +35,8 @@ pub enum Disks {
     },
     /// The disks are those of a pool that another server has.
     OfOther(Arc<Standby>),
+    /// The disks are those of the shards of a cluster; sessions are redirected to their owners.
+    OfCluster(Arc<ClusterPortals>),
 }
 
 impl Disks {

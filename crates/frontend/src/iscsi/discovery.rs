@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use forebay_wire::iscsi::text;
 
-use super::context::Context;
+use super::context::{Context, Disks};
 use crate::plane::ListenAddr;
 use crate::targets::{IqnName, Target};
 
@@ -41,10 +41,28 @@ pub(super) fn send_targets(
     }
 }
 
-/// The addresses that an initiator connected to `local` discovers: those that are configured for initiators,
+/// Maximum number of portals that an initiator discovers for a target of a cluster: some initiators log in to
+/// each of them.
+const MAX_OF_CLUSTER: usize = 16;
+
+/// The addresses that an initiator connected to `local` discovers: those of this server, and at a node of a
+/// cluster those of other nodes.
+fn portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
+    let mut portals = own_portals(context, local);
+    if let Disks::OfCluster(cluster) = &context.disks {
+        for portal in cluster.others() {
+            if portals.len() < MAX_OF_CLUSTER && !portals.contains(&portal) {
+                portals.push(portal);
+            }
+        }
+    }
+    portals
+}
+
+/// The addresses of this server: those that are configured for initiators,
 /// such as the addresses of a router that translates addresses; otherwise the listening addresses, with
 /// `local` in place of an unspecified address of its family.
-fn portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
+fn own_portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
     if let Some(announced) = &context.announced {
         return announced.clone();
     }
@@ -70,20 +88,36 @@ fn portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
     use std::sync::Arc;
 
-    use super::super::context::Disks;
     use super::super::groups::PortGroups;
     use super::super::registry::Registry;
     use super::super::standby::Standby;
     use super::*;
-    use crate::iscsi::{SessionLimits, WhileStandby};
+    use crate::iscsi::{ClusterPortals, ClusterTargets, SessionLimits, ShardOwners, WhileStandby};
     use crate::targets::ServedTargets;
 
+    struct NoOwners;
+
+    impl ShardOwners for NoOwners {
+        fn refresh(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
+            Box::pin(async { true })
+        }
+
+        fn owner(&self, _: u32) -> Pin<Box<dyn Future<Output = Option<Vec<SocketAddr>>> + Send + '_>> {
+            Box::pin(async { None })
+        }
+    }
+
     fn discovered(announced: Option<&[&str]>) -> Vec<SocketAddr> {
+        discovered_with(announced, Disks::OfOther(Standby::new(WhileStandby::Closed)))
+    }
+
+    fn discovered_with(announced: Option<&[&str]>, disks: Disks) -> Vec<SocketAddr> {
         let parse = |text: &&str| text.parse().unwrap();
         let context = Context {
-            disks: Disks::OfOther(Standby::new(WhileStandby::Closed)),
+            disks,
             targets: Arc::new(ServedTargets::new(Default::default())),
             groups: Arc::new(PortGroups::new(1)),
             registry: Registry::new(SessionLimits { all: 9, per_initiator: 9, per_address: 9 }),
@@ -94,6 +128,17 @@ mod tests {
         };
         context.portals.set(vec![ListenAddr::Tcp("0.0.0.0:3260".into())]).unwrap();
         portals(&context, parse(&"172.17.0.2:3260"))
+    }
+
+    #[test]
+    fn initiators_of_a_cluster_discover_the_portals_of_all_nodes() {
+        let targets = Arc::new(ClusterTargets::default());
+        let portal = |n: u8| SocketAddr::from(([10, 0, 0, n], 3260));
+        targets.set_others((1..=40).map(portal).collect());
+        let disks = Disks::OfCluster(ClusterPortals::new(targets, Arc::new(NoOwners)));
+        let found = discovered_with(Some(&["10.0.0.3:3260"]), disks);
+        assert_eq!(found[..4], [portal(3), portal(1), portal(2), portal(4)]);
+        assert_eq!(found.len(), MAX_OF_CLUSTER);
     }
 
     #[test]

@@ -20,6 +20,35 @@ pub(super) struct Leading {
     pub authenticator: Authenticator,
 }
 
+/// The names in the leading request of a login.
+pub(super) struct Named {
+    pub initiator: IqnName,
+    /// The target; `None` for discovery.
+    pub target: Option<IqnName>,
+}
+
+impl Named {
+    /// Parses the names in the keys of the request.
+    ///
+    /// # Errors
+    /// A key is missing or invalid.
+    pub fn parse(pairs: &[(&str, &str)]) -> Result<Named, Refusal> {
+        let initiator = value(pairs, "InitiatorName").ok_or(LoginStatus::MissingParameter)?;
+        let invalid = Refusal::new(LoginStatus::InitiatorError, "the name of the initiator is invalid");
+        let initiator: IqnName = initiator.parse().map_err(|_| invalid)?;
+        let target = match value(pairs, "SessionType").unwrap_or("Normal") {
+            "Discovery" => None,
+            "Normal" => {
+                let name = value(pairs, "TargetName").ok_or(LoginStatus::MissingParameter)?;
+                let invalid = Refusal::new(LoginStatus::NotFound, "the name of the target is invalid");
+                Some(name.parse().map_err(|_| invalid)?)
+            }
+            _ => return Err(LoginStatus::SessionType.into()),
+        };
+        Ok(Named { initiator, target })
+    }
+}
+
 impl Leading {
     /// Finds the initiator and the target that the keys of the request name.
     ///
@@ -32,21 +61,16 @@ impl Leading {
         isid: [u8; 6],
         pairs: &[(&str, &str)],
     ) -> Result<Leading, Refusal> {
-        let initiator = value(pairs, "InitiatorName").ok_or(LoginStatus::MissingParameter)?;
-        let invalid = Refusal::new(LoginStatus::InitiatorError, "the name of the initiator is invalid");
-        let initiator: IqnName = initiator.parse().map_err(|_| invalid)?;
-        let (target, credentials) = match value(pairs, "SessionType").unwrap_or("Normal") {
-            "Discovery" => (None, for_discovery(context, &initiator)),
-            "Normal" => {
-                let name = value(pairs, "TargetName").ok_or(LoginStatus::MissingParameter)?;
+        let Named { initiator, target } = Named::parse(pairs)?;
+        let (target, credentials) = match target {
+            None => (None, for_discovery(context, &initiator)),
+            Some(name) => {
                 let not_found = |reason| Refusal::new(LoginStatus::NotFound, reason);
-                let name = name.parse().map_err(|_| not_found("the name of the target is invalid"))?;
                 let target = context.targets.get(&name).ok_or(not_found("the target does not exist"))?;
                 let credentials = for_target(&target, &initiator);
                 let credentials = credentials.ok_or(not_found("the target does not admit this initiator"))?;
                 (Some(target), credentials)
             }
-            _ => return Err(LoginStatus::SessionType.into()),
         };
         let authenticator = Authenticator::new(peer, credentials, target.is_some());
         Ok(Leading { initiator, isid, target, authenticator })

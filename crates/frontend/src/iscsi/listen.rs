@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::attempts::Attempts;
 use super::chap::Algorithm;
+use super::cluster::ClusterPortals;
 use super::connection::Front;
 use super::context::{Context, Disks};
 use super::groups::PortGroups;
@@ -67,6 +68,16 @@ pub fn listen_as_standby(
 ) -> Result<Vec<ListenAddr>, ListenError> {
     let targets = standby.targets().clone();
     listen(plane, Disks::OfOther(standby), targets, settings)
+}
+
+/// Works like [`listen`], for a node of a cluster, whose portals redirect logins.
+pub fn listen_for_cluster(
+    plane: &mut Plane,
+    cluster: Arc<ClusterPortals>,
+    settings: &Settings<'_>,
+) -> Result<Vec<ListenAddr>, ListenError> {
+    let targets = cluster.targets().clone();
+    listen(plane, Disks::OfCluster(cluster), targets, settings)
 }
 
 /// Releases disks that no target maps any more; without this, registrations of absent initiators would hold

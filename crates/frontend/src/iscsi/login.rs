@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use super::authentication::value;
 use super::context::{Context, Disks, LoggedIn};
 use super::errors::{End, Refusal, RefusedLogin, logged_name};
-use super::leading::Leading;
+use super::leading::{Leading, Named};
 use super::limits::{MAX_LOGIN_SEGMENT, OFFER, WINDOW};
 use super::registry::Key;
 use crate::plane::{Charge, Kind, MemoryAccount, Received};
@@ -228,16 +228,33 @@ impl LoginPhase<'_> {
     }
 
     /// Redirects the initiator to the owner of a pool for which this server waits, unless it serves sessions
-    /// itself. The answer does not depend on names, so it does not reveal targets.
-    async fn redirect(&self, pairs: &[(&str, &str)], out: &mut Vec<u8>) -> Result<(), LoginStatus> {
-        let Disks::OfOther(standby) = &self.context.disks else { return Ok(()) };
-        if value(pairs, "InitiatorName").is_none() {
-            return Err(LoginStatus::MissingParameter);
-        }
-        let Some(portal) = standby.admit(self.peer.ip(), self.local).await? else { return Ok(()) };
+    /// itself; at a node of a cluster, to the owner of the shard of the target.
+    async fn redirect(&self, pairs: &[(&str, &str)], out: &mut Vec<u8>) -> Result<(), Refusal> {
+        let peer = self.peer.ip();
+        let portal = match &self.context.disks {
+            Disks::Own { .. } => return Ok(()),
+            // The answer does not depend on names, so it does not reveal targets.
+            Disks::OfOther(standby) => {
+                if value(pairs, "InitiatorName").is_none() {
+                    return Err(LoginStatus::MissingParameter.into());
+                }
+                let Some(portal) = standby.admit(peer, self.local).await? else { return Ok(()) };
+                portal
+            }
+            Disks::OfCluster(cluster) => {
+                let Named { initiator, target } = Named::parse(pairs)?;
+                let Some(target) = target else { return Ok(cluster.discover(peer).await?) };
+                let portal = cluster.portal_for((peer, self.local), &initiator, &target).await;
+                let not_found = "no target of this name in the cluster admits this initiator";
+                portal.map_err(|status| match status {
+                    LoginStatus::NotFound => Refusal::new(status, not_found),
+                    status => status.into(),
+                })?
+            }
+        };
         // The address has no portal group tag (RFC 7143, 13.8).
         text::push(out, "TargetAddress", &portal.to_string());
-        Err(LoginStatus::TargetMoved)
+        Err(LoginStatus::TargetMoved.into())
     }
 
     /// Answers a complete text. Returns whether the login proceeds to the next stage.

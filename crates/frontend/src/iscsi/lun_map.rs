@@ -290,6 +290,8 @@ impl LunMap {
                 Some(unit) => Access::Standby(unit),
                 None => return false,
             },
+            // No session begins here.
+            Disks::OfCluster(_) => return false,
         };
         let is_other = access.nexus().is_some_and(|nexus| self.replace(nexus));
         let mut units = self.units.lock();

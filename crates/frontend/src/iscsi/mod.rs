@@ -8,7 +8,8 @@
 //! the initiator does not cause. `handover` passes sessions to another process.
 //!
 //! A server that waits for a pool in Ceph can redirect logins to the pool's owner, or serve sessions in the
-//! state standby (`standby`), by the `notice` of the owner. `groups` are the servers' target port groups.
+//! state standby (`standby`), by the `notice` of the owner. `groups` are the servers' target port groups. The
+//! portals of a node of a cluster redirect logins by target (`cluster`). `waiting` bounds logins that wait.
 //!
 //! `context` is the input of a connection and of a session, `limits` their limits, `errors` the reasons why a
 //! connection ends. `listen` starts it all.
@@ -16,6 +17,7 @@
 mod attempts;
 mod authentication;
 mod chap;
+mod cluster;
 mod command;
 mod connection;
 mod context;
@@ -38,13 +40,15 @@ mod session;
 mod standby;
 mod task;
 mod text;
+mod waiting;
 mod watch;
 
 pub use chap::Algorithm;
+pub use cluster::{ClusterPortals, ClusterTargets, ShardOwners};
 pub use context::Disks;
 pub use groups::PortGroups;
 pub use known::{KnownHosts, remember};
-pub use listen::{Settings, follow, listen, listen_as_standby};
+pub use listen::{Settings, follow, listen, listen_as_standby, listen_for_cluster};
 pub use notice::{Notice, Record, portals_of};
 pub use registry::SessionLimits;
 pub use standby::{Standby, WhileStandby};

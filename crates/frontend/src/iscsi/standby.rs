@@ -8,15 +8,14 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use forebay_wire::iscsi::reply::LoginStatus;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use serde::Deserialize;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use super::notice::Notice;
-use crate::plane::network;
+use super::waiting::{WaitingLogins, portal_for};
 use crate::scsi::UnitFacts;
 use crate::targets::ServedTargets;
 
@@ -32,12 +31,6 @@ pub enum WhileStandby {
     /// The portals serve sessions, whose units are in the state standby.
     Alua,
 }
-
-/// Maximum time for which a login waits for an owner.
-const HOLD: Duration = Duration::from_secs(15);
-/// Maximum number of logins that wait. At this number, a further login takes the place of a login from the
-/// address with most waiting logins; it is refused if its own address is such an address.
-const MAX_HELD: usize = 256;
 
 /// What is known about the owner of the pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,7 +50,7 @@ pub struct Standby {
     owner: watch::Sender<Owner>,
     /// Sessions in the state standby can be served.
     serves: watch::Sender<bool>,
-    held: Mutex<Waiting>,
+    waiting: WaitingLogins,
 }
 
 impl Standby {
@@ -69,7 +62,7 @@ impl Standby {
             disks: RwLock::default(),
             owner: watch::Sender::new(Owner::Unknown),
             serves: watch::Sender::new(false),
-            held: Mutex::default(),
+            waiting: WaitingLogins::default(),
         })
     }
 
@@ -115,7 +108,6 @@ impl Standby {
         peer: IpAddr,
         local: SocketAddr,
     ) -> Result<Option<SocketAddr>, LoginStatus> {
-        let mut held = self.hold(network(peer))?;
         let admitted = async {
             if self.mode == WhileStandby::Alua {
                 // The sender is in `self`, so it cannot be dropped.
@@ -129,81 +121,15 @@ impl Standby {
                 _ => Err(LoginStatus::ServiceUnavailable),
             }
         };
-        tokio::select! {
-            biased;
-            admitted = tokio::time::timeout(HOLD, admitted) => {
-                admitted.unwrap_or(Err(LoginStatus::ServiceUnavailable))
-            }
-            // The sender is dropped when another login takes this place.
-            _ = &mut held.taken => Err(LoginStatus::ServiceUnavailable),
-        }
-    }
-
-    fn hold(&self, peer: IpAddr) -> Result<Held<'_>, LoginStatus> {
-        let mut waiting = self.held.lock();
-        if waiting.logins >= MAX_HELD && !waiting.displace(peer) {
-            return Err(LoginStatus::ServiceUnavailable);
-        }
-        let (place, taken) = oneshot::channel();
-        waiting.logins += 1;
-        waiting.last += 1;
-        let number = waiting.last;
-        waiting.by_address.entry(peer).or_default().insert(number, place);
-        Ok(Held { waiting: &self.held, peer, number, taken })
-    }
-}
-
-/// The logins that wait, by address. Each has a number, and a value that is dropped when the login loses its
-/// place.
-#[derive(Default)]
-struct Waiting {
-    by_address: BTreeMap<IpAddr, BTreeMap<u64, oneshot::Sender<()>>>,
-    logins: usize,
-    last: u64,
-}
-
-impl Waiting {
-    /// Ends the last login of the address with most waiting logins, if a login from `peer` may take its
-    /// place.
-    fn displace(&mut self, peer: IpAddr) -> bool {
-        let own = self.by_address.get(&peer).map_or(0, BTreeMap::len);
-        let most = self.by_address.iter_mut().max_by_key(|(_, logins)| logins.len());
-        let Some((_, logins)) = most.filter(|(_, logins)| logins.len() > own + 1) else { return false };
-        self.logins -= usize::from(logins.pop_last().is_some());
-        true
-    }
-
-    fn leave(&mut self, peer: IpAddr, number: u64) {
-        let Some(logins) = self.by_address.get_mut(&peer) else { return };
-        self.logins -= usize::from(logins.remove(&number).is_some());
-        if logins.is_empty() {
-            self.by_address.remove(&peer);
-        }
-    }
-}
-
-/// Returns one of the portals, of the same address family if possible.
-fn portal_for(portals: &[SocketAddr], local: SocketAddr) -> Result<SocketAddr, LoginStatus> {
-    let alike = portals.iter().find(|portal| portal.is_ipv4() == local.is_ipv4());
-    alike.or(portals.first()).copied().ok_or(LoginStatus::ServiceUnavailable)
-}
-
-/// The place of a login that may wait.
-struct Held<'a> {
-    waiting: &'a Mutex<Waiting>,
-    peer: IpAddr,
-    number: u64,
-    taken: oneshot::Receiver<()>,
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.waiting.lock().leave(self.peer, self.number);
+        self.waiting.hold(peer, admitted).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::waiting::{HOLD, MAX_HELD};
     use super::*;
 
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
@@ -241,7 +167,7 @@ mod tests {
                 tokio::spawn(async move { standby.admit(PEER, local).await })
             })
             .collect();
-        while standby.held.lock().logins < MAX_HELD {
+        while standby.waiting.len() < MAX_HELD {
             tokio::task::yield_now().await;
         }
         let begun = tokio::time::Instant::now();
@@ -252,7 +178,7 @@ mod tests {
             _ = &mut from_elsewhere => panic!("the owner is unknown"),
             () = std::future::ready(()) => {}
         }
-        assert_eq!(standby.held.lock().logins, MAX_HELD, "it took a place of the other address");
+        assert_eq!(standby.waiting.len(), MAX_HELD, "it took a place of the other address");
         assert_eq!(begun.elapsed(), Duration::ZERO);
         drop(from_elsewhere);
         for one in waiting {

@@ -30,6 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_engine::{Pool, Role, SyncMode};
+use parking_lot::RwLock;
 use tokio::sync::watch;
 
 pub use error::TargetError;
@@ -81,6 +82,8 @@ pub struct Targets {
     pool: Arc<Pool>,
     /// The visible targets, and their sessions.
     served: Arc<ServedTargets>,
+    /// Why the document cannot be read, if it cannot.
+    unreadable: RwLock<Option<String>>,
     /// The contents of the document, or the reason why it cannot be read. The lock serialises changes.
     table: tokio::sync::Mutex<std::result::Result<Table, String>>,
 }
@@ -98,7 +101,17 @@ impl Targets {
             tracing::error!("{}", TargetError::Unreadable(why.clone()));
         }
         let served = table.as_ref().map(|table| table.targets.clone()).unwrap_or_default();
-        Targets { pool, served: Arc::new(ServedTargets::new(served)), table: tokio::sync::Mutex::new(table) }
+        Targets {
+            pool,
+            served: Arc::new(ServedTargets::new(served)),
+            unreadable: RwLock::new(table.as_ref().err().cloned()),
+            table: tokio::sync::Mutex::new(table),
+        }
+    }
+
+    /// Why the table cannot be read, if it cannot. In that case it is not known which targets exist.
+    pub fn unreadable(&self) -> Option<String> {
+        self.unreadable.read().clone()
     }
 
     /// The visible targets, for the front end.
@@ -361,6 +374,7 @@ impl Targets {
         }
         self.pool.set_document(document::NAME, Some(&document::encode(&changed))).await?;
         self.served.replace(changed.targets.clone());
+        *self.unreadable.write() = None;
         *table = Ok(changed);
         Ok(())
     }

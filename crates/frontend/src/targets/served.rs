@@ -15,6 +15,7 @@ use super::{IqnName, Target, TargetMap};
 const APPLY_TIME: Duration = Duration::from_secs(5);
 
 /// The targets that are visible to the front end, and their sessions.
+#[derive(Default)]
 pub struct ServedTargets {
     targets: RwLock<Arc<TargetMap>>,
     changes: watch::Sender<u64>,

@@ -151,7 +151,7 @@ impl Prepared {
             Publisher::new(Arc::downgrade(&ownership), &pool, targets.served(), groups, paths, bound)
         });
         let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-        let names = own_shard().map(|own| names(&own, &pool, store)).transpose().map_err(failed)?;
+        let names = own_shard().map(|own| names(&own, &pool, &targets, store)).transpose().map_err(failed)?;
         let resumed = resume(&mut plane, state.connections);
         let (control_listener, http) = {
             // The reactor of the thread of requests watches these listeners.
@@ -345,11 +345,16 @@ pub(super) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits
 }
 
 /// The names of the cluster for the pool that is this shard of it.
-fn names(own: &ShardOf, pool: &Arc<Pool>, store: &Lease) -> Result<Arc<OwnedNames>, StoreError> {
+fn names(
+    own: &ShardOf,
+    pool: &Arc<Pool>,
+    targets: &Arc<Targets>,
+    store: &Lease,
+) -> Result<Arc<OwnedNames>, StoreError> {
     let ownership = store.ownership();
     let term = ownership.as_ref().and_then(|ownership| ownership.term());
     let Some((ownership, term)) = ownership.zip(term) else { return Err(StoreError::Fenced) };
-    let disks = DisksOfShard { pool: pool.clone(), shard: own.shard };
+    let disks = DisksOfShard { pool: pool.clone(), targets: targets.clone(), shard: own.shard };
     Ok(Arc::new(OwnedNames::new(ownership.beside(&own.cluster)?, own.shard, term, Arc::new(disks))))
 }
 
