@@ -35,6 +35,9 @@ pub struct NodeView {
     pub address: String,
     /// State.
     pub state: NodeStateView,
+    /// The iSCSI portals of the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub iscsi: Vec<String>,
     /// Number of shards that the node is to own.
     pub homes: usize,
     /// Number of shards that the node has opened last.

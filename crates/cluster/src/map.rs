@@ -67,6 +67,9 @@ pub struct Node {
     /// The socket address of the node's links.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub links: String,
+    /// The iSCSI portals of the node, which initiators discover.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub iscsi: Vec<String>,
     /// Its share of the shards, relative to other nodes.
     pub weight: f64,
     /// What an administrator has decided.
@@ -567,6 +570,7 @@ mod tests {
             name: format!("node{number}"),
             address: String::new(),
             links: String::new(),
+            iscsi: Vec::new(),
             weight: 1.0,
             state: NodeState::Up,
             process: "p1".into(),

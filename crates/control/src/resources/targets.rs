@@ -134,7 +134,7 @@ impl Operation for CreateTarget {
         let users = [users_text("CHAP user", &op.chap), users_text("mutual CHAP user", &op.mutual)].concat();
         Change::create(format_args!("target {}{open}{users}", quoted(&op.name)))
     });
-    const DISKS: Disks<Self> = |_| Vec::new();
+    const DISKS: Disks<Self> = |op| op.disk.iter().cloned().collect();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
         let name = iqn(&self.name)?;

@@ -8,12 +8,13 @@
 //! authenticates the initiator; what is known here is older.
 //!
 //! **Which refusals are final.** Initiators give up when a target is not found, and repeat a login when the
-//! service is unavailable. So a target is reported as not found only if the targets of all shards are known.
+//! service is unavailable. So a target is reported as not found only if the notices of all shards could be read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use forebay_wire::iscsi::reply::LoginStatus;
@@ -28,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// What the portals of a node need to know of the shards.
 pub trait ShardOwners: Send + Sync + 'static {
     /// Reads what the owners of all shards have published, as of a moment after the call, into the
-    /// [`ClusterTargets`]. False if the targets of some shard are not known.
+    /// [`ClusterTargets`]. False if some shard could not be read.
     fn refresh(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>>;
 
     /// Reads what the owner of one shard has published, and returns the owner's portals; `None` if no owner
@@ -39,53 +40,37 @@ pub trait ShardOwners: Send + Sync + 'static {
 /// The targets of all shards.
 #[derive(Default)]
 pub struct ClusterTargets {
-    of_shards: RwLock<Known>,
+    of_shards: RwLock<BTreeMap<u32, TargetMap>>,
+    has_changed: AtomicBool,
+    /// All of them as of the last [`ClusterTargets::publish`], for discovery.
     all: Arc<ServedTargets>,
     /// Portals of the other nodes.
     others: RwLock<Vec<SocketAddr>>,
 }
 
-#[derive(Default)]
-struct Known {
-    by_shard: BTreeMap<u32, TargetMap>,
-    shards: HashMap<IqnName, u32>,
-}
-
 impl ClusterTargets {
-    /// Replaces what is known of some shards. If two shards have a target of the same name, it is that of the
-    /// shard with the lower number: the other one has no name in the cluster.
-    pub fn learn(&self, published: impl IntoIterator<Item = (u32, TargetMap)>) {
-        let mut known = self.of_shards.write();
-        let before = known.by_shard.len();
-        let mut has_changed = false;
-        for (shard, targets) in published {
-            let is_same = known.by_shard.get(&shard).is_some_and(|known| *known == targets);
-            if !is_same {
-                known.by_shard.insert(shard, targets);
-                has_changed = true;
-            }
+    /// Replaces what is known of a shard.
+    pub fn learn(&self, shard: u32, targets: TargetMap) {
+        let mut of_shards = self.of_shards.write();
+        if of_shards.get(&shard).is_none_or(|known| *known != targets) {
+            of_shards.insert(shard, targets);
+            self.has_changed.store(true, Relaxed);
         }
-        if !has_changed && before == known.by_shard.len() {
+    }
+
+    /// Lets initiators discover what was learned. If two shards have a target of the same name, it is that of
+    /// the shard with the lower number: the other one has no name in the cluster.
+    pub fn publish(&self) {
+        if !self.has_changed.swap(false, Relaxed) {
             return;
         }
         let mut all = TargetMap::new();
-        let mut shards = HashMap::new();
-        for (shard, targets) in &known.by_shard {
+        for targets in self.of_shards.read().values() {
             for (name, target) in targets {
-                if !shards.contains_key(name) {
-                    shards.insert(name.clone(), *shard);
-                    all.insert(name.clone(), target.clone());
-                }
+                all.entry(name.clone()).or_insert_with(|| target.clone());
             }
         }
-        known.shards = shards;
-        // With the lock: the last change is visible.
         self.all.replace(all);
-    }
-
-    /// Whether something was learned about the shard.
-    pub fn knows(&self, shard: u32) -> bool {
-        self.of_shards.read().by_shard.contains_key(&shard)
     }
 
     /// Replaces the portals of the other nodes, in the order in which initiators discover them.
@@ -95,9 +80,10 @@ impl ClusterTargets {
 
     /// The shard of a target that admits the initiator.
     fn shard_for(&self, target: &IqnName, initiator: &IqnName) -> Option<u32> {
-        let known = self.of_shards.read();
-        let shard = *known.shards.get(target)?;
-        known.by_shard.get(&shard)?.get(target)?.admission(initiator)?;
+        let of_shards = self.of_shards.read();
+        let mut found = of_shards.iter().filter_map(|(shard, targets)| Some((*shard, targets.get(target)?)));
+        let (shard, target) = found.next()?;
+        target.admission(initiator)?;
         Some(shard)
     }
 }
@@ -178,7 +164,7 @@ impl ClusterPortals {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::sync::atomic::AtomicUsize;
 
     use parking_lot::Mutex;
 
@@ -203,7 +189,10 @@ mod tests {
         fn refresh(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
             Box::pin(async {
                 self.refreshes.fetch_add(1, Relaxed);
-                self.targets.learn(self.published.lock().clone());
+                for (shard, targets) in self.published.lock().clone() {
+                    self.targets.learn(shard, targets);
+                }
+                self.targets.publish();
                 self.unreadable.lock().is_empty()
             })
         }
@@ -211,7 +200,7 @@ mod tests {
         fn owner(&self, shard: u32) -> Pin<Box<dyn Future<Output = Option<Vec<SocketAddr>>> + Send + '_>> {
             Box::pin(async move {
                 let of_shard = self.published.lock().get(&shard).cloned().unwrap_or_default();
-                self.targets.learn([(shard, of_shard)]);
+                self.targets.learn(shard, of_shard);
                 self.owners.lock().get(&shard).cloned()
             })
         }
@@ -322,18 +311,21 @@ mod tests {
         let shard_of = |suffix: &str| {
             targets.shard_for(&name(&format!("iqn.2026-01.org.example:{suffix}")), &name(FRIEND))
         };
-        let names = || targets.all.snapshot().len();
-        targets.learn([(2, [target("a", &[FRIEND]), target("b", &[FRIEND])].into())]);
-        assert!(targets.knows(2) && !targets.knows(1));
+        let learn = |shard: u32, some: &[(IqnName, Arc<Target>)]| {
+            targets.learn(shard, some.iter().cloned().collect());
+            targets.publish();
+            targets.all.snapshot().len()
+        };
+        assert_eq!(learn(2, &[target("a", &[FRIEND]), target("b", &[FRIEND])]), 2);
         // A target of the same name, which does not admit the initiator.
-        targets.learn([(1, [target("a", &[])].into())]);
-        assert_eq!((shard_of("a"), shard_of("b"), names()), (None, Some(2), 2));
+        assert_eq!(learn(1, &[target("a", &[])]), 2);
+        assert_eq!((shard_of("a"), shard_of("b")), (None, Some(2)));
         let before = targets.all.last_change();
-        targets.learn([(1, [target("a", &[])].into())]);
+        learn(1, &[target("a", &[])]);
         assert_eq!(targets.all.last_change(), before, "nothing has changed");
-        targets.learn([(1, TargetMap::new())]);
-        assert_eq!((shard_of("a"), names()), (Some(2), 2));
-        targets.learn([(2, TargetMap::new())]);
-        assert_eq!((shard_of("b"), names()), (None, 0));
+        assert_eq!(learn(1, &[]), 2);
+        assert_eq!(shard_of("a"), Some(2));
+        assert_eq!(learn(2, &[]), 0);
+        assert_eq!(shard_of("b"), None);
     }
 }

@@ -130,6 +130,10 @@ impl Source {
     async fn page(&self, shard: u32, path: &str) -> Result<Result<Part, axum::response::Response>, Failure> {
         let response = forward::get(&*self.cluster, shard, path, &self.headers, PATIENCE).await?;
         let (head, body) = response.into_parts();
+        if head.status.is_server_error() {
+            // Only this shard has failed, such as one whose table of targets cannot be read.
+            return Err(Failure::broken(shard, &head.status));
+        }
         if head.status != StatusCode::OK {
             return Ok(Err(Response::from_parts(head, Body::new(body))));
         }

@@ -4,7 +4,8 @@
 //! - A request that concerns a disk goes to the owner of the shard that has the disk ([`route`]). The names
 //!   of disks are those of the cluster.
 //! - Lists of disks and of jobs are merged from all shards ([`lists`]); so is the health.
-//! - A new volume, or an image that is imported, gets into a shard of this node.
+//! - A new volume, or an image that is imported, gets into a shard of this node; so does a target, unless the
+//!   request names a disk: all disks of a target are in the target's shard.
 //! - What each shard has of its own is at `/shards/NUMBER/...`.
 //!
 //! The gateway does not authenticate clients: it serves the control socket of the node, which only the user of
@@ -48,6 +49,9 @@ pub trait Cluster: Shards {
     /// that answers.
     fn connect_api(&self, shard: u32) -> BoxFuture<'_, io::Result<Stream>>;
 
+    /// The shard that has the target of this name, in lower case; `None` if no shard has one.
+    fn locate_target<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>>;
+
     /// The nodes and shards.
     fn view(&self) -> ClusterView;
 
@@ -90,8 +94,24 @@ impl Gateway {
             Destination::DiskInBody(field) => {
                 let (request, body) = read(request).await?;
                 let name = text(&body, field)?;
-                let volume = name.split_once('@').map_or(name.as_str(), |(volume, _)| volume);
-                self.forward(self.shard_of(volume).await?, request).await
+                self.forward(self.shard_of(volume_of(&name)).await?, request).await
+            }
+            Destination::Target(name) => self.forward(self.shard_of_target(&name).await?, request).await,
+            Destination::TargetWithDisk(name) => {
+                let (request, body) = read(request).await?;
+                let (shard, disk) = (self.shard_of_target(&name).await?, text(&body, "disk")?);
+                match self.shard_of(volume_of(&disk)).await? {
+                    other if other != shard => Err(Failure::other_shard(&name, shard, &disk, other)),
+                    _ => self.forward(shard, request).await,
+                }
+            }
+            Destination::NewTarget => {
+                let (request, body) = read(request).await?;
+                let shard = match body.get("disk").and_then(Value::as_str) {
+                    Some(disk) => self.shard_of(volume_of(disk)).await?,
+                    None => self.choose(false)?,
+                };
+                self.forward(shard, request).await
             }
             Destination::New => self.forward(self.choose(false)?, request).await,
             Destination::Import => {
@@ -127,7 +147,14 @@ impl Gateway {
         found.ok_or_else(|| Failure::not_found(name))
     }
 
-    /// A shard for a new disk: one of this node, if it has any; one after another.
+    /// The shard of the target with this name.
+    async fn shard_of_target(&self, name: &str) -> Result<u32, Failure> {
+        // As servers of shards keep the names of targets.
+        let found = self.cluster.locate_target(&name.to_ascii_lowercase()).await;
+        found.map_err(|e| Failure::directory(&e))?.ok_or_else(|| Failure::no_target(name))
+    }
+
+    /// A shard for a new disk or target: one of this node, if it has any; one after another.
     fn choose(&self, must_be_here: bool) -> Result<u32, Failure> {
         let mut shards = self.cluster.own_shards();
         if shards.is_empty() && must_be_here {
@@ -226,6 +253,11 @@ impl Gateway {
         }
         Ok(axum::Json(all).into_response())
     }
+}
+
+/// The volume of a snapshot; the disk itself if it is none.
+fn volume_of(disk: &str) -> &str {
+    disk.split_once('@').map_or(disk, |(volume, _)| volume)
 }
 
 /// Reads the body of a request, which has it again afterwards.

@@ -30,6 +30,33 @@ impl Failure {
         }
     }
 
+    pub fn no_target(name: &str) -> Failure {
+        Failure {
+            status: StatusCode::NOT_FOUND,
+            code: ErrorKind::NotFound.code(),
+            title: "Not found",
+            detail: format!("no target of the cluster is named {}", forebay_text::quoted(name)),
+            remedy: "check the name; 'forebay target list' shows all targets",
+        }
+    }
+
+    /// A disk cannot be mapped to a target of another shard.
+    pub fn other_shard(target: &str, shard: u32, disk: &str, other: u32) -> Failure {
+        let disk = forebay_text::quoted(disk);
+        Failure {
+            status: StatusCode::CONFLICT,
+            code: "other_shard",
+            title: "In another shard",
+            detail: format!(
+                "target {} is in shard {shard} and {disk} is in shard {other}; all disks of a target are in the \
+                 target's shard: create a target for the disk with 'forebay target create IQN --for {disk}', or a \
+                 volume in the target's shard with 'forebay --shard {shard} volume create'",
+                forebay_text::one_line(target)
+            ),
+            remedy: "map the disk to a target of the disk's shard",
+        }
+    }
+
     pub fn bad_request(detail: impl Into<String>) -> Failure {
         Failure {
             status: StatusCode::BAD_REQUEST,

@@ -11,6 +11,12 @@ pub(super) enum Destination {
     DiskInBody(&'static str),
     /// A shard for a new volume.
     New,
+    /// The shard that has this target.
+    Target(String),
+    /// The shard that has this target. The body names a disk, which has to be in the same shard.
+    TargetWithDisk(String),
+    /// The shard of the disk that the body names, or a shard for a target without disks.
+    NewTarget,
     /// A shard for an image that is imported. A file of this host needs a shard of this node.
     Import,
     /// All shards. Their lists are merged in the order of this field of the elements.
@@ -42,7 +48,7 @@ pub(super) fn destination(method: &Method, segments: &[&str], raw: &str) -> Dest
             }
             Err(_) => D::EachShard,
         },
-        ["volumes"] | ["images"] | ["activity"] if *method == Method::GET => D::All("name"),
+        ["volumes"] | ["images"] | ["activity"] | ["targets"] if *method == Method::GET => D::All("name"),
         ["jobs"] if *method == Method::GET => D::All("id"),
         ["health"] => D::Health,
         ["volumes"] => D::New,
@@ -53,6 +59,10 @@ pub(super) fn destination(method: &Method, segments: &[&str], raw: &str) -> Dest
             D::Location(of_volume(name), raw.trim_end_matches("/location").to_owned())
         }
         ["images", _] if *method == Method::POST => D::DiskInBody("source"),
+        ["targets"] if *method == Method::POST => D::NewTarget,
+        ["targets", name, "luns", ..] if *method == Method::POST => D::TargetWithDisk((*name).to_owned()),
+        ["targets", name, "luns", _] if *method == Method::PUT => D::TargetWithDisk((*name).to_owned()),
+        ["targets", name, ..] => D::Target((*name).to_owned()),
         ["volumes" | "images" | "stats", name, ..] => D::Disk(of_volume(name)),
         _ => D::EachShard,
     }
@@ -79,6 +89,15 @@ mod tests {
         assert_eq!(to(Method::POST, "/clones"), D::DiskInBody("source"));
         assert_eq!(to(Method::POST, "/volumes"), D::New);
         assert_eq!(to(Method::GET, "/volumes"), D::All("name"));
+        let target = |name: &str| D::Target(name.to_owned());
+        assert_eq!(to(Method::GET, "/targets"), D::All("name"));
+        assert_eq!(to(Method::POST, "/targets"), D::NewTarget);
+        assert_eq!(to(Method::DELETE, "/targets"), D::EachShard, "the table of one shard");
+        assert_eq!(to(Method::GET, "/targets/iqn.a"), target("iqn.a"));
+        assert_eq!(to(Method::PUT, "/targets/iqn.a/initiators/iqn.b"), target("iqn.a"));
+        assert_eq!(to(Method::POST, "/targets/iqn.a/luns"), D::TargetWithDisk("iqn.a".into()));
+        assert_eq!(to(Method::PUT, "/targets/iqn.a/luns/7"), D::TargetWithDisk("iqn.a".into()));
+        assert_eq!(to(Method::DELETE, "/targets/iqn.a/luns/7"), target("iqn.a"));
         assert_eq!(to(Method::GET, "/volumes/a/location"), D::Location("a".into(), "/volumes/a".into()));
         assert_eq!(to(Method::GET, "/shards/12/volumes/a%2Fb"), D::Shard(12, "/volumes/a%2Fb".into()));
         assert_eq!(to(Method::GET, "/shards/12"), D::Shard(12, "/".into()));

@@ -684,6 +684,9 @@ pub enum TargetCommand {
         /// File with the secret for mutual CHAP, different from the initiators' secrets; - for standard input
         #[arg(long, value_name = "FILE", requires = "mutual_user")]
         mutual_secret_file: Option<PathBuf>,
+        /// Disk that is to be mapped; a node of a cluster puts the target into the shard of this disk
+        #[arg(long = "for", value_name = "DISK", value_parser = Name::new())]
+        disk: Option<String>,
     },
     /// List all targets
     #[command(alias = "ls")]

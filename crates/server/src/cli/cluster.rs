@@ -25,7 +25,7 @@ pub struct JoinArgs {
     /// Name of the node [default: the name of the host]
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Address at which the shards of the node serve NBD to other hosts [default: none]
+    /// Address at which the shards of the node serve NBD and iSCSI to other hosts [default: none]
     #[arg(long, value_name = "IP")]
     pub node_address: Option<IpAddr>,
     /// Seconds without a change of the membership before shards move to their homes [default: 60]

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use forebay_api::client::Client;
 use forebay_api::{
-    AllowInitiator, Chap, CreateTarget, InitiatorView, LunView, MapLun, ReservationsView, ServerView,
-    SessionView, TargetView,
+    AllowInitiator, Chap, ClusterView, CreateTarget, InitiatorView, LunView, MapLun, ReservationsView,
+    ServerView, SessionView, TargetView,
 };
 use forebay_host::clock::unix_ms;
 use forebay_text::{Secret, Size, counted};
@@ -19,16 +19,16 @@ use super::remove;
 /// Runs `forebay target …`.
 pub(super) async fn target(client: &Client, command: TargetCommand, as_json: bool) -> Result<(), CliError> {
     match command {
-        TargetCommand::Create { name, open, chap: own, mutual_user, mutual_secret_file } => {
+        TargetCommand::Create { name, open, chap: own, mutual_user, mutual_secret_file, disk } => {
             let mutual = ChapArgs { chap_user: mutual_user, chap_secret_file: mutual_secret_file };
             let both = [&own, &mutual].map(|c| c.chap_secret_file.as_deref());
             if both == [Some(Path::new("-")); 2] {
                 return Err(CliError::TwoSecrets);
             }
-            let body = CreateTarget { name, open, chap: chap(own)?, mutual: chap(mutual)? };
+            let body = CreateTarget { name, open, chap: chap(own)?, mutual: chap(mutual)?, disk };
             let created: TargetView = client.post(&["targets"], &body).await?;
-            let server: ServerView = client.get(&["pool"]).await?;
-            print_result(&created, as_json, |created| created_text(created, !server.iscsi.is_empty()))
+            let is_served = is_served(client).await;
+            print_result(&created, as_json, |created| created_text(created, is_served))
         }
         TargetCommand::List => {
             let targets: Vec<TargetView> = client.get(&["targets"]).await?;
@@ -74,6 +74,15 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
             print_result(&done, as_json, |done| denied_text(done, &initiator.to_lowercase()))
         }
     }
+}
+
+/// Whether the server, or the cluster, has a portal.
+async fn is_served(client: &Client) -> bool {
+    if let Ok(server) = client.get::<ServerView>(&["pool"]).await {
+        return !server.iscsi.is_empty();
+    }
+    let cluster = client.get::<ClusterView>(&["cluster"]).await;
+    cluster.map_or(true, |cluster| cluster.nodes.iter().any(|node| !node.iscsi.is_empty()))
 }
 
 /// Requests confirmation before the removal of a target, or of all targets.

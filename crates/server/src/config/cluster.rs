@@ -1,11 +1,12 @@
 //! `[cluster]`: this server is a node of a cluster.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_frontend::iscsi::{Algorithm, SessionLimits, WhileStandby};
 use forebay_frontend::nbd::{Access, TlsMode};
-use forebay_frontend::plane::ListenAddr;
+use forebay_frontend::plane::{ConnectionLimits, ListenAddr, MemoryLimits};
 use forebay_store::rados::{RadosAddress, RadosOptions};
 use serde::Deserialize;
 
@@ -27,7 +28,7 @@ pub struct ClusterSection {
     pub join: Option<RadosAddress>,
     /// Name of the node; the host's name without it.
     pub name: Option<String>,
-    /// Address at which the shards of the node serve NBD to other hosts; none without it.
+    /// Address at which the shards of the node serve NBD and iSCSI to other hosts; none without it.
     pub address: Option<IpAddr>,
     /// Seconds without a change of the membership before shards move.
     pub settle_s: Option<u64>,
@@ -54,8 +55,10 @@ pub struct NodeConfig {
     pub audit: Option<PathBuf>,
     /// The name of the node; the host's name if `None`.
     pub name: Option<String>,
-    /// The address at which the shards of this node serve NBD to other hosts; none if `None`.
+    /// The address at which the shards of this node serve NBD and iSCSI to other hosts; none if `None`.
     pub address: Option<IpAddr>,
+    /// The iSCSI portals of the node.
+    pub iscsi: IscsiPortals,
     /// The read cache of all shards of this node together, in bytes.
     pub cache: u64,
     /// Data-plane threads of each shard.
@@ -68,6 +71,23 @@ pub struct NodeConfig {
     pub settle: Duration,
     /// The log.
     pub log: LogConfig,
+}
+
+/// The iSCSI portals of a node, which redirect initiators to the owners of shards.
+#[derive(Debug, Clone)]
+pub struct IscsiPortals {
+    /// Addresses to listen on.
+    pub listen: Vec<ListenAddr>,
+    /// Portals that initiators discover; those of `listen` if `None`.
+    pub announced: Option<Vec<SocketAddr>>,
+    /// Limits on sessions.
+    pub limits: SessionLimits,
+    /// Hash functions that CHAP may use.
+    pub chap_algorithms: Vec<Algorithm>,
+    /// Limits on connections.
+    pub connections: ConnectionLimits,
+    /// The memory that is held for initiators.
+    pub memory: MemoryLimits,
 }
 
 /// The options of the command line for a node.
@@ -95,10 +115,10 @@ impl ConfigFile {
         let joins = flags.join.or_else(|| section.join.clone()).filter(|_| serve.store.pool.is_none());
         let Some(cluster) = joins else { return Ok(None) };
         let refused = [
-            ("--iscsi", !serve.iscsi.is_empty()),
             ("store.pool (--pool)", self.store.pool.is_some()),
             ("store.standby (--standby)", self.store.standby),
-            ("iscsi", self.iscsi != Default::default()),
+            ("iscsi.while_standby", self.iscsi.while_standby != WhileStandby::Closed),
+            ("iscsi.port_group", self.iscsi.port_group.is_some()),
         ];
         let in_file = [
             ("--tls", serve.nbd.tls != TlsSection::default()),
@@ -114,6 +134,10 @@ impl ConfigFile {
         if let Some((option, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
             let why = "leave it out: a node of a cluster does not support it";
             return Err(ConfigError::Value { option: "cluster.join", value: option.to_owned(), why });
+        }
+        if !self.iscsi.target.is_empty() {
+            let why = "leave it out: create targets with 'forebay target create', at any node of the cluster";
+            return Err(ConfigError::Value { option: "cluster.join", value: "iscsi.target".to_owned(), why });
         }
         let name = flags.name.or_else(|| section.name.clone());
         let is_name = |name: &String| {
@@ -135,6 +159,16 @@ impl ConfigFile {
         let plain = ConfigFile { store: StoreSection::default(), ..self.clone() };
         let serve = ServeConfig::resolve(plain, Overrides { store: StoreFlags::default(), ..serve })?;
         let nbd = nbd_addresses(&serve)?;
+        let address = flags.address.or(section.address);
+        if let Some(portal) = serve.iscsi.first().filter(|_| address.is_none()) {
+            let why = "it needs the address at which initiators reach the shards of this node: set cluster.address \
+                       (--node-address)";
+            return Err(ConfigError::Value {
+                option: "iscsi.listen (--iscsi)",
+                value: portal.to_string(),
+                why,
+            });
+        }
         Ok(Some(NodeConfig {
             cluster,
             nbd,
@@ -148,7 +182,15 @@ impl ConfigFile {
             http: serve.http.clone(),
             audit: serve.audit.clone(),
             name,
-            address: flags.address.or(section.address),
+            address,
+            iscsi: IscsiPortals {
+                listen: serve.iscsi.clone(),
+                announced: serve.iscsi_paths.portals.clone(),
+                limits: serve.iscsi_limits,
+                chap_algorithms: serve.chap_algorithms.clone(),
+                connections: serve.connections,
+                memory: serve.client_memory,
+            },
             cache: serve.pool.read_cache,
             cores: serve.cores,
             memory_dir: Some(serve.memory_dir.clone()),
@@ -212,6 +254,10 @@ mod tests {
         let config = node(text, flags, Overrides::default()).unwrap().unwrap();
         assert_eq!(config.cluster.name, "b", "an option overrides the file");
         assert_eq!(config.settle, Duration::from_secs(5));
+        let portals = format!("{text}\n[iscsi]\nlisten = [\"10.0.0.1:3260\"]\nmax_sessions = 9");
+        let flags = ClusterFlags { address: Some("10.0.0.1".parse().unwrap()), ..ClusterFlags::default() };
+        let config = node(&portals, flags, Overrides::default()).unwrap().unwrap();
+        assert_eq!((config.iscsi.listen.len(), config.iscsi.limits.all), (1, 9));
         // The process of a shard has the same file.
         let pool = Some("rados:vms/vdi.00001".parse().unwrap());
         let store = StoreFlags { pool, ..StoreFlags::default() };
@@ -231,6 +277,14 @@ mod tests {
                 error.contains(what) && error.contains("a node of a cluster does not support it"),
                 "{error}"
             );
+        }
+        for (text, what) in [
+            ("[iscsi]\nlisten = [\"127.0.0.1:3260\"]", "cluster.address"),
+            ("[iscsi]\nport_group = 2", "iscsi.port_group"),
+            ("[[iscsi.target]]\nname = \"iqn.2026-01.org.example:a\"", "forebay target create"),
+        ] {
+            let error = refusal(text, Overrides::default());
+            assert!(error.contains(what), "{error}");
         }
         let audit = Overrides { audit: Some("/a".into()), ..Overrides::default() };
         assert!(refusal("", audit).contains("set it in the configuration file"));

@@ -33,7 +33,7 @@ mod store;
 
 use crate::log::{LogConfig, LogFormat};
 use budgets::Budget;
-pub use cluster::{ClusterFlags, ClusterSection, NodeConfig};
+pub use cluster::{ClusterFlags, ClusterSection, IscsiPortals, NodeConfig};
 pub use effective::{AppliedBy, Setting, lines_of_keys, settings};
 pub use http::{
     AuditSection, HttpAddr, HttpConfig, HttpFlags, HttpSection, HttpsFiles, TokenMode, parse_http_addr,

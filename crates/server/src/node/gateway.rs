@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_api::{ClusterView, NodeStateView, NodeView, ShardView};
 use forebay_cluster::map::{Map, Node, NodeState};
-use forebay_cluster::names::Names;
+use forebay_cluster::names::{Kind, Names, of_target};
 use forebay_gateway::api::Cluster;
 use forebay_gateway::link::{self, Identity, Local, Service};
 use forebay_gateway::{BoxFuture, NbdClient, Shards, Stream};
@@ -129,14 +129,14 @@ impl Shards for Gateway {
     fn locate<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {
         Box::pin(async move {
             let found = self.names.look_up(name).await.map_err(io::Error::other)?;
-            Ok(found.map(|found| found.shard))
+            Ok(found.filter(|found| found.kind != Kind::Target).map(|found| found.shard))
         })
     }
 
     fn names(&self) -> BoxFuture<'_, io::Result<Vec<String>>> {
         Box::pin(async move {
             let all = self.names.list().await.map_err(io::Error::other)?;
-            let present = all.into_iter().filter(|name| !name.is_pending);
+            let present = all.into_iter().filter(|name| !name.is_pending && name.kind != Kind::Target);
             let mut names: Vec<_> = present.map(|found| found.name).collect();
             names.sort();
             Ok(names)
@@ -155,6 +155,13 @@ impl Shards for Gateway {
 impl Cluster for Gateway {
     fn connect_api(&self, shard: u32) -> BoxFuture<'_, io::Result<Stream>> {
         Box::pin(self.connect(shard, Service::Api))
+    }
+
+    fn locate_target<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {
+        Box::pin(async move {
+            let found = self.names.look_up(&of_target(name)).await.map_err(io::Error::other)?;
+            Ok(found.map(|found| found.shard))
+        })
     }
 
     fn view(&self) -> ClusterView {
@@ -183,6 +190,7 @@ pub(crate) fn nodes(map: &Map) -> Vec<NodeView> {
         number: node.number,
         name: node.name.clone(),
         address: node.address.clone(),
+        iscsi: node.iscsi.clone(),
         state: match node.state {
             NodeState::Draining => NodeStateView::Draining,
             NodeState::Up if node.is_suspect() => NodeStateView::Suspect,

@@ -1,12 +1,12 @@
-//! The listeners of a node: those of the API and of NBD, and the links of other nodes.
+//! The listeners of a node: those of the API and of NBD, its iSCSI portals, and the links of other nodes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
-use axum::serve::Listener;
+use axum::serve::Listener as AxumListener;
 use forebay_control::http::{Entry, Origin, front};
-use forebay_frontend::plane::ListenAddr;
+use forebay_frontend::plane::{Bound, ListenAddr, Listener};
 use forebay_gateway::link::{self, Identity};
 use forebay_gateway::{Shards, api, nbd};
 use tokio::net::{TcpListener, UnixListener};
@@ -33,10 +33,12 @@ pub(super) struct Listeners {
     http: Option<TcpListener>,
     nbd: NbdListeners,
     links: TcpListener,
+    iscsi: Bound,
 }
 
 impl Listeners {
-    /// Binds the control socket, the address of the API over TCP, and a port of `address` for the links.
+    /// Binds the control socket, the addresses of the API, of NBD and of iSCSI, and a port of `address` for the
+    /// links.
     pub async fn bind(config: &NodeConfig, address: IpAddr) -> Result<Listeners, NodeError> {
         let control = ControlSocket::bind(&config.socket)?;
         let http = match config.http.listen {
@@ -49,7 +51,29 @@ impl Listeners {
         let nbd = NbdListeners::bind(&config.nbd)?;
         let failed = |error| NodeError::Address { address, error };
         let links = TcpListener::bind((address, 0)).await.map_err(failed)?;
-        Ok(Listeners { control, http, nbd, links })
+        let bind = |portal: &ListenAddr| Ok((portal.clone(), Listener::bind(portal)?));
+        let iscsi = config.iscsi.listen.iter().map(bind).collect::<Result<_, ServeError>>()?;
+        Ok(Listeners { control, http, nbd, links, iscsi: Bound(iscsi) })
+    }
+
+    /// The addresses of the iSCSI portals for other hosts. An unspecified address stands for `address`, the
+    /// address of the node.
+    pub fn portals(&self, address: IpAddr) -> Vec<SocketAddr> {
+        let bound = self.iscsi.0.iter().flat_map(|(_, listeners)| listeners);
+        let bound = bound.filter_map(|listener| match listener.address() {
+            ListenAddr::Tcp(text) => text.parse::<SocketAddr>().ok(),
+            ListenAddr::Unix(_) => None,
+        });
+        let of_host = |portal: SocketAddr| match portal.ip().is_unspecified() {
+            true => (portal.is_ipv4() == address.is_ipv4()).then(|| SocketAddr::new(address, portal.port())),
+            false => Some(portal),
+        };
+        bound.filter_map(of_host).collect()
+    }
+
+    /// The listeners of the iSCSI portals.
+    pub fn take_iscsi(&mut self) -> Bound {
+        std::mem::take(&mut self.iscsi)
     }
 
     /// The socket address of the links.
@@ -113,7 +137,7 @@ fn serve<L>(
     certificate: Option<Arc<HttpsCertificate>>,
     mut stopping: watch::Receiver<bool>,
 ) where
-    L: Listener,
+    L: AxumListener,
     L::Io: Sync,
     L::Addr: ClientAddress + Send,
 {

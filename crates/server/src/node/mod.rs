@@ -12,6 +12,7 @@
 
 mod decide;
 mod gateway;
+mod iscsi;
 mod listen;
 mod nbd;
 mod process;
@@ -30,7 +31,7 @@ use std::time::Duration;
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
 use forebay_control::access::{Access, Audit};
-use forebay_frontend::plane::{ListenAddr, ListenError};
+use forebay_frontend::plane::{self, ListenAddr, ListenError};
 use forebay_gateway::link::{self, Identity, IdentityError};
 use forebay_store::StoreError;
 use forebay_store::rados::librados::LibradosCluster;
@@ -158,6 +159,7 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     let (stop, mut tasks, mut serving) = (joined.stop.clone(), JoinSet::new(), JoinSet::new());
     let http = joined.listeners.as_ref().and_then(Listeners::http);
     let nbd = joined.shared.nbd.clone();
+    let portals = joined.serve_iscsi(&mut serving)?;
     let control = joined.serve(&mut serving)?;
     print_ready(&joined, &nbd, http, json);
     notify("READY=1");
@@ -168,7 +170,7 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     tracing::info!("stopping");
     notify("STOPPING=1");
     stop.send_replace(true);
-    drop(control);
+    drop((control, portals));
     let ended = async { while tasks.join_next().await.is_some() {} };
     tokio::select! {
         _ = tokio::time::timeout(STOP, ended) => tracing::info!("stopped"),
@@ -209,11 +211,15 @@ impl Member {
         let own = config.address.or_else(|| cluster.own_address()).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         // Before the node joins: otherwise a shard would move here, and could not be served.
         let listeners = Listeners::bind(&config, own).await?;
+        let portals = match &config.iscsi.announced {
+            Some(announced) if !config.iscsi.listen.is_empty() => announced.clone(),
+            _ => listeners.portals(own),
+        };
         let links = listeners.links()?.to_string();
         let maps = Maps::new(cluster.clone());
         create_if_missing(&cluster, &maps, &config.cluster.name, &new_identity()?).await.map_err(failed)?;
         let process = new_identity()?;
-        let map = join(&maps, &config, (&id, &process), &links).await?;
+        let map = join(&maps, &config, (&id, &process), (&links, &portals)).await?;
         let (number, name) =
             map.node_with_id(&id).map_or((0, String::new()), |node| (node.number, node.name.clone()));
         tracing::info!("joined the cluster {} as node '{name}', number {number}", config.cluster);
@@ -225,7 +231,8 @@ impl Member {
         let handover = Semaphore::new(1);
         let look = Notify::new();
         let nbd = listeners.nbd().to_vec();
-        let shared = Shared { config, nbd, number, cluster, maps, map, look, handover, stop: stopping };
+        let shared =
+            Shared { config, nbd, number, portals, cluster, maps, map, look, handover, stop: stopping };
         let shared = Arc::new(shared);
         Ok(Member {
             shared,
@@ -239,6 +246,15 @@ impl Member {
             stop,
             _lock: lock,
         })
+    }
+
+    /// Serves initiators at the iSCSI portals; `None` if the node has none.
+    fn serve_iscsi(&mut self, tasks: &mut JoinSet<()>) -> Result<Option<plane::Handle>, NodeError> {
+        let Some(listeners) = &mut self.listeners else { return Ok(None) };
+        if self.shared.config.iscsi.listen.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(iscsi::serve(self.shared.clone(), listeners.take_iscsi(), tasks)?))
     }
 
     /// Serves clients, at the control socket and over links.
@@ -393,7 +409,7 @@ async fn join(
     maps: &Maps,
     config: &NodeConfig,
     (id, process): (&str, &str),
-    links: &str,
+    (links, portals): (&str, &[SocketAddr]),
 ) -> Result<Map, NodeError> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
@@ -416,6 +432,7 @@ async fn join(
             name: name.clone(),
             address: address.clone(),
             links: links.to_owned(),
+            iscsi: portals.iter().map(ToString::to_string).collect(),
             weight: known.map_or(1.0, |node| node.weight),
             state: known.map_or(NodeState::Up, |node| node.state),
             process: process.to_owned(),

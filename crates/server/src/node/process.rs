@@ -53,11 +53,11 @@ pub(super) fn directory_of(data: &Path, shard: u32) -> PathBuf {
 }
 
 impl ShardProcess {
-    /// Starts the process of a shard.
+    /// Starts a process for the pool in this namespace.
     pub fn start(
         config: &NodeConfig,
-        own: &ShardOf,
         namespace: &str,
+        own: &ShardOf,
         claim: Claim,
     ) -> io::Result<ShardProcess> {
         let shard = own.shard;
@@ -80,6 +80,7 @@ impl ShardProcess {
         if let Some(address) = config.address {
             command.arg("--nbd").arg(std::net::SocketAddr::new(address, 0).to_string());
             command.arg("--nbd-allow-remote");
+            command.arg("--iscsi").arg(std::net::SocketAddr::new(address, 0).to_string());
         }
         if config.log.format == LogFormat::Json {
             command.arg("--log-format").arg("json");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub(super) struct Shared {
     /// Where the node serves NBD.
     pub nbd: Vec<ListenAddr>,
     pub number: u32,
+    /// The iSCSI portals of this node that initiators discover.
+    pub portals: Vec<SocketAddr>,
     pub cluster: Arc<LibradosCluster>,
     pub maps: Maps,
     pub map: watch::Receiver<Seen>,
@@ -269,12 +272,15 @@ impl ShardTask {
             }
             _ => None,
         };
-        let processes = processes_of_node(&seen.map);
+        let own = ShardOf {
+            cluster: self.shared.config.cluster.name.clone(),
+            shard: self.number,
+            nbd: self.shared.nbd.iter().map(ToString::to_string).collect(),
+            portals: self.shared.portals.clone(),
+            processes: processes_of_node(&seen.map),
+        };
         tracing::info!("starting the process of shard {} ({})", self.number, reason(claim));
-        let nbd = self.shared.nbd.iter().map(ToString::to_string).collect();
-        let own =
-            ShardOf { cluster: self.shared.config.cluster.name.clone(), shard: self.number, nbd, processes };
-        match ShardProcess::start(&self.shared.config, &own, &shard.namespace, claim) {
+        match ShardProcess::start(&self.shared.config, &shard.namespace, &own, claim) {
             Ok(process) => {
                 let (serving_since, is_recorded) = (None, false);
                 self.running = Some(Running { process, claim, serving_since, silent, is_recorded });

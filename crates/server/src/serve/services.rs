@@ -132,6 +132,8 @@ impl Prepared {
         let nbd::Listening { listeners, certificates, clients } =
             nbd::listen(&mut plane, &pool, &config.nbd)?;
         let known_hosts = iscsi::KnownHosts::load(&pool).await;
+        let own = own_shard();
+        let portals = own.as_ref().map(|own| &*own.portals).filter(|portals| !portals.is_empty());
         let iscsi = iscsi::listen(
             &mut plane,
             iscsi::Disks::Own { pool: pool.clone(), units: units.clone() },
@@ -142,16 +144,16 @@ impl Prepared {
                 groups: groups.clone(),
                 known: known_hosts.clone(),
                 addresses: &config.iscsi,
-                portals: config.iscsi_paths.portals.as_deref(),
+                portals: portals.or(config.iscsi_paths.portals.as_deref()),
             },
         )?;
         let ownership = store.ownership().filter(|ownership| ownership.notice_board().is_some());
-        let publisher = ownership.filter(|_| !iscsi.is_empty()).map(|ownership| {
+        let publisher = ownership.filter(|_| !iscsi.is_empty() || own.is_some()).map(|ownership| {
             let (paths, bound) = (&config.iscsi_paths, specific(&iscsi));
             Publisher::new(Arc::downgrade(&ownership), &pool, targets.served(), groups, paths, bound)
         });
         let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-        let names = own_shard().map(|own| names(&own, &pool, &targets, store)).transpose().map_err(failed)?;
+        let names = own.map(|own| names(&own, &pool, &targets, store)).transpose().map_err(failed)?;
         let resumed = resume(&mut plane, state.connections);
         let (control_listener, http) = {
             // The reactor of the thread of requests watches these listeners.

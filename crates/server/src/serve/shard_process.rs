@@ -1,6 +1,8 @@
 //! The process of a shard: a server that a node of a cluster has started, and stops. The node passes what
 //! differs from other servers in the environment.
 
+use std::net::SocketAddr;
+
 use forebay_frontend::nbd::ListenerConfig;
 use forebay_frontend::plane::ListenAddr;
 use forebay_store::rados::SignOfLife;
@@ -27,6 +29,9 @@ pub(crate) struct ShardOf {
     pub shard: u32,
     /// Where the node serves NBD for the whole cluster.
     pub nbd: Vec<String>,
+    /// The iSCSI portals of the node, which initiators discover also at the shard.
+    #[serde(default)]
+    pub portals: Vec<SocketAddr>,
     /// The number of such processes that share the memory of the node.
     pub processes: u64,
 }

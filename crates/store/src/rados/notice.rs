@@ -29,6 +29,8 @@ const GROUPS: [&str; MAX_GROUPS] = [
 ];
 /// Number of servers that can announce; their numbers are below it.
 pub const MAX_GROUPS: usize = 16;
+/// Attempts to read a notice that is replaced at the same moment.
+const ATTEMPTS: u32 = 5;
 /// Maximum bytes of a notice.
 pub const MAX_NOTICE: usize = 16 << 20;
 
@@ -96,6 +98,37 @@ impl NoticeBoard {
             view.notice = self.edition(edition).await?;
         }
         Ok(view)
+    }
+
+    /// A board of the pool in this namespace.
+    pub fn of(cluster: Arc<dyn Cluster>) -> NoticeBoard {
+        NoticeBoard { cluster, last: None }
+    }
+
+    /// Reads the notice that an owner of the pool has published last, whether or not it is still the owner;
+    /// `None` if none was published. One small read if the notice has not changed since the last call.
+    ///
+    /// # Errors
+    /// As [`NoticeBoard::read`].
+    pub async fn read_last(&mut self) -> Result<Option<Arc<Vec<u8>>>> {
+        let read = async {
+            for _ in 0..ATTEMPTS {
+                let seen = match self.cluster.contents(NOTICE, 0).await {
+                    Ok(seen) => seen,
+                    Err(Errno(libc::ENOENT)) => return Ok(None),
+                    Err(e) => return Err(e),
+                };
+                let edition = seen.attribute(EDITION);
+                if edition.is_empty() {
+                    return Ok(None);
+                }
+                if let Some(bytes) = self.edition(edition).await? {
+                    return Ok(Some(bytes));
+                }
+            }
+            Err(Errno(libc::EBUSY))
+        };
+        read.await.map_err(|e| store_error("reading the notice of the pool", e))
     }
 
     /// Reads what servers announce only.

@@ -2,6 +2,8 @@
 //!
 //! An edition is published when the targets change, and when a look at each interval finds another change,
 //! such as of the size of a disk. A failure is repaired by the next look.
+//!
+//! The nodes of a cluster read the notices of its shards for their iSCSI portals. They do not announce anything.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -16,6 +18,7 @@ use forebay_store::rados::NoticeBoard;
 use super::contract::Ownership;
 use super::standby::own_record;
 use crate::config::IscsiPaths;
+use crate::serve::shard_process::own_shard;
 
 /// Interval of looks for changes, and at what other servers announced.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -34,6 +37,8 @@ pub(in crate::serve) struct Publisher {
     edition: u64,
     published: Vec<u8>,
     announced: bool,
+    /// The pool is a shard of a cluster.
+    is_shard: bool,
 }
 
 impl Publisher {
@@ -46,8 +51,13 @@ impl Publisher {
         paths: &IscsiPaths,
         bound: Vec<SocketAddr>,
     ) -> Publisher {
-        let record = own_record(paths, bound);
-        if record.portals.is_empty() {
+        let is_shard = own_shard().is_some();
+        // A node announces its own portals; those of the shard are where logins are redirected to.
+        let record = match is_shard {
+            true => own_record(&IscsiPaths { portals: None, ..paths.clone() }, bound),
+            false => own_record(paths, bound),
+        };
+        if !is_shard && record.portals.is_empty() {
             tracing::info!("no portal is published for servers that wait for the pool: see [iscsi] portals");
         }
         Publisher {
@@ -61,6 +71,7 @@ impl Publisher {
             edition: 0,
             published: Vec::new(),
             announced: false,
+            is_shard,
         }
     }
 
@@ -108,7 +119,9 @@ impl Publisher {
             done.await?;
             self.published = notice;
         }
-        self.exchange(board).await?;
+        if !self.is_shard {
+            self.exchange(board).await?;
+        }
         Ok(true)
     }
 
