@@ -7,15 +7,21 @@ as on another host. A node is killed with all its processes at once.
 import json
 import os
 import random
+import re
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
 
+from clients_iscsi import secret_file
 from clients_rados import CLUSTER
 from clients_rados_handover import Probe
+from clients_rados_paths import MOVED, NOT_FOUND, SECRET, Raw
 from forebay import Failed, binary, run, spawn
 from harness import BLOCK, alone, check, equal, needs, test, wait_for
+from hosts import free_port
+from initiator import text_of
 from ledger import block_bytes
 
 # Longest wait for a state of the cluster on a busy machine.
@@ -35,7 +41,7 @@ class Node:
         self.memory = os.path.join(cluster.memory, name)
         os.makedirs(self.memory, mode=0o700)
         self.log = cluster.t.path(f"{cluster.name}-{name}.log")
-        self.process = None
+        self.process, self.options = None, []
         cluster.t.defer(self.kill)
 
     def start(self):
@@ -408,6 +414,198 @@ def cluster_names_are_common(t):
     n1.cli("volume", "rm", "c0-n2-003")
     n1.cli("volume", "create", "v6", "--size", "8M")
     n1.stop()
+
+
+FRIEND, STRANGER = "iqn.2026-01.org.example:friend", "iqn.2026-01.org.example:stranger"
+
+
+def iqn(name):
+    return f"iqn.2026-01.org.example:{name}"
+
+
+def with_portals(cluster, *names):
+    """Adds nodes with one iSCSI portal each."""
+    cluster.add(*names)
+    for name in names:
+        node = cluster.nodes[name]
+        node.portal = ("127.0.0.1", free_port())
+        node.args = ["--node-address", "127.0.0.1", "--iscsi", f"127.0.0.1:{node.portal[1]}"]
+
+
+def discovered(node, initiator):
+    """What libiscsi discovers at the portal of a node: the portals of each target."""
+    listed = run("iscsi-ls", "-i", initiator, f"iscsi://127.0.0.1:{node.portal[1]}").stdout
+    found = {}
+    for target, portal in re.findall(r"Target:(\S+) Portal:(\S+),1", listed):
+        found.setdefault(target, []).append(portal)
+    return found
+
+
+def answer(node, target, initiator):
+    """The status of a login at the portal of a node, and the address to which it is redirected."""
+    i = Raw(node.portal)
+    keys = {"InitiatorName": initiator, "SessionType": "Normal", "TargetName": iqn(target), "AuthMethod": "None"}
+    status, said = i.login(text_of(keys))
+    i.close()
+    return status, said.get("TargetAddress")
+
+
+class QemuDisk:
+    """A LUN that QEMU's initiator has open through the portal of a node."""
+
+    def __init__(self, t, node, target, initiator=FRIEND, secret=None):
+        options = {"driver": "iscsi", "transport": "tcp", "portal": f"127.0.0.1:{node.portal[1]}"}
+        options |= {"target": iqn(target), "lun": 0, "initiator-name": initiator}
+        argv = ["qemu-io"]
+        if secret:
+            argv += ["--object", f"secret,id=s,data={secret}"]
+            options |= {"user": "guest", "password-secret": "s"}
+        argv += ["--image-opts", ",".join(f"{key}={value}" for key, value in options.items())]
+        self.process = subprocess.Popen(
+            [str(a) for a in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        t.defer(self.process.kill)
+
+    def do(self, command, expected):
+        """Executes a command; returns the seconds that it took."""
+        begun = time.monotonic()
+        try:
+            self.process.stdin.write(command + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # it has ended, with a message
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if expected in line:
+                return time.monotonic() - begun
+            if "failed" in line:
+                break
+        raise Failed(f"{command}: {''.join(lines)}")
+
+    def write(self, pattern, at="0"):
+        return self.do(f"write -f -P {pattern} {at} 64k", "wrote 65536/65536")
+
+    def read(self, pattern, at="0"):
+        return self.do(f"read -P {pattern} {at} 64k", "read 65536/65536")
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+@needs(CLUSTER)
+@alone
+@test
+def cluster_targets_are_reached_through_any_portal(t):
+    cluster = ShardedCluster(t, "iscsi", 6)
+    with_portals(cluster, "n1", "n2", "n3")
+    cluster.start("n1", "n2", "n3")
+    cluster.wait_owned({"n1": 2, "n2": 2, "n3": 2})
+    nodes = [cluster.nodes[name] for name in ("n1", "n2", "n3")]
+    n1, n2, n3 = nodes
+
+    # Each target is in the shard of its disk, whichever node is asked.
+    for n, node in enumerate(nodes):
+        other, third = nodes[(n + 1) % 3], nodes[(n + 2) % 3]
+        node.cli("volume", "create", f"d{n}", "--size", "16M")
+        other.cli("target", "create", iqn(f"t{n}"), "--for", f"d{n}")
+        third.cli("lun", "map", iqn(f"t{n}"), f"d{n}")
+        third.cli("target", "allow", iqn(f"t{n}"), FRIEND)
+    n1.cli("target", "allow", iqn("t2"), STRANGER)
+    names = [iqn(f"t{n}") for n in range(3)]
+    shards = {target["name"]: target["shard"] for target in n1.json("target", "list")}
+    equal(list(shards), names, "targets at the first node")
+    equal([t["name"] for t in n3.json("target", "list")], names, "targets at the third node")
+    of_disks = {disk["name"]: disk["shard"] for disk in n2.json("volume", "list")}
+    for n in range(3):
+        equal(shards[iqn(f"t{n}")], of_disks[f"d{n}"], f"the shard of target {n}")
+
+    # Names are the cluster's; those of targets and disks are apart.
+    for node in nodes:
+        taken = node.cli("target", "create", iqn("t0").upper(), check=False)
+        check(f"target {iqn('t0')} exists" in taken.stderr, taken.stderr)
+    n1.cli("volume", "create", "iqn.2026-01.org.example:t0", "--size", "1M")
+    n2.cli("volume", "rm", "iqn.2026-01.org.example:t0")
+    apart = n1.cli("lun", "map", iqn("t0"), "d1", check=False)
+    check(f"is in shard {of_disks['d1']}" in apart.stderr and "--for 'd1'" in apart.stderr, apart.stderr)
+    each = n1.cli("target", "rm", "--all", "--yes", check=False)
+    check("--shard" in each.stderr, each.stderr)
+
+    # Discovery at each portal, by initiators with different access.
+    portals = sorted(f"127.0.0.1:{node.portal[1]}" for node in nodes)
+    for node in nodes:
+        found = discovered(node, FRIEND)
+        equal(sorted(found), names, f"targets at {node.name}")
+        for target in names:
+            equal(sorted(found[target]), portals, f"portals of {target} at {node.name}")
+        equal(list(discovered(node, STRANGER)), [iqn("t2")], f"targets of another initiator at {node.name}")
+        equal(discovered(node, iqn("nobody")), {}, "targets of an unknown initiator")
+        # A target that an initiator must not know is like none.
+        for target in ("t0", "t1", "nothing"):
+            equal(answer(node, target, STRANGER), (NOT_FOUND, None), f"a login to {target}")
+        status, to = answer(node, "t2", STRANGER)
+        equal(status, MOVED, "a login to a target that admits the initiator")
+        check(to not in portals, "the portal of the shard")
+
+    # Data through any portal.
+    for n in range(3):
+        for m, node in enumerate(nodes):
+            disk = QemuDisk(t, node, f"t{n}")
+            if m == 0:
+                disk.write(n + 1)
+            disk.read(n + 1)
+            disk.close()
+
+    # CHAP is the owner's, for every portal.
+    n1.cli("volume", "create", "secret", "--size", "16M")
+    chap = ["--chap-user", "guest", "--chap-secret-file", secret_file(t, "chap", SECRET)]
+    n2.cli("target", "create", iqn("chap"), "--open", "--for", "secret", *chap)
+    n3.cli("lun", "map", iqn("chap"), "secret")
+    for node in nodes:
+        disk = QemuDisk(t, node, "chap", secret=SECRET)
+        disk.write(7)
+        disk.close()
+        for secret in (None, "not the secret of it"):
+            try:
+                QemuDisk(t, node, "chap", secret=secret).read(7)
+            except Failed as e:
+                check("uthenti" in str(e), str(e))
+            else:
+                raise Failed(f"a login with the secret {secret}")
+
+    # A removed target is free for another shard at once, and a login follows it.
+    n1.cli("target", "rm", iqn("t0"))
+    equal(answer(n2, "t0", FRIEND), (NOT_FOUND, None), "a removed target")
+    n2.cli("target", "create", iqn("t0"), "--for", "d2")
+    n3.cli("target", "allow", iqn("t0"), FRIEND)
+    equal(answer(n1, "t0", FRIEND), answer(n1, "t2", FRIEND), "the portal of the shard of d2")
+    n1.cli("target", "rm", iqn("t0"))
+    n1.cli("target", "create", iqn("t0"), "--for", "d0")
+    n1.cli("lun", "map", iqn("t0"), "d0")
+    n1.cli("target", "allow", iqn("t0"), FRIEND)
+
+    a_failed_node_is_a_pause(t, cluster, nodes)
+
+
+def a_failed_node_is_a_pause(t, cluster, nodes):
+    """Initiators come back to the portal that they were configured with, and are redirected again."""
+    n1, n2, n3 = nodes
+    disks = [QemuDisk(t, node, f"t{n}") for n in range(3) for node in (n1, n2)]
+    for i, disk in enumerate(disks):
+        disk.write(10 + i, f"{1 + i}M")
+    n3.kill()
+    times = [disk.write(20 + i, f"{1 + i}M") for i, disk in enumerate(disks)]
+    print(f"a node failed: writes took {', '.join(f'{s:.2f}' for s in times)} s")
+    check(max(times) < 20, "a write after a node failed")
+    for i, disk in enumerate(disks):
+        disk.read(20 + i, f"{1 + i}M")
+        disk.close()
+    wait_for(lambda: sum((cluster.owned() or {}).get(name, 0) for name in ("n1", "n2")) == 6, "a takeover", STATE_S)
+    for node in (n1, n2):
+        equal(sorted(discovered(node, FRIEND)), [iqn("chap"), *(iqn(f"t{n}") for n in range(3))], "targets afterwards")
+        equal(answer(node, "t0", STRANGER), (NOT_FOUND, None), "a login of another initiator afterwards")
+        node.stop()
 
 
 @needs(CLUSTER)

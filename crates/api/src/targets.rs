@@ -84,6 +84,9 @@ pub struct TargetView {
     pub initiators: Vec<InitiatorView>,
     /// Sessions.
     pub sessions: Vec<SessionView>,
+    /// The shard that has the target, in the list of a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<u32>,
 }
 
 /// A LUN of a target.

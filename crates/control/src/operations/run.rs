@@ -44,6 +44,10 @@ impl Control {
             if let Some(change) = O::CHANGE {
                 log(&change(&operation), &owner, result.as_ref().err());
             }
+            if O::CHANGE.is_some() {
+                // The portals of other nodes of a cluster then serve what was changed.
+                this.targets().served().published().await;
+            }
             // Without the permit, since the commands may be slow, and an upgrade waits for permits.
             this.targets().served().revoked(|target| operation.revokes_at(target)).await;
             result

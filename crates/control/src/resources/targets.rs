@@ -341,6 +341,7 @@ fn target_view(control: &Control, target: &Target, sessions: Vec<SessionInfo>) -
             })
             .collect(),
         sessions: sessions.into_iter().map(View::view).collect(),
+        shard: None,
     }
 }
 

@@ -13,6 +13,8 @@ use super::{IqnName, Target, TargetMap};
 /// Maximum time for which an administrator waits for sessions. Commands in progress end only when the store
 /// does their work, and the store can hang.
 const APPLY_TIME: Duration = Duration::from_secs(5);
+/// Maximum time for which an administrator waits until a change is published for other servers.
+const PUBLISH_TIME: Duration = Duration::from_secs(3);
 
 /// The targets that are visible to the front end, and their sessions.
 #[derive(Default)]
@@ -24,6 +26,9 @@ pub struct ServedTargets {
     sessions: Sessions,
     /// For each target, the number of the last change that took something away from its initiators.
     revoked: Mutex<BTreeMap<IqnName, u64>>,
+    /// The number of the last change that was published for other servers; `None` if administrators need not
+    /// wait for that.
+    published: watch::Sender<Option<u64>>,
 }
 
 impl ServedTargets {
@@ -35,6 +40,7 @@ impl ServedTargets {
             changes_at: Mutex::default(),
             sessions: Sessions::default(),
             revoked: Mutex::default(),
+            published: watch::Sender::new(None),
         }
     }
 
@@ -133,6 +139,21 @@ impl ServedTargets {
         }
         // Sessions that began in the meantime have read the table with these changes.
         self.revoked.lock().retain(|target, change| revoked.get(target) != Some(change));
+    }
+
+    /// Records that all changes up to this one were published for other servers.
+    pub fn set_published(&self, change: u64) {
+        self.published.send_replace(Some(change));
+    }
+
+    /// Waits until the last change is published, if something publishes changes. Waits at most
+    /// [`PUBLISH_TIME`].
+    pub async fn published(&self) {
+        let (last, mut published) = (self.last_change(), self.published.subscribe());
+        let is_published = published.wait_for(|published| published.is_none_or(|change| change >= last));
+        if tokio::time::timeout(PUBLISH_TIME, is_published).await.is_err() {
+            tracing::warn!("other servers do not learn of a change of the targets yet");
+        }
     }
 
     /// Registers a session until the guard is dropped.

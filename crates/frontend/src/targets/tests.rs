@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use forebay_engine::{CloneRequest, PoolConfig};
 use forebay_host::EngineThread;
 use forebay_store::{MemoryStore, Store};
@@ -336,6 +338,25 @@ async fn a_change_of_a_target_wakes_the_sessions_of_this_target_only() {
     a.mark_unchanged();
     t.served().replace_with_disks((*t.snapshot()).clone());
     assert!(a.has_changed().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn administrators_wait_until_a_change_is_published() {
+    let served = ServedTargets::new(TargetMap::new());
+    let begun = tokio::time::Instant::now();
+    served.published().await;
+    assert_eq!(begun.elapsed(), Duration::ZERO, "nothing publishes");
+    served.set_published(0);
+    served.replace(TargetMap::new());
+    let publishes = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        served.set_published(1);
+    };
+    tokio::join!(served.published(), publishes);
+    assert_eq!(begun.elapsed(), Duration::from_secs(1));
+    served.replace(TargetMap::new());
+    served.published().await;
+    assert!(begun.elapsed() > Duration::from_secs(2), "a bounded time");
 }
 
 #[test]

@@ -373,12 +373,14 @@ fn state_text(state: NodeStateView) -> &'static str {
 }
 
 fn nodes_text(nodes: &[NodeView]) -> String {
-    let mut t = output::table(&["NODE", "NUMBER", "STATE", "ADDRESS", "SHARDS", "HOME OF"], &[1, 4, 5]);
+    let mut t =
+        output::table(&["NODE", "NUMBER", "STATE", "ADDRESS", "SHARDS", "HOME OF", "ISCSI"], &[1, 4, 5]);
     for node in nodes {
         let address = if node.address.is_empty() { "-" } else { &node.address };
         let (number, owned, homes) =
             (node.number.to_string(), node.owned.to_string(), node.homes.to_string());
-        t.add_row([&node.name, &number, state_text(node.state), address, &owned, &homes]);
+        let iscsi = if node.iscsi.is_empty() { "-".to_owned() } else { node.iscsi.join(" ") };
+        t.add_row([&node.name, &number, state_text(node.state), address, &owned, &homes, &iscsi]);
     }
     output::render(t)
 }

@@ -327,6 +327,7 @@ mod tests {
                 address: "[::1]:4711".into(),
                 since_ms: unix_ms(),
             }],
+            shard: None,
         }
     }
 

@@ -8,7 +8,7 @@
 //! | request | reads |
 //! |---|---|
 //! | discovery, and a login to a target that is not known to admit the initiator | the notices of all shards, at most once in [`Owners::pause`] |
-//! | login to a known target | the notice of its shard, at most once in [`FRESH`] |
+//! | login to a known target | the notice of its shard; logins that wait for it share one read |
 //!
 //! A notice that has not changed costs one read of some attributes. So a node without logins reads nothing, and
 //! a client that asks without end causes at most [`READS`] reads a second, whatever the number of shards.
@@ -41,8 +41,6 @@ use super::shard::Shared;
 use crate::config::IscsiPortals;
 use crate::serve::{Descriptors, ServeError};
 
-/// Time for which what was read about one shard is not read again.
-const FRESH: Duration = Duration::from_millis(250);
 /// Maximum number of notices that are read in a second for discoveries and unknown targets.
 const READS: u32 = 200;
 /// Minimum pause between two reads of the notices of all shards.
@@ -109,15 +107,15 @@ struct Board {
     last: Option<Arc<Vec<u8>>>,
     /// Where the owner that published the notice serves iSCSI.
     portals: Vec<SocketAddr>,
-    /// When the portals were tried, and those that accepted a connection.
-    tried: Option<(Instant, Vec<SocketAddr>)>,
+    /// When the last look at the owner began, and what it found: the portals that accept a connection.
+    looked: Option<(Instant, Option<Vec<SocketAddr>>)>,
     /// The last error, which was logged.
     error: Option<String>,
 }
 
 impl Board {
     fn new(notices: NoticeBoard) -> Board {
-        Board { notices, last: None, portals: Vec::new(), tried: None, error: None }
+        Board { notices, last: None, portals: Vec::new(), looked: None, error: None }
     }
 
     /// Reads the notice. Returns the targets if they may have changed.
@@ -256,17 +254,58 @@ impl ShardOwners for Owners {
 
     fn owner(&self, shard: u32) -> Pin<Box<dyn Future<Output = Option<Vec<SocketAddr>>> + Send + '_>> {
         Box::pin(async move {
-            let board = self.board(shard)?;
-            // Logins to targets of one shard share what one of them has found.
+            let (asked, board) = (Instant::now(), self.board(shard)?);
             let mut board = board.lock().await;
-            if board.tried.as_ref().is_none_or(|(at, _)| at.elapsed() >= FRESH) {
-                if !Owners::learn(&self.targets, shard, &mut board).await {
-                    return None;
-                }
-                let answering = board.answering().await;
-                board.tried = Some((Instant::now(), answering));
+            // Logins that wait for the lock share a look that began after all of them. An older one does not
+            // count: the target may have moved to another shard since, and the owner would refuse the login.
+            if let Some((begun, found)) = &board.looked
+                && *begun >= asked
+            {
+                return found.clone();
             }
-            board.tried.as_ref().map(|(_, portals)| portals.clone()).filter(|portals| !portals.is_empty())
+            let begun = Instant::now();
+            let found = match Owners::learn(&self.targets, shard, &mut board).await {
+                true => Some(board.answering().await).filter(|portals| !portals.is_empty()),
+                false => None,
+            };
+            board.looked = Some((begun, found.clone()));
+            found
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_cluster::map::{Node, NodeState};
+
+    use super::*;
+
+    #[test]
+    fn initiators_discover_the_nodes_that_follow_first() {
+        let node = |number: u32, suspect: &str, iscsi: &[&str]| Node {
+            number,
+            id: number.to_string(),
+            name: format!("n{number}"),
+            address: String::new(),
+            links: String::new(),
+            iscsi: iscsi.iter().map(ToString::to_string).collect(),
+            weight: 1.0,
+            state: NodeState::Up,
+            process: "p".to_owned(),
+            suspect: suspect.to_owned(),
+        };
+        let nodes = [
+            node(1, "", &["10.0.0.1:3260", "[fd00::1]:3260"]),
+            node(2, "", &["10.0.0.2:3260"]),
+            node(3, "p", &["10.0.0.3:3260"]),
+            node(4, "", &["?"]),
+            node(5, "", &["10.0.0.5:3260"]),
+        ];
+        let map = Map { nodes: nodes.map(|node| (node.number, node)).into(), ..Map::default() };
+        let parse =
+            |portals: &[&str]| portals.iter().map(|p| p.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let after_two = parse(&["10.0.0.5:3260", "10.0.0.1:3260", "[fd00::1]:3260"]);
+        assert_eq!(portals_after(&map, 2), after_two, "without the node that does not answer");
+        assert_eq!(portals_after(&map, 5), parse(&["10.0.0.1:3260", "[fd00::1]:3260", "10.0.0.2:3260"]));
     }
 }

@@ -316,6 +316,7 @@ fn a_notice_is_that_of_the_present_owner() {
     on_a_cluster(async |site| {
         let mut board = NoticeBoard::simulated(site.rados.client());
         assert_eq!(board.read().await, Ok(PoolView::default()), "there is no pool");
+        assert_eq!(NoticeBoard::of(site.rados.client()).read_last().await, Ok(None), "there is no pool");
         let first = site.open("a", Claim::IfFree).await.unwrap();
         assert_eq!(board.read().await.unwrap().notice, None, "none was published");
         first.publish(1, b"of a").await.unwrap();
@@ -335,10 +336,15 @@ fn a_notice_is_that_of_the_present_owner() {
         let late = first.publish(5, b"too late");
         let second = site.open("b", Claim::Wait).await.unwrap();
         assert_eq!(board.read().await.unwrap().notice, None, "of an earlier owner");
+        let mut last = NoticeBoard::of(site.rados.client());
+        assert_eq!(last.read_last().await.unwrap().unwrap()[..], *b"end", "the last one that was published");
         second.publish(1, b"of b").await.unwrap();
         site.rados.resume(2);
         assert_eq!(late.await, Err(StoreError::Fenced));
         assert_eq!(board.read().await.unwrap().notice.unwrap()[..], *b"of b");
+        let read = last.read_last().await.unwrap().unwrap();
+        assert_eq!(read[..], *b"of b");
+        assert!(Arc::ptr_eq(&read, &last.read_last().await.unwrap().unwrap()), "it has not changed");
 
         for number in [0, 17] {
             assert!(matches!(

@@ -80,9 +80,14 @@ impl Publisher {
         let mut changed = self.targets.changed();
         let mut failure = None;
         loop {
-            changed.borrow_and_update();
+            let change = *changed.borrow_and_update();
             match self.publish().await {
-                Ok(true) => failure = None,
+                Ok(true) => {
+                    failure = None;
+                    if self.is_shard {
+                        self.targets.set_published(change);
+                    }
+                }
                 Ok(false) | Err(StoreError::Fenced) => return,
                 Err(e) => {
                     let error = Some(e.to_string());
