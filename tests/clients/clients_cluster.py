@@ -41,7 +41,7 @@ class Node:
         self.memory = os.path.join(cluster.memory, name)
         os.makedirs(self.memory, mode=0o700)
         self.log = cluster.t.path(f"{cluster.name}-{name}.log")
-        self.process, self.options = None, []
+        self.process = None
         cluster.t.defer(self.kill)
 
     def start(self):
@@ -585,7 +585,29 @@ def cluster_targets_are_reached_through_any_portal(t):
     n1.cli("lun", "map", iqn("t0"), "d0")
     n1.cli("target", "allow", iqn("t0"), FRIEND)
 
+    a_moved_shard_is_a_pause(t, cluster, nodes)
     a_failed_node_is_a_pause(t, cluster, nodes)
+
+
+def a_moved_shard_is_a_pause(t, cluster, nodes):
+    """A node is drained, and gets its shards again."""
+    n1, n2, n3 = nodes
+    disk = QemuDisk(t, n1, "t1")
+    times = []
+
+    def writes_until(condition, what):
+        wait_for(lambda: times.append(disk.write(len(times) % 200, "8M")) or condition(), what, STATE_S)
+
+    cluster.command("node", "drain", "n2")
+    writes_until(lambda: (cluster.owned() or {}).get("n2") == 0, "a drained node")
+    # Initiators do not discover it, and can still use its portal.
+    check(f"127.0.0.1:{n2.portal[1]}" not in discovered(n1, FRIEND)[iqn("t1")], "the portal of a node that drains")
+    equal(answer(n2, "t1", FRIEND)[0], MOVED, "a login at a node that drains")
+    cluster.command("node", "drain", "n2", "--cancel")
+    writes_until(lambda: (cluster.owned() or {}).get("n2") == 2, "a node that has its shards again")
+    disk.close()
+    print(f"two handovers: the longest write took {max(times):.2f} s")
+    check(max(times) < 10, "a write during a handover")
 
 
 def a_failed_node_is_a_pause(t, cluster, nodes):

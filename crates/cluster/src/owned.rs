@@ -267,3 +267,123 @@ impl OwnedNames {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use forebay_store::rados::{SimulatedClient, SimulatedRados};
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::names::{of_target, target_of};
+
+    /// In the simulated cluster without time, everything is answered at once.
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        loop {
+            if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                return value;
+            }
+        }
+    }
+
+    /// What a shard has. Its targets may be unreadable.
+    #[derive(Default)]
+    struct Shard {
+        names: Mutex<BTreeMap<String, Kind>>,
+        is_unreadable: AtomicBool,
+    }
+
+    impl Shard {
+        fn add(&self, name: &str, kind: Kind) -> Result<()> {
+            self.names.lock().insert(name.to_owned(), kind);
+            Ok(())
+        }
+    }
+
+    impl Disks for Shard {
+        fn find(&self, name: &str) -> Result<Option<Kind>> {
+            if target_of(name).is_some() && self.is_unreadable.load(Relaxed) {
+                return Err(ClusterError::Unknown { name: name.to_owned(), reason: "damaged".to_owned() });
+            }
+            Ok(self.names.lock().get(name).copied())
+        }
+
+        fn after(&self, after: &str) -> Vec<(String, Kind)> {
+            let names = self.names.lock();
+            names
+                .range(after.to_owned()..)
+                .filter(|(n, _)| *n != after)
+                .map(|(n, k)| (n.clone(), *k))
+                .collect()
+        }
+    }
+
+    fn owned(cluster: &Arc<SimulatedClient>, shard: u32, term: u64) -> (Arc<Shard>, OwnedNames) {
+        let has = Arc::new(Shard::default());
+        (has.clone(), OwnedNames::new(cluster.clone(), shard, term, has))
+    }
+
+    fn present(cluster: &Arc<SimulatedClient>) -> Vec<(String, u32, Kind)> {
+        let all = run(Names::new(cluster.clone()).list()).unwrap();
+        assert!(all.iter().all(|name| !name.is_pending), "{all:?}");
+        let mut all: Vec<_> = all.into_iter().map(|name| (name.name, name.shard, name.kind)).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+
+    #[test]
+    fn targets_and_disks_have_names_apart() {
+        let cluster = SimulatedRados::immediate().client();
+        let ((one, first), (_, second)) = (owned(&cluster, 1, 1), owned(&cluster, 2, 1));
+        let target = of_target("iqn.2026-01.org.example:a");
+        let made = first.create(&[&target], Kind::Target, async { one.add(&target, Kind::Target) });
+        assert_eq!(run(made), Ok(()));
+        let taken: Result<()> = run(second.create(&[&target], Kind::Target, async { panic!("it is taken") }));
+        let taken = taken.unwrap_err().to_string();
+        assert_eq!(taken, "target iqn.2026-01.org.example:a exists", "as an administrator knows it");
+        // A disk may have the name.
+        let disk = "iqn.2026-01.org.example:a";
+        assert_eq!(run(second.create(&[disk], Kind::Volume, async { Ok::<_, ClusterError>(()) })), Ok(()));
+        assert_eq!(present(&cluster), [(target, 1, Kind::Target)], "the disk was not created in the end");
+    }
+
+    #[test]
+    fn a_removal_that_fails_keeps_the_kind_of_an_entry() {
+        let cluster = SimulatedRados::immediate().client();
+        let (has, names) = owned(&cluster, 1, 1);
+        let target = of_target("iqn.2026-01.org.example:a");
+        // Of a pool that became a shard, before its names are entered.
+        has.add(&target, Kind::Target).unwrap();
+        let refused = async { Err::<(), _>(ClusterError::Refused("it has sessions".to_owned())) };
+        assert!(run(names.remove(&target, refused)).is_err());
+        assert_eq!(present(&cluster), [(target, 1, Kind::Target)]);
+    }
+
+    #[test]
+    fn all_targets_are_removed_also_if_they_cannot_be_read() {
+        let cluster = SimulatedRados::immediate().client();
+        let ((one, first), (two, second)) = (owned(&cluster, 1, 1), owned(&cluster, 2, 1));
+        let target = |n: u32| of_target(&format!("iqn.2026-01.org.example:{n}"));
+        one.add("disk", Kind::Volume).unwrap();
+        one.add(&target(1), Kind::Target).unwrap();
+        two.add(&target(2), Kind::Target).unwrap();
+        for names in [&first, &second] {
+            assert!(run(names.enter_all()).unwrap().1.is_empty());
+        }
+        one.is_unreadable.store(true, Relaxed);
+        // A removal that was interrupted is not settled by a guess.
+        drop(run(first.begin_removal(&target(1))).unwrap());
+        assert_eq!(run(first.settle_all()), Ok(0));
+        assert_eq!(run(Names::new(cluster.clone()).pending(1)).unwrap().len(), 1);
+        let removed = run(first.remove_all(Kind::Target, async {
+            one.is_unreadable.store(false, Relaxed);
+            one.names.lock().retain(|_, kind| *kind != Kind::Target);
+            Ok::<_, ClusterError>(())
+        }));
+        assert_eq!(removed, Ok(()));
+        assert_eq!(run(first.settle_all()), Ok(1), "the interrupted removal");
+        assert_eq!(present(&cluster), [(target(2), 2, Kind::Target), ("disk".to_owned(), 1, Kind::Volume)]);
+    }
+}

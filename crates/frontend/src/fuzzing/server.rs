@@ -83,6 +83,7 @@ async fn start() -> Server {
         known: Arc::default(),
         addresses: &listen,
         portals: None,
+        is_shard: false,
     };
     let disks = iscsi::Disks::Own { pool: pool.clone(), units };
     let taken = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings).unwrap();

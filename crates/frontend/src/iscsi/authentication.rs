@@ -196,6 +196,7 @@ mod tests {
             chap_algorithms: Algorithm::ALL.to_vec(),
             announced: None,
             portals: Default::default(),
+            unknown_target: LoginStatus::NotFound,
         }
     }
 

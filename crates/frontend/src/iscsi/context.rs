@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use forebay_engine::Pool;
 use forebay_wire::iscsi::Parameters;
+use forebay_wire::iscsi::reply::LoginStatus;
 
 use super::attempts::Attempts;
 use super::chap::Algorithm;
@@ -59,6 +60,8 @@ pub(super) struct Context {
     pub announced: Option<Vec<SocketAddr>>,
     /// Addresses on which the server listens. Set before the first connection.
     pub portals: OnceLock<Vec<ListenAddr>>,
+    /// The answer to logins to a target that does not exist, or does not admit the initiator.
+    pub unknown_target: LoginStatus,
 }
 
 /// The result of a login.

@@ -91,6 +91,8 @@ mod tests {
     use std::pin::Pin;
     use std::sync::Arc;
 
+    use forebay_wire::iscsi::reply::LoginStatus;
+
     use super::super::groups::PortGroups;
     use super::super::registry::Registry;
     use super::super::standby::Standby;
@@ -125,6 +127,7 @@ mod tests {
             chap_algorithms: Vec::new(),
             announced: announced.map(|portals| portals.iter().map(parse).collect()),
             portals: Default::default(),
+            unknown_target: LoginStatus::NotFound,
         };
         context.portals.set(vec![ListenAddr::Tcp("0.0.0.0:3260".into())]).unwrap();
         portals(&context, parse(&"172.17.0.2:3260"))

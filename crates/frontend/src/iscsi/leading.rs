@@ -65,7 +65,7 @@ impl Leading {
         let (target, credentials) = match target {
             None => (None, for_discovery(context, &initiator)),
             Some(name) => {
-                let not_found = |reason| Refusal::new(LoginStatus::NotFound, reason);
+                let not_found = |reason| Refusal::new(context.unknown_target, reason);
                 let target = context.targets.get(&name).ok_or(not_found("the target does not exist"))?;
                 let credentials = for_target(&target, &initiator);
                 let credentials = credentials.ok_or(not_found("the target does not admit this initiator"))?;

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use forebay_wire::iscsi::reply::LoginStatus;
+
 use super::attempts::Attempts;
 use super::chap::Algorithm;
 use super::cluster::ClusterPortals;
@@ -32,6 +34,9 @@ pub struct Settings<'a> {
     pub addresses: &'a [ListenAddr],
     /// Addresses that initiators discover; `None` for the addresses on which the server listens.
     pub portals: Option<&'a [SocketAddr]>,
+    /// Nodes of a cluster redirect initiators to this server. A target that this server does not have may be that
+    /// of another shard, so initiators have to ask a node again: the login is refused as temporary.
+    pub is_shard: bool,
 }
 
 /// Binds the addresses and lets the data plane serve targets over iSCSI. Returns the addresses with the
@@ -51,6 +56,10 @@ pub fn listen(
         chap_algorithms: settings.chap_algorithms.to_vec(),
         announced: settings.portals.map(<[_]>::to_vec),
         portals: Default::default(),
+        unknown_target: match settings.is_shard {
+            true => LoginStatus::ServiceUnavailable,
+            false => LoginStatus::NotFound,
+        },
     });
     let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));
     let bound = plane.listen(&front, settings.addresses)?;

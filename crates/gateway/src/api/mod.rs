@@ -273,3 +273,101 @@ fn text(body: &Value, field: &str) -> Result<String, Failure> {
     let text = body.get(field).and_then(Value::as_str);
     text.map(str::to_owned).ok_or_else(|| Failure::bad_request(format!("the body has no field {field}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Method;
+    use forebay_api::ErrorKind;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::NbdClient;
+
+    /// A cluster of three shards. The volume and the target of a number are in the shard of the number. No owner
+    /// answers; the shards that were asked are recorded.
+    #[derive(Default)]
+    struct Silent(Mutex<Vec<u32>>);
+
+    fn in_shard<'a>(name: &'a str, prefix: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {
+        Box::pin(async move { Ok(name.strip_prefix(prefix).and_then(|number| number.parse().ok())) })
+    }
+
+    impl Shards for Silent {
+        fn locate<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {
+            in_shard(name, "v")
+        }
+
+        fn names(&self) -> BoxFuture<'_, io::Result<Vec<String>>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+
+        fn connect_nbd<'a>(&'a self, _: u32, _: &'a NbdClient) -> BoxFuture<'a, io::Result<Stream>> {
+            Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) })
+        }
+    }
+
+    impl Cluster for Silent {
+        fn connect_api(&self, shard: u32) -> BoxFuture<'_, io::Result<Stream>> {
+            let mut asked = self.0.lock();
+            if asked.last() != Some(&shard) {
+                asked.push(shard);
+            }
+            Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) })
+        }
+
+        fn locate_target<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {
+            in_shard(name, "iqn.t")
+        }
+
+        fn view(&self) -> ClusterView {
+            ClusterView { cluster: String::new(), version: 1, nodes: Vec::new(), shards: Vec::new() }
+        }
+
+        fn shards(&self) -> Vec<u32> {
+            vec![1, 2, 3]
+        }
+
+        fn own_shards(&self) -> Vec<u32> {
+            vec![3]
+        }
+    }
+
+    /// The shards that a request reaches, and the problem with which it ends.
+    async fn ask(method: Method, path: &str, body: &str) -> (Vec<u32>, forebay_api::Problem) {
+        let cluster = Arc::new(Silent::default());
+        let gateway = Gateway { cluster: cluster.clone(), next: Arc::default() };
+        let mut request = Request::new(Body::from(body.to_owned()));
+        *request.method_mut() = method;
+        *request.uri_mut() = format!("{PREFIX}{path}").parse().unwrap();
+        let failed = gateway.serve(request).await.unwrap_err().into_response();
+        let bytes = failed.into_body().collect().await.unwrap().to_bytes();
+        let asked = cluster.0.lock().clone();
+        (asked, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn targets_are_in_the_shard_of_their_disks() {
+        let shard = async |method: Method, path: &str, body: &str| ask(method, path, body).await.0;
+        assert_eq!(shard(Method::POST, "/targets", r#"{"name": "iqn.t2", "disk": "v2@s"}"#).await, [2]);
+        assert_eq!(
+            shard(Method::POST, "/targets", r#"{"name": "iqn.t2"}"#).await,
+            [3],
+            "a shard of this node"
+        );
+        assert_eq!(shard(Method::DELETE, "/targets/IQN.T1", "").await, [1]);
+        assert_eq!(shard(Method::PUT, "/targets/iqn.t1/initiators/iqn.x", "{}").await, [1]);
+        assert_eq!(shard(Method::POST, "/targets/iqn.t2/luns", r#"{"disk": "v2"}"#).await, [2]);
+        let (asked, problem) = ask(Method::PUT, "/targets/iqn.t2/luns/5", r#"{"disk": "v1"}"#).await;
+        assert_eq!((asked, problem.code.as_str()), (Vec::new(), "other_shard"));
+        for part in ["target iqn.t2 is in shard 2", "'v1' is in shard 1", "--for 'v1'", "--shard 2"] {
+            assert!(problem.detail.contains(part), "{}", problem.detail);
+        }
+        for (path, body) in
+            [("/targets/iqn.x/luns", r#"{"disk": "v1"}"#), ("/targets/iqn.t1/luns", r#"{"disk": "x"}"#)]
+        {
+            let (asked, problem) = ask(Method::POST, path, body).await;
+            assert_eq!((asked, problem.code.as_str()), (Vec::new(), ErrorKind::NotFound.code()), "{path}");
+        }
+        assert_eq!(ask(Method::DELETE, "/targets", "").await.1.code, "needs_shard");
+    }
+}

@@ -65,6 +65,7 @@ pub(super) fn serve(shared: Arc<Shared>, bound: Bound, tasks: &mut JoinSet<()>) 
         known: Arc::default(),
         addresses: &config.listen,
         portals: config.announced.as_deref(),
+        is_shard: false,
     };
     let cluster = ClusterPortals::new(targets.clone(), owners.clone());
     iscsi::listen_for_cluster(&mut plane, cluster, &settings).map_err(ServeError::from)?;

@@ -145,6 +145,7 @@ impl Prepared {
                 known: known_hosts.clone(),
                 addresses: &config.iscsi,
                 portals: portals.or(config.iscsi_paths.portals.as_deref()),
+                is_shard: own.is_some(),
             },
         )?;
         let ownership = store.ownership().filter(|ownership| ownership.notice_board().is_some());

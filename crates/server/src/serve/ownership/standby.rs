@@ -56,6 +56,7 @@ impl StandbyPortals {
             known: Arc::default(),
             addresses: &config.iscsi,
             portals: config.iscsi_paths.portals.as_deref(),
+            is_shard: false,
         };
         let portals = specific(&iscsi::listen_as_standby(&mut plane, standby.clone(), &settings)?);
         let follower = Follower {
