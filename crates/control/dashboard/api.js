@@ -9,7 +9,7 @@ export function setShard(number) {
 }
 
 /** What a cluster has as a whole. Everything else belongs to a shard. */
-const OF_CLUSTER = /^\/(cluster|session|tokens|health|volumes|images|clones|resets)([/?]|$)/;
+const OF_CLUSTER = /^\/(cluster|session|tokens|health|volumes|images|clones|resets|targets)([/?]|$)/;
 
 /** The address of a path. An image is imported into the shard whose jobs are shown. */
 function address(method, path) {
