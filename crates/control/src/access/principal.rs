@@ -113,6 +113,8 @@ pub struct Principal {
     pub(super) token: Option<Arc<str>>,
     /// Hash of the secret of the principal's session.
     pub(super) session: Option<Hash>,
+    /// The node of a cluster has authenticated the principal, and looks after its token and session.
+    pub(super) is_forwarded: bool,
 }
 
 /// A client that the node of a cluster has authenticated, as the server of a shard learns of it.
@@ -124,20 +126,23 @@ pub struct Forwarded {
     max_disks: Option<u32>,
     via: Via,
     address: Option<IpAddr>,
+    /// Id of the token.
+    token: Option<String>,
 }
 
 impl From<&Principal> for Forwarded {
     fn from(principal: &Principal) -> Forwarded {
-        let Principal { name, role, scope, max_disks, via, address, .. } = principal.clone();
-        Forwarded { name: name.to_string(), role, scope, max_disks, via, address }
+        let Principal { name, role, scope, max_disks, via, address, token, .. } = principal.clone();
+        let token = token.as_deref().map(str::to_owned);
+        Forwarded { name: name.to_string(), role, scope, max_disks, via, address, token }
     }
 }
 
 impl From<Forwarded> for Principal {
-    /// The node looks after the token and the session.
     fn from(forwarded: Forwarded) -> Principal {
-        let Forwarded { name, role, scope, max_disks, via, address } = forwarded;
-        Principal { name: name.into(), role, scope, max_disks, via, address, token: None, session: None }
+        let Forwarded { name, role, scope, max_disks, via, address, token } = forwarded;
+        let (name, token, session) = (name.into(), token.map(Into::into), None);
+        Principal { name, role, scope, max_disks, via, address, token, session, is_forwarded: true }
     }
 }
 
@@ -185,7 +190,17 @@ impl Principal {
 
     fn administrator(name: &str, via: Via, address: Option<IpAddr>) -> Principal {
         let (name, role) = (name.into(), Role::Administrator);
-        Principal { name, role, scope: None, max_disks: None, via, address, token: None, session: None }
+        Principal {
+            name,
+            role,
+            scope: None,
+            max_disks: None,
+            via,
+            address,
+            token: None,
+            session: None,
+            is_forwarded: false,
+        }
     }
 }
 
@@ -211,7 +226,17 @@ mod tests {
     fn principal(role: Role, scope: Option<Scope>) -> Principal {
         let name = "t".into();
         let (via, address) = (Via::Token, None);
-        Principal { name, role, scope, max_disks: None, via, address, token: None, session: None }
+        Principal {
+            name,
+            role,
+            scope,
+            max_disks: None,
+            via,
+            address,
+            token: None,
+            session: None,
+            is_forwarded: false,
+        }
     }
 
     #[test]

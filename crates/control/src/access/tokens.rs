@@ -149,7 +149,8 @@ pub(super) struct Found {
 impl Found {
     pub fn principal(self, via: Via, address: Option<IpAddr>) -> Principal {
         let Found { id, name, role, scope, max_disks } = self;
-        Principal { name, role, scope, max_disks, via, address, token: Some(id.into()), session: None }
+        let (token, session) = (Some(id.into()), None);
+        Principal { name, role, scope, max_disks, via, address, token, session, is_forwarded: false }
     }
 }
 

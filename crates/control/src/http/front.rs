@@ -5,10 +5,13 @@
 //! of a shard it names the client in a header ([`FORWARDED`]), and that server decides what the client may do,
 //! as for its own clients. Tokens and sessions are served here, and so are the pages of the dashboard.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use axum::Json;
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
@@ -16,14 +19,15 @@ use axum::response::Response;
 use axum::routing::{delete, get};
 use forebay_api::{CreateToken, CreatedToken, ErrorKind, PREFIX, SOCKET_HOST, TokenView};
 use forebay_store::BoxFuture;
+use hyper::body::{Bytes, Frame, SizeHint};
 use tower::ServiceExt;
 
 use super::auth::{self, FORWARDED, Peer, forbidden, not_authenticated};
-use super::extract::{Body, Param};
+use super::extract::{self, Param};
 use super::guard::{Guard, guard};
 use super::headers::secure;
 use super::panics::answer_panics;
-use super::problem::{ApiError, Result};
+use super::problem::{ApiError, Code, Result};
 use super::request_id::identify;
 use super::{Entry, Origin};
 use crate::access::{Access, Forwarded, Principal, Right, TokenError, may};
@@ -99,7 +103,12 @@ fn client(request: &axum::http::Extensions, right: Right) -> Result<Principal> {
 
 async fn forward(State(front): State<Front>, mut request: Request) -> Result<Response> {
     let is_of_cluster = request.uri().path().strip_prefix(PREFIX) == Some("/cluster");
-    let right = if is_of_cluster { Right::ReadServer } else { Right::Read };
+    let right = match request.method().is_safe() {
+        true if is_of_cluster => Right::ReadServer,
+        true => Right::Read,
+        // The right that every change needs. A request without it costs nothing further.
+        false => Right::Operate,
+    };
     let principal = client(request.extensions(), right)?;
     let headers = request.headers_mut();
     // The checks against web pages were made here, and the credentials are nothing for other processes.
@@ -120,8 +129,45 @@ async fn forward(State(front): State<Front>, mut request: Request) -> Result<Res
             client.ok_or_else(|| ControlError::internal("the client cannot be named in a header"))?;
         headers.insert(FORWARDED, client);
     }
-    let Ok(response) = front.inner.oneshot(request).await;
-    Ok(response)
+    let Ok(mut response) = front.inner.oneshot(request).await;
+    if response.status() == StatusCode::FORBIDDEN {
+        // The audit log records refusals.
+        response.extensions_mut().insert(Code("forbidden"));
+    }
+    let access = front.access.clone();
+    Ok(response.map(|body| Body::new(WhileValid { body, access, principal })))
+}
+
+/// The body of a response, which ends with an error when the token or the session of its client is not valid any
+/// more: the server of the shard does not know them.
+struct WhileValid {
+    body: Body,
+    access: Arc<Access>,
+    principal: Principal,
+}
+
+impl hyper::body::Body for WhileValid {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if !self.access.is_valid(&self.principal) {
+            let ended = std::io::Error::other("the token or session is not valid any more");
+            return Poll::Ready(Some(Err(axum::Error::new(ended))));
+        }
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 async fn show_session(request: Request) -> Result<Json<ClientView>> {
@@ -134,7 +180,7 @@ async fn begin_session(
     State(front): State<Front>,
     peer: Option<axum::Extension<Peer>>,
     headers: HeaderMap,
-    body: Body<Login>,
+    body: extract::Body<Login>,
 ) -> Result<Response> {
     log_in(&front.access, front.entry.tls, peer.and_then(|peer| peer.0.0), &headers, &body.0)
 }
@@ -161,7 +207,7 @@ async fn list_tokens(_: Administrator, State(front): State<Front>) -> Result<Jso
 async fn create_token(
     _: Administrator,
     State(front): State<Front>,
-    Body(new): Body<CreateToken>,
+    extract::Body(new): extract::Body<CreateToken>,
 ) -> Result<(StatusCode, Json<CreatedToken>)> {
     let created = parking_lot::Mutex::new(None);
     let change = || {

@@ -1,14 +1,18 @@
 //! Requests that are forwarded to the server of a shard.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, Method, Request, Uri, header};
 use axum::response::Response;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use tokio::time::{Instant, sleep};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Cluster;
 use super::problem::Failure;
@@ -18,6 +22,10 @@ use crate::Stream;
 const REACH: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
+/// Number of shards that are asked at the same time.
+const AT_ONCE: usize = 16;
+/// Time for an answer that is merged with those of other shards.
+const ANSWER: Duration = Duration::from_secs(10);
 /// Headers that concern one connection (RFC 9110, section 7.6.1).
 const OF_CONNECTION: [header::HeaderName; 4] =
     [header::CONNECTION, header::TRANSFER_ENCODING, header::UPGRADE, header::TE];
@@ -41,8 +49,9 @@ pub(super) async fn forward(
     cluster: &dyn Cluster,
     shard: u32,
     path: Option<&str>,
-    mut request: Request<Body>,
+    request: Request<Bytes>,
 ) -> Result<Response, Failure> {
+    let mut request = request.map(Body::from);
     let path = match (path, request.uri().path_and_query()) {
         (Some(path), _) => path.parse::<PathAndQuery>().map_err(|e| Failure::bad_request(e.to_string()))?,
         (None, Some(path)) => path.clone(),
@@ -65,7 +74,7 @@ pub(super) async fn get(
     path: &str,
     from: &HeaderMap,
     patience: Duration,
-) -> Result<Response<Incoming>, Failure> {
+) -> Result<Response, Failure> {
     let begun = Instant::now();
     loop {
         let mut request = Request::new(Body::empty());
@@ -77,11 +86,45 @@ pub(super) async fn get(
             request.headers_mut().remove(of_body);
         }
         let stream = reach(cluster, shard, patience.saturating_sub(begun.elapsed())).await?;
-        match send(stream, request).await {
-            Ok(response) => return Ok(response),
-            Err(e) if begun.elapsed() >= patience => return Err(Failure::broken(shard, &e)),
-            Err(_) => sleep(FIRST_PAUSE).await,
+        match timeout(ANSWER, send(stream, request)).await {
+            Ok(Ok(response)) => return Ok(response.map(Body::new)),
+            Ok(Err(e)) if begun.elapsed() >= patience => return Err(Failure::broken(shard, &e)),
+            Ok(Err(_)) => sleep(FIRST_PAUSE).await,
+            // A process that was stopped accepts connections.
+            Err(_) => return Err(Failure::broken(shard, &"it does not answer")),
         }
+    }
+}
+
+/// Asks all shards, some at a time, and returns the answers in the order of the shards.
+pub(super) async fn ask_all<T, F>(shards: &[u32], ask: impl Fn(u32) -> F) -> BTreeMap<u32, Result<T, Failure>>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Failure>> + Send + 'static,
+{
+    let limit = Arc::new(Semaphore::new(AT_ONCE));
+    let mut questions = JoinSet::new();
+    for shard in shards {
+        let (shard, limit, question) = (*shard, limit.clone(), ask(*shard));
+        questions.spawn(async move {
+            // The semaphore is never closed.
+            let _permit = limit.acquire().await;
+            (shard, question.await)
+        });
+    }
+    let failed = |shard: &u32| (*shard, Err(Failure::internal("a question to a shard has failed")));
+    let mut answers: BTreeMap<_, _> = shards.iter().map(failed).collect();
+    while let Some(answer) = questions.join_next().await {
+        answers.extend(answer);
+    }
+    answers
+}
+
+/// Reads the body of a response.
+pub(super) async fn collect(shard: u32, body: Body, most: usize) -> Result<Bytes, Failure> {
+    match timeout(ANSWER, axum::body::to_bytes(body, most)).await {
+        Ok(read) => read.map_err(|e| Failure::broken(shard, &e)),
+        Err(_) => Err(Failure::broken(shard, &"it does not answer")),
     }
 }
 

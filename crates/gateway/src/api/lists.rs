@@ -1,32 +1,42 @@
 //! Lists from all shards, merged in order.
 //!
 //! Each shard is asked for its list in pages, and the merged list is sent while it is produced, so a list of
-//! any length occupies one page of each shard. A shard that does not answer is named in a header of the
-//! response: what it has is unknown, and is not in the list.
+//! any length occupies one page of each shard; pages are the shorter, the more shards there are. The number of
+//! lists is limited, for all clients and for each of them ([`Lists`]). A shard that does not answer is named
+//! in a header of the response: what it has is unknown, and is not in the list.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use axum::response::IntoResponse;
-use forebay_api::MISSING_SHARDS;
-use futures_util::future::join_all;
-use http_body_util::BodyExt;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use forebay_api::{FORWARDED_CLIENT, MISSING_SHARDS};
+use futures_util::stream;
+use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
 use super::problem::Failure;
 use super::{Cluster, forward};
 
-/// Elements of one page of a shard.
+/// Elements of the pages of all shards together, and of one page at least and at most.
+const PAGES: usize = 4_000;
+const LEAST_PAGE: usize = 20;
 const PAGE: usize = 200;
+/// Most elements of one page of the merged list, as of a list at a server.
+const MAX_LIMIT: usize = 10_000;
+/// Most lists at the same time, and those of one client.
+const MAX_LISTS: usize = 64;
+const MAX_LISTS_OF_ONE: usize = 8;
 /// Longest page of a shard in bytes.
 const MAX_PAGE: usize = 8 << 20;
 /// How long a list waits for a shard without an owner that answers.
 const PATIENCE: Duration = Duration::from_secs(3);
+const JSON: &str = "application/json";
 /// Bytes of a piece of the merged list.
 const PIECE: usize = 16 << 10;
 
@@ -42,7 +52,7 @@ fn parse(query: &str) -> Query {
     let mut parsed = Query { limit: None, cursor: None, filters: String::new() };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
-            Some(("limit", limit)) if limit.parse::<usize>().is_ok_and(|limit| limit > 0) => {
+            Some(("limit", limit)) if limit.parse().is_ok_and(|limit| (1..=MAX_LIMIT).contains(&limit)) => {
                 parsed.limit = limit.parse().ok();
             }
             Some(("cursor", cursor)) => parsed.cursor = Some(cursor.to_owned()),
@@ -53,20 +63,95 @@ fn parse(query: &str) -> Query {
     parsed
 }
 
+/// The lists that are being sent, by their clients.
+#[derive(Clone, Default)]
+pub(super) struct Lists(Arc<Mutex<HashMap<String, usize>>>);
+
+/// The place of a list that is being sent.
+pub(super) struct Place {
+    lists: Lists,
+    client: String,
+}
+
+impl Lists {
+    /// Begins a list for the client whose request has these headers.
+    pub fn begin(&self, headers: &HeaderMap) -> Result<Place, Failure> {
+        #[derive(Deserialize)]
+        struct Named {
+            name: String,
+        }
+        let named =
+            headers.get(FORWARDED_CLIENT).and_then(|client| serde_json::from_slice(client.as_bytes()).ok());
+        let client = named.map_or_else(String::new, |Named { name }| name);
+        let mut all = self.0.lock();
+        let own = all.get(&client).copied().unwrap_or(0);
+        if own >= MAX_LISTS_OF_ONE || all.values().sum::<usize>() >= MAX_LISTS {
+            return Err(Failure::too_many_lists());
+        }
+        all.insert(client.clone(), own + 1);
+        drop(all);
+        Ok(Place { lists: self.clone(), client })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.lists.0.lock();
+        if let Some(own) = all.get_mut(&self.client) {
+            *own -= 1;
+            if *own == 0 {
+                all.remove(&self.client);
+            }
+        }
+    }
+}
+
+/// An element of a list, as a shard has sent it.
+struct Element {
+    key: String,
+    text: Box<RawValue>,
+    shard: u32,
+}
+
+impl Element {
+    /// Adds the element to a JSON text, with the shard that has it.
+    fn write(&self, out: &mut Vec<u8>) {
+        match self.text.get().strip_prefix('{') {
+            Some(rest) => {
+                let comma = if rest.trim_start().starts_with('}') { "" } else { "," };
+                out.extend_from_slice(format!("{{\"shard\":{}{comma}{rest}", self.shard).as_bytes());
+            }
+            None => out.extend_from_slice(self.text.get().as_bytes()),
+        }
+    }
+}
+
+/// The key of an element: the field of this name.
+fn key_of(text: &RawValue, field: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Keys {
+        name: Option<String>,
+        id: Option<u64>,
+    }
+    let Keys { name, id } = serde_json::from_str(text.get()).ok()?;
+    // The lists of numbers are ordered by their digits, as the pages of a shard are.
+    if field == "id" { id.map(|id| id.to_string()) } else { name }
+}
+
 /// The part of a list that one shard has.
 struct Part {
     shard: u32,
-    page: VecDeque<Value>,
+    page: VecDeque<Element>,
     /// The path of the page after this one.
     next: Option<String>,
 }
 
 /// What all pages of a list need.
-#[derive(Clone)]
 struct Source {
     cluster: Arc<dyn Cluster>,
     headers: HeaderMap,
     key: &'static str,
+    _place: Place,
 }
 
 /// Responds with the list of this path from all shards.
@@ -75,18 +160,22 @@ pub(super) async fn list(
     headers: HeaderMap,
     (path, query): (&str, &str),
     key: &'static str,
-) -> Result<axum::response::Response, Failure> {
+    place: Place,
+) -> Result<Response, Failure> {
     let (query, shards) = (parse(query), cluster.shards());
     if query.cursor.is_some() && query.limit.is_none() {
         return Err(Failure::bad_request("a cursor needs a limit"));
     }
-    let source = Source { cluster, headers, key };
-    let page = query.limit.unwrap_or(PAGE).min(PAGE);
+    let source = Arc::new(Source { cluster, headers, key, _place: place });
+    let page = (PAGES / shards.len().max(1)).clamp(LEAST_PAGE, PAGE).min(query.limit.unwrap_or(PAGE));
     let cursor = query.cursor.as_ref().map_or_else(String::new, |cursor| format!("&cursor={cursor}"));
     let first = format!("{path}?limit={page}{cursor}{}", query.filters);
-    let answers = join_all(shards.iter().map(|shard| source.page(*shard, &first))).await;
     let (mut parts, mut missing) = (Vec::new(), Vec::new());
-    for (shard, answer) in shards.into_iter().zip(answers) {
+    let page_of = |shard| {
+        let (source, first) = (source.clone(), first.clone());
+        async move { source.page(shard, &first).await }
+    };
+    for (shard, answer) in forward::ask_all(&shards, page_of).await {
         match answer {
             Ok(Ok(part)) => parts.push(part),
             // The request is invalid, or not permitted: each shard answers the same.
@@ -96,12 +185,20 @@ pub(super) async fn list(
     }
     let mut response = match query.limit {
         Some(limit) => {
-            let mut merged = source.merge(&mut parts, limit).await?;
+            let merged = source.merge(&mut parts, limit).await?;
             let more = parts.iter().any(|part| !part.page.is_empty() || part.next.is_some());
-            let last = merged.last().filter(|_| more).map(|last| key_text(last, key));
-            let mut response = axum::Json(std::mem::take(&mut merged)).into_response();
-            if let Some(last) = last {
-                let cursor = utf8_percent_encode(&last, NON_ALPHANUMERIC);
+            let mut body = Vec::new();
+            for element in &merged {
+                body.push(if body.is_empty() { b'[' } else { b',' });
+                element.write(&mut body);
+            }
+            if body.is_empty() {
+                body.push(b'[');
+            }
+            body.push(b']');
+            let mut response = ([(header::CONTENT_TYPE, JSON)], body).into_response();
+            if let Some(last) = merged.last().filter(|_| more) {
+                let cursor = utf8_percent_encode(&last.key, NON_ALPHANUMERIC);
                 let link = format!("<{path}?limit={limit}&cursor={cursor}{}>; rel=\"next\"", query.filters);
                 response.headers_mut().extend(HeaderValue::from_str(&link).map(|link| (header::LINK, link)));
             }
@@ -117,42 +214,34 @@ pub(super) async fn list(
     Ok(response)
 }
 
-fn key_text(element: &Value, key: &str) -> String {
-    match &element[key] {
-        Value::String(text) => text.clone(),
-        // The lists of numbers are ordered by their digits, as the pages of a shard are.
-        other => other.to_string(),
-    }
-}
-
 impl Source {
     /// A page of a shard. The inner error is the response of a shard that refuses the request.
-    async fn page(&self, shard: u32, path: &str) -> Result<Result<Part, axum::response::Response>, Failure> {
+    async fn page(&self, shard: u32, path: &str) -> Result<Result<Part, Response>, Failure> {
         let response = forward::get(&*self.cluster, shard, path, &self.headers, PATIENCE).await?;
-        let (head, body) = response.into_parts();
-        if head.status.is_server_error() {
+        if response.status().is_server_error() {
             // Only this shard has failed, such as one whose table of targets cannot be read.
-            return Err(Failure::broken(shard, &head.status));
+            return Err(Failure::broken(shard, &response.status()));
         }
-        if head.status != StatusCode::OK {
-            return Ok(Err(Response::from_parts(head, Body::new(body))));
+        if response.status() != StatusCode::OK {
+            return Ok(Err(response));
         }
-        let read = http_body_util::Limited::new(body, MAX_PAGE).collect().await;
-        let bytes = read.map_err(|e| Failure::broken(shard, &e))?.to_bytes();
-        let mut page: VecDeque<Value> =
+        let (head, body) = response.into_parts();
+        let bytes = forward::collect(shard, body, MAX_PAGE).await?;
+        let texts: Vec<Box<RawValue>> =
             serde_json::from_slice(&bytes).map_err(|e| Failure::broken(shard, &e))?;
-        for element in &mut page {
-            if let Value::Object(fields) = element {
-                fields.insert("shard".to_owned(), shard.into());
-            }
-        }
+        let element = |text: Box<RawValue>| {
+            let key =
+                key_of(&text, self.key).ok_or_else(|| Failure::broken(shard, &"an element has no key"))?;
+            Ok(Element { key, text, shard })
+        };
+        let page = texts.into_iter().map(element).collect::<Result<_, Failure>>()?;
         let link = head.headers.get(header::LINK).and_then(|link| link.to_str().ok());
         let next = link.and_then(|link| Some(link.strip_prefix('<')?.split_once('>')?.0.to_owned()));
         Ok(Ok(Part { shard, page, next }))
     }
 
     /// The next elements in order, at most `most`.
-    async fn merge(&self, parts: &mut Vec<Part>, most: usize) -> Result<Vec<Value>, Failure> {
+    async fn merge(&self, parts: &mut Vec<Part>, most: usize) -> Result<Vec<Element>, Failure> {
         let mut merged = Vec::new();
         while merged.len() < most {
             for part in parts.iter_mut().filter(|part| part.page.is_empty()) {
@@ -163,7 +252,7 @@ impl Source {
                 }
             }
             parts.retain(|part| !part.page.is_empty());
-            let first = parts.iter_mut().min_by_key(|part| part.page.front().map(|e| key_text(e, self.key)));
+            let first = parts.iter_mut().min_by(|a, b| a.first_key().cmp(&b.first_key()));
             let Some(first) = first else { break };
             merged.extend(first.page.pop_front());
         }
@@ -171,12 +260,12 @@ impl Source {
     }
 
     /// Responds with the whole list while it is merged.
-    fn stream(self, mut parts: Vec<Part>) -> axum::response::Response {
-        let (sender, receiver) = mpsc::channel::<Result<Bytes, std::io::Error>>(2);
+    fn stream(self: Arc<Self>, mut parts: Vec<Part>) -> Response {
+        let (sender, receiver) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
         tokio::spawn(async move {
             let (mut piece, mut is_first) = (vec![b'['], true);
             loop {
-                let Ok(merged) = self.merge(&mut parts, PAGE).await else {
+                let Ok(merged) = self.merge(&mut parts, LEAST_PAGE).await else {
                     // The connection is closed before the end of the array. The client may be gone.
                     let _ = sender.send(Err(std::io::ErrorKind::BrokenPipe.into())).await;
                     return;
@@ -186,7 +275,7 @@ impl Source {
                     if !std::mem::take(&mut is_first) {
                         piece.push(b',');
                     }
-                    piece.extend(element.to_string().into_bytes());
+                    element.write(&mut piece);
                 }
                 if is_last {
                     piece.push(b']');
@@ -198,9 +287,61 @@ impl Source {
                 }
             }
         });
-        let body = Body::from_stream(futures_util::stream::unfold(receiver, async |mut receiver| {
+        let body = Body::from_stream(stream::unfold(receiver, async |mut receiver| {
             receiver.recv().await.map(|piece| (piece, receiver))
         }));
-        ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+        ([(header::CONTENT_TYPE, JSON)], body).into_response()
+    }
+}
+
+impl Part {
+    fn first_key(&self) -> Option<&str> {
+        self.page.front().map(|element| element.key.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_get_the_shard_and_keep_their_text() {
+        let element = |text: &str| Element {
+            key: String::new(),
+            text: RawValue::from_string(text.to_owned()).unwrap(),
+            shard: 7,
+        };
+        for (text, expected) in [
+            (r#"{"name": "a","size":1.50}"#, r#"{"shard":7,"name": "a","size":1.50}"#),
+            ("{}", r#"{"shard":7}"#),
+            ("3", "3"),
+        ] {
+            let mut out = Vec::new();
+            element(text).write(&mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
+        let text = RawValue::from_string(r#"{"id":12,"name":"a\u0041","more":[{}]}"#.to_owned()).unwrap();
+        assert_eq!(key_of(&text, "name").as_deref(), Some("aA"));
+        assert_eq!(key_of(&text, "id").as_deref(), Some("12"));
+    }
+
+    #[test]
+    fn one_client_does_not_take_all_places() {
+        let lists = Lists::default();
+        let mut reader = HeaderMap::new();
+        reader.insert(FORWARDED_CLIENT, HeaderValue::from_static(r#"{"name":"r","role":"reader"}"#));
+        let mut places: Vec<_> = (0..MAX_LISTS_OF_ONE).map(|_| lists.begin(&reader).unwrap()).collect();
+        assert!(lists.begin(&reader).is_err() && lists.begin(&HeaderMap::new()).is_ok());
+        places.pop();
+        assert!(lists.begin(&reader).is_ok());
+        drop(places);
+        assert!(lists.0.lock().is_empty());
+    }
+
+    #[test]
+    fn limits_beyond_those_of_a_server_are_refused_by_the_shards() {
+        assert_eq!(parse("limit=10000&name=a*").limit, Some(10_000));
+        let far = parse("limit=4000000000&name=a*");
+        assert_eq!((far.limit, far.filters.as_str()), (None, "&limit=4000000000&name=a*"));
     }
 }

@@ -18,28 +18,6 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// No shard has the disk. A client with a scope must not distinguish this from a disk that it cannot see,
-    /// so this is the answer of the server of a shard.
-    pub fn not_found(name: &str) -> Failure {
-        Failure {
-            status: StatusCode::NOT_FOUND,
-            code: ErrorKind::NotFound.code(),
-            title: "Not found",
-            detail: format!("no volume, snapshot or image is named {}", forebay_text::quoted(name)),
-            remedy: "check the name; the lists of volumes, images and targets have all names",
-        }
-    }
-
-    pub fn no_target(name: &str) -> Failure {
-        Failure {
-            status: StatusCode::NOT_FOUND,
-            code: ErrorKind::NotFound.code(),
-            title: "Not found",
-            detail: format!("no target of the cluster is named {}", forebay_text::quoted(name)),
-            remedy: "check the name; 'forebay target list' shows all targets",
-        }
-    }
-
     /// A disk cannot be mapped to a target of another shard.
     pub fn other_shard(target: &str, shard: u32, disk: &str, other: u32) -> Failure {
         let disk = forebay_text::quoted(disk);
@@ -101,6 +79,17 @@ impl Failure {
                 "no node serves shard {shard} ({e}); nothing was changed: repeat the request in some seconds"
             ),
             remedy: "repeat the request; 'forebay cluster status' shows the owners of the shards",
+        }
+    }
+
+    /// Too many lists are being sent to this client, or to all clients.
+    pub fn too_many_lists() -> Failure {
+        Failure {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            code: "too_many_responses",
+            title: "Too many lists",
+            detail: "too many lists are being sent: read those that were requested first".to_owned(),
+            remedy: "read the responses, then repeat the request",
         }
     }
 

@@ -1,14 +1,15 @@
 //! Which shard a request of the API concerns.
 
 use hyper::Method;
+use percent_encoding::percent_decode_str;
 
 /// Where a request goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Destination {
     /// The shard that has the volume or image of this name.
     Disk(String),
-    /// The shard that has the volume or image, which this field of the body names.
-    DiskInBody(&'static str),
+    /// The shard that has the volume or image which the body names as its source.
+    Source,
     /// A shard for a new volume.
     New,
     /// The shard that has this target.
@@ -35,11 +36,17 @@ pub(super) enum Destination {
     EachShard,
 }
 
-/// The destination of a request. `segments` is the path after the prefix of the API, decoded.
-pub(super) fn destination(method: &Method, segments: &[&str], raw: &str) -> Destination {
+/// The destination of a request. `raw` is the path after the prefix of the API, as it was sent: only names are
+/// decoded, so that what was checked before is what is matched.
+pub(super) fn destination(method: &Method, raw: &str) -> Destination {
     use Destination as D;
-    let of_volume = |name: &str| name.split_once('@').map_or(name, |(volume, _)| volume).to_owned();
-    match segments {
+    let decoded = |name: &str| percent_decode_str(name).decode_utf8_lossy().into_owned();
+    let of_volume = |name: &str| {
+        let name = decoded(name);
+        name.split_once('@').map_or(name.as_str(), |(volume, _)| volume).to_owned()
+    };
+    let segments: Vec<&str> = raw.split('/').skip(1).collect();
+    match segments.as_slice() {
         ["cluster"] => D::Cluster,
         ["shards", number, ..] => match number.parse() {
             Ok(number) => {
@@ -53,16 +60,16 @@ pub(super) fn destination(method: &Method, segments: &[&str], raw: &str) -> Dest
         ["health"] => D::Health,
         ["volumes"] => D::New,
         ["images"] => D::Import,
-        ["clones"] => D::DiskInBody("source"),
+        ["clones"] => D::Source,
         ["resets"] => D::Resets,
         ["volumes" | "images", name, "location"] => {
-            D::Location(of_volume(name), raw.trim_end_matches("/location").to_owned())
+            D::Location(of_volume(name), raw.strip_suffix("/location").unwrap_or(raw).to_owned())
         }
-        ["images", _] if *method == Method::POST => D::DiskInBody("source"),
+        ["images", _] if *method == Method::POST => D::Source,
         ["targets"] if *method == Method::POST => D::NewTarget,
-        ["targets", name, "luns", ..] if *method == Method::POST => D::TargetWithDisk((*name).to_owned()),
-        ["targets", name, "luns", _] if *method == Method::PUT => D::TargetWithDisk((*name).to_owned()),
-        ["targets", name, ..] => D::Target((*name).to_owned()),
+        ["targets", name, "luns", ..] if *method == Method::POST => D::TargetWithDisk(decoded(name)),
+        ["targets", name, "luns", _] if *method == Method::PUT => D::TargetWithDisk(decoded(name)),
+        ["targets", name, ..] => D::Target(decoded(name)),
         ["volumes" | "images" | "stats", name, ..] => D::Disk(of_volume(name)),
         _ => D::EachShard,
     }
@@ -73,8 +80,7 @@ mod tests {
     use super::*;
 
     fn to(method: Method, path: &str) -> Destination {
-        let segments: Vec<_> = path.split('/').skip(1).collect();
-        destination(&method, &segments, path)
+        destination(&method, path)
     }
 
     #[test]
@@ -84,9 +90,9 @@ mod tests {
         assert_eq!(to(Method::GET, "/volumes/a"), disk("a"));
         assert_eq!(to(Method::DELETE, "/volumes/a/snapshots/b"), disk("a"));
         assert_eq!(to(Method::GET, "/stats/a@b"), disk("a"), "a snapshot is in the shard of its volume");
-        assert_eq!(to(Method::POST, "/images/new"), D::DiskInBody("source"));
+        assert_eq!(to(Method::POST, "/images/new"), D::Source);
         assert_eq!(to(Method::POST, "/images/new/profile"), disk("new"));
-        assert_eq!(to(Method::POST, "/clones"), D::DiskInBody("source"));
+        assert_eq!(to(Method::POST, "/clones"), D::Source);
         assert_eq!(to(Method::POST, "/volumes"), D::New);
         assert_eq!(to(Method::GET, "/volumes"), D::All("name"));
         let target = |name: &str| D::Target(name.to_owned());
@@ -99,6 +105,10 @@ mod tests {
         assert_eq!(to(Method::PUT, "/targets/iqn.a/luns/7"), D::TargetWithDisk("iqn.a".into()));
         assert_eq!(to(Method::DELETE, "/targets/iqn.a/luns/7"), target("iqn.a"));
         assert_eq!(to(Method::GET, "/volumes/a/location"), D::Location("a".into(), "/volumes/a".into()));
+        let twice = D::Location("location".into(), "/volumes/location".into());
+        assert_eq!(to(Method::GET, "/volumes/location/location"), twice);
+        assert_eq!(to(Method::GET, "/%63luster"), D::EachShard, "what was checked as another path");
+        assert_eq!(to(Method::GET, "/volumes/a%2Fb%40s"), disk("a/b"));
         assert_eq!(to(Method::GET, "/shards/12/volumes/a%2Fb"), D::Shard(12, "/volumes/a%2Fb".into()));
         assert_eq!(to(Method::GET, "/shards/12"), D::Shard(12, "/".into()));
         assert_eq!(to(Method::GET, "/shards/x/stats"), D::EachShard);

@@ -11,16 +11,18 @@
 
 pub mod identity;
 
+use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -35,8 +37,9 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 const MAX_MESSAGE: usize = 4096;
 /// Bytes that a link holds in each direction.
 const BUFFER: usize = 64 << 10;
-/// Links that have not exchanged their beginning yet.
-const MOST_BEGINNING: usize = 256;
+/// Links that have not exchanged their beginning yet, of all addresses and of one.
+const MOST_BEGINNING: usize = 1024;
+const MOST_OF_ONE: usize = 128;
 /// Pause after a connection could not be accepted, such as without a free descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -100,10 +103,10 @@ pub async fn connect(
 
 /// Serves the links of other nodes. Never returns.
 pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, local: Arc<dyn Local>) {
-    let beginning = Arc::new(Semaphore::new(MOST_BEGINNING));
+    let beginning = Beginning::default();
     loop {
-        let socket = match listener.accept().await {
-            Ok((socket, _)) => socket,
+        let (socket, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(e) => {
                 tracing::warn!("a link of another node cannot be accepted: {e}");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -111,20 +114,60 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
             }
         };
         // Those beyond the limit are closed: a node repeats the attempt, and a stranger gets no memory.
-        let Ok(permit) = beginning.clone().try_acquire_owned() else { continue };
-        let (identity, local) = (identity.borrow().clone(), local.clone());
+        let Some(place) = beginning.begin(address.ip()) else { continue };
+        let (mut identity, local) = (identity.clone(), local.clone());
         tokio::spawn(async move {
-            let begun = timeout(CONNECT, accept(socket, identity, &*local)).await;
-            drop(permit);
+            let own = identity.borrow_and_update().clone();
+            let begun = timeout(CONNECT, accept(socket, own, &*local)).await;
+            drop(place);
             match begun {
                 Ok(Ok((mut link, mut stream))) => {
-                    // Either end may break; both are closed then.
-                    let _ = copy_bidirectional_with_sizes(&mut link, &mut stream, BUFFER, BUFFER).await;
+                    tokio::select! {
+                        // Either end may break; both are closed then.
+                        _ = copy_bidirectional_with_sizes(&mut link, &mut stream, BUFFER, BUFFER) => {}
+                        // A node was removed, which may be the one at the other end.
+                        _ = identity.changed() => {}
+                    }
                 }
                 Ok(Err(e)) => tracing::debug!("a link has not begun: {e}"),
                 Err(_) => tracing::debug!("a link has not begun within {CONNECT:?}"),
             }
         });
+    }
+}
+
+/// The links that have not begun, by address. One address has a share, so that a stranger does not keep nodes
+/// out.
+#[derive(Clone, Default)]
+struct Beginning(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+struct Place {
+    all: Beginning,
+    address: IpAddr,
+}
+
+impl Beginning {
+    /// A place; `None` if there are too many links that have not begun.
+    fn begin(&self, address: IpAddr) -> Option<Place> {
+        let mut all = self.0.lock();
+        let own = all.get(&address).copied().unwrap_or(0);
+        if own >= MOST_OF_ONE || all.values().sum::<usize>() >= MOST_BEGINNING {
+            return None;
+        }
+        all.insert(address, own + 1);
+        Some(Place { all: self.clone(), address })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.all.0.lock();
+        if let Some(own) = all.get_mut(&self.address) {
+            *own -= 1;
+            if *own == 0 {
+                all.remove(&self.address);
+            }
+        }
     }
 }
 
@@ -252,9 +295,23 @@ mod tests {
         let mut rest = Vec::new();
         let _ = bare.read_to_end(&mut rest).await;
         assert!(!String::from_utf8_lossy(&rest).contains("HTTP"));
+        let mut before = connect(address, &own, 7, Service::Api).await.unwrap();
         sender.send_replace(other.clone());
+        assert!(before.read_u8().await.is_err(), "a link of a former member goes on");
         assert!(connect(address, &own, 7, Service::Api).await.is_err(), "the identity was replaced");
         assert!(connect(address, &other, 7, Service::Api).await.is_ok());
+    }
+
+    #[test]
+    fn one_address_does_not_take_all_places() {
+        let beginning = Beginning::default();
+        let (one, other) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let mut places: Vec<_> = (0..MOST_OF_ONE).map(|_| beginning.begin(one).unwrap()).collect();
+        assert!(beginning.begin(one).is_none() && beginning.begin(other).is_some());
+        places.pop();
+        assert!(beginning.begin(one).is_some());
+        drop(places);
+        assert!(beginning.0.lock().is_empty());
     }
 
     #[test]

@@ -12,25 +12,45 @@ use forebay_cluster::names::{Kind, Names, of_target};
 use forebay_gateway::api::Cluster;
 use forebay_gateway::link::{self, Identity, Local, Service};
 use forebay_gateway::{BoxFuture, NbdClient, Shards, Stream};
-use forebay_wire::nbd::Preamble;
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::process::directory_of;
 use super::shard::Shared;
-use super::until_moved::UntilMoved;
+use super::until::Until;
 use crate::config::SOCKET_NAME;
 use crate::serve::RELAY_SOCKET;
+
+/// Number of forwarded requests at the API of a shard at the same time: half of its connections.
+const REQUESTS: usize = 32;
 
 /// The shards that this node owns, for its own clients and for those of other nodes.
 pub(super) struct OwnShards {
     data: PathBuf,
+    /// Places for requests at the API of each shard. The node itself, and administrators at the socket of the
+    /// shard, need the others.
+    requests: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
 }
 
 impl OwnShards {
     pub fn new(data: PathBuf) -> OwnShards {
-        OwnShards { data }
+        OwnShards { data, requests: Mutex::default() }
+    }
+
+    /// A stream to the API of a shard. Waits for a place.
+    async fn api(&self, shard: u32) -> io::Result<Stream> {
+        let places =
+            self.requests.lock().entry(shard).or_insert_with(|| Arc::new(Semaphore::new(REQUESTS))).clone();
+        // The semaphore is never closed.
+        let place = places.acquire_owned().await.map_err(io::Error::other)?;
+        let stream = Box::new(self.socket(shard, SOCKET_NAME).await?);
+        let end = Box::pin(async move {
+            let _place = place;
+            std::future::pending().await
+        });
+        Ok(Box::new(Until { stream, end }))
     }
 
     async fn socket(&self, shard: u32, name: &str) -> io::Result<UnixStream> {
@@ -48,10 +68,10 @@ impl Local for OwnShards {
     fn open(&self, shard: u32, service: Service) -> BoxFuture<'_, io::Result<Stream>> {
         Box::pin(async move {
             match service {
-                Service::Api => Ok(Box::new(self.socket(shard, SOCKET_NAME).await?) as Stream),
-                Service::Nbd(NbdClient { id, generation, name }) => {
+                Service::Api => self.api(shard).await,
+                Service::Nbd(client) => {
                     let mut stream = self.socket(shard, RELAY_SOCKET).await?;
-                    stream.write_all(&Preamble { id, generation, name }.encode()).await?;
+                    stream.write_all(&client.preamble()).await?;
                     Ok(Box::new(stream) as Stream)
                 }
             }
@@ -147,7 +167,7 @@ impl Shards for Gateway {
         let moved = self.moved(shard);
         Box::pin(async move {
             let stream = self.connect(shard, Service::Nbd(client.clone())).await?;
-            Ok(Box::new(UntilMoved { stream, moved }) as Stream)
+            Ok(Box::new(Until { stream, end: moved }) as Stream)
         })
     }
 }
@@ -161,6 +181,13 @@ impl Cluster for Gateway {
         Box::pin(async move {
             let found = self.names.look_up(&of_target(name)).await.map_err(io::Error::other)?;
             Ok(found.map(|found| found.shard))
+        })
+    }
+
+    fn locate_all<'a>(&'a self, names: &'a [&'a str]) -> BoxFuture<'a, io::Result<BTreeMap<String, u32>>> {
+        Box::pin(async move {
+            let found = self.names.look_up_all(names).await.map_err(io::Error::other)?;
+            Ok(found.into_iter().map(|(name, found)| (name, found.shard)).collect())
         })
     }
 

@@ -10,6 +10,7 @@ use forebay_frontend::plane::{Bound, ListenAddr, Listener};
 use forebay_gateway::link::{self, Identity};
 use forebay_gateway::{Shards, api, nbd};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -91,27 +92,35 @@ impl Listeners {
         self.nbd.addresses()
     }
 
-    /// Serves clients until the tasks are dropped. The control socket has its path until the returned value
-    /// is dropped.
-    pub fn serve(self, tasks: &mut JoinSet<()>, clients: Clients) -> Result<ControlSocket, NodeError> {
+    /// Serves clients until the tasks are dropped: requests of the API on the threads of `requests`, and NBD
+    /// clients and links on those of `data`. The control socket has its path until the returned value is
+    /// dropped.
+    pub fn serve(
+        self,
+        tasks: &mut JoinSet<()>,
+        (requests, data): (&Handle, &Handle),
+        clients: Clients,
+    ) -> Result<ControlSocket, NodeError> {
         let Clients { config, gateway, own, identity, tokens, process, stopping } = clients;
         let descriptors = Descriptors::raise(1)?.clients;
         let shards: Arc<dyn Shards> = gateway.clone();
-        self.nbd.serve(tasks, &nbd::Gateway::new(&process, shards, nbd::Settings::default()), descriptors)?;
-        tasks.spawn(link::serve(self.links, identity, own));
+        let clients = nbd::Gateway::new(&process, shards, nbd::Settings::default());
+        self.nbd.serve(tasks, data, &clients, descriptors)?;
+        tasks.spawn_on(link::serve(self.links, identity, own), data);
         let forward = api::router(gateway);
         let (access, hosts) = (tokens.access.clone(), config.http.hosts.as_slice());
         let front = |entry| front(forward.clone(), access.clone(), entry, tokens.clone());
         let mut control = self.control;
         let listener = UnixListener::from_std(control.listener().try_clone()?)?;
-        serve(tasks, listener, front(Entry::new(Origin::Socket, hosts)), None, stopping.clone());
+        let entry = Entry::new(Origin::Socket, hosts);
+        tasks.spawn_on(serve(listener, front(entry), None, stopping.clone()), requests);
         if let Some(listener) = self.http {
             let https = config.http.https.as_ref().map(HttpsCertificate::load).transpose();
             let https = https.map_err(ServeError::from)?.map(Arc::new);
             let is_loopback = listener.local_addr()?.ip().is_loopback();
             let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
             let entry = Entry { origin, tls: https.is_some(), hosts: hosts.into() };
-            serve(tasks, listener, front(entry), https, stopping);
+            tasks.spawn_on(serve(listener, front(entry), https, stopping), requests);
         }
         control.publish()?;
         Ok(control)
@@ -130,8 +139,7 @@ pub(super) struct Clients {
     pub stopping: watch::Receiver<bool>,
 }
 
-fn serve<L>(
-    tasks: &mut JoinSet<()>,
+async fn serve<L>(
     listener: L,
     router: Router,
     certificate: Option<Arc<HttpsCertificate>>,
@@ -142,9 +150,7 @@ fn serve<L>(
     L::Addr: ClientAddress + Send,
 {
     let listener = LimitedListener::new(listener, API_CONNECTIONS, stopping.clone());
-    tasks.spawn(async move {
-        // An error means that the node has ended.
-        let stop = async move { drop(stopping.wait_for(|stops| *stops).await) };
-        http::serve(listener, router, certificate, stop).await;
-    });
+    // An error means that the node has ended.
+    let stop = async move { drop(stopping.wait_for(|stops| *stops).await) };
+    http::serve(listener, router, certificate, stop).await;
 }

@@ -18,7 +18,7 @@ mod nbd;
 mod process;
 mod shard;
 mod tokens;
-mod until_moved;
+mod until;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
@@ -37,6 +37,7 @@ use forebay_store::StoreError;
 use forebay_store::rados::librados::LibradosCluster;
 use forebay_store::rados::{Cluster, Errno, POOL_HEADER, PoolWatch, RadosAddress, RadosOptions};
 use serde_json::json;
+use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -131,6 +132,11 @@ pub fn run(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     unsafe { libc::_exit(0) }
 }
 
+/// Threads for clients.
+fn runtime(threads: usize) -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(threads.max(1)).enable_all().build()
+}
+
 /// A connection to the namespace of a cluster.
 pub(crate) fn connect(
     cluster: &RadosAddress,
@@ -157,10 +163,12 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
         () = signals.stop() => return Ok(()),
     };
     let (stop, mut tasks, mut serving) = (joined.stop.clone(), JoinSet::new(), JoinSet::new());
+    // Neither requests of the API nor data of clients delay the decisions about shards, or the watchdog.
+    let (requests, data) = (runtime(1)?, runtime(joined.shared.config.cores)?);
     let http = joined.listeners.as_ref().and_then(Listeners::http);
     let nbd = joined.shared.nbd.clone();
     let portals = joined.serve_iscsi(&mut serving)?;
-    let control = joined.serve(&mut serving)?;
+    let control = joined.serve(&mut serving, (requests.handle(), data.handle()))?;
     print_ready(&joined, &nbd, http, json);
     notify("READY=1");
     let result = tokio::select! {
@@ -171,6 +179,8 @@ async fn serve(config: NodeConfig, json: bool) -> Result<(), NodeError> {
     notify("STOPPING=1");
     stop.send_replace(true);
     drop((control, portals));
+    requests.shutdown_background();
+    data.shutdown_background();
     let ended = async { while tasks.join_next().await.is_some() {} };
     tokio::select! {
         _ = tokio::time::timeout(STOP, ended) => tracing::info!("stopped"),
@@ -258,7 +268,11 @@ impl Member {
     }
 
     /// Serves clients, at the control socket and over links.
-    fn serve(&mut self, tasks: &mut JoinSet<()>) -> Result<Option<ControlSocket>, NodeError> {
+    fn serve(
+        &mut self,
+        tasks: &mut JoinSet<()>,
+        threads: (&Handle, &Handle),
+    ) -> Result<Option<ControlSocket>, NodeError> {
         let Some(listeners) = self.listeners.take() else { return Ok(None) };
         let own = Arc::new(OwnShards::new(self.shared.config.data.clone()));
         let identity = || self.identity.subscribe();
@@ -273,7 +287,7 @@ impl Member {
             process: self.process.clone(),
             stopping: self.stop.subscribe(),
         };
-        listeners.serve(tasks, clients).map(Some)
+        listeners.serve(tasks, threads, clients).map(Some)
     }
 
     /// Follows the map, and runs the tasks of the shards. Returns when this node is not a member any more.

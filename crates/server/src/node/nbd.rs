@@ -3,15 +3,20 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_frontend::plane::{ListenAddr, Listener};
 use forebay_gateway::nbd::Gateway;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::NodeError;
 
+/// Time without data after which the host of a client is asked whether it still has the connection.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Descriptors of a client: its socket, and the stream to the owner.
 const DESCRIPTORS: usize = 2;
 
@@ -43,10 +48,11 @@ impl NbdListeners {
         &self.addresses
     }
 
-    /// Serves clients until the tasks are dropped. `descriptors` are those that the clients can use.
+    /// Serves clients on these threads until the tasks are dropped. `descriptors` are those that the clients can use.
     pub fn serve(
         self,
         tasks: &mut JoinSet<()>,
+        threads: &Handle,
         gateway: &Arc<Gateway>,
         descriptors: usize,
     ) -> io::Result<()> {
@@ -57,16 +63,17 @@ impl NbdListeners {
                 Listener::Tcp(listener) => {
                     listener.set_nonblocking(true)?;
                     let listener = TcpListener::from_std(listener)?;
-                    tasks.spawn(accept(listener, tcp_client, gateway, clients));
+                    tasks.spawn_on(accept(listener, tcp_client, gateway, clients), threads);
                 }
                 Listener::Unix { listener, file, .. } => {
                     listener.set_nonblocking(true)?;
                     let listener = UnixListener::from_std(listener)?;
-                    tasks.spawn(async move {
+                    let accepting = async move {
                         // The file exists for as long as clients are accepted.
                         let _file = file;
                         accept(listener, unix_client, gateway, clients).await;
-                    });
+                    };
+                    tasks.spawn_on(accepting, threads);
                 }
             }
         }
@@ -76,8 +83,11 @@ impl NbdListeners {
 
 /// Prepares the socket of a client, and returns the name of the client for administrators.
 fn tcp_client(socket: &TcpStream, address: &SocketAddr) -> String {
-    // Without this, small replies may be late; the connection works nevertheless.
+    // Without these, small replies may be late, and a client whose host has failed keeps its place; the
+    // connection works nevertheless.
     let _ = socket.set_nodelay(true);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
+    let _ = SockRef::from(socket).set_tcp_keepalive(&keepalive);
     address.to_string()
 }
 

@@ -1,7 +1,8 @@
-//! A stream to the owner of a shard that ends when another server owns the shard.
+//! A stream that ends when a future completes. What the future holds is held for as long as the stream exists.
 //!
-//! The node of an owner that was stopped or cut off does not close its streams, and TCP notices that only after
-//! a long time. The map of the cluster names the new owner as soon as it serves clients.
+//! A stream to the owner of a shard ends when another server owns the shard: the node of an owner that was
+//! stopped or cut off does not close its streams, and TCP notices that only after a long time. The map of the
+//! cluster names the new owner as soon as it serves clients.
 
 use std::io;
 use std::pin::Pin;
@@ -11,28 +12,27 @@ use forebay_gateway::{BoxFuture, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The stream. Only a reader notices the end.
-pub(super) struct UntilMoved {
+pub(super) struct Until {
     pub stream: Stream,
-    /// Completes when another server owns the shard.
-    pub moved: BoxFuture<'static, ()>,
+    pub end: BoxFuture<'static, ()>,
 }
 
-impl AsyncRead for UntilMoved {
+impl AsyncRead for Until {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.moved.as_mut().poll(cx).is_ready() {
+        if self.end.as_mut().poll(cx).is_ready() {
             // The future must not be polled again.
-            self.moved = Box::pin(std::future::ready(()));
+            self.end = Box::pin(std::future::ready(()));
             return Poll::Ready(Err(io::Error::other("another server has taken the shard over")));
         }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for UntilMoved {
+impl AsyncWrite for Until {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -70,7 +70,7 @@ mod tests {
         let (near, mut far) = duplex(64);
         let (has_moved, moved) = oneshot::channel::<()>();
         let moved = Box::pin(async move { drop(moved.await) });
-        let mut stream = UntilMoved { stream: Box::new(near), moved };
+        let mut stream = Until { stream: Box::new(near), end: moved };
         far.write_all(b"ab").await.unwrap();
         assert_eq!(stream.read_u16().await.unwrap(), u16::from_be_bytes(*b"ab"));
         let waits = tokio::spawn(async move {
