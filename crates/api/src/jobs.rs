@@ -12,6 +12,8 @@ use crate::ErrorDetail;
 pub enum JobKind {
     /// Import of an image.
     Import,
+    /// Export of a disk.
+    Export,
     /// Reclaim of space.
     Gc,
     /// Scan of a disk for block classes.

@@ -9,6 +9,7 @@ mod cluster;
 mod connect;
 mod disks;
 mod error;
+pub mod export;
 mod gc;
 mod health;
 pub mod import;

@@ -7,6 +7,7 @@
 pub mod access;
 mod connect;
 mod dashboard;
+mod export;
 mod fetch_policy;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -92,7 +92,9 @@ pub use offline::{
     BatchView, CheckReport, FeaturesView, LossReport, Problem, SegmentView, SuperblockView, check,
     inspect_batches, inspect_segments, inspect_superblocks, recover_log,
 };
-pub use pool::{Affected, CloneRequest, DiskInfo, DiskLimits, Pool, PoolHealth, TenantInfo, VolumePage};
+pub use pool::{
+    Affected, CloneRequest, DiskInfo, DiskLimits, Export, Pool, PoolHealth, TenantInfo, VolumePage,
+};
 pub use profile::ProfileInfo;
 pub use read::Prefetched;
 pub use stats::{

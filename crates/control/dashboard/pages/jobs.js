@@ -13,7 +13,7 @@ export const isRunning = (job) => job.state === "running" || job.state === "canc
 
 function progressText(job) {
   const { phase, done, total } = job.progress;
-  const amount = job.kind === "import" ? bytes(done) : count(done);
+  const amount = ["import", "export"].includes(job.kind) ? bytes(done) : count(done);
   const share = total ? ` (${percent(done / total)})` : "";
   return [phase, `${amount}${share}`].filter(Boolean).join(": ");
 }

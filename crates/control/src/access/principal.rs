@@ -24,6 +24,9 @@ pub enum Right {
     Operate,
     /// Create and remove disks in the scope of the principal.
     Provision,
+    /// Read the contents of disks in the scope of the principal. It is more than to look at disks: a client
+    /// with this right has all data of their guests.
+    ReadData,
     /// Everything else.
     Administer,
     /// Act with the rights of the server's user: only over the control socket.
@@ -40,6 +43,7 @@ impl Right {
             Right::ReadRoom => "read_room",
             Right::Operate => "operate",
             Right::Provision => "provision",
+            Right::ReadData => "read_data",
             Right::Administer => "administer",
             Right::Local => "local",
         }
@@ -211,7 +215,7 @@ pub fn may(principal: &Principal, right: Right, disk: Option<&DiskRef<'_>>) -> b
         Right::ReadServer => principal.scope.is_none(),
         Right::ReadRoom => principal.scope.is_none() || principal.role >= Role::Provisioner,
         Right::Operate => principal.role >= Role::Operator,
-        Right::Provision => principal.role >= Role::Provisioner,
+        Right::Provision | Right::ReadData => principal.role >= Role::Provisioner,
         Right::Administer => principal.role == Role::Administrator,
         Right::Local => principal.role == Role::Administrator && principal.via == Via::Socket,
     };
@@ -243,12 +247,12 @@ mod tests {
     fn each_role_has_the_rights_of_the_lower_ones() {
         use Right::*;
         for (role, rights) in [
-            (Role::Reader, [true, true, true, true, false, false, false, false]),
-            (Role::Operator, [true, true, true, true, true, false, false, false]),
-            (Role::Provisioner, [true, true, true, true, true, true, false, false]),
-            (Role::Administrator, [true, true, true, true, true, true, true, false]),
+            (Role::Reader, [true, true, true, true, false, false, false, false, false]),
+            (Role::Operator, [true, true, true, true, true, false, false, false, false]),
+            (Role::Provisioner, [true, true, true, true, true, true, true, false, false]),
+            (Role::Administrator, [true, true, true, true, true, true, true, true, false]),
         ] {
-            let found = [Anyone, Read, ReadServer, ReadRoom, Operate, Provision, Administer, Local]
+            let found = [Anyone, Read, ReadServer, ReadRoom, Operate, Provision, ReadData, Administer, Local]
                 .map(|right| may(&principal(role, None), right, None));
             assert_eq!(found, rights, "{role:?}");
         }

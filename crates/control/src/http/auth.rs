@@ -38,6 +38,10 @@ pub struct Peer(pub Option<IpAddr>);
 #[derive(Clone, Copy)]
 pub(crate) struct Unaudited;
 
+/// Marks a response to `GET` that has an entry in the audit log: it discloses the contents of a disk.
+#[derive(Clone, Copy)]
+pub(crate) struct Audited;
+
 /// The right that the route requires.
 #[derive(Clone, Copy)]
 struct Granted(Right);
@@ -94,7 +98,8 @@ pub(super) async fn admit(
     let response = next.run(request).await;
     let is_denied = response.extensions().get().is_some_and(|code: &Code| code.is_denied());
     let is_unaudited = response.extensions().get::<Unaudited>().is_some();
-    if is_denied || (!method.is_safe() && !is_unaudited) {
+    let is_audited = response.extensions().get::<Audited>().is_some();
+    if is_denied || is_audited || (!method.is_safe() && !is_unaudited) {
         audit(principal.as_ref(), &response);
     }
     response

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::{Method, StatusCode};
+use forebay_api::export::Format;
 use forebay_api::{HEADER, JobView, PREFIX, Problem};
 use serde_json::{Map, Value, json};
 
@@ -53,7 +54,7 @@ fn shape(content: &Content) -> Option<Shape> {
         Content::One(shape) | Content::Many(shape) | Content::Lines(shape) | Content::Events(shape) => {
             Some(*shape)
         }
-        Content::Empty | Content::Document => None,
+        Content::Empty | Content::Document | Content::Disk => None,
     }
 }
 
@@ -128,7 +129,7 @@ fn parameters(route: &Route) -> Vec<Value> {
 }
 
 fn has_tag(route: &Route) -> bool {
-    route.method == Method::GET && !matches!(route.reply.content, Content::Events(_))
+    route.method == Method::GET && !matches!(route.reply.content, Content::Events(_) | Content::Disk)
 }
 
 fn responses(route: &Route) -> Map<String, Value> {
@@ -140,6 +141,10 @@ fn responses(route: &Route) -> Map<String, Value> {
             json!({"application/json": {"schema": {"type": "array", "items": reference(shape)}}})
         }
         Content::Lines(shape) => json!({"application/x-ndjson": {"schema": reference(shape)}}),
+        Content::Disk => {
+            let bytes = json!({"schema": {"type": "string", "format": "binary"}});
+            [Format::Qcow2, Format::Extents].into_iter().map(|f| (f.media_type(), bytes.clone())).collect()
+        }
         // The data of each event.
         Content::Events(shape) => json!({"text/event-stream": {"schema": reference(shape)}}),
     };

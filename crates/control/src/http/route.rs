@@ -75,6 +75,8 @@ pub(crate) enum Content {
     Events(Shape),
     /// The response is an arbitrary JSON document.
     Document,
+    /// The response has the bytes of a disk.
+    Disk,
 }
 
 /// A parameter of a query.

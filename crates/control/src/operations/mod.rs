@@ -34,6 +34,7 @@ use forebay_cluster::owned::OwnedNames;
 use forebay_engine::Pool;
 use forebay_frontend::nbd::ServedListener;
 use forebay_frontend::plane::Gate;
+use forebay_frontend::registry::Registry;
 use forebay_frontend::scsi::Units;
 use forebay_frontend::targets::Targets;
 use parking_lot::RwLock;
@@ -94,6 +95,8 @@ struct Inner {
     running: Arc<Semaphore>,
     stopping: watch::Sender<bool>,
     scans: Scans,
+    /// The clients of the exports that run.
+    exports: Registry<String>,
     jobs: Jobs,
     events: Events,
     replacements: replacements::Replacements,
@@ -127,6 +130,7 @@ impl Control {
             running,
             stopping: watch::Sender::new(false),
             scans: Scans::default(),
+            exports: Registry::default(),
             jobs: Jobs::default(),
             events: Events::default(),
             replacements: Default::default(),
@@ -184,6 +188,11 @@ impl Control {
     /// Returns the jobs.
     pub fn jobs(&self) -> &Jobs {
         &self.inner.jobs
+    }
+
+    /// The clients of the exports that run.
+    pub(crate) fn exports(&self) -> &Registry<String> {
+        &self.inner.exports
     }
 
     /// Returns the events.

@@ -9,6 +9,7 @@ mod clients;
 mod clones;
 mod connect;
 mod events;
+mod exports;
 mod images;
 mod jobs;
 mod luns;
@@ -52,6 +53,7 @@ pub fn routes() -> Vec<Route> {
         connect::routes(),
         clones::routes(),
         snapshots::routes(),
+        exports::routes(),
         tenants::routes(),
         targets::routes(),
         luns::routes(),

@@ -91,7 +91,7 @@ async fn every_route_requires_its_right() {
                 (
                     "provisioner",
                     &provisioner,
-                    &[Right::Read, Right::ReadRoom, Right::Operate, Right::Provision],
+                    &[Right::Read, Right::ReadRoom, Right::Operate, Right::Provision, Right::ReadData],
                 ),
             ] {
                 let (status, found, _) = code(Some(token)).await;

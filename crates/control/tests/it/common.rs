@@ -23,6 +23,7 @@ pub const CLIENT: Client<'_> = Client { name: "a test", uploads: None, on_host: 
 pub struct Rig {
     pub control: Control,
     pub access: Arc<Access>,
+    pub store: Arc<MemoryStore>,
     audit: tempfile::TempDir,
     pub dir: tempfile::TempDir,
     // Dropped last: the pool uses it.
@@ -31,10 +32,16 @@ pub struct Rig {
 
 impl Rig {
     pub async fn new() -> Rig {
+        Rig::with(PoolConfig::default()).await
+    }
+
+    /// A control plane over a pool with this configuration, apart from the size of its caches.
+    pub async fn with(config: PoolConfig) -> Rig {
         let engine = EngineThread::start(2).unwrap();
-        let config = PoolConfig { read_cache: 32 << 20, map_cache: 32 << 20, ..PoolConfig::default() };
+        let config =
+            PoolConfig { read_cache: config.read_cache.min(32 << 20), map_cache: 32 << 20, ..config };
         let store = Arc::new(MemoryStore::new());
-        let pool = engine.run(Pool::open(store, engine.host(), config)).await.unwrap();
+        let pool = engine.run(Pool::open(store.clone(), engine.host(), config)).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().to_owned();
         let info = ServerInfo {
@@ -53,7 +60,8 @@ impl Rig {
         let audit = tempfile::tempdir().unwrap();
         let log = Audit::open(Some(&audit.path().join("audit"))).unwrap();
         let access = Access::load(dir.path(), false, log);
-        Rig { control: Control::new(pool, targets, units, limits, info), access, audit, dir, _engine: engine }
+        let control = Control::new(pool, targets, units, limits, info);
+        Rig { control, access, store, audit, dir, _engine: engine }
     }
 
     /// The text of the audit log.

@@ -7,6 +7,7 @@ mod api;
 mod common;
 mod corpus;
 mod dashboard;
+mod exports;
 mod formats;
 mod hostile;
 mod images;

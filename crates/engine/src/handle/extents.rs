@@ -42,6 +42,18 @@ impl DiskHandle {
             }
             return Ok(vec![Extent { len, hole: false, zero: false }]);
         }
+        self.extents_without_flush(offset, len, max).await
+    }
+
+    /// Works like [`DiskHandle::extents`] for a disk whose contents do not change, so that all of them are in
+    /// the block map: equal requests return equal extents, also while no commit is possible.
+    pub(crate) async fn extents_without_flush(
+        &self,
+        offset: u64,
+        len: u64,
+        max: usize,
+    ) -> Result<Vec<Extent>> {
+        self.check(offset, len)?;
         let end = offset + len;
         let mut at = offset;
         let mut extents: Vec<Extent> = Vec::new();

@@ -285,6 +285,14 @@ impl DiskHandle {
         Ok(if origin == Origin::Ram { ReadFrom::Ram } else { ReadFrom::Store })
     }
 
+    /// Reads for the server itself: without an effect on the read cache, the counters, the limits and the
+    /// recordings of boots. The read waits for its share of the store as the read of a client does.
+    pub(crate) async fn read_internally(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.check_read(offset, out.len() as u64)?;
+        self.reader.read_as(&self.disk, offset, out, 0, ReadMode::Internal).await?;
+        self.reader.context().check_fenced()
+    }
+
     /// Reads what no crash or takeover undoes, for a client whose writes are durable when they are answered;
     /// see the module documentation. The contents from before the wait are returned after the wait, so a
     /// stream of writes to the same blocks does not delay the read for ever.

@@ -252,7 +252,7 @@ impl Pool {
     }
 
     /// Checks that the pool can have `more` further disks.
-    fn check_count(&self, more: usize) -> Result<()> {
+    pub(super) fn check_count(&self, more: usize) -> Result<()> {
         let most = self.components.cx.config.max_disks;
         match self.components.catalogue.read().named().saturating_add(more) > most {
             true => Err(Error::TooManyDisks { most }),
@@ -569,7 +569,7 @@ impl Pool {
         if interrupted.is_empty() {
             return Ok(());
         }
-        tracing::info!("removing {} interrupted imports", interrupted.len());
+        tracing::info!("removing {} interrupted imports and copies for exports", interrupted.len());
         self.delete_imports(interrupted).await
     }
 

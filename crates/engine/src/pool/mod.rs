@@ -2,6 +2,7 @@
 //! delegates all other work to its [components](crate::components).
 
 mod admin;
+mod export;
 mod health;
 mod limits;
 #[allow(clippy::module_inception, reason = "the type that the folder is named after")]
@@ -9,6 +10,7 @@ mod pool;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo, VolumePage};
+pub use export::Export;
 pub use health::{Affected, PoolHealth};
 pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;

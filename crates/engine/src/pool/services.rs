@@ -1,9 +1,12 @@
 //! Operations of the pool that one of its components performs: flushing, checkpoints, reclaiming, metadata,
 //! boot profiles, classes, desktops and limits.
 
+use std::sync::Arc;
+
 use forebay_format::SyncMode;
 
 use super::admin::DiskInfo;
+use super::export::{self, Export};
 use super::limits::{self, DiskLimits, TenantInfo};
 use super::pool::Pool;
 use crate::{CachedBlock, ClassesInfo, GcProgress, Limits, Peek, Prefetched, ProfileInfo, Result};
@@ -155,6 +158,23 @@ impl Pool {
         self.components.desktops.persist(name, sync).await?;
         self.components.marks.recheck();
         self.disk(name)
+    }
+
+    /// Begins an export of a volume, an image, or `VOLUME@SNAPSHOT`.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`]; [`crate::Error::WrongKind`] for a desktop; [`crate::Error::MapDamaged`];
+    /// [`crate::Error::NoSpace`] for a volume of a full pool.
+    pub async fn begin_export(&self, name: &str) -> Result<Export> {
+        export::begin(self, name).await
+    }
+
+    /// Ends an export, and removes its copy of the disk.
+    ///
+    /// # Errors
+    /// Those of a commit. The next opening of the pool removes the copy.
+    pub async fn end_export(self: &Arc<Pool>, export: Export) -> Result<()> {
+        export::end(self, export).await
     }
 
     /// The limits of a disk, and its tenant.

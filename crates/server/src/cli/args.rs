@@ -16,6 +16,7 @@ use forebay_store::rados::RadosAddress;
 use forebay_text::{NamePattern, Size, SizeError};
 
 use super::cluster::{ClusterCommand, JoinArgs, NodeCommand};
+use super::export::ExportArgs;
 use super::limit::{Change, LimitArgs};
 use super::token::{self, Expiry};
 use crate::config::{
@@ -363,6 +364,15 @@ pub enum ImageCommand {
         #[arg(value_name = "SOURCE[@SNAPSHOT]", value_parser = Name::new())]
         source: String,
     },
+    /// Write an image to a file, raw or qcow2
+    Export {
+        /// Name of the image
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// The file.
+        #[command(flatten)]
+        export: ExportArgs,
+    },
     /// List all images
     #[command(alias = "ls")]
     List,
@@ -521,6 +531,15 @@ pub enum VolumeCommand {
         /// Permit a smaller size, which discards the data beyond the new end
         #[arg(long)]
         shrink: bool,
+    },
+    /// Write the contents of a volume as of now, or of a snapshot, to a file, raw or qcow2
+    Export {
+        /// VOLUME or VOLUME@SNAPSHOT
+        #[arg(value_name = "NAME[@SNAPSHOT]", value_parser = Name::new())]
+        name: String,
+        /// The file.
+        #[command(flatten)]
+        export: ExportArgs,
     },
     /// Reset clones to the image or snapshot they were created from; all or none
     Reset {

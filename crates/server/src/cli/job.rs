@@ -32,6 +32,7 @@ pub(super) async fn run(client: &Client, command: JobCommand, json: bool) -> Res
 fn kind(job: &JobView) -> &'static str {
     match job.kind {
         JobKind::Import => "import",
+        JobKind::Export => "export",
         JobKind::Gc => "gc",
         JobKind::Scan => "scan",
         JobKind::Record => "record",

@@ -9,6 +9,7 @@ mod clients;
 mod cluster;
 mod config;
 mod connect;
+mod export;
 mod gc;
 mod import;
 mod job;
@@ -77,6 +78,9 @@ pub enum CliError {
     /// A relative path cannot be made absolute, or a file cannot be read.
     #[error("cannot use the file '{0}': {1}")]
     FileName(String, String),
+    /// A file exists that the command would replace.
+    #[error("'{0}' exists; repeat with --force to replace it")]
+    FileExists(String),
     /// A secret cannot be read.
     #[error("cannot read the secret in '{}': {}", .0.display(), .1)]
     Secret(std::path::PathBuf, std::io::Error),
@@ -138,6 +142,7 @@ impl CliError {
             CliError::Offline(_) => "offline",
             CliError::Interrupted(_) => "interrupted",
             CliError::FileName(..) => "bad_file_name",
+            CliError::FileExists(_) => "file_exists",
             CliError::Secret(..) | CliError::TwoSecrets => "bad_secret",
             CliError::Shrinks(..) => "shrinks",
             CliError::GrowsTooFar(_) => "bad_size",

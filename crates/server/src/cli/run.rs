@@ -18,8 +18,8 @@ use super::args::{
     VolumeCommand,
 };
 use super::{
-    CliError, classes, clients, cluster, config, connect, gc, import, job, limit, memory, nearest, offline,
-    output, pool, profile, remove, sizing, space, stats, status, target, token, top,
+    CliError, classes, clients, cluster, config, connect, export, gc, import, job, limit, memory, nearest,
+    offline, output, pool, profile, remove, sizing, space, stats, status, target, token, top,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
@@ -202,6 +202,9 @@ impl ClientCommands {
                 let image: DiskView = self.client.post(&["images", &name], &CreateImage { source }).await?;
                 self.print(&image, |d| format!("created image '{}', {}", d.name, Size(d.size_bytes)))
             }
+            ImageCommand::Export { name, export } => {
+                export::run(&self.client, &name, &export, self.json).await
+            }
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
             ImageCommand::Rm(args) => self.remove(Kind::Image, &["images"], &args).await,
@@ -241,6 +244,9 @@ impl ClientCommands {
                 let body = Resize { size_bytes, from_size_bytes: Some(before) };
                 let done: DiskView = self.client.post(&["volumes", &name, "resize"], &body).await?;
                 self.print(&done, |d| format!("resized volume '{}' to {}", d.name, Size(d.size_bytes)))
+            }
+            VolumeCommand::Export { name, export } => {
+                export::run(&self.client, &name, &export, self.json).await
             }
             VolumeCommand::Reset { names } => {
                 let done: Vec<DiskView> = self.client.post(&["resets"], &Resets { volumes: names }).await?;

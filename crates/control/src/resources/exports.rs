@@ -1,0 +1,73 @@
+//! `/volumes/{name}/export`: the contents of a disk, as a file.
+
+use axum::body::Body;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use forebay_api::export::{Format, JOB_HEADER, SIZE_HEADER};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use crate::access::Right;
+use crate::export::{self, Request};
+use crate::http::auth::{Audited, Caller};
+use crate::http::extract::Param;
+use crate::http::problem::{ApiError, Refusal};
+use crate::http::route::{Answer, Content, QueryParameter, Route};
+
+/// The query of an export.
+const FORMAT: &[QueryParameter] = &[QueryParameter {
+    name: "format",
+    about: "The form of the contents: a qcow2 file, all bytes of the disk, or its extents with data",
+    schema: r#"{"type": "string", "enum": ["qcow2", "raw", "extents"], "default": "qcow2"}"#,
+}];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::get(
+            "/volumes/{name}/export",
+            "Read a volume, image or VOLUME@SNAPSHOT as of one moment, as a qcow2 or raw file",
+            Right::ReadData,
+            read,
+        )
+        .with_query(FORMAT)
+        .content(Content::Disk),
+    ]
+}
+
+/// The parameter `?format=qcow2`.
+struct FormatQuery(Format);
+
+impl<S: Send + Sync> FromRequestParts<S> for FormatQuery {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let query = parts.uri.query().filter(|query| !query.is_empty());
+        let Some(query) = query else { return Ok(FormatQuery(Format::default())) };
+        let is_meant = |format: &Format| query.strip_prefix("format=") == Some(format.name());
+        let found = Format::ALL.into_iter().find(is_meant).map(FormatQuery);
+        let message = "unknown query; use 'format=qcow2', 'format=raw' or 'format=extents'";
+        found.ok_or_else(|| ApiError::refused(Refusal::Malformed, message))
+    }
+}
+
+async fn read(caller: Caller, Param(disk): Param<String>, FormatQuery(format): FormatQuery) -> Answer {
+    caller.check(&disk)?;
+    let (control, owner) = (caller.api.control.clone(), caller.principal.owner());
+    let client = caller.principal.name.clone();
+    let request = Request { disk: &disk, format, client: &client, owner };
+    let begun = export::start(&control, request, move || caller.check_valid()).await?;
+    let mut response: Response = Body::new(begun.body).into_response();
+    response.extensions_mut().insert(Audited);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
+    headers.insert(HeaderName::from_static(JOB_HEADER), begun.job.id.into());
+    headers.insert(HeaderName::from_static(SIZE_HEADER), begun.size.into());
+    // RFC 6266 and RFC 8187: the characters of the name are escaped.
+    let name = utf8_percent_encode(&disk, NON_ALPHANUMERIC);
+    let disposition = format!("attachment; filename*=UTF-8''{name}.{}", format.name());
+    if let Ok(disposition) = HeaderValue::try_from(disposition) {
+        headers.insert(header::CONTENT_DISPOSITION, disposition);
+    }
+    Ok(response)
+}

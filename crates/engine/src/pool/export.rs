@@ -1,0 +1,90 @@
+//! Exports: the contents of a disk as of one moment, for a program that copies the disk out of the pool.
+//!
+//! **The copy.** An export reads a hidden copy of the disk, made like a snapshot: it shares all blocks with
+//! the disk, and contains every write acknowledged before. During the export the disk can be written, rolled
+//! back and removed. The copy has the role of an import, so that no user sees it, and a pool that is opened
+//! after a crash removes it, also if an earlier release opens the pool.
+//!
+//! **A full pool.** The copy needs a commit, for which a full pool has no room. A snapshot or an image, which
+//! does not change, is then read itself, and is in use until the export ends.
+
+use std::sync::Arc;
+
+use forebay_format::{CatalogueOp, DiskRecord, Role};
+
+use super::pool::Pool;
+use crate::catalogue::disk_by_id;
+use crate::disk::{Disk, check_persistent};
+use crate::handle::{DiskHandle, Extent};
+use crate::text::shorten;
+use crate::{Error, Result};
+
+/// The contents of a disk as of one moment; the caller ends it with [`Pool::end_export`].
+pub struct Export {
+    handle: Arc<DiskHandle>,
+    /// The handle is to a hidden copy of the disk.
+    is_copy: bool,
+}
+
+impl Export {
+    /// Size of the disk in bytes.
+    pub fn size(&self) -> u64 {
+        self.handle.size()
+    }
+
+    /// Returns the extents of `len` bytes from `offset` on, at most `max` of them, but at least one unless
+    /// the range is empty. Equal requests return equal extents.
+    ///
+    /// # Errors
+    /// Those of a read of the block map.
+    pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
+        self.handle.extents_without_flush(offset, len, max).await
+    }
+
+    /// Reads the contents from `offset` into `out`. The read does not fill the read cache, and waits for its
+    /// share of the store like the read of a client.
+    ///
+    /// # Errors
+    /// Those of a read.
+    pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.handle.read_internally(offset, out).await
+    }
+}
+
+/// Begins an export of a volume, an image, or `VOLUME@SNAPSHOT`; see [`Pool::begin_export`].
+pub(super) async fn begin(pool: &Pool, name: &str) -> Result<Export> {
+    let _admin = pool.components.editor.lock.lock().await;
+    let from = pool.components.catalogue.read().find(name)?;
+    check_persistent(&from, name)?;
+    match hidden_copy(pool, &from, name).await {
+        Err(Error::NoSpace) if from.role() != Role::Volume => {
+            Ok(Export { handle: pool.attach(name)?, is_copy: false })
+        }
+        made => Ok(Export { handle: made?, is_copy: true }),
+    }
+}
+
+/// Makes a hidden copy of a disk, and opens the copy.
+async fn hidden_copy(pool: &Pool, from: &Arc<Disk>, name: &str) -> Result<Arc<DiskHandle>> {
+    let components = &pool.components;
+    pool.check_count(1)?;
+    from.check_map(name)?;
+    let record = components.editor.new_record("", from.size(), Role::Import);
+    // No user can choose a name with '/', so the name of the copy blocks no other name.
+    let copy_name = format!("export/{}", record.id.0);
+    let disk = DiskRecord { name: copy_name.clone(), dedup_domain: from.record().dedup_domain, ..record };
+    let id = disk.id;
+    components.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(from.id()) }]).await?;
+    let copy = disk_by_id(&components.catalogue, id).ok_or_else(|| Error::NotFound(shorten(name)))?;
+    copy.attach(&copy_name)?;
+    let (metadata, marks) = (components.metadata.clone(), components.marks.clone());
+    Ok(Arc::new(DiskHandle::new(metadata, marks, copy, copy_name, None)))
+}
+
+/// Ends an export; see [`Pool::end_export`].
+pub(super) async fn end(pool: &Arc<Pool>, export: Export) -> Result<()> {
+    match export.is_copy {
+        true => pool.abandon_import(export.handle).await,
+        false => Ok(()),
+    }
+}
