@@ -131,10 +131,18 @@ listen = ["127.0.0.1:{port}"]
 clients = {{ "CN=host-a" = ["a-*"], "CN=host-b" = ["b-*"] }}
 """
         )
-    s = t.server("--config", config)
+    http_port = free_port()
+    s = t.server("--config", config, "--http", f"127.0.0.1:{http_port}")
     for name in ("a-1", "b-1"):
         s.cli("volume", "create", name, "--size", "8M")
     s.cli("snapshot", "create", "b-1", "s")
+    # A token with a scope learns no names of certificates.
+    token = s.cli("token", "create", "scoped", "--role", "reader", "--disks", "a-*").stdout.split()[-1]
+    check("CN=host-a" in str(s.json("volume", "connect", "a-1")), "an administrator sees the names")
+    api = f"http://127.0.0.1:{http_port}"
+    header = f"Authorization: Bearer {token}"
+    shown = run("curl", "-sS", "--fail", "-H", header, f"{api}/api/v1/volumes/a-1/connect").stdout
+    check("nbds://" in shown and "Only some certificates" in shown and "CN=" not in shown, shown)
 
     def uri(name, tenant):
         return f"nbds://localhost:{port}/{name}?tls-certificates={t.path(tenant)}"

@@ -72,7 +72,7 @@ pub struct MissingWayView {
 }
 
 /// What a client needs in order to use a disk or a target.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Connect, example = json!({"ways": [{"for": "uri", "title": "NBD URI", "address": "10.0.0.1:10809",
     "target": null, "lun": null, "text": "nbd://10.0.0.1:10809/pc-001", "notes": []}], "missing": []}))]
 pub struct ConnectView {

@@ -21,6 +21,9 @@ pub(crate) struct Disk<'a> {
     pub name: &'a str,
     /// It is an image or a snapshot.
     pub is_read_only: bool,
+    /// The names of the certificates that may use the disk are shown. They concern other tenants of the
+    /// server.
+    pub shows_certificates: bool,
 }
 
 /// The ways to a disk.

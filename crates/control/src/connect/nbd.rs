@@ -63,6 +63,9 @@ fn notes(place: &Place<'_>, listener: &ServedListener) -> Vec<String> {
     if listener.access.needs_certificates() {
         notes.push(match subjects.as_slice() {
             [] => "No client certificate may use this disk here.".to_owned(),
+            _ if !place.disk.shows_certificates => {
+                "Only some certificates may use the disk; an administrator sees their names.".to_owned()
+            }
             subjects => {
                 format!("Only certificates with these names may use the disk: {}.", subjects.join(", "))
             }

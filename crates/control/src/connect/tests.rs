@@ -35,7 +35,7 @@ fn server(nbd: Vec<ServedListener>, iscsi: &[&str]) -> ServerInfo {
 }
 
 fn disk(name: &str) -> Disk<'_> {
-    Disk { name, is_read_only: false }
+    Disk { name, is_read_only: false, shows_certificates: true }
 }
 
 /// The text for one kind of client.
@@ -89,7 +89,7 @@ fn each_client_gets_its_lines() {
         "nbd-client -unix /run/nbd.sock /dev/nbd0 -name pc-1 -persist"
     );
     assert!(unix.iter().all(|way| way.notes.is_empty()), "{unix:?}");
-    let snapshot = Disk { name: "pc@s", is_read_only: true };
+    let snapshot = Disk { is_read_only: true, ..disk("pc@s") };
     let tcp = nbd::ways(snapshot, &listener("0.0.0.0:10809"));
     assert_eq!(text(&tcp, ClientKind::Uri), "nbd://SERVER:10809/pc%40s");
     assert!(text(&tcp, ClientKind::Qemu).contains("server.host=SERVER,server.port=10809,export=pc@s"));

@@ -3,6 +3,7 @@
 use forebay_api::{ConnectView, Protocol};
 use forebay_engine::Role;
 use forebay_frontend::targets::TargetError;
+use serde::Serialize;
 
 use super::run;
 use super::targets::iqn;
@@ -32,14 +33,25 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-impl Reply for ConnectView {
-    /// Targets and their initiators concern the whole server.
-    async fn visible_to(mut self, client: &Client<'_>) -> Self {
-        if !may(client.principal, Right::ReadServer, None) {
-            self.ways.retain(|way| way.client.protocol() != Protocol::Iscsi);
-            self.missing.retain(|missing| missing.protocol != Protocol::Iscsi);
+impl Reply for ConnectView {}
+
+/// What a client needs to use a disk.
+#[derive(Serialize)]
+#[serde(transparent)]
+struct Connected {
+    view: ConnectView,
+    /// The part for a client with a scope: targets, their initiators and the names of certificates concern
+    /// the whole server.
+    #[serde(skip)]
+    of_scope: ConnectView,
+}
+
+impl Reply for Connected {
+    async fn visible_to(self, client: &Client<'_>) -> Self {
+        match may(client.principal, Right::ReadServer, None) {
+            true => self,
+            false => Connected { view: self.of_scope, of_scope: ConnectView::default() },
         }
-        self
     }
 }
 
@@ -48,14 +60,19 @@ struct ConnectDisk {
 }
 
 impl Operation for ConnectDisk {
-    type Reply = ConnectView;
+    type Reply = Connected;
     const CHANGE: Changes<Self> = None;
     const DISKS: Disks<Self> = |op| vec![op.name.clone()];
 
-    async fn execute(&self, control: &Control, _: &str) -> Result<ConnectView> {
+    async fn execute(&self, control: &Control, _: &str) -> Result<Connected> {
         let is_read_only = control.pool().disk(&self.name)?.role != Role::Volume;
-        let disk = Disk { name: &self.name, is_read_only };
-        Ok(connect::to_disk(disk, control.info(), &control.targets().snapshot()))
+        let (server, targets) = (control.info(), control.targets().snapshot());
+        let disk = Disk { name: &self.name, is_read_only, shows_certificates: true };
+        let view = connect::to_disk(disk, server, &targets);
+        let mut of_scope = connect::to_disk(Disk { shows_certificates: false, ..disk }, server, &targets);
+        of_scope.ways.retain(|way| way.client.protocol() != Protocol::Iscsi);
+        of_scope.missing.retain(|missing| missing.protocol != Protocol::Iscsi);
+        Ok(Connected { view, of_scope })
     }
 }
 
