@@ -207,6 +207,73 @@ def compressed_images_are_imported_from_files_and_urls(t):
 
 
 @test
+def disks_of_virtualbox_and_of_appliances_are_imported(t):
+    s = t.server()
+    raw, other = t.noise_file("disk.raw", 4 * MIB), t.noise_file("other.raw", 2 * MIB)
+    with open(raw, "rb") as f:
+        body = f.read()
+    for name, options in (("dynamic", ()), ("fixed", ("-o", "static=on"))):
+        run("qemu-img", "convert", "-f", "raw", "-O", "vdi", *options, raw, t.path(f"{name}.vdi"))
+        done = s.cli("image", "import", name, t.path(f"{name}.vdi"))
+        check(f"imported image '{name}' (vdi): 4 MiB" in done.stdout, done.stdout)
+    stream = ("-O", "vmdk", "-o", "subformat=streamOptimized")
+    disks = (("box-1.vmdk", raw), ("box-2.vmdk", other))
+    for name, source in disks:
+        run("qemu-img", "convert", "-f", "raw", *stream, source, t.path(name))
+    files = "".join(f'<File ovf:id="f{n}" ovf:href="{name}"/>' for n, (name, _) in enumerate(disks))
+    listed = "".join(f'<Disk ovf:diskId="d{n}" ovf:fileRef="f{n}"/>' for n in range(2))
+    with open(t.path("box.ovf"), "w") as f:
+        f.write(f"<Envelope><References>{files}</References><DiskSection>{listed}</DiskSection></Envelope>")
+    sums = run("sha256sum", "--tag", *(t.path(name) for name in ("box.ovf", "box-1.vmdk", "box-2.vmdk"))).stdout
+    with open(t.path("box.mf"), "w") as f:
+        f.write(sums.replace(t.dir + "/", "").replace(" = ", "= ").replace("SHA256 (", "SHA256("))
+    run("tar", "-C", t.dir, "-cf", t.path("box.ova"), "box.ovf", "box.mf", "box-1.vmdk", "box-2.vmdk")
+    line = s.refused("image", "import", "box", t.path("box.ova"))
+    check("2 disks" in line and "--disk" in line and "1: 'box-1.vmdk' ('d0')" in line, line)
+    done = s.cli("image", "import", "box", t.path("box.ova"), "--disk", "d0")
+    check("imported image 'box' (ova): 4 MiB" in done.stdout, done.stdout)
+    for name in ("dynamic", "fixed", "box"):
+        s.cli("volume", "clone", name, f"of-{name}")
+        equal(bytes(connect(s, f"of-{name}").pread(4 * MIB, 0)), body, name)
+
+
+@test
+def an_extent_that_the_server_cannot_read_is_named(t):
+    s = t.server()
+    run("qemu-img", "convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=monolithicFlat",
+        t.noise_file("disk.raw", 2 * MIB), t.path("disk.vmdk"))
+    os.rename(t.path("disk-flat.vmdk"), t.path("elsewhere"))
+    line = s.refused("image", "import", "x", t.path("disk.vmdk"))
+    check("disk-flat.vmdk" in line and "an extent of the disk is not readable" in line, line)
+    check("uploading" not in line, line)
+
+
+@test
+def uploads_are_listed_and_ended(t):
+    s = t.server("--http", "127.0.0.1:0")
+    api = json.loads(pool(s))["http"].removeprefix("http://").rstrip("/")
+
+    def begin(image):
+        connection = http.client.HTTPConnection(api, timeout=60)
+        body = json.dumps({"image": image, "file_name": f"{image}.img", "len_bytes": 2 * MIB})
+        connection.request("POST", "/api/v1/uploads", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        found = answer.status, json.loads(answer.read())
+        connection.close()
+        return found
+
+    numbers = [begin(f"image-{n}")[1]["id"] for n in range(4)]
+    status, refused = begin("image-5")
+    check(status == 409 and "forebay upload rm" in refused["detail"], str(refused))
+    shown = s.cli("upload", "list").stdout
+    check("image-0.img" in shown and "loopback" in shown and "0 B" in shown, shown)
+    equal([upload["id"] for upload in s.json("upload", "list")], numbers, "the uploads")
+    s.cli("upload", "rm", *map(str, numbers[:2]))
+    equal([upload["id"] for upload in s.json("upload", "list")], numbers[2:], "the uploads that are left")
+    equal(begin("image-5")[0], 201, "a further upload")
+
+
+@test
 def a_decompression_does_not_fill_the_file_system_of_the_pool(t):
     where = mount_tmpfs(t, "512M")
     s = t.server("--cache", "16M", data=os.path.join(where, "data"))

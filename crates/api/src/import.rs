@@ -19,6 +19,10 @@ pub struct Request {
     /// The format of the file.
     #[serde(default)]
     pub format: Format,
+    /// The disk of an OVA: its number, from 1 on, its id, or the name of its file. Not needed if the OVA has
+    /// only one disk.
+    #[serde(default)]
+    pub disk: Option<String>,
     /// Maximum size of the file that a URL may deliver, and of a decompressed file, in bytes; the server's
     /// limit applies in any case.
     #[serde(default)]
@@ -49,8 +53,12 @@ pub enum Source {
 pub enum Phase {
     /// The file is downloaded; sizes are those of the file.
     Download,
+    /// The compressed file waits until another file was decompressed; sizes are those of the compressed file.
+    Wait,
     /// The compressed file is decompressed; sizes are those of the compressed file.
     Unpack,
+    /// The checksum of the disk in an archive is verified; sizes are those of the file of the disk.
+    Verify,
     /// The disk is copied; sizes are those of the disk.
     Import,
 }
@@ -116,6 +124,10 @@ pub enum Format {
     Vhd,
     /// Hyper-V: fixed or dynamic
     Vhdx,
+    /// VirtualBox: fixed or dynamic
+    Vdi,
+    /// Appliance: a tar archive with an OVF descriptor and VMDK disks
+    Ova,
 }
 
 impl std::fmt::Display for Format {
@@ -127,6 +139,8 @@ impl std::fmt::Display for Format {
             Format::Vmdk => "vmdk",
             Format::Vhd => "vhd",
             Format::Vhdx => "vhdx",
+            Format::Vdi => "vdi",
+            Format::Ova => "ova",
         })
     }
 }

@@ -42,7 +42,7 @@ use forebay_api::PREFIX;
 use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
-use crate::import::upload::Uploads;
+use crate::import::Uploads;
 use crate::operations::Control;
 use crate::{dashboard, metrics};
 pub use auth::{Peer, cookie_name};
@@ -78,12 +78,14 @@ pub struct Entry {
     pub tls: bool,
     /// Names by which clients may address this server, in addition to `localhost` and IP addresses.
     pub hosts: Arc<[String]>,
+    /// Image files that clients send; all listeners of a server share them.
+    pub uploads: Uploads,
 }
 
 impl Entry {
     /// Makes a listener without TLS.
     pub fn new(origin: Origin, hosts: &[String]) -> Entry {
-        Entry { origin, tls: false, hosts: hosts.into() }
+        Entry { origin, tls: false, hosts: hosts.into(), uploads: Uploads::default() }
     }
 }
 
@@ -100,8 +102,6 @@ pub(crate) struct Api {
     memory: response_memory::ResponseMemory,
     /// Permits to build a list as a whole.
     pub built: Arc<Semaphore>,
-    /// Image files that clients send.
-    pub uploads: Uploads,
 }
 
 /// Builds the router of a listener that serves these routes.
@@ -114,7 +114,6 @@ pub(crate) fn router(routes: Vec<Route>, control: Control, access: Arc<Access>, 
         streams: Default::default(),
         memory: Default::default(),
         built: Arc::new(Semaphore::new(MAX_BUILT)),
-        uploads: Default::default(),
     };
     let mut router = Router::new();
     for route in routes {

@@ -9,13 +9,14 @@ use forebay_api::import::Format;
 
 use super::error::Remedy;
 use super::file::ImageFile;
-use super::{Image, ImportError, Result, qcow2, raw, text, vhd, vhdx, vmdk};
+use super::ova::{self, Ova};
+use super::{Image, ImportError, Result, qcow2, raw, text, vdi, vhd, vhdx, vmdk};
 
 /// A pattern at an offset of the file.
 type Magic = (usize, &'static [u8]);
 
 /// Archives and compressed files, and their descriptions.
-const ARCHIVES: [(Magic, &str); 16] = [
+const ARCHIVES: [(Magic, &str); 15] = [
     ((0, b"\x1f\x8b"), "a gzip archive"),
     ((0, b"\xfd7zXZ\0"), "an xz archive"),
     ((0, b"\x28\xb5\x2f\xfd"), "a zstd archive"),
@@ -30,13 +31,12 @@ const ARCHIVES: [(Magic, &str); 16] = [
     ((0, b"MSCF\0\0\0\0"), "a cabinet archive"),
     ((0, b"MSWIM\0\0\0"), "a Windows image (WIM)"),
     ((0, b"!<arch>\n"), "an ar archive"),
-    ((257, b"ustar"), "a tar archive (possibly an OVA)"),
     // zstd and LZ4 share the magic numbers of skippable frames, the first byte of which varies.
     ((1, b"\x2a\x4d\x18"), "a zstd or LZ4 archive"),
 ];
 
 /// Disk formats that are not supported, their descriptions, and what to do.
-const UNSUPPORTED: [(Magic, &str, Remedy); 12] = [
+const UNSUPPORTED: [(Magic, &str, Remedy); 11] = [
     ((0, b"QED\0"), "is a QED file", Remedy::Convert { from: "qed" }),
     ((0, b"WithoutFreeSpace"), "is a Parallels disk", Remedy::Convert { from: "parallels" }),
     ((0, b"WithouFreSpacExt"), "is a Parallels disk", Remedy::Convert { from: "parallels" }),
@@ -45,7 +45,6 @@ const UNSUPPORTED: [(Magic, &str, Remedy); 12] = [
         "is a COWD file (VMDK of old ESX releases)",
         Remedy::Say("clone the disk on the ESX host, and import the clone"),
     ),
-    ((64, b"\x7f\x10\xda\xbe"), "is a VirtualBox disk (VDI)", Remedy::Convert { from: "vdi" }),
     (
         (0, b"\xbe\xba\xfe\xca\0\0\0\0"),
         "is an extent of ESX (seSparse)",
@@ -80,25 +79,52 @@ const LARGE_SECTOR: u64 = 4096;
 /// First bytes of the header of a GUID partition table, which is in the second sector of a disk.
 const GPT: &[u8; 8] = b"EFI PART";
 
-/// Opens the disk in a file, with the given or the detected format. Returns the format, which is not `Auto`.
-pub(super) fn open(file: ImageFile, given: Format) -> Result<(Format, Box<dyn Image>)> {
+/// What a file is.
+pub(super) enum Opened {
+    /// A disk, with its format, which is not `Auto`.
+    Image(Format, Box<dyn Image>),
+    /// A disk in an archive.
+    Archive(Box<Ova>),
+}
+
+/// Opens a file with the given or the detected format. `disk` is the disk of an archive that the user has
+/// chosen.
+pub(super) fn open(file: ImageFile, given: Format, disk: Option<&str>) -> Result<Opened> {
     if file.len() == 0 {
         return Err(ImportError::Empty(file.display_name().to_owned()));
     }
+    let format = if given == Format::Auto { detect(&file)? } else { given };
+    match (format, disk) {
+        (Format::Ova, disk) => Ok(Opened::Archive(Box::new(Ova::open(&file, disk)?))),
+        (_, Some(_)) => Err(ImportError::OneDisk(file.display_name().to_owned())),
+        (format, None) => Ok(Opened::Image(format, open_as(file, format, given == Format::Auto)?)),
+    }
+}
+
+/// Opens the disk in the file of an archive.
+pub(super) fn open_member(file: ImageFile) -> Result<Box<dyn Image>> {
+    if file.len() == 0 {
+        return Err(ImportError::Empty(file.display_name().to_owned()));
+    }
+    let format = detect(&file)?;
+    open_as(file, format, true)
+}
+
+fn open_as(file: ImageFile, format: Format, detect_all: bool) -> Result<Box<dyn Image>> {
     let name = file.display_name().to_owned();
-    let detect_all = given == Format::Auto;
-    let format = if detect_all { detect(&file)? } else { given };
     let mut image: Box<dyn Image> = match format {
         Format::Auto | Format::Raw => Box::new(raw::Raw::new(file)),
         Format::Qcow2 => Box::new(qcow2::Qcow2::open(file)?),
         Format::Vmdk => vmdk::open(file, !detect_all)?,
         Format::Vhd => Box::new(vhd::Vhd::open(file)?),
         Format::Vhdx => Box::new(vhdx::Vhdx::open(file)?),
+        Format::Vdi => Box::new(vdi::Vdi::open(file)?),
+        Format::Ova => return Err(ImportError::Archive { path: name, what: "an archive in an archive" }),
     };
     if detect_all && (image.sector_size() != SECTOR || has_large_sectors(&mut *image)?) {
         return Err(ImportError::LargeSectors { path: name, format });
     }
-    Ok((format, image))
+    Ok(image)
 }
 
 fn detect(file: &ImageFile) -> Result<Format> {
@@ -115,6 +141,12 @@ fn detect(file: &ImageFile) -> Result<Format> {
     }
     if vhd::is_vhd(file)? {
         return Ok(Format::Vhd);
+    }
+    if found(vdi::MAGIC) {
+        return Ok(Format::Vdi);
+    }
+    if head.get(..512).is_some_and(ova::is_header) || found(ova::MAGIC) {
+        return Ok(Format::Ova);
     }
     if let Some((_, what, remedy)) = UNSUPPORTED.iter().find(|(magic, ..)| found(*magic)) {
         return file.unsupported(what, *remedy);

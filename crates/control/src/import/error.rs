@@ -60,6 +60,9 @@ pub enum ImportError {
         /// How the server's view differs from the view of clients, if a difference is known.
         view: &'static str,
     },
+    /// An extent of a disk in several files cannot be opened.
+    #[error("an extent of the disk is not readable: {0}; make it readable for the user of the server")]
+    Extent(Box<ImportError>),
     /// The path is neither a regular file nor a block device.
     #[error("{path} is {what}; use a regular file or a block device")]
     NotAFile {
@@ -131,6 +134,21 @@ pub enum ImportError {
         /// The type of the archive, with its article.
         what: &'static str,
     },
+    /// An archive has several disks, or not the one that was chosen.
+    #[error("{path} has {}; choose one with --disk NUMBER or --disk NAME: {list}", described(wanted.as_deref(), *count))]
+    Disks {
+        /// Path of the archive.
+        path: String,
+        /// The disk that was chosen, if any.
+        wanted: Option<String>,
+        /// Number of disks.
+        count: usize,
+        /// Number, file and id of each disk.
+        list: String,
+    },
+    /// A disk was chosen in a file that is no archive.
+    #[error("{0} has only one disk; --disk chooses one of an OVA")]
+    OneDisk(String),
     /// The file or the disk in it is empty.
     #[error("{0} is empty; there is nothing to import")]
     Empty(String),
@@ -187,6 +205,14 @@ pub enum ImportError {
     Internal(&'static str),
 }
 
+/// Why no disk of an archive is imported.
+fn described(wanted: Option<&str>, count: usize) -> String {
+    match wanted {
+        Some(wanted) => format!("no disk {}", forebay_text::quoted(wanted)),
+        None => format!("{count} disks"),
+    }
+}
+
 impl From<ImportError> for ControlError {
     fn from(e: ImportError) -> ControlError {
         use ImportError as E;
@@ -198,6 +224,7 @@ impl From<ImportError> for ControlError {
             E::Fetch { .. } => ErrorKind::FetchFailed,
             E::Open { .. } | E::Missing { .. } => ErrorKind::SourceUnreadable,
             E::LargeSectors { .. }
+            | E::Extent(_)
             | E::NotAFile { .. }
             | E::RelativePath(_)
             | E::Read { .. }
@@ -205,6 +232,8 @@ impl From<ImportError> for ControlError {
             | E::Damaged { .. }
             | E::Unsupported { .. }
             | E::Archive { .. }
+            | E::Disks { .. }
+            | E::OneDisk(_)
             | E::Unpack { .. }
             | E::Empty(_)
             | E::BadUrl(_) => ErrorKind::BadSource,

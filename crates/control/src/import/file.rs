@@ -21,6 +21,9 @@ const EXPANSION: u64 = 1032;
 /// zeroes exceeds [`EXPANSION`].
 const EXPANSION_SLACK: u64 = 1 << 30;
 
+/// Maximum length of the name of a part of an archive in messages.
+const MAX_SHOWN: usize = 1024;
+
 /// An image file that is open.
 pub(super) struct ImageFile {
     file: File,
@@ -29,6 +32,8 @@ pub(super) struct ImageFile {
     display_name: String,
     /// The name that the server of a URL gives to the file, and its media type.
     download: Option<Download>,
+    /// Offset at which the file begins in `file`: other than 0 for a part of an archive.
+    base: u64,
     len: u64,
     /// Bytes that were read as contents of the disk.
     contents: Cell<u64>,
@@ -76,7 +81,9 @@ impl ImageFile {
             return Err(bad);
         }
         let directory = self.path.parent().ok_or(bad)?;
-        Self::open_with(&directory.join(OsStr::from_bytes(name)), libc::O_NOFOLLOW)
+        let opened = Self::open_with(&directory.join(OsStr::from_bytes(name)), libc::O_NOFOLLOW);
+        // The client can upload a file that the server cannot open, but not the extents with it.
+        opened.map_err(|e| ImportError::Extent(Box::new(e)))
     }
 
     fn open_with(path: &Path, flags: i32) -> Result<ImageFile> {
@@ -130,11 +137,32 @@ impl ImageFile {
             path,
             display_name,
             download: None,
+            base: 0,
             len,
             contents,
             decompressed,
             expands: len,
             no_holes: false,
+        })
+    }
+
+    /// Returns the `len` bytes from `offset` on as a separate file, with this name and without siblings. The
+    /// caller has checked the range.
+    pub fn part(&self, offset: u64, len: u64, name: String) -> Result<ImageFile> {
+        let file = self.file.try_clone();
+        let file = file.map_err(|error| ImportError::Open { path: self.display_name.clone(), error })?;
+        let shown = forebay_text::shortened(format_args!("{} in {}", name, self.display_name), MAX_SHOWN);
+        Ok(ImageFile {
+            file,
+            path: PathBuf::new(),
+            display_name: shown,
+            download: Some(Download { file_name: name, content_type: None }),
+            base: self.base + offset,
+            len,
+            contents: Cell::new(0),
+            decompressed: Cell::new(0),
+            expands: len,
+            no_holes: self.no_holes,
         })
     }
 
@@ -207,7 +235,7 @@ impl ImageFile {
         if end > self.len {
             return Err(self.truncated(end));
         }
-        self.file.read_exact_at(out, offset).map_err(|error| match error.kind() {
+        self.file.read_exact_at(out, self.base + offset).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => self.truncated(end),
             _ => ImportError::Read { path: self.display_name.clone(), offset, error },
         })
@@ -242,9 +270,9 @@ impl ImageFile {
         if self.no_holes {
             return Ok(rest);
         }
-        match self.seek(offset, libc::SEEK_DATA) {
+        match self.seek_within(offset, libc::SEEK_DATA) {
             Ok(data) if data > offset => Ok(Run { len: data.min(self.len) - offset, data: false }),
-            Ok(_) => match self.seek(offset, libc::SEEK_HOLE) {
+            Ok(_) => match self.seek_within(offset, libc::SEEK_HOLE) {
                 Ok(hole) if hole > offset => Ok(Run { len: hole.min(self.len) - offset, data: true }),
                 // The file changed concurrently, or the file system is inconsistent, so everything from here
                 // on is read as data.
@@ -258,12 +286,15 @@ impl ImageFile {
         }
     }
 
-    fn seek(&self, offset: u64, whence: i32) -> std::io::Result<u64> {
-        let offset = i64::try_from(offset).map_err(|_| std::io::Error::from(ErrorKind::InvalidInput))?;
+    /// Returns where the data or the hole after `offset` begins.
+    fn seek_within(&self, offset: u64, whence: i32) -> std::io::Result<u64> {
+        let offset =
+            i64::try_from(self.base + offset).map_err(|_| std::io::Error::from(ErrorKind::InvalidInput))?;
         // SAFETY: moves the position of a descriptor that only this type uses; all reads have explicit
         // offsets.
         let found = unsafe { libc::lseek64(self.file.as_raw_fd(), offset, whence) };
-        u64::try_from(found).map_err(|_| std::io::Error::last_os_error())
+        let found = u64::try_from(found).map_err(|_| std::io::Error::last_os_error())?;
+        Ok(found.saturating_sub(self.base))
     }
 
     /// Returns the error of a file that violates its format.

@@ -13,7 +13,7 @@ use super::file::ImageFile;
 use super::file::bytes::{le32, le64};
 use super::unpack::{self, Packing};
 use super::url::{Url, masked};
-use super::{Image, ImportError, Result, detect};
+use super::{Image, ImportError, Result, detect, ova};
 
 /// Maximum number of runs that are visited: a fuzzer's time is limited, and a disk can have 64 TiB.
 const RUNS: usize = 4096;
@@ -26,8 +26,16 @@ const SECTOR: usize = 512;
 /// Flag of the first byte of an input: checksums are corrected, which a fuzzer cannot guess.
 const CORRECTED: u8 = 0x80;
 /// The formats by the number in the first byte of an input.
-const FORMATS: [Format; 6] =
-    [Format::Auto, Format::Raw, Format::Qcow2, Format::Vmdk, Format::Vhd, Format::Vhdx];
+const FORMATS: [Format; 8] = [
+    Format::Auto,
+    Format::Raw,
+    Format::Qcow2,
+    Format::Vmdk,
+    Format::Vhd,
+    Format::Vhdx,
+    Format::Vdi,
+    Format::Ova,
+];
 
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -43,12 +51,19 @@ pub fn image_file(data: &[u8]) {
     if kind & CORRECTED != 0 {
         correct_vhdx(&mut bytes);
         correct_vhd(&mut bytes);
+        correct_tar(&mut bytes);
     }
     let format = FORMATS[usize::from(kind & !CORRECTED) % FORMATS.len()];
     let file = memory_file(&bytes);
     let file = ImageFile::from_file(file, PathBuf::new(), "fuzz".to_owned()).unwrap();
     // An error is right for any file.
-    let _ = detect::open(file, format).and_then(|(_, mut image)| read_all(&mut *image));
+    let _ = detect::open(file, format, None).and_then(|opened| {
+        let mut image = match opened {
+            detect::Opened::Image(_, image) => image,
+            detect::Opened::Archive(ova) => ova.into_image()?,
+        };
+        read_all(&mut *image)
+    });
 }
 
 /// Decompresses a file.
@@ -162,6 +177,18 @@ fn correct_vhd(file: &mut [u8]) {
             part[sum_at..sum_at + 4].fill(0);
             let sum = !part.iter().map(|b| u32::from(*b)).sum::<u32>();
             part[sum_at..sum_at + 4].copy_from_slice(&sum.to_be_bytes());
+        }
+    }
+}
+
+/// Corrects the checksums of the headers in a tar archive.
+fn correct_tar(file: &mut [u8]) {
+    let (magic_at, magic) = ova::MAGIC;
+    for header in file.as_chunks_mut::<SECTOR>().0 {
+        if header[magic_at..].starts_with(magic) {
+            header[148..156].fill(b' ');
+            let sum: u32 = header.iter().map(|b| u32::from(*b)).sum();
+            header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
         }
     }
 }

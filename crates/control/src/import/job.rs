@@ -15,11 +15,12 @@ use forebay_text::{Size, quoted, shortened};
 use tokio::sync::mpsc;
 
 use super::file::ImageFile;
+use super::ova::Ova;
 use super::pump::{self, Copied};
 use super::spool::{KeepFree, Spool};
 use super::unpack::{self, Packing};
 use super::upload::{self, Uploads};
-use super::{FetchPolicy, Image, ImportError, Result, detect, fetch};
+use super::{FetchPolicy, Image, ImportError, Result, decoders, detect, fetch};
 use crate::operations::{Control, ControlError, Job, MAX_LOGGED};
 use crate::view::disk_view;
 
@@ -31,6 +32,8 @@ const KEPT_FREE_OF: u64 = 64 << 30;
 /// Maximum length of the path or URL of a file, and of a redirect; errors repeat them. Signed URLs have a few
 /// KiB.
 pub(super) const MAX_SOURCE: usize = 16 << 10;
+/// Maximum length of the number or name of a disk in an archive; errors repeat it.
+const MAX_DISK: usize = 1024;
 /// Capacity of the event channel; progress events beyond it are dropped.
 const EVENT_CAPACITY: usize = 8;
 
@@ -42,7 +45,7 @@ pub type EventResult = std::result::Result<Event, ControlError>;
 pub struct Client<'a> {
     /// Name of the client.
     pub name: &'a str,
-    /// The uploads of the listener, and the owner of the uploads of this client; `None` without uploads.
+    /// All uploads, and the owner of the uploads of this client; `None` without uploads.
     pub uploads: Option<(&'a Uploads, &'a str)>,
     /// Whether the client uses the control socket: it can reach this machine itself.
     pub on_host: bool,
@@ -60,7 +63,7 @@ pub async fn start(
 ) -> crate::operations::Result<(JobView, mpsc::Receiver<EventResult>)> {
     // The job, its events and the log repeat them.
     check_name(&request.name)?;
-    check_source(&request.source)?;
+    check_source(&request.source, request.disk.as_deref())?;
     let permit = control.job_permit().await?;
     if *control.stopping().borrow() {
         return Err(control.ended());
@@ -69,23 +72,24 @@ pub async fn start(
     if control.pool().disk(&request.name).is_ok() {
         return Err(EngineError::Exists(request.name).into());
     }
+    let choice = Choice { format: request.format, disk: request.disk };
     let (opened, upload) = match request.source {
         Source::Url(url) => (Opened::Url { url, on_host }, None),
         Source::File(path) => {
-            let format = request.format;
-            (blocking(move || Opened::of_file(ImageFile::open(&path)?, format)).await?, None)
+            let choice = choice.clone();
+            (blocking(move || Opened::of_file(ImageFile::open(&path)?, &choice)).await?, None)
         }
         Source::Upload(id) => {
             let none = || ControlError::new(ErrorKind::NotFound, format!("there is no upload {id}"));
             let (all, owner) = uploads.ok_or_else(none)?;
-            let (file, format) = (upload::open(all, owner, id).await?, request.format);
-            let opened = blocking(move || Opened::of_file(file, format)).await?;
+            let (file, choice) = (upload::open(all, owner, id).await?, choice.clone());
+            let opened = blocking(move || Opened::of_file(file, &choice)).await?;
             (opened, Some((all.clone(), owner.to_owned(), id)))
         }
     };
     let terms = Terms {
         name: request.name,
-        format: request.format,
+        choice,
         max_bytes: request.max_bytes.unwrap_or(u64::MAX).min(control.info().imports.max_bytes),
         dedup_domain: request.dedup_domain,
     };
@@ -102,7 +106,7 @@ pub async fn start(
             Ok((info, format)) => {
                 tracing::info!(by, "imported image {} of {}, from {format}", quoted(&name), Size(info.size));
                 if let Some((all, owner, id)) = upload {
-                    all.remove(id, &owner);
+                    all.remove(id, Some(&owner));
                 }
                 let image = disk_view(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into());
                 image.map(|image| Imported { image, format })
@@ -122,8 +126,8 @@ pub async fn start(
     Ok((view, receiver))
 }
 
-/// Checks the length of a URL or path.
-fn check_source(source: &Source) -> crate::operations::Result<()> {
+/// Checks the length of a URL or path, and of the name of a disk.
+fn check_source(source: &Source, disk: Option<&str>) -> crate::operations::Result<()> {
     let len = match source {
         Source::File(path) => path.as_os_str().len(),
         Source::Url(url) => url.len(),
@@ -133,13 +137,25 @@ fn check_source(source: &Source) -> crate::operations::Result<()> {
         let why = format!("the source has {len} bytes; a path or URL has at most {MAX_SOURCE}");
         return Err(ControlError::bad_request(why));
     }
+    if disk.is_some_and(|disk| disk.len() > MAX_DISK) {
+        let why = format!("the number or name of the disk is longer than {MAX_DISK} bytes");
+        return Err(ControlError::bad_request(why));
+    }
     Ok(())
+}
+
+/// What the user has chosen about the file.
+#[derive(Clone)]
+struct Choice {
+    format: Format,
+    /// The disk of an archive.
+    disk: Option<String>,
 }
 
 /// What an import makes of its source.
 struct Terms {
     name: String,
-    format: Format,
+    choice: Choice,
     /// Maximum length of a file that is downloaded or decompressed.
     max_bytes: u64,
     dedup_domain: u32,
@@ -153,19 +169,25 @@ enum Opened {
         on_host: bool,
     },
     Packed(ImageFile, Packing),
+    Archive(Box<Ova>),
     Image(Format, Box<dyn Image>),
 }
 
 impl Opened {
     /// Detects what a file has.
-    fn of_file(file: ImageFile, given: Format) -> Result<Opened> {
-        match Packing::detect(&file, given)? {
+    fn of_file(file: ImageFile, choice: &Choice) -> Result<Opened> {
+        match Packing::detect(&file, choice.format)? {
             Some(packing) => Ok(Opened::Packed(file, packing)),
-            None => {
-                let (format, image) = detect::open(file, given)?;
-                Ok(Opened::Image(format, image))
-            }
+            None => Opened::of_unpacked(file, choice),
         }
+    }
+
+    /// Detects what a file has that is not compressed as a whole.
+    fn of_unpacked(file: ImageFile, choice: &Choice) -> Result<Opened> {
+        Ok(match detect::open(file, choice.format, choice.disk.as_deref())? {
+            detect::Opened::Image(format, image) => Opened::Image(format, image),
+            detect::Opened::Archive(ova) => Opened::Archive(ova),
+        })
     }
 }
 
@@ -196,29 +218,48 @@ async fn run(
     }
 }
 
-/// Downloads and decompresses a source, as far as it needs that, and opens the disk in it.
+/// Downloads, decompresses and verifies a source, as far as it needs that, and opens the disk in it.
 async fn prepare(
     control: &Control,
-    opened: Opened,
+    mut opened: Opened,
     terms: &Terms,
     reporter: &mut Reporter<'_>,
 ) -> Result<(Format, Box<dyn Image>)> {
-    let format = terms.format;
-    let opened = match opened {
-        Opened::Url { url, on_host } => {
-            let file = download(control, url, on_host, terms.max_bytes, reporter).await?;
-            blocking(move || Opened::of_file(file, format)).await?
-        }
-        opened => opened,
-    };
+    let choice = terms.choice.clone();
+    if let Opened::Url { url, on_host } = opened {
+        let (file, choice) =
+            (download(control, url, on_host, terms.max_bytes, reporter).await?, choice.clone());
+        opened = blocking(move || Opened::of_file(file, &choice)).await?;
+    }
+    if let Opened::Packed(file, packing) = opened {
+        let file = unpacked(control, file, packing, terms.max_bytes, reporter).await?;
+        opened = blocking(move || Opened::of_unpacked(file, &choice)).await?;
+    }
     match opened {
         Opened::Image(format, image) => Ok((format, image)),
-        Opened::Packed(file, packing) => {
-            let file = unpacked(control, file, packing, terms.max_bytes, reporter).await?;
-            blocking(move || detect::open(file, format)).await
+        Opened::Archive(ova) => {
+            let total = ova.len();
+            let image = verified(*ova, |done| {
+                reporter.report(Phase::Verify, Copied { done, written: 0 }, Some(total));
+            });
+            Ok((Format::Ova, image.await?))
         }
-        Opened::Url { .. } => Err(ImportError::Internal("a download has no file")),
+        Opened::Url { .. } | Opened::Packed(..) => Err(ImportError::Internal("a source was not opened")),
     }
+}
+
+/// Verifies the disk in an archive, and opens it. Calls `progress` with the bytes that are verified. Dropping
+/// the future ends the verification.
+async fn verified(ova: Ova, mut progress: impl FnMut(u64)) -> Result<Box<dyn Image>> {
+    let (report, mut reports) = mpsc::channel(EVENT_CAPACITY);
+    let work = tokio::task::spawn_blocking(move || {
+        ova.verify(&report)?;
+        ova.into_image()
+    });
+    while let Some(done) = reports.recv().await {
+        progress(done);
+    }
+    work.await.unwrap_or(Err(ImportError::Internal("the verification panicked")))
 }
 
 async fn download(
@@ -253,8 +294,12 @@ async fn unpacked(
     let total = file.len();
     let (data, keep) = (control.info().data.clone(), keep_free(control));
     let spool = blocking(move || Spool::create(&data, keep)).await?;
-    unpack::unpack(file, packing, spool, max_bytes, |done| {
-        reporter.report(Phase::Unpack, Copied { done, written: done }, Some(total));
+    unpack::unpack(file, packing, spool, max_bytes, |progress| {
+        let (phase, done) = match progress {
+            decoders::Progress::Waits => (Phase::Wait, 0),
+            decoders::Progress::Done(done) => (Phase::Unpack, done),
+        };
+        reporter.report(phase, Copied { done, written: done }, Some(total));
     })
     .await
 }
@@ -313,7 +358,9 @@ impl<'a> Reporter<'a> {
             self.last_event = Some((now, phase));
             let name = match phase {
                 Phase::Download => "download",
+                Phase::Wait => "waiting for another import to decompress",
                 Phase::Unpack => "unpack",
+                Phase::Verify => "verify",
                 Phase::Import => "import",
             };
             self.job.progress(name, copied.done, total);

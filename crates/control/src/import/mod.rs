@@ -18,6 +18,7 @@ mod address_filter;
 mod authorities;
 mod compress;
 mod connect;
+mod decoders;
 mod detect;
 mod error;
 mod fetch;
@@ -25,6 +26,7 @@ mod file;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod job;
+mod ova;
 mod own_addresses;
 mod proxy;
 mod pump;
@@ -35,6 +37,7 @@ mod text;
 mod unpack;
 pub(crate) mod upload;
 mod url;
+mod vdi;
 mod vhd;
 mod vhdx;
 mod visible;
@@ -45,6 +48,7 @@ pub(crate) use address_filter::names_this_server;
 pub use error::{ImportError, Remedy, Result};
 use job::MAX_SOURCE;
 pub use job::{Client, EventResult, start};
+pub use upload::Uploads;
 
 /// A run of bytes of the disk that are all data or all zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 //! that [`ImageFile::charge_decompressed`] permits. Blocks of zeroes become holes, which need no room.
 //!
 //! **Memory.** The decoder of xz or Zstandard needs the memory that the file states. Files that state more
-//! than [`MAX_WINDOW`] are refused, and one file of the server is decompressed at a time.
+//! than [`MAX_WINDOW`] are refused, and one file of the server is decompressed at a time ([`DECODERS`]).
 //!
 //! Only the outermost compression is removed: an archive in an archive is refused when its format is
 //! detected.
@@ -19,8 +19,9 @@ use forebay_text::Size;
 use lzma_rust2::XzReader;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
+use super::decoders::{DECODERS, Permit, Progress};
 use super::error::Remedy;
 use super::file::{Download, ImageFile};
 use super::spool::{Spool, SpoolError};
@@ -37,9 +38,6 @@ const OPENWRT: (&[u8], u64) = (b"FWx0", 16);
 /// The remedy for damaged data.
 const COPY_AGAIN: &str =
     "copy the file again from its source (if it is a raw disk, import it with --format raw)";
-
-/// Files that are decompressed at the same time.
-static DECODERS: Semaphore = Semaphore::const_new(1);
 
 /// How a whole file is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,25 +94,18 @@ impl Packing {
     }
 }
 
-/// Decompresses a file to `spool`. `max_bytes` limits the length of the result. Calls `progress` with the
-/// bytes of the compressed file that are done. Dropping the future stops the decompression.
+/// Decompresses a file to `spool`. `max_bytes` limits the length of the result. Dropping the future stops the
+/// decompression.
 pub(super) async fn unpack(
     file: ImageFile,
     packing: Packing,
     spool: Spool,
     max_bytes: u64,
-    mut progress: impl FnMut(u64),
+    progress: impl FnMut(Progress),
 ) -> Result<ImageFile> {
-    let permit = DECODERS.acquire().await.map_err(|_| ImportError::Cancelled)?;
-    let (report, mut reports) = mpsc::channel(8);
-    let work = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        store(file, packing, spool, max_bytes, report)
-    });
-    while let Some(done) = reports.recv().await {
-        progress(done);
-    }
-    work.await.unwrap_or(Err(ImportError::Internal("the decompression panicked")))
+    let shown = file.display_name().to_owned();
+    let work = move |permit: &Permit, report| store(file, packing, spool, max_bytes, report, permit);
+    DECODERS.run(shown, work, progress).await
 }
 
 fn store(
@@ -123,8 +114,10 @@ fn store(
     mut spool: Spool,
     max_bytes: u64,
     report: mpsc::Sender<u64>,
+    permit: &Permit,
 ) -> Result<ImageFile> {
     decode(&file, packing, &report, &mut |piece| {
+        permit.beat();
         if report.is_closed() {
             return Err(ImportError::Cancelled);
         }
@@ -394,7 +387,7 @@ mod tests {
         let spool = Spool::create(directory.path(), Box::new(move |_| keep)).unwrap();
         let (report, _reports) = mpsc::channel(1);
         let packing = Packing::detect(&file, Format::Auto).unwrap().unwrap();
-        store(file, packing, spool, max, report)
+        store(file, packing, spool, max, report, &Permit::none())
     }
 
     fn refused(file: ImageFile, directory: &tempfile::TempDir, keep: u64, max: u64) -> String {

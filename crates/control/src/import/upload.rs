@@ -4,13 +4,19 @@
 //! received. The next piece begins where the last one ended. After an interruption, the client requests this
 //! offset.
 //!
-//! **Bounds.** A listener keeps at most [`MAX_UPLOADS`] uploads, [`MAX_OF_CLIENT`] of them of one client.
+//! **Bounds.** The server keeps at most [`MAX_UPLOADS`] uploads, [`MAX_OF_CLIENT`] of them of one client.
 //! The file is a [`Spool`], so it leaves the same room free as a download, and its length is at most the
 //! maximum size of downloads. An upload that receives nothing for [`IDLE`] ends. All end with the process of
 //! the server, also by an upgrade. The memory of a request contains one piece, as any other body.
+//!
+//! **A new upload** that exceeds a bound or the free room ends the upload that has received nothing for the
+//! longest time, and further ones if that does not suffice; none that received a byte within
+//! [`ABANDONED_AFTER`]. So an abandoned upload holds its room only until the room is needed.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use forebay_api::{CreateUpload, ErrorKind, UploadView};
@@ -27,16 +33,20 @@ use super::spool::{Spool, SpoolError};
 use super::{ImportError, unpack};
 use crate::operations::{Control, ControlError, Result};
 
-/// Maximum number of uploads of all clients of a listener.
+/// Maximum number of uploads of all clients.
 const MAX_UPLOADS: usize = 16;
 /// Maximum number of uploads of one client.
 const MAX_OF_CLIENT: usize = 4;
+/// What a user can do about uploads that hold places or room.
+const REMEDY: &str = "'forebay upload list' shows all uploads, and 'forebay upload rm ID' ends one";
 /// Time without a new byte after which an upload ends.
 const IDLE: Duration = Duration::from_secs(3600);
+/// Time without a new byte after which an upload ends if another one needs its place or its room.
+const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// Maximum length of the name of a file, in bytes.
 const MAX_FILE_NAME: usize = 255;
 
-/// The uploads of the clients of a listener.
+/// The uploads of all clients.
 #[derive(Clone, Default)]
 pub struct Uploads(Arc<Mutex<All>>);
 
@@ -50,8 +60,13 @@ struct All {
 struct Upload {
     id: u64,
     owner: String,
+    /// Name of the client, for people.
+    client: String,
+    image: String,
     file_name: String,
     len: u64,
+    /// Bytes that the spool holds.
+    received: AtomicU64,
     /// Locked while a piece is written, on a thread that may wait.
     spool: Mutex<Spool>,
     /// When the last piece arrived.
@@ -59,8 +74,17 @@ struct Upload {
 }
 
 impl Upload {
-    fn view(&self, received_bytes: u64) -> UploadView {
-        UploadView { id: self.id, file_name: self.file_name.clone(), len_bytes: self.len, received_bytes }
+    fn view(&self) -> UploadView {
+        let idle_ms = u64::try_from(self.used.lock().elapsed().as_millis()).unwrap_or(u64::MAX);
+        UploadView {
+            id: self.id,
+            image: self.image.clone(),
+            file_name: self.file_name.clone(),
+            len_bytes: self.len,
+            received_bytes: self.received.load(Relaxed),
+            client: self.client.clone(),
+            last_received_ms: unix_ms().saturating_sub(idle_ms),
+        }
     }
 
     /// Stores a piece; ignores the part that was received before.
@@ -80,8 +104,15 @@ impl Upload {
             let work = || format!("upload of {}", quoted(&self.file_name));
             spool.append_sparse(rest).map_err(|e| unpack::not_stored(e, work(), &spool))?;
             *self.used.lock() = Instant::now();
+            self.received.store(spool.len(), Relaxed);
         }
-        Ok(self.view(spool.len()))
+        Ok(self.view())
+    }
+}
+
+impl fmt::Debug for Uploads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.list()).finish()
     }
 }
 
@@ -95,11 +126,13 @@ impl Uploads {
         })
     }
 
-    /// Ends an upload; does nothing if there is no such upload.
-    pub fn remove(&self, id: u64, owner: &str) {
+    /// Ends an upload; does nothing if there is no such upload. Without `owner`, the upload may be of any
+    /// client.
+    pub fn remove(&self, id: u64, owner: Option<&str>) {
         let removed = {
             let mut all = self.0.lock();
-            match all.uploads.get(&id).is_some_and(|upload| upload.owner == owner) {
+            let is_meant = |upload: &Arc<Upload>| owner.is_none_or(|owner| upload.owner == owner);
+            match all.uploads.get(&id).is_some_and(is_meant) {
                 true => all.uploads.remove(&id),
                 false => None,
             }
@@ -107,24 +140,75 @@ impl Uploads {
         free(removed);
     }
 
+    /// All uploads, the oldest first.
+    pub fn list(&self) -> Vec<UploadView> {
+        self.0.lock().uploads.values().map(|upload| upload.view()).collect()
+    }
+
+    /// Ends the upload that has received nothing for the longest time, of this client or of all; false if
+    /// each of them received a byte within [`ABANDONED_AFTER`]. The room is free on return.
+    async fn end_abandoned(&self, of: Option<&str>) -> bool {
+        let removed = {
+            let mut all = self.0.lock();
+            let idle = |upload: &Arc<Upload>| upload.used.lock().elapsed();
+            let meant = all.uploads.values().filter(|upload| of.is_none_or(|of| upload.owner == of));
+            let abandoned = meant.filter(|upload| idle(upload) >= ABANDONED_AFTER).max_by_key(|u| idle(u));
+            let id = abandoned.map(|upload| upload.id);
+            id.and_then(|id| all.uploads.remove(&id))
+        };
+        let Some(upload) = removed else { return false };
+        tracing::info!(by = upload.client, "ended the abandoned upload of {}", quoted(&upload.file_name));
+        // A file system frees a large file for seconds.
+        let _ = tokio::task::spawn_blocking(move || drop(upload)).await;
+        true
+    }
+
+    /// Makes a place for an upload of a client.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BadState`] if all uploads have received a byte within [`ABANDONED_AFTER`].
+    async fn make_place(&self, owner: &str) -> Result<()> {
+        loop {
+            let (of_client, all) = {
+                let all = self.0.lock();
+                (all.uploads.values().filter(|upload| upload.owner == owner).count(), all.uploads.len())
+            };
+            let of = match (of_client >= MAX_OF_CLIENT, all >= MAX_UPLOADS) {
+                (false, false) => return Ok(()),
+                (true, _) => Some(owner),
+                (false, true) => None,
+            };
+            if !self.end_abandoned(of).await {
+                return Err(too_many());
+            }
+        }
+    }
+
     /// Begins an upload, with a number that no other upload has.
-    fn insert(&self, first_id: u64, spool: Spool, owner: &str, request: CreateUpload) -> Result<Arc<Upload>> {
+    fn insert(
+        &self,
+        first_id: u64,
+        spool: Spool,
+        by: Uploader<'_>,
+        request: CreateUpload,
+    ) -> Result<Arc<Upload>> {
+        let Uploader { owner, client } = by;
         let mut all = self.0.lock();
         let of_client = all.uploads.values().filter(|upload| upload.owner == owner).count();
+        // Another upload may have begun since there was a place.
         if of_client >= MAX_OF_CLIENT || all.uploads.len() >= MAX_UPLOADS {
-            let why = format!(
-                "too many uploads: a client has at most {MAX_OF_CLIENT}, and all clients {MAX_UPLOADS}; finish or \
-                 delete one, or wait until one expires"
-            );
-            return Err(ControlError::new(ErrorKind::BadState, why));
+            return Err(too_many());
         }
         let id = all.next.max(first_id);
         all.next = id + 1;
         let upload = Arc::new(Upload {
             id,
             owner: owner.to_owned(),
+            client: client.to_owned(),
+            image: request.image,
             file_name: request.file_name,
             len: request.len_bytes,
+            received: AtomicU64::new(0),
             spool: Mutex::new(spool),
             used: Mutex::new(Instant::now()),
         });
@@ -146,6 +230,24 @@ impl Uploads {
     }
 }
 
+/// A client that sends a file.
+#[derive(Clone, Copy)]
+pub(crate) struct Uploader<'a> {
+    /// The client to which its uploads belong.
+    pub owner: &'a str,
+    /// Its name, for people.
+    pub client: &'a str,
+}
+
+fn too_many() -> ControlError {
+    let why = format!(
+        "too many uploads: a client has at most {MAX_OF_CLIENT}, and all clients {MAX_UPLOADS}, and each of them \
+         received data within {} s; {REMEDY}",
+        ABANDONED_AFTER.as_secs()
+    );
+    ControlError::new(ErrorKind::BadState, why)
+}
+
 /// Closes the file of an upload on a thread that may wait: a file system frees a large file for seconds.
 fn free(upload: Option<Arc<Upload>>) {
     if let (Some(upload), Ok(runtime)) = (upload, Handle::try_current()) {
@@ -161,7 +263,7 @@ fn free(upload: Option<Arc<Upload>>) {
 pub(crate) async fn create(
     control: &Control,
     uploads: &Uploads,
-    owner: &str,
+    by: Uploader<'_>,
     request: CreateUpload,
 ) -> Result<UploadView> {
     check_name(&request.image)?;
@@ -182,27 +284,43 @@ pub(crate) async fn create(
         let why = format!("the file is larger than {}, the limit set by --import-max-size", Size(max));
         return Err(ControlError::new(ErrorKind::BadSource, why));
     }
+    uploads.make_place(by.owner).await?;
+    let spool = loop {
+        match new_spool(control, &request).await {
+            Err(ImportError::NoRoom { .. }) if uploads.end_abandoned(None).await => {}
+            Err(e @ ImportError::NoRoom { .. }) if !uploads.list().is_empty() => {
+                let error = ControlError::from(e);
+                let message = format!("{}; other uploads hold room: {REMEDY}", error.message);
+                return Err(ControlError { message, ..error });
+            }
+            made => break made?,
+        }
+    };
+    let upload = uploads.insert(unix_ms(), spool, by, request)?;
+    tokio::spawn(uploads.clone().expire(upload.id));
+    Ok(upload.view())
+}
+
+/// Creates the file of an upload, for which there is room now.
+async fn new_spool(control: &Control, request: &CreateUpload) -> super::Result<Spool> {
     let (data, keep) = (control.info().data.clone(), keep_free(control));
-    let work = format!("upload of {}", quoted(name));
-    let created = blocking(move || {
+    let (work, len) = (format!("upload of {}", quoted(&request.file_name)), request.len_bytes);
+    blocking(move || {
         let spool = Spool::create(&data, keep)?;
         match spool.check_room(len) {
             Ok(()) => Ok(spool),
             Err(e) => Err(unpack::not_stored(e, work, &spool)),
         }
-    });
-    let upload = uploads.insert(unix_ms(), created.await?, owner, request)?;
-    tokio::spawn(uploads.clone().expire(upload.id));
-    Ok(upload.view(0))
+    })
+    .await
 }
 
 /// Returns an upload.
 ///
 /// # Errors
 /// The client has no such upload.
-pub(crate) async fn show(uploads: &Uploads, owner: &str, id: u64) -> Result<UploadView> {
-    let upload = uploads.find(id, owner)?;
-    blocking(move || Ok(upload.view(upload.spool.lock().len()))).await.map_err(Into::into)
+pub(crate) fn show(uploads: &Uploads, owner: &str, id: u64) -> Result<UploadView> {
+    Ok(uploads.find(id, owner)?.view())
 }
 
 /// Stores a piece of the file.
@@ -232,6 +350,8 @@ pub(super) async fn open(uploads: &Uploads, owner: &str, id: u64) -> Result<Imag
 
 fn open_complete(upload: &Upload) -> Result<ImageFile> {
     let (spool, id) = (upload.spool.lock(), upload.id);
+    // The upload is not abandoned: it is imported again with another format if the import fails.
+    *upload.used.lock() = Instant::now();
     if spool.len() < upload.len {
         let why =
             format!("the upload {id} is not complete: {} of {} bytes were received", spool.len(), upload.len);
@@ -253,7 +373,7 @@ mod tests {
     fn begun(uploads: &Uploads, directory: &tempfile::TempDir, owner: &str) -> Result<Arc<Upload>> {
         let spool = Spool::create(directory.path(), Box::new(|_| 0)).unwrap();
         let request = CreateUpload { image: "x".into(), file_name: "f".into(), len_bytes: LEN };
-        uploads.insert(1, spool, owner, request)
+        uploads.insert(1, spool, Uploader { owner, client: owner }, request)
     }
 
     #[tokio::test(start_paused = true)]
@@ -277,7 +397,7 @@ mod tests {
         let (uploads, directory) = (Uploads::default(), tempfile::tempdir().unwrap());
         let upload = begun(&uploads, &directory, "a").unwrap();
         assert!(uploads.find(upload.id, "b").is_err());
-        uploads.remove(upload.id, "b");
+        uploads.remove(upload.id, Some("b"));
         assert!(uploads.find(upload.id, "a").is_ok());
         for _ in 1..MAX_OF_CLIENT {
             begun(&uploads, &directory, "a").unwrap();
@@ -288,7 +408,31 @@ mod tests {
         }
         assert!(begun(&uploads, &directory, "b").is_err(), "all clients together have no limit");
         let last = MAX_UPLOADS as u64;
-        uploads.remove(last, &format!("client {}", (MAX_UPLOADS - 1) / 2));
+        uploads.remove(last, None);
         assert_eq!(begun(&uploads, &directory, "b").unwrap().id, last + 1, "a number is not used again");
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_new_upload_ends_the_idlest_abandoned_one() {
+        let (uploads, directory) = (Uploads::default(), tempfile::tempdir().unwrap());
+        let mut of_client = Vec::new();
+        for _ in 0..MAX_OF_CLIENT {
+            of_client.push(begun(&uploads, &directory, "a").unwrap());
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        let error = uploads.make_place("a").await.unwrap_err();
+        assert!(error.message.contains("forebay upload list"), "{error}");
+        uploads.make_place("b").await.unwrap();
+        // The first upload has received a byte since, so that the second one is the idlest.
+        of_client[0].append(0, b"abc").unwrap();
+        let other = begun(&uploads, &directory, "b").unwrap();
+        tokio::time::advance(ABANDONED_AFTER).await;
+        uploads.make_place("a").await.unwrap();
+        let left: Vec<u64> = uploads.list().iter().map(|upload| upload.id).collect();
+        assert_eq!(left, [of_client[0].id, of_client[2].id, of_client[3].id, other.id]);
+        assert_eq!((uploads.list()[0].received_bytes, &*uploads.list()[0].image), (3, "x"));
+        // A client that needs room ends the uploads of all clients, but none that is in use.
+        other.append(0, b"abc").unwrap();
+        while uploads.end_abandoned(None).await {}
+        assert_eq!(uploads.list().len(), 1);
     }
 }

@@ -127,7 +127,7 @@ async fn import_image(caller: Caller, headers: HeaderMap, Body(request): Body<Re
     let owner = caller.principal.owner();
     let client = import::Client {
         name: &caller.principal.name,
-        uploads: Some((&caller.api.uploads, &owner)),
+        uploads: Some((&caller.api.entry.uploads, &owner)),
         on_host,
     };
     let (job, mut events) = import::start(&caller.api.control, request, client).await?;

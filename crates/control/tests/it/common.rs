@@ -84,7 +84,28 @@ impl Rig {
         source: Source,
         format: Format,
     ) -> Result<(), (String, String)> {
-        let request = Request { name: name.into(), source, format, max_bytes: None, dedup_domain: 0 };
+        self.run_import(name, source, format, None).await
+    }
+
+    /// Imports a disk of an archive.
+    pub async fn import_disk(
+        &self,
+        name: &str,
+        path: &Path,
+        disk: Option<&str>,
+    ) -> Result<(), (String, String)> {
+        self.run_import(name, Source::File(path.to_owned()), Format::Auto, disk).await
+    }
+
+    async fn run_import(
+        &self,
+        name: &str,
+        source: Source,
+        format: Format,
+        disk: Option<&str>,
+    ) -> Result<(), (String, String)> {
+        let disk = disk.map(str::to_owned);
+        let request = Request { name: name.into(), source, format, disk, max_bytes: None, dedup_domain: 0 };
         let started = import::start(&self.control, request, CLIENT).await;
         let mut events = started.map_err(|e| (e.kind.code().to_owned(), e.message))?.1;
         while let Some(event) = events.recv().await {

@@ -1,13 +1,14 @@
 //! Import of every format that `qemu-img` can write.
 
 use std::fs;
+use std::process::Command;
 
 use forebay_api::import::Format;
 
 use crate::common::{Rig, convert, disk_bytes, have_qemu_img, qemu_img};
 
 /// File name, format and options of `qemu-img`.
-const FILES: [(&str, &str, &[&str]); 19] = [
+const FILES: [(&str, &str, &[&str]); 21] = [
     ("plain.qcow2", "qcow2", &[]),
     ("old.qcow2", "qcow2", &["-o", "compat=0.10"]),
     ("packed.qcow2", "qcow2", &["-c"]),
@@ -27,6 +28,8 @@ const FILES: [(&str, &str, &[&str]); 19] = [
     ("fixed.vhdx", "vhdx", &["-o", "subformat=fixed"]),
     ("dynamic.vhd", "vpc", &[]),
     ("fixed.vhd", "vpc", &["-o", "subformat=fixed"]),
+    ("dynamic.vdi", "vdi", &[]),
+    ("fixed.vdi", "vdi", &["-o", "static=on"]),
 ];
 
 #[tokio::test]
@@ -128,4 +131,77 @@ async fn an_explicit_format_overrides_detection() {
     fs::write(rig.path("q"), &bytes[2..]).unwrap();
     let e = rig.import("q", &rig.path("q"), Format::Qcow2).await.unwrap_err();
     assert!(e.1.contains("not a qcow2 file"), "{e:?}");
+}
+
+/// Makes an OVA of disks that `qemu-img` converts, with a manifest of `digest`.
+fn appliance(rig: &Rig, name: &str, disks: &[&str], digest: &str) {
+    let dir = rig.dir.path();
+    let (mut files, mut references, mut list) = (vec!["box.ovf".to_owned()], String::new(), String::new());
+    for (i, source) in disks.iter().enumerate() {
+        let file = format!("box-disk{i}.vmdk");
+        qemu_img(
+            &["convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=streamOptimized", source, &file],
+            dir,
+        );
+        references += &format!("<File ovf:href=\"{file}\" ovf:id=\"file{i}\" ovf:size=\"1\"/>\n");
+        list += &format!("<Disk ovf:capacity=\"9\" ovf:diskId=\"vmdisk{i}\" ovf:fileRef=\"file{i}\"/>\n");
+        files.push(file);
+    }
+    let envelope = format!(
+        "<?xml version=\"1.0\"?>\n<Envelope><References>\n{references}</References>\n<DiskSection>\n{list}\
+         </DiskSection></Envelope>\n"
+    );
+    fs::write(dir.join("box.ovf"), envelope).unwrap();
+    let run = |program: &str, args: &[&str]| {
+        let out = Command::new(program).args(args).current_dir(dir).output().unwrap();
+        assert!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let mut manifest = String::new();
+    for file in &files {
+        let sum = run(&format!("{}sum", digest.to_lowercase()), &[file]);
+        let sum = sum.split_whitespace().next().unwrap();
+        manifest += &format!("{digest}({file})= {sum}\n");
+    }
+    fs::write(dir.join("box.mf"), manifest).unwrap();
+    // The descriptor is first; the manifest may follow it or the disks.
+    let mut args = vec!["--format=ustar", "-cf", name, "box.ovf"];
+    args.extend(files[1..].iter().map(String::as_str));
+    args.push("./box.mf");
+    run("tar", &args);
+}
+
+#[tokio::test]
+async fn the_disk_of_an_ova_is_imported_and_verified() {
+    if !have_qemu_img() {
+        return;
+    }
+    let rig = Rig::new().await;
+    let disks = [disk_bytes(9 << 20, 7), disk_bytes(4 << 20, 8)];
+    fs::write(rig.path("one.raw"), &disks[0]).unwrap();
+    fs::write(rig.path("two.raw"), &disks[1]).unwrap();
+    for digest in ["SHA1", "SHA256"] {
+        appliance(&rig, digest, &["one.raw"], digest);
+        rig.import(digest, &rig.path(digest), Format::Auto).await.unwrap();
+        assert!(rig.contents(digest).await == disks[0], "{digest}");
+    }
+    appliance(&rig, "two.ova", &["one.raw", "two.raw"], "SHA256");
+    let (code, error) = rig.import("two", &rig.path("two.ova"), Format::Auto).await.unwrap_err();
+    assert_eq!(code, "bad_source");
+    assert!(error.contains("--disk") && error.contains("2: 'box-disk1.vmdk' ('vmdisk1')"), "{error}");
+    for disk in ["2", "vmdisk1", "box-disk1.vmdk"] {
+        rig.import_disk(disk, &rig.path("two.ova"), Some(disk)).await.unwrap();
+        assert!(rig.contents(disk).await == disks[1], "{disk}");
+    }
+    let (_, error) = rig.import_disk("x", &rig.path("one.raw"), Some("1")).await.unwrap_err();
+    assert!(error.contains("has only one disk"), "{error}");
+
+    // A disk that was changed does not have the checksum of the manifest.
+    let mut bytes = fs::read(rig.path("two.ova")).unwrap();
+    let at = bytes.windows(5).rposition(|bytes| bytes == b"KDMV\x03").unwrap() + 1000;
+    bytes[at] ^= 1;
+    fs::write(rig.path("changed.ova"), bytes).unwrap();
+    let (code, error) = rig.import_disk("x", &rig.path("changed.ova"), Some("2")).await.unwrap_err();
+    assert!(code == "bad_source" && error.contains("checksum of the manifest"), "{error}");
+    rig.import_disk("first", &rig.path("changed.ova"), Some("1")).await.unwrap();
 }

@@ -51,6 +51,9 @@ fn samples() -> Vec<(&'static str, u8, Vec<u8>)> {
         ("vhd-fixed", 4, vhd(2)),
         ("vhd-dynamic", 4 | CORRECTED, vhd(3)),
         ("vhdx-log", 5 | CORRECTED, vhdx()),
+        ("vdi", 6, vdi()),
+        ("ova", 7 | CORRECTED, ova()),
+        ("ova-detected", CORRECTED, ova()),
     ]
 }
 
@@ -241,6 +244,52 @@ fn vhdx() -> Vec<u8> {
     set(&mut file, bat + 8, &(3u64 << 20 | 6).to_le_bytes());
     file[2 * MIB..2 * MIB + 8 * KIB].fill(3);
     log_entry(&mut file, MIB, &id);
+    file
+}
+
+/// A disk of 12 KiB in blocks of 4 KiB, of which the first one has data, and the last one is zero.
+fn vdi() -> Vec<u8> {
+    let mut file = vec![0; 8 * KIB];
+    set(&mut file, 0x40, b"\x7f\x10\xda\xbe\x01\0\x01\0");
+    for (at, number) in [
+        (0x4c, 1u32),
+        (0x154, 1024),
+        (0x158, 4096),
+        (0x168, 512),
+        (0x170, 12 << 10),
+        (0x178, 4096),
+        (0x180, 3),
+    ] {
+        set(&mut file, at, &number.to_le_bytes());
+    }
+    set(&mut file, 1024, b"\0\0\0\0\xff\xff\xff\xff\xfe\xff\xff\xff");
+    file[4 * KIB..].fill(4);
+    file
+}
+
+/// An archive with an extended header, a descriptor, a manifest, and the disk of [`vmdk`].
+fn ova() -> Vec<u8> {
+    let descriptor =
+        b"<Envelope><!-- x --><References><File ovf:href='d&#x2e;vmdk' ovf:id=\"f\"/></References>\
+        <DiskSection><Disk ovf:diskId='a' ovf:fileRef='f'/></DiskSection></Envelope>";
+    let members: [(&str, u8, &[u8]); 4] = [
+        ("pax", b'x', b"14 path=x.ovf\n"),
+        ("a name that the extended header replaces", b'0', descriptor),
+        ("x.mf", b'0', b"SHA256(d.vmdk)= 00\nSHA1(d.vmdk)= 01\n"),
+        ("./d.vmdk", b'0', &vmdk()),
+    ];
+    let mut file = Vec::new();
+    for (name, kind, contents) in members {
+        let mut header = vec![0; 512];
+        set(&mut header, 0, name.as_bytes());
+        set(&mut header, 124, format!("{:011o}", contents.len()).as_bytes());
+        set(&mut header, 156, &[kind]);
+        set(&mut header, 257, b"ustar\x0000");
+        file.extend(header);
+        file.extend(contents);
+        file.resize(file.len().next_multiple_of(512), 0);
+    }
+    file.resize(file.len() + 1024, 0);
     file
 }
 

@@ -46,6 +46,7 @@ async fn dropping_the_receiver_rolls_an_import_back() {
             name: "x".into(),
             source: Source::File(rig.path("f")),
             format: Format::Auto,
+            disk: None,
             max_bytes: None,
             dedup_domain: 0,
         };
@@ -82,6 +83,7 @@ async fn a_stop_rolls_an_import_back_and_refuses_new_ones() {
         name: "x".into(),
         source: Source::File(rig.path("f")),
         format: Format::Auto,
+        disk: None,
         max_bytes: None,
         dedup_domain: 0,
     };

@@ -2,11 +2,12 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
-use forebay_control::http::Origin;
+use forebay_control::http::{Entry, Origin};
+use forebay_control::resources::router;
 use serde_json::{Value, json};
 
 use crate::api::Caller;
-use crate::common::disk_bytes;
+use crate::common::{Rig, disk_bytes};
 
 /// Sends a piece, and returns the status and the response.
 async fn piece(api: &Caller, id: &Value, offset: usize, bytes: &[u8]) -> (StatusCode, Value) {
@@ -94,6 +95,10 @@ async fn uploads_are_checked_and_bounded() {
         ids.push(begin(&api, "new", 512).await);
     }
     api.refuses(Method::POST, "/uploads", create("new", "f", 512), 409, "bad_state").await;
+    let listed = api.get("/uploads").await.1;
+    let found: Vec<&Value> = listed.as_array().unwrap().iter().map(|upload| &upload["id"]).collect();
+    assert!(found.iter().zip(&ids).all(|(found, id)| *found == id) && found.len() == 4, "{listed}");
+    assert_eq!((&listed[0]["image"], &listed[0]["client"]), (&json!("new"), &json!("control socket")));
     assert_eq!(api.delete(&format!("/uploads/{}", ids[0])).await.0, StatusCode::OK);
     assert_eq!(piece(&api, &ids[0], 0, b"x").await.0, StatusCode::NOT_FOUND);
     let other = begin(&api, "new", 512).await;
@@ -116,4 +121,22 @@ async fn files_and_names_are_checked_before_an_import_begins() {
         api.refuses(Method::POST, "/images", body, status, code).await;
     }
     assert_eq!(api.get("/jobs").await.1, json!([]));
+}
+
+/// Administrators see and end the uploads of each other, and cannot send pieces of them.
+#[tokio::test]
+async fn administrators_end_uploads_of_other_clients() {
+    let rig = Rig::new().await;
+    let socket = Entry::new(Origin::Socket, &[]);
+    let page = Entry { uploads: socket.uploads.clone(), ..Entry::new(Origin::Loopback, &[]) };
+    let [socket, page] =
+        [socket, page].map(|entry| Caller(router(rig.control.clone(), rig.access.clone(), entry)));
+    let id = begin(&page, "debian", 512).await;
+    assert_eq!(socket.get("/uploads").await.1[0]["client"], "loopback");
+    assert_eq!(piece(&socket, &id, 0, &[1; 512]).await.0, StatusCode::NOT_FOUND);
+    let import = json!({"name": "debian", "source": {"upload": id}});
+    socket.refuses(Method::POST, "/images", import, 404, "not_found").await;
+    assert_eq!(socket.delete(&format!("/uploads/{id}")).await.0, StatusCode::OK);
+    assert_eq!(page.get("/uploads").await.1, json!([]));
+    assert_eq!(piece(&page, &id, 0, &[1; 512]).await.0, StatusCode::NOT_FOUND);
 }

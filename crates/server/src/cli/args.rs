@@ -19,6 +19,7 @@ use super::cluster::{ClusterCommand, JoinArgs, NodeCommand};
 use super::export::ExportArgs;
 use super::limit::{Change, LimitArgs};
 use super::token::{self, Expiry};
+use super::upload::UploadCommand;
 use crate::config::{
     AnswerMode, DEFAULT_DATA, DEFAULT_MEMORY_DIR, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode,
     parse_http_addr, parse_portal,
@@ -101,7 +102,10 @@ pub enum Command {
     /// Manage tokens for clients of the HTTP/JSON API over TCP
     #[command(subcommand)]
     Token(TokenCommand),
-    /// Show and cancel jobs: imports, reclaims, scans, recordings of boot profiles, upgrades
+    /// List and end uploads of image files, which hold room until they are imported
+    #[command(subcommand)]
+    Upload(UploadCommand),
+    /// Show and cancel jobs: imports, exports, reclaims, scans, recordings of boot profiles, upgrades
     #[command(subcommand)]
     Job(JobCommand),
     /// Show the server on one screen: health, room, clients, jobs, addresses; fails if there is a problem
@@ -335,7 +339,8 @@ pub struct ServeArgs {
 /// `forebay image …`
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Import an image from a disk file: raw, qcow2, VMDK, VHD or VHDX, also compressed (gz, xz, zst, bz2)
+    /// Import an image from a disk file: raw, qcow2, VMDK, VHD, VHDX, VDI or OVA, also compressed (gz, xz,
+    /// zst, bz2)
     Import {
         /// Name of the new image
         #[arg(value_parser = Name::new())]
@@ -347,6 +352,9 @@ pub enum ImageCommand {
         /// Image format (default: detect)
         #[arg(long, value_enum, default_value_t)]
         format: Format,
+        /// The disk of an OVA with several disks: its number, its ID, or the name of its file
+        #[arg(long, value_name = "NUMBER|NAME", value_parser = Name::new())]
+        disk: Option<String>,
         /// Maximum size of the file that a URL may deliver, and of a decompressed file [default: the server's
         /// limit]
         #[arg(long, value_name = "SIZE")]
@@ -926,7 +934,7 @@ pub enum JobCommand {
         /// Number of the job
         id: u64,
     },
-    /// Cancel an import or the recording of a boot profile
+    /// Cancel an import, an export or the recording of a boot profile
     Cancel {
         /// Number of the job
         id: u64,

@@ -116,7 +116,9 @@ fn show(progress: &mut Progress, phase: Phase, done: u64, total: Option<u64>) {
     let message = match phase {
         Phase::Download if done == 0 => "waiting for the server of the URL",
         Phase::Download => "downloading",
+        Phase::Wait => "waiting for another import to decompress",
         Phase::Unpack => "decompressing",
+        Phase::Verify => "verifying",
         Phase::Import => "importing",
     };
     let template = match total {

@@ -19,7 +19,7 @@ use super::args::{
 };
 use super::{
     CliError, classes, clients, cluster, config, connect, export, gc, import, job, limit, memory, nearest,
-    offline, output, pool, profile, remove, sizing, space, stats, status, target, token, top,
+    offline, output, pool, profile, remove, sizing, space, stats, status, target, token, top, upload,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
@@ -166,6 +166,7 @@ impl ClientCommands {
             Command::Target(c) => target::target(&self.client, c, self.json).await,
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,
             Command::Job(c) => job::run(&self.client, c, self.json).await,
+            Command::Upload(c) => upload::run(&self.client, c, self.json).await,
             Command::Token(c) => token::run(&self.client, c, self.json).await,
             Command::Status => status::run(&self.client, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
@@ -193,9 +194,9 @@ impl ClientCommands {
 
     async fn image(&self, command: ImageCommand) -> Result<(), CliError> {
         match command {
-            ImageCommand::Import { name, file, format, max_size, dedup_domain } => {
+            ImageCommand::Import { name, file, format, disk, max_size, dedup_domain } => {
                 let (source, max_bytes) = (import::source(&file)?, max_size.map(|size| size.0));
-                let request = Request { name, source, format, max_bytes, dedup_domain };
+                let request = Request { name, source, format, disk, max_bytes, dedup_domain };
                 import::run(&self.client, &request, self.json).await
             }
             ImageCommand::Create { name, source } => {

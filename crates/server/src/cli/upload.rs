@@ -1,16 +1,20 @@
-//! Upload of an image file that the server cannot read, in pieces over the control socket.
+//! Upload of an image file that the server cannot read, in pieces over the control socket; and `forebay
+//! upload`, which lists and ends uploads of all clients.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::Subcommand;
 use forebay_api::client::{Client, ClientError};
 use forebay_api::{CreateUpload, UploadView};
+use forebay_host::clock::unix_ms;
 use forebay_text::Size;
 use hyper::body::Bytes;
 
 use super::CliError;
+use super::output::{age, print_result, render, table};
 use super::progress::{Progress, Step};
 
 /// Bytes per request: the longest body that the server accepts.
@@ -18,6 +22,52 @@ const PIECE: u64 = 1 << 20;
 /// Attempts to send a piece, and the delay between them.
 const ATTEMPTS: u32 = 10;
 const DELAY: Duration = Duration::from_millis(500);
+
+/// `forebay upload …`
+#[derive(Debug, Subcommand)]
+pub enum UploadCommand {
+    /// List the uploads of all clients: image files that are sent to be imported
+    #[command(alias = "ls")]
+    List,
+    /// End uploads, and discard what was received
+    #[command(aliases = ["delete", "remove", "del"])]
+    Rm {
+        /// Numbers of the uploads
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<u64>,
+    },
+}
+
+/// Runs `forebay upload`.
+pub(super) async fn run(client: &Client, command: UploadCommand, json: bool) -> Result<(), CliError> {
+    match command {
+        UploadCommand::List => {
+            let uploads: Vec<UploadView> = client.get(&["uploads"]).await?;
+            print_result(&uploads, json, |uploads| list(uploads))
+        }
+        UploadCommand::Rm { ids } => {
+            for id in &ids {
+                client.delete::<serde_json::Value>(&["uploads", &id.to_string()]).await?;
+            }
+            print_result(&ids, json, |ids| match ids.as_slice() {
+                [id] => format!("ended upload {id}"),
+                many => format!("ended {} uploads", many.len()),
+            })
+        }
+    }
+}
+
+fn list(uploads: &[UploadView]) -> String {
+    let now = unix_ms();
+    let mut rows = table(&["ID", "IMAGE", "FILE", "RECEIVED", "OF", "CLIENT", "LAST BYTE"], &[3, 4]);
+    for upload in uploads {
+        let (received, len) = (Size(upload.received_bytes).to_string(), Size(upload.len_bytes).to_string());
+        let last = format!("{} ago", age(now, upload.last_received_ms));
+        let id = upload.id.to_string();
+        rows.add_row([&id, &upload.image, &upload.file_name, &received, &len, &upload.client, &last]);
+    }
+    render(rows)
+}
 
 /// A file that this user can read.
 pub(super) struct Readable {

@@ -244,13 +244,14 @@ impl Prepared {
         let serve = Api { control: control.clone(), access: self.access.clone(), requests: self.requests };
         let socket_listener =
             LimitedListener::new(self.control_listener, self.api_connections, control.stopping());
-        let mut listeners =
-            vec![serve.listen(socket_listener, Entry::new(Origin::Socket, &self.http_hosts), None)];
+        let socket_entry = Entry::new(Origin::Socket, &self.http_hosts);
+        let uploads = socket_entry.uploads.clone();
+        let mut listeners = vec![serve.listen(socket_listener, socket_entry, None)];
         if let Some(listener) = self.http {
             let is_loopback = listener.local_addr()?.ip().is_loopback();
             let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
             let listener = LimitedListener::new(listener, self.api_connections, control.stopping());
-            let entry = Entry { origin, tls: self.https.is_some(), hosts: self.http_hosts };
+            let entry = Entry { origin, tls: self.https.is_some(), hosts: self.http_hosts, uploads };
             listeners.push(serve.listen(listener, entry, self.https));
         }
         let access = self.access;
