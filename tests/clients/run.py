@@ -47,6 +47,7 @@ import clients_semantics  # noqa: E402, F401
 import clients_input  # noqa: E402, F401
 import clients_imports  # noqa: E402, F401
 import clients_exports  # noqa: E402, F401
+import clients_completion  # noqa: E402, F401
 import clients_initiators  # noqa: E402, F401
 import clients_cluster  # noqa: E402, F401
 import clients_crash  # noqa: E402, F401

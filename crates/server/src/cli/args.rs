@@ -171,6 +171,13 @@ pub enum Command {
         /// Shell
         shell: Shell,
     },
+    /// Print the names with which the last word of a command line can continue, for completion scripts
+    #[command(hide = true, name = "__complete")]
+    Complete {
+        /// The words after the program; the last one is the one that is completed.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<std::ffi::OsString>,
+    },
     /// Print the manual page
     #[command(hide = true)]
     Man,

@@ -7,6 +7,7 @@ mod classes;
 
 mod clients;
 mod cluster;
+mod complete;
 mod config;
 mod connect;
 mod export;

@@ -11,8 +11,8 @@ use forebay_text as text;
 use forebay_text::Size;
 use serde::Serialize;
 
-use super::CliError;
 use super::args::Cli;
+use super::{CliError, complete};
 
 /// Moves the cursor to the top left and clears to the end of the screen (ECMA-48, CUP and ED).
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
@@ -212,9 +212,7 @@ pub(super) fn age(now_ms: u64, then_ms: u64) -> String {
 
 /// Prints a shell completion script.
 pub(super) fn completions(shell: Shell) -> Result<(), CliError> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut script);
-    write_all(&script)
+    write_all(&complete::script(shell))
 }
 
 /// Prints the manual page: the program, then a section for each command.
@@ -244,7 +242,7 @@ fn man_commands(parent: &clap::Command, prefix: &str, page: &mut Vec<u8>) -> io:
     Ok(())
 }
 
-fn write_all(bytes: &[u8]) -> Result<(), CliError> {
+pub(super) fn write_all(bytes: &[u8]) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).map_err(CliError::Output)
 }

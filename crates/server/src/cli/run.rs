@@ -18,8 +18,9 @@ use super::args::{
     VolumeCommand,
 };
 use super::{
-    CliError, classes, clients, cluster, config, connect, export, gc, import, job, limit, memory, nearest,
-    offline, output, pool, profile, remove, sizing, space, stats, status, target, token, top, upload,
+    CliError, classes, clients, cluster, complete, config, connect, export, gc, import, job, limit, memory,
+    nearest, offline, output, pool, profile, remove, sizing, space, stats, status, target, token, top,
+    upload,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
@@ -46,6 +47,10 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
             Ok(crate::serve::run(&config, cli.global.json, Box::new(load))?)
         }
         Command::Completions { shell } => output::completions(shell),
+        Command::Complete { words } => {
+            complete::run(&cli.global, &words);
+            Ok(())
+        }
         Command::Man => output::man(),
         Command::Check(pool) => offline::check(&location(&cli.global, pool)?, cli.global.json),
         Command::Inspect { pool, segment } => {
@@ -127,7 +132,7 @@ fn data(global: &Global) -> PathBuf {
 
 /// The path of the control socket: as given, or in the given data directory, or the first default path that
 /// exists.
-fn socket_path(global: &Global) -> Result<PathBuf, ClientError> {
+pub(super) fn socket_path(global: &Global) -> Result<PathBuf, ClientError> {
     match (&global.socket, &global.data) {
         (Some(socket), _) => Ok(socket.clone()),
         (None, Some(data)) => Ok(data.join(SOCKET_NAME)),
@@ -187,6 +192,7 @@ impl ClientCommands {
             | Command::Memory(_)
             | Command::Inspect { .. }
             | Command::Completions { .. }
+            | Command::Complete { .. }
             | Command::Recover { .. }
             | Command::Man => unreachable!("run() handles commands without a server"),
         }
