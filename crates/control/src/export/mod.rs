@@ -81,26 +81,43 @@ pub(crate) async fn start(
     if *control.stopping().borrow() {
         return Err(control.ended());
     }
-    let export = control.pool().begin_export(disk).await?;
-    let job = control.begin_job(JobKind::Export, Some(disk), client, true);
-    let view = job.view();
     let (sender, pieces) = mpsc::channel(IN_FLIGHT);
     let sink = Sink::new(sender, STALL, Box::new(is_valid));
-    let work = Work { control: control.clone(), export, job, sink, format, by: client.to_owned() };
-    let size = work.export.size();
     let ((planned, plan), (ended, end)) = (oneshot::channel(), oneshot::channel());
-    let disk = disk.to_owned();
+    let (control, disk, by) = (control.clone(), disk.to_owned(), client.to_owned());
+    // The future of the caller is dropped when the client disconnects. A copy that is being made then must
+    // be removed, too.
     tokio::spawn(async move {
-        let done = work.run(disk, planned).await;
+        let done = match control.pool().begin_export(&disk).await {
+            Ok(export) => {
+                let job = control.begin_job(JobKind::Export, Some(&disk), &by, true);
+                Work { control, export, job, sink, format, by }.run(disk, planned).await
+            }
+            Err(e) => {
+                drop(planned);
+                Err(e.into())
+            }
+        };
         drop((permit, counted));
         // The client may have disconnected.
         let _ = ended.send(done);
     });
     match plan.await {
-        Ok(left) => Ok(Begun { job: view, size, body: ExportBody { pieces, left, end: Some(end) } }),
+        Ok(Planned { job, size, len }) => {
+            Ok(Begun { job, size, body: ExportBody { pieces, left: len, end: Some(end) } })
+        }
         // There is no plan, so that the work has failed.
         Err(_) => Err(end.await.unwrap_or_else(|_| Err(panicked())).err().unwrap_or_else(panicked)),
     }
+}
+
+/// What is known before the first byte of a response.
+struct Planned {
+    job: JobView,
+    /// Size of the disk in bytes.
+    size: u64,
+    /// Length of the response in bytes, if it is known.
+    len: Option<u64>,
 }
 
 /// Counts an export of a client.
@@ -128,9 +145,8 @@ struct Work {
 }
 
 impl Work {
-    /// Sends the length of the response to `planned` (`None` if the length is not known), then the response
-    /// to the sink.
-    async fn run(mut self, disk: String, planned: oneshot::Sender<Option<u64>>) -> Result<()> {
+    /// Sends what is known before the first byte to `planned`, then the response to the sink.
+    async fn run(mut self, disk: String, planned: oneshot::Sender<Planned>) -> Result<()> {
         let (by, size) = (self.by.clone(), self.export.size());
         let sent = self.send(planned).await;
         if let Err(error) = self.control.pool().end_export(self.export).await {
@@ -153,14 +169,14 @@ impl Work {
         done.map(drop)
     }
 
-    async fn send(&mut self, planned: oneshot::Sender<Option<u64>>) -> Result<u64> {
+    async fn send(&mut self, planned: oneshot::Sender<Planned>) -> Result<u64> {
         let Work { control, export, job, sink, format, .. } = self;
         let cancelled = |why: &str| Err(ControlError::new(ErrorKind::Cancelled, why));
         let client_gone = sink.client_gone();
         let work = async {
             let plan = Plan::new(export, *format).await?;
             // The client may have disconnected.
-            let _ = planned.send(plan.len());
+            let _ = planned.send(Planned { job: job.view(), size: export.size(), len: plan.len() });
             plan.send(export, sink, |done, total| job.progress("export", done, Some(total))).await
         };
         tokio::select! {

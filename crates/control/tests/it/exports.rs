@@ -200,6 +200,32 @@ async fn an_export_that_ends_early_frees_its_copy() {
     }
 }
 
+/// A client may disconnect before the copy of the disk is made.
+#[tokio::test]
+async fn an_export_without_a_client_leaves_no_copy() {
+    let rig = Rig::with(PoolConfig { max_disks: 2, ..PoolConfig::default() }).await;
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Loopback, &[])));
+    volume(&rig, "v", &disk_bytes(MIB, 1)).await;
+    for polls in 0..8 {
+        let mut exporting = Box::pin(request(&api, "/volumes/v/export?format=raw", None));
+        for _ in 0..polls {
+            tokio::select! {
+                biased;
+                _ = &mut exporting => break,
+                () = tokio::task::yield_now() => {}
+            }
+        }
+        drop(exporting);
+        // The pool has room for one more disk when the copy is gone.
+        let until = Instant::now() + Duration::from_secs(60);
+        while rig.control.pool().create_volume("one", 4096, SyncMode::Flush, 0).await.is_err() {
+            assert!(Instant::now() < until, "the copy remains after {polls} polls");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        rig.control.pool().delete("one").await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn damaged_data_ends_an_export_with_the_reason_in_its_job() {
     let rig = Rig::with(PoolConfig { read_cache: 0, ..PoolConfig::default() }).await;
