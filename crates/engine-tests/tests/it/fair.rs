@@ -253,9 +253,44 @@ async fn durable_writes(disk: &DiskHandle) -> Duration {
     took[took.len() * 95 / 100]
 }
 
-/// On a disk that serves requests in order, 1 GiB per second.
 #[tokio::test(start_paused = true)]
 async fn durable_writes_do_not_wait_for_a_deep_queue_of_reads() {
+    durable_writes_next_to_reads(async |pool| {
+        let scanned = pool.attach("scanned").unwrap();
+        let read_at: ReadAt = Arc::new(move |offset, mut data: Vec<u8>| -> BoxFuture<'static, Vec<u8>> {
+            let scanned = scanned.clone();
+            Box::pin(async move {
+                scanned.read(offset, &mut data).await.unwrap();
+                data
+            })
+        });
+        read_at
+    })
+    .await;
+}
+
+/// Exports read the store with the permits of guests.
+#[tokio::test(start_paused = true)]
+async fn durable_writes_do_not_wait_for_exports() {
+    durable_writes_next_to_reads(async |pool| {
+        let export = Arc::new(pool.begin_export("scanned").await.unwrap());
+        let read_at: ReadAt = Arc::new(move |offset, mut data: Vec<u8>| -> BoxFuture<'static, Vec<u8>> {
+            let export = export.clone();
+            Box::pin(async move {
+                export.read(offset, &mut data).await.unwrap();
+                data
+            })
+        });
+        read_at
+    })
+    .await;
+}
+
+/// Reads at an offset, into a buffer that is returned.
+type ReadAt = Arc<dyn Fn(u64, Vec<u8>) -> BoxFuture<'static, Vec<u8>> + Send + Sync>;
+
+/// On a disk that serves requests in order, 1 GiB per second, with a deep queue of reads of another volume.
+async fn durable_writes_next_to_reads(reader: impl AsyncFnOnce(&Arc<Pool>) -> ReadAt) {
     const MIB: usize = 1 << 20;
     let us = Duration::from_micros;
     let array = DiskArray { spindles: 1, seek: us(20), rpm: 1_000_000, bytes_per_second: 1 << 30 };
@@ -274,13 +309,13 @@ async fn durable_writes_do_not_wait_for_a_deep_queue_of_reads() {
     }
     scanned.flush().await.unwrap();
     let alone = durable_writes(&victim).await;
-    let read = Arc::new(AtomicU64::new(0));
+    let (read, read_at) = (Arc::new(AtomicU64::new(0)), reader(&pool).await);
     for n in 0..32 {
-        let (scanned, read) = (scanned.clone(), read.clone());
+        let (read_at, read) = (read_at.clone(), read.clone());
         tokio::spawn(async move {
             let mut data = vec![0; MIB];
             for i in n.. {
-                scanned.read(i * 37 % 64 * MIB as u64, &mut data).await.unwrap();
+                data = read_at(i * 37 % 64 * MIB as u64, data).await;
                 read.fetch_add(MIB as u64, Relaxed);
             }
         });

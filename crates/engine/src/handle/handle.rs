@@ -287,9 +287,9 @@ impl DiskHandle {
 
     /// Reads for the server itself: without an effect on the read cache, the counters, the limits and the
     /// recordings of boots. The read waits for its share of the store as the read of a client does.
-    pub(crate) async fn read_internally(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+    pub(crate) async fn read_in_background(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.check_read(offset, out.len() as u64)?;
-        self.reader.read_as(&self.disk, offset, out, 0, ReadMode::Internal).await?;
+        self.reader.read_as(&self.disk, offset, out, 0, ReadMode::Background).await?;
         self.reader.context().check_fenced()
     }
 

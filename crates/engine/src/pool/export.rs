@@ -47,7 +47,7 @@ impl Export {
     /// # Errors
     /// Those of a read.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.handle.read_internally(offset, out).await
+        self.handle.read_in_background(offset, out).await
     }
 }
 

@@ -43,9 +43,9 @@ impl Reader {
                     MissRole::Leader(leader) => {
                         if !self.fill_from_cache(disk, gap, out) {
                             let location = self.source.locate(&token, &gap.target).await?;
-                            let rank = match mode {
-                                ReadMode::Internal => Rank::Never,
-                                _ => self.rank(classifier.of(disk.id(), &disk.classes, gap.block)),
+                            let rank = match mode.is_internal() {
+                                true => Rank::Never,
+                                false => self.rank(classifier.of(disk.id(), &disk.classes, gap.block)),
                             };
                             let (target, gap, owner) = (gap.target, Some(i), Owner::of(disk.id()));
                             push(&mut runs, Wanted { target, gap, rank, owner, leader }, location);

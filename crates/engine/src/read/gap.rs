@@ -16,6 +16,16 @@ pub(crate) enum ReadMode {
     /// As `Wait`, for reads by the pool itself: they have no effect on the read cache, the counters and the
     /// recordings of boots.
     Internal,
+    /// As `Internal`, for reads of whole disks: they wait for their share of the store next to the reads of
+    /// guests.
+    Background,
+}
+
+impl ReadMode {
+    /// Whether the read has no effect on the read cache, the counters and the recordings of boots.
+    pub fn is_internal(self) -> bool {
+        matches!(self, ReadMode::Internal | ReadMode::Background)
+    }
 }
 
 /// Where a read found its blocks.

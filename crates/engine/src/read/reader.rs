@@ -190,7 +190,7 @@ impl Reader {
                 return Err(Stop::Copied(blocks));
             }
         }
-        if disk.is_recorded() && mode != ReadMode::Internal {
+        if disk.is_recorded() && !mode.is_internal() {
             self.recordings.record_read(disk, self.cx.host.now(), first, values, &have);
         }
         let mut at = chunk.start;
@@ -226,7 +226,7 @@ impl Reader {
             // After a miss the caller reads again, and waits.
             ReadMode::CachedOnly => self.cache.probe(target.addr, offset, out, reader),
             ReadMode::Wait => self.cache.get(target.addr, offset, out, reader),
-            ReadMode::Internal => self.cache.peek(target.addr, offset, out),
+            ReadMode::Internal | ReadMode::Background => self.cache.peek(target.addr, offset, out),
         };
         if have == 0 {
             return get(within.start, out);
@@ -285,7 +285,7 @@ impl Reader {
         }
         let mut has_read = false;
         while !gaps.is_empty() {
-            let needs_permit = mode == ReadMode::Wait;
+            let needs_permit = matches!(mode, ReadMode::Wait | ReadMode::Background);
             let most =
                 if needs_permit { self.admission.max_bytes(&disk.reads) / BLOCK as u64 } else { u64::MAX };
             let rest = gaps.split_off(usize::try_from(most).unwrap_or(usize::MAX).min(gaps.len()));
