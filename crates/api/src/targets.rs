@@ -31,8 +31,8 @@ pub struct CreateTarget {
     /// CHAP credentials of the target, for mutual CHAP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mutual: Option<Chap>,
-    /// Volume, image, or `volume@snapshot` that is to be mapped. A node of a cluster creates the target in the shard
-    /// of this disk; all disks of a target are in one shard.
+    /// Volume, image, or `volume@snapshot` that is to be mapped. A node of a cluster creates the target in
+    /// the shard of this disk; all disks of a target are in one shard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
 }

@@ -8,8 +8,9 @@
 //! A name is in the object that its hash selects. The two entries of a name are changed together, by one
 //! operation.
 //!
-//! Targets have names of their own: the NAME of a target begins with `@` ([`of_target`]), as no name of a disk
-//! does, so a disk and a target never compete for a name. What follows about disks holds for targets as well.
+//! Targets have names of their own: the NAME of a target begins with `@` ([`of_target`]), as no name of a
+//! disk does, so a disk and a target never compete for a name. What follows about disks holds for targets as
+//! well.
 //!
 //! **The directory decides uniqueness, the shard decides existence.** A shard creates, renames or deletes a
 //! disk only while the entry of its name is *pending* for this shard, in the present term of its owner:
@@ -78,8 +79,8 @@ pub enum Kind {
     Target,
 }
 
-/// The character that begins the names of targets. No disk has it in its name, except between a volume and its
-/// snapshot.
+/// The character that begins the names of targets. No disk has it in its name, except between a volume and
+/// its snapshot.
 const TARGET_MARK: char = '@';
 
 /// The name of a target in the directory.
@@ -127,8 +128,8 @@ pub struct Name {
     pub shard: u32,
     /// What has the name.
     pub kind: Kind,
-    /// An operation on the name is in progress, or was interrupted: only the shard decides whether the disk or
-    /// the target exists.
+    /// An operation on the name is in progress, or was interrupted: only the shard decides whether the disk
+    /// or the target exists.
     pub is_pending: bool,
 }
 

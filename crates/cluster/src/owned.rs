@@ -96,8 +96,8 @@ impl OwnedNames {
         done
     }
 
-    /// Runs `work`, which removes everything of this kind from the shard. The names are those in the directory,
-    /// so that they are removed also if the shard cannot read its own.
+    /// Runs `work`, which removes everything of this kind from the shard. The names are those in the
+    /// directory, so that they are removed also if the shard cannot read its own.
     ///
     /// # Errors
     /// Those of [`Names::mark`], and then `work` has not begun; those of `work`.
@@ -338,9 +338,10 @@ mod tests {
         let cluster = SimulatedRados::immediate().client();
         let ((one, first), (_, second)) = (owned(&cluster, 1, 1), owned(&cluster, 2, 1));
         let target = of_target("iqn.2026-01.org.example:a");
-        let made = first.create(&[&target], Kind::Target, async { one.add(&target, Kind::Target) });
+        let names = [target.as_str()];
+        let made = first.create(&names, Kind::Target, async { one.add(&target, Kind::Target) });
         assert_eq!(run(made), Ok(()));
-        let taken: Result<()> = run(second.create(&[&target], Kind::Target, async { panic!("it is taken") }));
+        let taken: Result<()> = run(second.create(&names, Kind::Target, async { panic!("it is taken") }));
         let taken = taken.unwrap_err().to_string();
         assert_eq!(taken, "target iqn.2026-01.org.example:a exists", "as an administrator knows it");
         // A disk may have the name.

@@ -1,14 +1,15 @@
-//! The iSCSI portals of a node of a cluster: they list the targets of all shards, and redirect each login to the
-//! owner of the shard that has the target.
+//! The iSCSI portals of a node of a cluster: they list the targets of all shards, and redirect each login to
+//! the owner of the shard that has the target.
 //!
-//! **Who learns what.** The answer depends on the name of the target, so it must not reveal targets. A login is
-//! redirected only if the target admits the initiator by its access list. An unknown target and one that does
-//! not admit the initiator are answered alike, and after the same work: both are refused only after everything
-//! that the owners published was read again. The owner of the shard decides by its own table, and
+//! **Who learns what.** The answer depends on the name of the target, so it must not reveal targets. A login
+//! is redirected only if the target admits the initiator by its access list. An unknown target and one that
+//! does not admit the initiator are answered alike, and after the same work: both are refused only after
+//! everything that the owners published was read again. The owner of the shard decides by its own table, and
 //! authenticates the initiator; what is known here is older.
 //!
 //! **Which refusals are final.** Initiators give up when a target is not found, and repeat a login when the
-//! service is unavailable. So a target is reported as not found only if the notices of all shards could be read.
+//! service is unavailable. So a target is reported as not found only if the notices of all shards could be
+//! read.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

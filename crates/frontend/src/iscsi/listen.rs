@@ -34,8 +34,8 @@ pub struct Settings<'a> {
     pub addresses: &'a [ListenAddr],
     /// Addresses that initiators discover; `None` for the addresses on which the server listens.
     pub portals: Option<&'a [SocketAddr]>,
-    /// Nodes of a cluster redirect initiators to this server. A target that this server does not have may be that
-    /// of another shard, so initiators have to ask a node again: the login is refused as temporary.
+    /// Nodes of a cluster redirect initiators to this server. A target that this server does not have may be
+    /// that of another shard, so initiators have to ask a node again: the login is refused as temporary.
     pub is_shard: bool,
 }
 

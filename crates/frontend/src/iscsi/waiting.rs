@@ -1,5 +1,5 @@
-//! Logins that wait until a server can serve them: their number and their time are bounded, and addresses share
-//! the places.
+//! Logins that wait until a server can serve them: their number and their time are bounded, and addresses
+//! share the places.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -25,8 +25,8 @@ impl WaitingLogins {
     /// Waits for the answer to a login from `peer`, at most [`HOLD`].
     ///
     /// # Errors
-    /// Those of the answer; [`LoginStatus::ServiceUnavailable`] if the time has passed, if there is no place for
-    /// the login, or if another login has taken its place.
+    /// Those of the answer; [`LoginStatus::ServiceUnavailable`] if the time has passed, if there is no place
+    /// for the login, or if another login has taken its place.
     pub async fn hold<T>(
         &self,
         peer: IpAddr,

@@ -355,8 +355,8 @@ mod tests {
     use super::*;
     use crate::NbdClient;
 
-    /// A cluster of three shards. The volume and the target of a number are in the shard of the number. No owner
-    /// answers; the shards that were asked are recorded.
+    /// A cluster of three shards. The volume and the target of a number are in the shard of the number. No
+    /// owner answers; the shards that were asked are recorded.
     #[derive(Default)]
     struct Silent(Mutex<Vec<u32>>);
 

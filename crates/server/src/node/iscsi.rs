@@ -1,5 +1,5 @@
-//! The iSCSI portals of a node: initiators discover the targets of all shards there, and are redirected to the
-//! owner of the shard of a target.
+//! The iSCSI portals of a node: initiators discover the targets of all shards there, and are redirected to
+//! the owner of the shard of a target.
 //!
 //! The owner of each shard publishes its targets and its portal in the pool of the shard, as every owner of a
 //! pool in Ceph does for servers that wait for the pool (`forebay_store::rados::NoticeBoard`). The node reads
@@ -10,11 +10,11 @@
 //! | discovery, and a login to a target that is not known to admit the initiator | the notices of all shards, at most once in [`Owners::pause`] |
 //! | login to a known target | the notice of its shard; logins that wait for it share one read |
 //!
-//! A notice that has not changed costs one read of some attributes. So a node without logins reads nothing, and
-//! a client that asks without end causes at most [`READS`] reads a second, whatever the number of shards.
+//! A notice that has not changed costs one read of some attributes. So a node without logins reads nothing,
+//! and clients that no target admits cause at most [`READS`] reads a second, whatever the number of shards.
 //!
-//! An initiator is redirected only if the portal of the owner accepts a connection: otherwise the shard is being
-//! taken over, and the login waits.
+//! An initiator is redirected only if the portal of the owner accepts a connection: otherwise the shard is
+//! being taken over, and the login waits.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -93,8 +93,8 @@ async fn follow_nodes(shared: Arc<Shared>, targets: Arc<ClusterTargets>) {
     }
 }
 
-/// The portals of all other nodes that can own shards. Each node begins with the nodes that follow it, so that
-/// initiators that discover few portals know different ones.
+/// The portals of all other nodes that can own shards. Each node begins with the nodes that follow it, so
+/// that initiators that discover few portals know different ones.
 fn portals_after(map: &Map, own: u32) -> Vec<SocketAddr> {
     let following = map.nodes.range(own.saturating_add(1)..).chain(map.nodes.range(..own));
     let eligible = following.map(|(_, node)| node).filter(|node| node.is_eligible());
@@ -183,8 +183,8 @@ impl Owners {
         Some(board)
     }
 
-    /// Learns what the notice of a shard contains, and reports errors that are new. False if the notice cannot
-    /// be read.
+    /// Learns what the notice of a shard contains, and reports errors that are new. False if the notice
+    /// cannot be read.
     async fn learn(targets: &ClusterTargets, shard: u32, board: &mut Board) -> bool {
         let error = match board.read().await {
             Ok(read) => {

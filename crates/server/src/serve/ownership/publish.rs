@@ -3,7 +3,8 @@
 //! An edition is published when the targets change, and when a look at each interval finds another change,
 //! such as of the size of a disk. A failure is repaired by the next look.
 //!
-//! The nodes of a cluster read the notices of its shards for their iSCSI portals. They do not announce anything.
+//! The nodes of a cluster read the notices of its shards for their iSCSI portals. They do not announce
+//! anything.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
