@@ -114,6 +114,54 @@ impl ConfigFile {
         let section = &self.cluster;
         let joins = flags.join.or_else(|| section.join.clone()).filter(|_| serve.store.pool.is_none());
         let Some(cluster) = joins else { return Ok(None) };
+        self.refuse_for_node(&serve)?;
+        let name = flags.name.or_else(|| section.name.clone());
+        let is_name = |name: &String| {
+            (1..=64).contains(&name.len())
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        if let Some(wrong) = name.as_ref().filter(|name| !is_name(name)) {
+            let why = "use at most 64 letters, digits, '-', '_' and '.'";
+            return Err(ConfigError::Value {
+                option: "cluster.name (--node-name)",
+                value: wrong.clone(),
+                why,
+            });
+        }
+        let (conf, user) = (serve.store.ceph_conf.clone(), serve.store.ceph_user.clone());
+        let conf = conf.or_else(|| self.store.ceph_conf.clone());
+        let user = user.or_else(|| self.store.ceph_user.clone());
+        // As a server with a pool in its data directory, except for the options that say how to reach Ceph.
+        let plain = ConfigFile { store: StoreSection::default(), ..self.clone() };
+        let serve = ServeConfig::resolve(plain, Overrides { store: StoreFlags::default(), ..serve })?;
+        let nbd = nbd_addresses(&serve)?;
+        let address = flags.address.or(section.address);
+        Ok(Some(NodeConfig {
+            cluster,
+            nbd,
+            ceph: rados_options(conf, user)?,
+            file: path.map(std::path::absolute).transpose().map_err(|e| ConfigError::Read {
+                path: path.unwrap_or(Path::new("")).display().to_string(),
+                reason: e.to_string(),
+            })?,
+            data: serve.data.clone(),
+            socket: serve.socket.clone(),
+            http: serve.http.clone(),
+            audit: serve.audit.clone(),
+            name,
+            address,
+            iscsi: portals(&serve, address)?,
+            cache: serve.pool.read_cache,
+            cores: serve.cores,
+            memory_dir: Some(serve.memory_dir.clone()),
+            program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe")),
+            settle: flags.settle_s.or(section.settle_s).map_or(SETTLE, Duration::from_secs),
+            log: serve.log.clone(),
+        }))
+    }
+
+    /// Refuses options that a node does not support.
+    fn refuse_for_node(&self, serve: &Overrides) -> Result<(), ConfigError> {
         let refused = [
             ("store.pool (--pool)", self.store.pool.is_some()),
             ("store.standby (--standby)", self.store.standby),
@@ -139,66 +187,25 @@ impl ConfigFile {
             let why = "leave it out: create targets with 'forebay target create', at any node of the cluster";
             return Err(ConfigError::Value { option: "cluster.join", value: "iscsi.target".to_owned(), why });
         }
-        let name = flags.name.or_else(|| section.name.clone());
-        let is_name = |name: &String| {
-            (1..=64).contains(&name.len())
-                && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-        };
-        if let Some(wrong) = name.as_ref().filter(|name| !is_name(name)) {
-            let why = "use at most 64 letters, digits, '-', '_' and '.'";
-            return Err(ConfigError::Value {
-                option: "cluster.name (--node-name)",
-                value: wrong.clone(),
-                why,
-            });
-        }
-        let (conf, user) = (serve.store.ceph_conf.clone(), serve.store.ceph_user.clone());
-        let conf = conf.or_else(|| self.store.ceph_conf.clone());
-        let user = user.or_else(|| self.store.ceph_user.clone());
-        // As a server with a pool in its data directory, except for the options that say how to reach Ceph.
-        let plain = ConfigFile { store: StoreSection::default(), ..self.clone() };
-        let serve = ServeConfig::resolve(plain, Overrides { store: StoreFlags::default(), ..serve })?;
-        let nbd = nbd_addresses(&serve)?;
-        let address = flags.address.or(section.address);
-        if let Some(portal) = serve.iscsi.first().filter(|_| address.is_none()) {
-            let why = "it needs the address at which initiators reach the shards of this node: set cluster.address \
-                       (--node-address)";
-            return Err(ConfigError::Value {
-                option: "iscsi.listen (--iscsi)",
-                value: portal.to_string(),
-                why,
-            });
-        }
-        Ok(Some(NodeConfig {
-            cluster,
-            nbd,
-            ceph: rados_options(conf, user)?,
-            file: path.map(std::path::absolute).transpose().map_err(|e| ConfigError::Read {
-                path: path.unwrap_or(Path::new("")).display().to_string(),
-                reason: e.to_string(),
-            })?,
-            data: serve.data.clone(),
-            socket: serve.socket.clone(),
-            http: serve.http.clone(),
-            audit: serve.audit.clone(),
-            name,
-            address,
-            iscsi: IscsiPortals {
-                listen: serve.iscsi.clone(),
-                announced: serve.iscsi_paths.portals.clone(),
-                limits: serve.iscsi_limits,
-                chap_algorithms: serve.chap_algorithms.clone(),
-                connections: serve.connections,
-                memory: serve.client_memory,
-            },
-            cache: serve.pool.read_cache,
-            cores: serve.cores,
-            memory_dir: Some(serve.memory_dir.clone()),
-            program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe")),
-            settle: flags.settle_s.or(section.settle_s).map_or(SETTLE, Duration::from_secs),
-            log: serve.log.clone(),
-        }))
+        Ok(())
     }
+}
+
+/// The iSCSI portals of a node with this address.
+fn portals(serve: &ServeConfig, address: Option<IpAddr>) -> Result<IscsiPortals, ConfigError> {
+    if let Some(portal) = serve.iscsi.first().filter(|_| address.is_none()) {
+        let why = "it needs the address at which initiators reach the shards of this node: set cluster.address \
+                   (--node-address)";
+        return Err(ConfigError::Value { option: "iscsi.listen (--iscsi)", value: portal.to_string(), why });
+    }
+    Ok(IscsiPortals {
+        listen: serve.iscsi.clone(),
+        announced: serve.iscsi_paths.portals.clone(),
+        limits: serve.iscsi_limits,
+        chap_algorithms: serve.chap_algorithms.clone(),
+        connections: serve.connections,
+        memory: serve.client_memory,
+    })
 }
 
 /// The addresses at which the node serves NBD.

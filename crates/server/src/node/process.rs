@@ -6,6 +6,7 @@
 //! with the number of the shard.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -60,8 +61,7 @@ impl ShardProcess {
         own: &ShardOf,
         claim: Claim,
     ) -> io::Result<ShardProcess> {
-        let shard = own.shard;
-        let data = directory_of(&config.data, shard);
+        let (shard, data) = (own.shard, directory_of(&config.data, own.shard));
         std::fs::create_dir_all(&data)?;
         let socket = data.join(SOCKET_NAME);
         let mut command = Command::new(&config.program);
@@ -78,9 +78,8 @@ impl ShardProcess {
         }
         command.arg("--nbd").arg(format!("unix:{}", data.join("nbd.sock").display()));
         if let Some(address) = config.address {
-            command.arg("--nbd").arg(std::net::SocketAddr::new(address, 0).to_string());
-            command.arg("--nbd-allow-remote");
-            command.arg("--iscsi").arg(std::net::SocketAddr::new(address, 0).to_string());
+            let any_port = SocketAddr::new(address, 0).to_string();
+            command.args(["--nbd", &any_port, "--nbd-allow-remote", "--iscsi", &any_port]);
         }
         if config.log.format == LogFormat::Json {
             command.arg("--log-format").arg("json");

@@ -134,25 +134,20 @@ impl Prepared {
         let known_hosts = iscsi::KnownHosts::load(&pool).await;
         let own = own_shard();
         let portals = own.as_ref().map(|own| &*own.portals).filter(|portals| !portals.is_empty());
-        let iscsi = iscsi::listen(
-            &mut plane,
-            iscsi::Disks::Own { pool: pool.clone(), units: units.clone() },
-            targets.served().clone(),
-            &iscsi::Settings {
-                limits: config.iscsi_limits,
-                chap_algorithms: &config.chap_algorithms,
-                groups: groups.clone(),
-                known: known_hosts.clone(),
-                addresses: &config.iscsi,
-                portals: portals.or(config.iscsi_paths.portals.as_deref()),
-                is_shard: own.is_some(),
-            },
-        )?;
-        let ownership = store.ownership().filter(|ownership| ownership.notice_board().is_some());
-        let publisher = ownership.filter(|_| !iscsi.is_empty() || own.is_some()).map(|ownership| {
-            let (paths, bound) = (&config.iscsi_paths, specific(&iscsi));
-            Publisher::new(Arc::downgrade(&ownership), &pool, targets.served(), groups, paths, bound)
-        });
+        let settings = iscsi::Settings {
+            limits: config.iscsi_limits,
+            chap_algorithms: &config.chap_algorithms,
+            groups: groups.clone(),
+            known: known_hosts.clone(),
+            addresses: &config.iscsi,
+            portals: portals.or(config.iscsi_paths.portals.as_deref()),
+            is_shard: own.is_some(),
+        };
+        let disks = iscsi::Disks::Own { pool: pool.clone(), units: units.clone() };
+        let iscsi = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings)?;
+        let publishes = !iscsi.is_empty() || own.is_some();
+        let publisher =
+            publishes.then(|| publisher(config, store, &pool, &targets, groups, &iscsi)).flatten();
         let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
         let names = own.map(|own| names(&own, &pool, &targets, store)).transpose().map_err(failed)?;
         let resumed = resume(&mut plane, state.connections);
@@ -346,6 +341,20 @@ pub(super) fn connection_limits(config: &ServeConfig, descriptors: &Descriptors)
 pub(super) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits {
     let all = wanted.all.min(most);
     ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
+}
+
+/// What publishes the targets of a pool in Ceph for other servers.
+fn publisher(
+    config: &ServeConfig,
+    store: &Lease,
+    pool: &Arc<Pool>,
+    targets: &Targets,
+    groups: &Arc<PortGroups>,
+    iscsi: &[ListenAddr],
+) -> Option<Publisher> {
+    let ownership = store.ownership().filter(|ownership| ownership.notice_board().is_some())?;
+    let (paths, bound) = (&config.iscsi_paths, specific(iscsi));
+    Some(Publisher::new(Arc::downgrade(&ownership), pool, targets.served(), groups, paths, bound))
 }
 
 /// The names of the cluster for the pool that is this shard of it.
