@@ -452,8 +452,8 @@ impl SimulatedClient {
 }
 
 impl Cluster for SimulatedClient {
-    fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>, crate::StoreError> {
-        Err(crate::StoreError::Io {
+    fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>, StoreError> {
+        Err(StoreError::Io {
             what: format!("opening the namespace {namespace}"),
             reason: "a simulated pool has one namespace".to_owned(),
             errno: libc::ENOTSUP,
