@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use forebay_store::BoxFuture;
 use forebay_store::rados::Cluster;
 
 use crate::error::{ClusterError, Result};
@@ -26,6 +27,10 @@ pub trait Disks: Send + Sync {
     /// [`ClusterError::Lost`] if it cannot be known: the pool has stopped, and a commit may have taken effect.
     /// [`ClusterError::Unknown`] if the table of targets cannot be read.
     fn find(&self, name: &str) -> Result<Option<Kind>>;
+
+    /// Waits until it is certain that no other server has taken the shard, or until the pool has stopped. An
+    /// owner that was paused may otherwise state what another owner has changed since.
+    fn certain(&self) -> BoxFuture<'_, ()>;
 
     /// The names that follow `after`, in an order that stays the same: some of them; none after the last one.
     fn after(&self, after: &str) -> Vec<(String, Kind)>;
@@ -68,11 +73,22 @@ impl OwnedNames {
                 self.settle(&name).await?;
                 self.names.reserve(names, kind, self.shard, self.term).await?
             }
-            reserved => reserved?,
+            reserved => self.noted(reserved)?,
         };
         let done = work.await;
         self.end(pending).await;
         done
+    }
+
+    /// Remembers that a beginning has failed in a way that may have left entries.
+    fn noted<T>(&self, begun: Result<T>) -> Result<T> {
+        use ClusterError as E;
+        let is_answer =
+            |e: &E| matches!(e, E::Exists(_) | E::Missing(_) | E::Elsewhere { .. } | E::Unsettled(_));
+        if begun.as_ref().is_err_and(|e| !is_answer(e)) {
+            self.is_due.store(true, Relaxed);
+        }
+        begun
     }
 
     /// Runs `work`, which removes the disk of this name from the shard.
@@ -89,7 +105,7 @@ impl OwnedNames {
                 self.settle(name).await?;
                 self.begin_removal(name).await?
             }
-            begun => begun?,
+            begun => self.noted(begun)?,
         };
         let done = work.await;
         self.end(pending).await;
@@ -142,6 +158,7 @@ impl OwnedNames {
     /// settled later.
     async fn end(&self, pending: Vec<Pending>) {
         let mut groups: BTreeMap<bool, Vec<Pending>> = BTreeMap::new();
+        self.disks.certain().await;
         for one in pending {
             match self.disks.find(one.name()) {
                 Ok(found) => groups.entry(found.is_some()).or_default().push(one),
@@ -163,7 +180,10 @@ impl OwnedNames {
     /// Settles the entry of one name, if an operation on it was interrupted.
     async fn settle(&self, name: &str) -> Result<Option<bool>> {
         self.names
-            .settle(name, self.shard, self.term, async |name| Ok(self.disks.find(name)?.is_some()))
+            .settle(name, self.shard, self.term, async |name| {
+                self.disks.certain().await;
+                Ok(self.disks.find(name)?.is_some())
+            })
             .await
     }
 

@@ -2,14 +2,20 @@
 //! name.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_cluster::ClusterError;
 use forebay_cluster::names::{Kind, of_target, target_of};
 use forebay_cluster::owned::{Disks, OwnedNames};
 use forebay_engine::{DiskInfo, Pool, Role, check_name};
+use forebay_frontend::plane::Gate;
 use forebay_frontend::targets::{IqnName, Targets};
+use forebay_store::BoxFuture;
 
 use super::{Control, Result, STRETCH};
+
+/// Interval of looks whether the ownership is certain.
+const CERTAIN: Duration = Duration::from_millis(50);
 
 /// The disks and targets of a pool that is a shard of a cluster.
 pub struct DisksOfShard {
@@ -19,6 +25,8 @@ pub struct DisksOfShard {
     pub targets: Arc<Targets>,
     /// Number of the shard.
     pub shard: u32,
+    /// Open while it is certain that no other server has taken the pool.
+    pub gate: Gate,
 }
 
 impl Disks for DisksOfShard {
@@ -29,6 +37,14 @@ impl Disks for DisksOfShard {
         };
         // A commit that has failed may have taken effect.
         if self.pool.has_stopped() { Err(ClusterError::Lost(self.shard)) } else { Ok(found) }
+    }
+
+    fn certain(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            while !self.gate.is_open() && !self.pool.has_stopped() {
+                tokio::time::sleep(CERTAIN).await;
+            }
+        })
     }
 
     /// All disks, and then all targets.

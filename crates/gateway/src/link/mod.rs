@@ -14,13 +14,16 @@ pub mod identity;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional_with_sizes};
+use tokio::io::{
+    AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, copy_bidirectional_with_sizes,
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -118,6 +121,7 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
         let (mut identity, local) = (identity.clone(), local.clone());
         tokio::spawn(async move {
             let own = identity.borrow_and_update().clone();
+            let broken = broken(&socket);
             let begun = timeout(CONNECT, accept(socket, own, &*local)).await;
             drop(place);
             match begun {
@@ -127,6 +131,9 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
                         _ = copy_bidirectional_with_sizes(&mut link, &mut stream, BUFFER, BUFFER) => {}
                         // A node was removed, which may be the one at the other end.
                         _ = identity.changed() => {}
+                        // The process of the shard may take no data, and the end of the link is behind it: what
+                        // was not taken yet must not be executed after the client has connected again.
+                        () = broken => {}
                     }
                 }
                 Ok(Err(e)) => tracing::debug!("a link has not begun: {e}"),
@@ -190,6 +197,19 @@ async fn accept(socket: TcpStream, identity: Identity, local: &dyn Local) -> io:
     }
 }
 
+/// Completes when a socket was reset, also while nothing reads from it.
+fn broken(socket: &TcpStream) -> impl Future<Output = ()> + use<> {
+    let second = socket.as_fd().try_clone_to_owned().map(std::net::TcpStream::from);
+    let watched = second.and_then(TcpStream::from_std);
+    async move {
+        match watched {
+            Ok(watched) => drop(watched.ready(Interest::ERROR).await),
+            // Then the end is noticed by reading.
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
 /// Sets the options of the socket of a link.
 fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
@@ -222,6 +242,7 @@ async fn receive<T: for<'a> Deserialize<'a>>(stream: &mut (impl AsyncRead + Unpi
 #[cfg(test)]
 mod tests {
     use tokio::io::DuplexStream;
+    use tokio::sync::oneshot;
 
     use super::*;
 
@@ -274,6 +295,38 @@ mod tests {
         written.unwrap();
         read.unwrap();
         assert!(received == sent);
+    }
+
+    /// A node whose shard takes no data.
+    struct Stuck(Mutex<Option<oneshot::Sender<DuplexStream>>>);
+
+    impl Local for Stuck {
+        fn open(&self, _: u32, _: Service) -> BoxFuture<'_, io::Result<Stream>> {
+            let (near, far) = tokio::io::duplex(16);
+            let kept = self.0.lock().take().map(|sender| sender.send(far));
+            Box::pin(async move {
+                kept.map(|_| Box::new(near) as Stream).ok_or_else(|| io::ErrorKind::Other.into())
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reset_is_noticed_behind_data_that_nobody_takes() {
+        let (own, listener) = (identity(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let (address, (_sender, receiver)) = (listener.local_addr().unwrap(), watch::channel(own.clone()));
+        let (sender, far) = oneshot::channel();
+        tokio::spawn(serve(listener, receiver, Arc::new(Stuck(Mutex::new(Some(sender))))));
+        let mut link = connect(address, &own, 1, Service::Api).await.unwrap();
+        let mut far = far.await.unwrap();
+        link.write_all(&[7; 1 << 16]).await.unwrap();
+        link.flush().await.unwrap();
+        let mut first = [0; 4];
+        far.read_exact(&mut first).await.unwrap();
+        drop(link);
+        // The stream ends soon, with the few bytes that its buffer had.
+        let mut rest = Vec::new();
+        timeout(CONNECT, far.read_to_end(&mut rest)).await.expect("the stream has not ended").unwrap();
+        assert!(rest.len() < 1 << 16, "{} bytes came after the reset", rest.len());
     }
 
     #[tokio::test]

@@ -169,6 +169,7 @@ pub(super) fn run(global: &Global, words: &[OsString]) {
         json: false,
         socket: line.socket.or_else(|| global.socket.clone().filter(|_| line.data.is_none())),
         data: line.data.or_else(|| global.data.clone()),
+        shard: None,
     };
     let Ok(socket) = super::run::socket_path(&of_line) else { return };
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };

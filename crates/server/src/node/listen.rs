@@ -119,7 +119,7 @@ impl Listeners {
             let https = https.map_err(ServeError::from)?.map(Arc::new);
             let is_loopback = listener.local_addr()?.ip().is_loopback();
             let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
-            let entry = Entry { origin, tls: https.is_some(), hosts: hosts.into() };
+            let entry = Entry { tls: https.is_some(), ..Entry::new(origin, hosts) };
             tasks.spawn_on(serve(listener, front(entry), https, stopping), requests);
         }
         control.publish()?;

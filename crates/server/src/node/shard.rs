@@ -111,8 +111,8 @@ struct Running {
     serving_since: Option<Instant>,
     /// The owner before, if it did not answer: its node and the process of the node.
     silent: Option<(u32, String)>,
-    /// This node is recorded in the map as the owner.
-    is_recorded: bool,
+    /// The term in which this node is recorded in the map as the owner.
+    recorded: Option<u64>,
 }
 
 impl ShardTask {
@@ -143,7 +143,8 @@ impl ShardTask {
                 continue;
             }
             let step = async {
-                let starting = self.running.as_ref().filter(|running| !running.is_recorded);
+                // Noticed once: a process that serves may end before it is recorded.
+                let starting = self.running.as_ref().filter(|running| running.serving_since.is_none());
                 let serves = starting.map(|running| running.process.serves());
                 let sight = tokio::select! {
                     sight = self.watch.look(interval) => Some(sight),
@@ -155,6 +156,7 @@ impl ShardTask {
                     Some(Err(_)) => LOOK,
                     // Other nodes learn without delay where the shard is served.
                     None => {
+                        self.note_end();
                         self.process(rank).await;
                         LOOK_CLOSELY
                     }
@@ -224,14 +226,15 @@ impl ShardTask {
             return Process::Starting(running.claim);
         }
         running.serving_since.get_or_insert_with(Instant::now);
-        if running.is_recorded && rank == Some(0) {
+        if running.recorded.is_some() && rank == Some(0) {
             return Process::Serving { standby: false };
         }
         let owner = running.process.owner().await;
-        if let Some(owner) = &owner
-            && !running.is_recorded
-        {
-            self.record_owner(owner.term).await;
+        // A process that could not hand its pool over has the pool in another term.
+        let unrecorded =
+            owner.as_ref().map(|owner| owner.term).filter(|term| running.recorded != Some(*term));
+        if let Some(term) = unrecorded {
+            self.record_owner(term).await;
         }
         let standbys = owner.and_then(|owner| owner.standbys).unwrap_or_default();
         Process::Serving { standby: standbys.iter().any(|standby| standby.alive) }
@@ -282,8 +285,8 @@ impl ShardTask {
         tracing::info!("starting the process of shard {} ({})", self.number, reason(claim));
         match ShardProcess::start(&self.shared.config, &shard.namespace, &own, claim) {
             Ok(process) => {
-                let (serving_since, is_recorded) = (None, false);
-                self.running = Some(Running { process, claim, serving_since, silent, is_recorded });
+                let (serving_since, recorded) = (None, None);
+                self.running = Some(Running { process, claim, serving_since, silent, recorded });
             }
             Err(e) => {
                 tracing::error!("the process of shard {} cannot be started: {e}", self.number);
@@ -343,7 +346,7 @@ impl ShardTask {
         });
         match changed.await {
             Ok(_) => {
-                running.is_recorded = true;
+                running.recorded = Some(term);
                 self.shared.look.notify_one();
                 if let Some((node, process)) = running.silent.take() {
                     tokio::spawn(suspect(self.shared.clone(), number, node, process));

@@ -367,7 +367,8 @@ fn names(
     let ownership = store.ownership();
     let term = ownership.as_ref().and_then(|ownership| ownership.term());
     let Some((ownership, term)) = ownership.zip(term) else { return Err(StoreError::Fenced) };
-    let disks = DisksOfShard { pool: pool.clone(), targets: targets.clone(), shard: own.shard };
+    let disks =
+        DisksOfShard { pool: pool.clone(), targets: targets.clone(), shard: own.shard, gate: store.gate() };
     Ok(Arc::new(OwnedNames::new(ownership.beside(&own.cluster)?, own.shard, term, Arc::new(disks))))
 }
 
