@@ -8,7 +8,7 @@
 //! A name is in the object that its hash selects. The two entries of a name are changed together, by one
 //! operation.
 //!
-//! Targets have names of their own: the NAME of a target begins with `@` ([`of_target`]), as no name of a
+//! Targets have separate names: the NAME of a target begins with `@` ([`of_target`]), as no name of a
 //! disk does, so a disk and a target never compete for a name. What follows about disks holds for targets as
 //! well.
 //!
@@ -20,8 +20,9 @@
 //! 2. The owner commits the change in the shard.
 //! 3. *End*: the entry becomes present, or is removed, according to what the shard has ([`Names::end`]).
 //!
-//! A rename reserves the new name, marks the old one, commits, and ends both. Several disks are created in one
-//! commit: all names are reserved before it, those of one object by one operation, and are ended after it.
+//! A rename reserves the new name, marks the old one, commits, and ends both. Several disks are created in
+//! one commit: all names are reserved before it, those of one object by one operation, and are ended after
+//! it.
 //!
 //! **Invariant.** No two shards have disks of the same name: a shard has a disk of a name only if the entry
 //! of the name is that of the shard. When no operation is in progress, the shard has a disk of the name

@@ -1,7 +1,8 @@
 //! The names of one shard, for the process that owns the shard.
 //!
-//! The module adds to [`crate::names`] what an owner does by itself: it ends operations by what the shard has,
-//! settles those that were interrupted, and enters disks and targets that have no name in the cluster yet.
+//! The module adds to [`crate::names`] what an owner does by itself: it ends operations by what the shard
+//! has, settles those that were interrupted, and enters disks and targets that have no name in the cluster
+//! yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ pub trait Disks: Send + Sync {
     /// What has this name of the directory; `None` if nothing in the shard has the name.
     ///
     /// # Errors
-    /// [`ClusterError::Lost`] if it cannot be known: the pool has stopped, and a commit may have taken effect.
-    /// [`ClusterError::Unknown`] if the table of targets cannot be read.
+    /// [`ClusterError::Lost`] if it cannot be known: the pool has stopped, and a commit may have taken
+    /// effect. [`ClusterError::Unknown`] if the table of targets cannot be read.
     fn find(&self, name: &str) -> Result<Option<Kind>>;
 
     /// Waits until it is certain that no other server has taken the shard, or until the pool has stopped. An

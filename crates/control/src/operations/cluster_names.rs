@@ -85,7 +85,8 @@ impl DisksOfShard {
     }
 }
 
-/// Disks whose names are those of the cluster: a snapshot has the name of its volume, and others are internal.
+/// Disks whose names are those of the cluster: a snapshot has the name of its volume, and others are
+/// internal.
 fn kind(disk: &DiskInfo) -> Option<Kind> {
     match disk.role {
         Role::Volume => Some(Kind::Volume),
