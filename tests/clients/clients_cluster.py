@@ -687,9 +687,10 @@ def cluster_tokens_are_common(t):
     wait_for(lambda: request(n2, "api/v1/volumes")[0] == 401, "a node that demands tokens", STATE_S)
     for node in (n1, n2):
         wait_for(lambda: with_token(node, "volumes", reader)[0] == 200, "the token at both nodes", STATE_S)
-        names = lambda secret: [v["name"] for v in json.loads(with_token(node, "volumes", secret)[1])]  # noqa: E731
-        equal(names(administrator), ["db-1", "web-1"], "volumes of the administrator")
-        equal(names(reader), ["web-1"], "volumes of the reader")
+        listed = {secret: json.loads(with_token(node, "volumes", secret)[1]) for secret in (administrator, reader)}
+        names = {secret: [volume["name"] for volume in found] for secret, found in listed.items()}
+        equal(names[administrator], ["db-1", "web-1"], "volumes of the administrator")
+        equal(names[reader], ["web-1"], "volumes of the reader")
         equal(with_token(node, "volumes/web-1", reader)[0], 200, "a volume in the scope")
         for path in ("volumes/db-1", "volumes/db-1/location"):
             status, hidden = with_token(node, path, reader)

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The header of a list from all shards, if some shards did not answer: their numbers, separated by commas. The
-/// list lacks what these shards have.
+/// The header of a list from all shards, if some shards did not answer: their numbers, separated by commas.
+/// The list lacks what these shards have.
 pub const MISSING_SHARDS: &str = "forebay-missing-shards";
 
 /// The header in which the node of a cluster names the client that it has authenticated, to the server of a
@@ -56,7 +56,7 @@ pub struct ShardView {
     pub home: Option<String>,
     /// The node that has opened the shard last.
     pub owner: Option<String>,
-    /// `serving`, `opening`, `silent`, `free` or `missing`; absent if nobody has looked at the pool.
+    /// `serving`, `opening`, `silent`, `free` or `missing`; absent if the state of the pool was not examined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
     /// Where the owner serves NBD.

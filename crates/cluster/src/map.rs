@@ -61,8 +61,8 @@ pub struct Node {
     pub id: String,
     /// Name for people; no other member has it.
     pub name: String,
-    /// The address at which clients of other hosts reach the shards of the node directly; empty if there is
-    /// none.
+    /// The address at which clients of other hosts reach the shards of the node directly; empty if
+    /// they cannot.
     pub address: String,
     /// The socket address of the node's links.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -94,7 +94,7 @@ pub fn target_of(name: &str) -> Option<&str> {
     name.strip_prefix(TARGET_MARK)
 }
 
-/// A name of the directory as an administrator knows it.
+/// A name of the directory as administrators use it.
 pub(crate) fn shown(name: &str) -> String {
     target_of(name).map_or_else(|| format!("'{name}'"), |target| format!("target {target}"))
 }
@@ -335,7 +335,7 @@ impl Names {
                 return Ok(pending);
             }
             let names = pending.iter().map(Pending::name);
-            // Without an entry, those that were in the way were removed since.
+            // Without an entry, the entries that prevented it were removed since.
             if let Some((name, found, _)) = self.read_in(object, names).await?.into_iter().next() {
                 let Pending { record: Record { shard, pending: own, .. }, .. } = &pending[0];
                 return match found.pending {
@@ -429,7 +429,7 @@ impl Names {
         term: u64,
         exists: impl AsyncFnOnce(&str) -> Result<bool>,
     ) -> Result<Option<bool>> {
-        // An operation in progress ends by itself.
+        // An operation in progress ends without help.
         let Ok(place) = self.begin(name) else { return Ok(None) };
         let record = loop {
             let Some((found, stored)) = self.read(name).await? else { return Ok(None) };

@@ -1,6 +1,6 @@
 //! The names of one shard, for the process that owns the shard.
 //!
-//! The module adds to [`crate::names`] what an owner does by itself: it ends operations by what the shard
+//! The module adds to [`crate::names`] what an owner does: it ends operations by what the shard
 //! has, settles those that were interrupted, and enters disks and targets that have no name in the cluster
 //! yet.
 
@@ -232,7 +232,7 @@ impl OwnedNames {
                             entered += 1;
                         }
                         Err(e @ ClusterError::Exists(_)) => refused.push(e),
-                        // An operation in progress ends by itself.
+                        // An operation in progress ends without help.
                         Err(ClusterError::Unsettled(_)) => {}
                         Err(e) => return Err(e),
                     },
@@ -324,6 +324,10 @@ mod tests {
     }
 
     impl Disks for Shard {
+        fn certain(&self) -> BoxFuture<'_, ()> {
+            Box::pin(std::future::ready(()))
+        }
+
         fn find(&self, name: &str) -> Result<Option<Kind>> {
             if target_of(name).is_some() && self.is_unreadable.load(Relaxed) {
                 return Err(ClusterError::Unknown { name: name.to_owned(), reason: "damaged".to_owned() });

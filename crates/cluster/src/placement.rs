@@ -52,8 +52,8 @@ pub fn ranking(shard: u32, home: Option<u32>, candidates: &[Candidate]) -> Vec<u
     scored.into_iter().map(|(_, node)| node).collect()
 }
 
-/// The place of a node in the ranking of a shard, without the ranking of the others; `None` for a node that is
-/// no candidate.
+/// The place of a node in the ranking of a shard, without the ranking of the others; `None` for a node that
+/// is no candidate.
 pub fn place(shard: u32, home: Option<u32>, node: u32, candidates: &[Candidate]) -> Option<usize> {
     let own = candidates.iter().find(|candidate| candidate.node == node)?;
     if home == Some(node) {

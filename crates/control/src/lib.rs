@@ -9,6 +9,7 @@ mod connect;
 mod dashboard;
 mod export;
 mod fetch_policy;
+pub mod front;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use import::fuzzing;

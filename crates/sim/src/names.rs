@@ -284,7 +284,7 @@ impl Owner {
                 }
             }
             // Two disks are created in one commit, or one is renamed.
-            let concerns_two = kind < 2 || kind >= 7;
+            let concerns_two = !(2..7).contains(&kind);
             if concerns_two && one == other {
                 continue;
             }

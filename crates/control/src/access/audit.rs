@@ -75,7 +75,7 @@ impl fmt::Display for AuditRecord<'_> {
             None => f.write_str("a client without a valid token")?,
         }
         let role = self.role.map(|role| role.name().to_owned());
-        // The names of clients without a token say how they came in.
+        // The names of clients without a token state how they connected.
         let by_token = |via: &Via| matches!(via, Via::Token | Via::Session);
         let via = self.via.filter(by_token).map(|via| format!("by {}", via.name()));
         let from = self.from.map(|address| format!("from {address}"));

@@ -27,7 +27,7 @@ pub fn xml(value: &str) -> String {
     escape.into_iter().fold(value.to_owned(), |text, (c, escaped)| text.replace(c, escaped))
 }
 
-/// One word of a POSIX shell. A word that could be taken for an option is quoted too, to be noticed.
+/// One word of a POSIX shell. A word that looks like an option is quoted too, so that it is noticed.
 pub fn shell(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._~/:=,@%+".contains(c);
     match !word.is_empty() && !word.starts_with('-') && word.chars().all(is_plain) {

@@ -27,7 +27,7 @@ const COOKIE_TLS: &str = "__Host-forebay_session";
 
 /// The header in which the node of a cluster names the client that it has authenticated, to the server of a
 /// shard: a [`Forwarded`] as JSON. It is accepted on the control socket only, whose clients have all rights.
-pub(super) const FORWARDED: HeaderName = HeaderName::from_static(FORWARDED_CLIENT);
+pub(crate) const FORWARDED: HeaderName = HeaderName::from_static(FORWARDED_CLIENT);
 
 /// The address from which a request arrived, over TCP.
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,7 +72,7 @@ pub(crate) async fn authenticate(State(api): State<Api>, request: Request, next:
 }
 
 /// As [`authenticate`]. Events are published by `control`, if the listener has one.
-pub(super) async fn admit(
+pub(crate) async fn admit(
     access: &Access,
     entry: &Entry,
     control: Option<&Control>,
@@ -199,12 +199,12 @@ pub(crate) fn authorize(right: Right, mut request: Request) -> Result<Request> {
     Ok(request)
 }
 
-pub(super) fn not_authenticated() -> ApiError {
+pub(crate) fn not_authenticated() -> ApiError {
     let detail = "this server requires a token; send 'Authorization: Bearer TOKEN'";
     ApiError::refused(Refusal::NotAuthenticated, detail)
 }
 
-pub(super) fn forbidden(principal: &Principal, right: Right) -> ApiError {
+pub(crate) fn forbidden(principal: &Principal, right: Right) -> ApiError {
     let name = &principal.name;
     match right {
         Right::Local => ApiError::refused(Refusal::NotHere, "this is possible only over the control socket"),

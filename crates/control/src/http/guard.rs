@@ -25,7 +25,7 @@ use crate::dashboard;
 
 /// The configuration of the checks.
 #[derive(Clone)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     origin: Origin,
     /// URL schemes of pages that this server may have delivered.
     schemes: &'static [&'static str],
@@ -119,7 +119,7 @@ fn declares_json(headers: &HeaderMap) -> bool {
 }
 
 /// Runs the checks as a layer of the router.
-pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     match guard.check(&request) {
         Ok(()) => next.run(request).await,
         Err(refused) => refused.into_response(),

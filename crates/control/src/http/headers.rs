@@ -17,7 +17,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 ];
 
 /// Adds the headers that a response does not have. `tls` is whether the listener uses TLS.
-pub(super) async fn secure(State(tls): State<bool>, request: Request, next: Next) -> Response {
+pub(crate) async fn secure(State(tls): State<bool>, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
     for (name, value) in HEADERS {

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::problem::{ApiError, Refusal};
 
-pub(super) async fn answer_panics(request: Request, next: Next) -> Response {
+pub(crate) async fn answer_panics(request: Request, next: Next) -> Response {
     let mut handling = pin!(next.run(request));
     poll_fn(move |cx| match catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(cx))) {
         Ok(poll) => poll,

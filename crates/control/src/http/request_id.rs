@@ -34,7 +34,7 @@ fn new_id() -> String {
 }
 
 /// Serves a request with an id, as a layer of the router.
-pub(super) async fn identify(request: Request, next: Next) -> Response {
+pub(crate) async fn identify(request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).and_then(|id| id.to_str().ok());
     let id = given.filter(|id| is_plain(id)).map_or_else(new_id, str::to_owned);
     let path = shorten(request.uri().path(), MAX_PATH);

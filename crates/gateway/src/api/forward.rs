@@ -96,7 +96,7 @@ pub(super) async fn get(
     }
 }
 
-/// Asks all shards, some at a time, and returns the answers in the order of the shards.
+/// Sends a question to all shards, some at a time, and returns the answers in the order of the shards.
 pub(super) async fn ask_all<T, F>(shards: &[u32], ask: impl Fn(u32) -> F) -> BTreeMap<u32, Result<T, Failure>>
 where
     T: Send + 'static,

@@ -1,9 +1,9 @@
 //! Lists from all shards, merged in order.
 //!
-//! Each shard is asked for its list in pages, and the merged list is sent while it is produced, so a list of
-//! any length occupies one page of each shard; pages are the shorter, the more shards there are. The number of
-//! lists is limited, for all clients and for each of them ([`Lists`]). A shard that does not answer is named
-//! in a header of the response: what it has is unknown, and is not in the list.
+//! Each shard is asked for its list in pages, and the merged list is sent while it is produced, so a list
+//! of any length occupies one page of each shard; pages are the shorter, the more shards there are. The
+//! number of lists is limited, for all clients and for each of them ([`Lists`]). A shard that does not
+//! answer is named in a header of the response: what it has is unknown, and is not in the list.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

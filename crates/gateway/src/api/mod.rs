@@ -1,16 +1,16 @@
-//! The HTTP API of a cluster, at any of its nodes: the API of the servers of its shards, in front of which the
-//! gateway decides which server gets a request.
+//! The HTTP API of a cluster, at any of its nodes: the API of the servers of its shards, in front of which
+//! the gateway decides which server gets a request.
 //!
 //! - A request that concerns a disk goes to the owner of the shard that has the disk ([`route`]). The names
 //!   of disks are those of the cluster.
 //! - Lists of disks and of jobs are merged from all shards ([`lists`]); so is the health.
 //! - A new volume, or an image that is imported, gets into a shard of this node; so does a target, unless the
 //!   request names a disk: all disks of a target are in the target's shard.
-//! - What each shard has of its own is at `/shards/NUMBER/...`.
+//! - What each shard has separately is at `/shards/NUMBER/...`.
 //!
-//! The gateway does not authenticate clients: it serves the control socket of the node, which only the user of
-//! the node can open. It passes `Host`, `Origin` and the other headers on, so the servers of the shards make
-//! the same checks as for their own clients.
+//! The gateway does not authenticate clients: it serves the control socket of the node, which only the user
+//! of the node can open. It passes `Host`, `Origin` and the other headers on, so the servers of the shards
+//! make the same checks as for their own clients.
 
 mod forward;
 mod lists;
@@ -115,7 +115,7 @@ impl Gateway {
                     (Some(shard), Some(other)) if other != shard => {
                         Err(Failure::other_shard(&name, shard, &disk, other))
                     }
-                    // Its server says what is missing.
+                    // The answer of its server states what is missing.
                     (target, _) => {
                         self.forward(target.map_or_else(|| self.any_shard(&name), Ok)?, request).await
                     }
@@ -191,8 +191,8 @@ impl Gateway {
         chosen.ok_or_else(|| Failure::internal("the cluster has no shard"))
     }
 
-    /// A shard for a new disk or target: one of this node, if it has any; one after another. A request that is
-    /// repeated with its key gets to the same shard, which knows the key.
+    /// A shard for a new disk or target: one of this node, if it has any; one after another. A request that
+    /// is repeated with its key gets to the same shard, which has the key.
     fn choose(&self, must_be_here: bool, headers: &HeaderMap) -> Result<u32, Failure> {
         let own = self.cluster.own_shards();
         if own.is_empty() && must_be_here {
@@ -209,7 +209,7 @@ impl Gateway {
     async fn location(&self, name: &str, path: &str, headers: &HeaderMap) -> Result<Response, Failure> {
         let number = self.shard_of(name).await?;
         if headers.contains_key(FORWARDED_CLIENT) {
-            // The server of the shard knows whether the client may know of the disk.
+            // The server of the shard decides whether the client may see the disk.
             let path = format!("{PREFIX}{path}");
             let shown = forward::get(&*self.cluster, number, &path, headers, HEALTH).await?;
             if shown.status() != StatusCode::OK {

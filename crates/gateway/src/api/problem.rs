@@ -52,7 +52,7 @@ impl Failure {
             code: "needs_shard",
             title: "Shard missing",
             detail:
-                "each shard of the cluster has such a resource of its own: name the shard with --shard NUMBER"
+                "each shard of the cluster has a separate resource of this kind: name the shard with --shard NUMBER"
                     .to_owned(),
             remedy: "add --shard NUMBER to the command, or use the path /api/v1/shards/NUMBER/...",
         }

@@ -32,12 +32,12 @@ pub(super) enum Destination {
     Cluster,
     /// Where a volume or image is served. The path of the disk is given, too.
     Location(String, String),
-    /// Each shard has such a resource of its own: the request has to name the shard.
+    /// Each shard has a separate resource of this kind: the request has to name the shard.
     EachShard,
 }
 
-/// The destination of a request. `raw` is the path after the prefix of the API, as it was sent: only names are
-/// decoded, so that what was checked before is what is matched.
+/// The destination of a request. `raw` is the path after the prefix of the API, as it was sent: only names
+/// are decoded, so that what was checked before is what is matched.
 pub(super) fn destination(method: &Method, raw: &str) -> Destination {
     use Destination as D;
     let decoded = |name: &str| percent_decode_str(name).decode_utf8_lossy().into_owned();

@@ -1,7 +1,7 @@
 //! Links: streams of bytes between nodes, to the processes of the shards that the other node owns.
 //!
 //! A link is a TCP connection with TLS 1.3, on which both ends prove that they are nodes of the cluster
-//! ([`identity`]). The node that connects says which service of which shard it wants; the other one opens the
+//! ([`identity`]). The node that connects names a shard and a service; the other one opens the
 //! socket of the process of the shard, and from then on bytes pass in both directions.
 //!
 //! **A link that was closed delivers nothing later.** The kernel of the sender usually sends what was written
@@ -56,7 +56,7 @@ pub enum Service {
     Nbd(NbdClient),
 }
 
-/// What the node that connects wants. Later versions may add fields.
+/// The request of the node that connects. Later versions may add fields.
 #[derive(Debug, Serialize, Deserialize)]
 struct Wanted {
     shard: u32,
@@ -131,8 +131,9 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
                         _ = copy_bidirectional_with_sizes(&mut link, &mut stream, BUFFER, BUFFER) => {}
                         // A node was removed, which may be the one at the other end.
                         _ = identity.changed() => {}
-                        // The process of the shard may take no data, and the end of the link is behind it: what
-                        // was not taken yet must not be executed after the client has connected again.
+                        // The process of the shard may have stopped reading, and the end of the link is
+                        // behind the data: what was not taken yet must not be executed after the client has
+                        // connected again.
                         () = broken => {}
                     }
                 }
@@ -297,7 +298,7 @@ mod tests {
         assert!(received == sent);
     }
 
-    /// A node whose shard takes no data.
+    /// A node whose shard does not read.
     struct Stuck(Mutex<Option<oneshot::Sender<DuplexStream>>>);
 
     impl Local for Stuck {

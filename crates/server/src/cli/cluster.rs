@@ -79,7 +79,7 @@ pub enum ClusterCommand {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SHARDS as u32)))]
         shards: u32,
     },
-    /// Let a node own a shard for as long as it can, whatever else it owns
+    /// Let a node own a shard for as long as it can
     Pin {
         /// The cluster.
         #[command(flatten)]

@@ -51,7 +51,7 @@ pub struct ExportArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileFormat {
-    /// The bytes of the disk; holes and zeroes take no space in the file
+    /// The bytes of the disk; holes and zeroes do not occupy space in the file
     Raw,
     /// QEMU, version 3, without unallocated clusters
     Qcow2,

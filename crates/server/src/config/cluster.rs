@@ -131,7 +131,7 @@ impl ConfigFile {
         let (conf, user) = (serve.store.ceph_conf.clone(), serve.store.ceph_user.clone());
         let conf = conf.or_else(|| self.store.ceph_conf.clone());
         let user = user.or_else(|| self.store.ceph_user.clone());
-        // As a server with a pool in its data directory, except for the options that say how to reach Ceph.
+        // As a server with a pool in its data directory, except for the options for reaching Ceph.
         let plain = ConfigFile { store: StoreSection::default(), ..self.clone() };
         let serve = ServeConfig::resolve(plain, Overrides { store: StoreFlags::default(), ..serve })?;
         let nbd = nbd_addresses(&serve)?;

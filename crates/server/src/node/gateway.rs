@@ -107,13 +107,13 @@ impl Gateway {
             }
         };
         if connected.is_err() {
-            // The shard may have another owner than this node knows.
+            // The shard may have another owner than the map of this node states.
             self.shared.look.notify_one();
         }
         connected
     }
 
-    /// Completes when the shard has another owner than now, as far as this node knows.
+    /// Completes when the shard has another owner than now in the map of this node.
     fn moved(&self, shard: u32) -> BoxFuture<'static, ()> {
         let mut map = self.shared.map.clone();
         let owner = move |map: &Map| map.shards.get(&shard).map(|shard| (shard.owner, shard.term));
@@ -229,7 +229,7 @@ pub(crate) fn nodes(map: &Map) -> Vec<NodeView> {
     map.nodes.values().map(of_node).collect()
 }
 
-/// A cluster for people. `states` are the states of the shards by number, if somebody has looked at the pools.
+/// A cluster for people. `states` are the states of the shards by number, if the pools were examined.
 pub(crate) fn view(
     pool: &str,
     cluster: String,

@@ -205,7 +205,7 @@ impl Owners {
     async fn serve(self: Arc<Self>) {
         loop {
             self.request.notified().await;
-            // A request that comes later is not served by this.
+            // A later request is not served by this.
             let (requested, begun) = (self.requested.load(Relaxed), Instant::now());
             let is_complete = self.read_all().await;
             self.served.send_replace((requested, is_complete));

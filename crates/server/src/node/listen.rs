@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::serve::Listener as AxumListener;
-use forebay_control::http::{Entry, Origin, front};
+use forebay_control::front::front;
+use forebay_control::http::{Entry, Origin};
 use forebay_frontend::plane::{Bound, ListenAddr, Listener};
 use forebay_gateway::link::{self, Identity};
 use forebay_gateway::{Shards, api, nbd};
@@ -38,8 +39,8 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Binds the control socket, the addresses of the API, of NBD and of iSCSI, and a port of `address` for the
-    /// links.
+    /// Binds the control socket, the addresses of the API, of NBD and of iSCSI, and a port of `address` for
+    /// the links.
     pub async fn bind(config: &NodeConfig, address: IpAddr) -> Result<Listeners, NodeError> {
         let control = ControlSocket::bind(&config.socket)?;
         let http = match config.http.listen {

@@ -197,7 +197,7 @@ struct Member {
     listeners: Option<Listeners>,
     /// The identity of the cluster on its links.
     identity: watch::Sender<Identity>,
-    /// Who can use the API.
+    /// The access control of the API.
     access: Arc<Access>,
     name: String,
     id: String,

@@ -48,7 +48,8 @@ impl NbdListeners {
         &self.addresses
     }
 
-    /// Serves clients on these threads until the tasks are dropped. `descriptors` are those that the clients can use.
+    /// Serves clients on these threads until the tasks are dropped. `descriptors` are those that the
+    /// clients can use.
     pub fn serve(
         self,
         tasks: &mut JoinSet<()>,

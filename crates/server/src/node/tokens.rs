@@ -1,11 +1,12 @@
-//! The tokens of the API of a cluster: a part of the map, so each node learns of a change as of any other one.
+//! The tokens of the API of a cluster: a part of the map, so each node learns of a change as of any other
+//! one.
 
 use std::sync::Arc;
 
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::Change;
 use forebay_control::access::{Access, TokenError};
-use forebay_control::http::{DocumentError, TokenDocument};
+use forebay_control::front::{DocumentError, TokenDocument};
 use forebay_store::BoxFuture;
 
 use super::shard::Shared;

@@ -1,4 +1,5 @@
-//! A stream that ends when a future completes. What the future holds is held for as long as the stream exists.
+//! A stream that ends when a future completes. What the future holds is held for as long as the stream
+//! exists.
 //!
 //! A stream to the owner of a shard ends when another server owns the shard: the node of an owner that was
 //! stopped or cut off does not close its streams, and TCP notices that only after a long time. The map of the

@@ -20,7 +20,7 @@ pub(crate) const SILENT_OWNER: &str = "FOREBAY_SILENT_OWNER";
 /// The socket in the data directory of the process, on which nodes connect their clients.
 pub(crate) const RELAY_SOCKET: &str = "relay.sock";
 
-/// What the process of a shard knows of its cluster.
+/// What the process of a shard has to know about its cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ShardOf {
     /// The namespace of the cluster.

@@ -106,11 +106,12 @@ impl LibradosCluster {
         Ok(LibradosCluster::of_client(Arc::new(client), io, &address.pool))
     }
 
-    /// The address of this host from which the client reaches the Ceph cluster; `None` if Ceph does not tell.
+    /// The address of this host from which the client reaches the Ceph cluster; `None` if Ceph does not
+    /// report it.
     pub fn own_address(&self) -> Option<IpAddr> {
         let client = self.client();
         let mut text: *mut c_char = std::ptr::null_mut();
-        // SAFETY: the handle is open, and the function writes a pointer to a text of its own, or none.
+        // SAFETY: the handle is open, and the function writes a pointer to a text that it allocated, or none.
         let result = unsafe { (client.api.getaddrs)(client.raw, &raw mut text) };
         if result < 0 || text.is_null() {
             return None;

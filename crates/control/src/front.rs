@@ -1,9 +1,10 @@
-//! The entrance of a node of a cluster: the same checks, credentials and audit log as at a server, in front of
-//! a router that forwards requests to the servers of the shards.
+//! The entrance of a node of a cluster: the same checks, credentials and audit log as at a server, in front
+//! of a router that forwards requests to the servers of the shards.
 //!
-//! The node authenticates a client once, by the tokens of the cluster and by sessions of its own. To the server
-//! of a shard it names the client in a header ([`FORWARDED`]), and that server decides what the client may do,
-//! as for its own clients. Tokens and sessions are served here, and so are the pages of the dashboard.
+//! The node authenticates a client once, by the tokens of the cluster and by separate sessions. To the
+//! server of a shard it names the client in a header ([`FORWARDED`]), and that server decides what the
+//! client may do, as for its own clients. Tokens and sessions are served here, and so are the pages of the
+//! dashboard.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,16 +23,16 @@ use forebay_store::BoxFuture;
 use hyper::body::{Bytes, Frame, SizeHint};
 use tower::ServiceExt;
 
-use super::auth::{self, FORWARDED, Peer, forbidden, not_authenticated};
-use super::extract::{self, Param};
-use super::guard::{Guard, guard};
-use super::headers::secure;
-use super::panics::answer_panics;
-use super::problem::{ApiError, Code, Result};
-use super::request_id::identify;
-use super::{Entry, Origin};
 use crate::access::{Access, Forwarded, Principal, Right, TokenError, may};
 use crate::dashboard;
+use crate::http::auth::{self, FORWARDED, Peer, forbidden, not_authenticated};
+use crate::http::extract::{self, Param};
+use crate::http::guard::{Guard, guard};
+use crate::http::headers::secure;
+use crate::http::panics::answer_panics;
+use crate::http::problem::{ApiError, Code, Result};
+use crate::http::request_id::identify;
+use crate::http::{Entry, Origin};
 use crate::operations::ControlError;
 use crate::resources::session::{ClientView, Login, log_in, log_out};
 
@@ -138,8 +139,8 @@ async fn forward(State(front): State<Front>, mut request: Request) -> Result<Res
     Ok(response.map(|body| Body::new(WhileValid { body, access, principal })))
 }
 
-/// The body of a response, which ends with an error when the token or the session of its client is not valid any
-/// more: the server of the shard does not know them.
+/// The body of a response, which ends with an error when the token or the session of its client is not
+/// valid any more: the server of the shard does not know them.
 struct WhileValid {
     body: Body,
     access: Arc<Access>,
