@@ -75,6 +75,8 @@ pub(crate) struct Disk {
     lost_writes: AtomicU64,
     /// The part of `lost_writes` that was reported to at least one client.
     reported_losses: AtomicU64,
+    /// See [`Disk::replacements`].
+    replacements: AtomicU64,
 }
 
 #[derive(Default)]
@@ -169,6 +171,7 @@ impl Disk {
             cold: Cold::default(),
             lost_writes: AtomicU64::new(0),
             reported_losses: AtomicU64::new(0),
+            replacements: AtomicU64::new(0),
         }
     }
 
@@ -461,6 +464,22 @@ impl Disk {
         }
         clients.exclusive = true;
         Ok(Exclusive(self.clone()))
+    }
+
+    /// How often the contents of the disk were replaced or cut off since the pool was opened: by a rollback, a
+    /// reset, or by shrinking. It does not change while the disk has clients.
+    pub fn replacements(&self) -> u64 {
+        self.replacements.load(Relaxed)
+    }
+
+    /// Counts a replacement of the contents; called before another client can attach.
+    pub fn count_replacement(&self) {
+        self.replacements.fetch_add(1, Relaxed);
+    }
+
+    /// Forgets the replacements that recovery has repeated from the log.
+    pub fn forget_replacements(&self) {
+        self.replacements.store(0, Relaxed);
     }
 
     /// Counts an acknowledged write that is lost; called before the flush that waits for it is completed.

@@ -189,6 +189,7 @@ impl Applier {
                 disk.inherit_map_damage(&source);
                 disk.classes.inherit(&source.classes);
                 disk.set_record(record);
+                disk.count_replacement();
                 // The new contents of the disk are durable, so its mark for the writes of its clients is no
                 // longer needed.
                 if matches!(disk.record().mark, Mark::Local | Mark::Remote) {
@@ -201,6 +202,9 @@ impl Applier {
                 let resize = || disk.tree.write().resize(&self.nodes().cache, blocks(*size));
                 with_nodes(resize, |need| Box::pin(self.load_or_stand_in(&disk, need))).await?;
                 disk.occupied.free(blocks(*size)..u64::MAX);
+                if *size < disk.size() {
+                    disk.count_replacement();
+                }
                 disk.set_record(DiskRecord { size: *size, ..(*disk.record()).clone() });
             }
             CatalogueOp::Update { disk: record } => {

@@ -106,6 +106,8 @@ impl Desktops {
         let desktops: Vec<_> = {
             let catalogue = self.editor.catalogue.read();
             let others = catalogue.iter().filter(|d| d.is_desktop() && !kept.contains(&d.id()));
+            // What such a desktop had in memory is lost, also if its image and its map are the same.
+            let others = others.inspect(|desktop| desktop.count_replacement());
             others.filter(|d| memory_lost || !self.is_pristine(d)).cloned().collect()
         };
         if desktops.is_empty() || self.cx.config.mutation == Mutation::KeepDesktops {

@@ -131,6 +131,12 @@ impl DiskHandle {
         self.disk.record().uuid
     }
 
+    /// How often the contents of the disk were replaced or cut off since the pool was opened: by a rollback, a
+    /// reset, or by shrinking. It does not change while this handle exists.
+    pub fn replacements(&self) -> u64 {
+        self.disk.replacements()
+    }
+
     /// The state of free room for this disk: in the store, and within the quota of its tenant.
     pub fn room(&self) -> Room {
         self.intake.room().max(self.disk.occupied.room())

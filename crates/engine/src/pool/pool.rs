@@ -26,6 +26,7 @@ pub struct Pool {
     recovered_batches: u64,
     recovery_ms: u64,
     memory_identity: u64,
+    opening_identity: u64,
 }
 
 #[cfg(test)]
@@ -60,7 +61,16 @@ impl Pool {
         let next_segment = recovered.log.next_segment();
         let (components, tenants) = (Components::assemble(recovered), Mutex::default());
         let memory_identity = memory_identity(&components, &taken);
-        let pool = Arc::new(Pool { components, tenants, recovered_batches, recovery_ms, memory_identity });
+        components.catalogue.read().iter().for_each(|disk| disk.forget_replacements());
+        let opening_identity = random_identity(&components);
+        let pool = Arc::new(Pool {
+            components,
+            tenants,
+            recovered_batches,
+            recovery_ms,
+            memory_identity,
+            opening_identity,
+        });
         // Reserves room before the upkeep task starts, for which unknown room would look like a full store.
         pool.components.committer.reserve_room().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.components.intake.restored(disk, *cost));
@@ -236,6 +246,11 @@ impl Pool {
         self.memory_identity
     }
 
+    /// Identity of this opening of the pool: no other opening has it.
+    pub fn opening_identity(&self) -> u64 {
+        self.opening_identity
+    }
+
     /// Waits until this server has lost the pool because another server has opened it. Then every request
     /// fails with [`Error::Fenced`], and the process should end.
     pub async fn fenced(&self) {
@@ -394,16 +409,18 @@ fn guest_stats_of((name, disk): (String, Arc<Disk>)) -> DiskGuestStats {
     }
 }
 
+fn random_identity(components: &Components) -> u64 {
+    let mut identity = [0; 8];
+    components.cx.host.random(&mut identity);
+    u64::from_le_bytes(identity)
+}
+
 /// The identity of the memory of an opening, see [`Pool::memory_identity`].
 fn memory_identity(components: &Components, taken: &TakenOver) -> u64 {
     let cx = &components.cx;
     match taken.loss {
         // A memory that lost writes of some disks keeps its id.
-        MemoryLoss::Some(_) => {
-            let mut identity = [0; 8];
-            cx.host.random(&mut identity);
-            u64::from_le_bytes(identity)
-        }
+        MemoryLoss::Some(_) => random_identity(components),
         MemoryLoss::Nothing | MemoryLoss::All(_) => cx.retained.id(),
     }
 }

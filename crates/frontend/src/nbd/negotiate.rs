@@ -452,6 +452,8 @@ impl<'a> Negotiation<'a> {
             is_durable: !is_writable || disk.is_durable(false),
             memory: self.context.pool.memory_identity(),
             newer_client_ms: newer.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX - 1)),
+            opening: self.context.pool.opening_identity(),
+            replacements: disk.replacements(),
         };
         nbd::option_info_relay(&mut self.out, option, &info);
     }

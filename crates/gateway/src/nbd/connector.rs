@@ -105,10 +105,14 @@ impl Connector {
         let (size, flags, relay) = opened(answer).map_err(owner_error)?;
         let before = &self.export;
         let is_durable = before.relay.is_durable && relay.is_durable;
+        let is_same_opening = relay.opening == before.relay.opening;
+        let replacements = if is_same_opening { before.relay.replacements } else { 0 };
         let changed = if relay.uuid != before.relay.uuid {
             Some("another disk has this name")
         } else if size < before.size {
             Some("it is smaller")
+        } else if relay.replacements != replacements {
+            Some("its contents were replaced, or it was smaller in the meantime")
         } else if flags != before.flags {
             Some("it has other features")
         } else if !is_durable && relay.memory != before.relay.memory {

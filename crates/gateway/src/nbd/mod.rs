@@ -15,9 +15,14 @@
 //! answers writes only when they are durable, whatever the pool's setting for remote clients is, and reads
 //! return only what is durable. What the client has an answer to is part of the pool that the next owner
 //! opens. Volumes that are never synced, and desktops, are an exception: their writes are answered in memory.
-//! The owner names this memory ([`RelayInfo::memory`](forebay_wire::nbd::RelayInfo)). An owner with another
+//! The owner names this memory ([`RelayInfo::memory`]). An owner with another
 //! memory is not continued with: the connection ends. The engine refuses such a client too, until an
 //! administrator has resumed the disk.
+//!
+//! *The contents are the same.* A rollback, a reset and a shrinking need a disk without clients, which a disk
+//! is in an outage. The owner counts them for each opening of the pool ([`RelayInfo::replacements`]). The
+//! gateway continues if the opening and the count are the same as before, or with another opening if the count
+//! is 0. A replacement by an owner that was lost again in the same outage is not noticed.
 //!
 //! *Unanswered requests may be executed again.* All requests of NBD are idempotent: a request that is
 //! executed twice without another change to its range in between has the effect of one execution. Suppose
@@ -84,6 +89,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use forebay_wire::nbd::Preamble;
+#[cfg(doc)]
+use forebay_wire::nbd::RelayInfo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};

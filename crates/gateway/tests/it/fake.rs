@@ -62,7 +62,14 @@ pub struct Fake {
 impl Fake {
     pub fn new(seed: u64) -> Arc<Fake> {
         let disk = |n: u8| {
-            let info = RelayInfo { uuid: [n; 16], is_durable: true, memory: 1, newer_client_ms: None };
+            let info = RelayInfo {
+                uuid: [n; 16],
+                is_durable: true,
+                memory: 1,
+                newer_client_ms: None,
+                opening: 1,
+                replacements: 3,
+            };
             Arc::new(Disk {
                 contents: Mutex::new(vec![0; SIZE as usize]),
                 info: Mutex::new(info),

@@ -142,6 +142,15 @@ async fn a_client_is_disconnected_if_the_export_is_not_the_same_after_an_outage(
     let refused = (REP_ERR_POLICY, "run 'forebay volume resume a'".to_owned());
     let lost = after(|fake| *fake.disk("a").refused.lock().unwrap() = Some(refused)).await.unwrap_err();
     assert!(lost.to_string().contains("volume resume"), "{lost}");
+    // The contents were replaced by the same owner, or by another one.
+    for (opening, replacements, is_changed) in [(1, 4, true), (2, 1, true), (2, 3, true), (2, 0, false)] {
+        let end = after(|fake| {
+            let mut info = fake.disk("a").info.lock().unwrap();
+            (info.opening, info.replacements) = (opening, replacements);
+        });
+        let end = end.await;
+        assert_eq!(matches!(end, Err(End::Changed { .. })), is_changed, "{opening} {replacements}: {end:?}");
+    }
     // The memory of another server matters only if answers are not durable.
     after(|fake| fake.disk("a").info.lock().unwrap().memory = 2).await.unwrap();
     let memory = after(|fake| {

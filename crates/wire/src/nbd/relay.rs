@@ -18,7 +18,7 @@ const CLIENT_NAME_MAX: usize = 256;
 const WORD: &str = "client ";
 const IS_DURABLE: u8 = 1;
 /// Length of the data of `INFO_RELAY` without its type. A later release may append fields.
-const INFO_LEN: usize = 33;
+const INFO_LEN: usize = 49;
 
 /// The first line of a connection between nodes: `client ID GENERATION NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +79,10 @@ pub struct RelayInfo {
     /// Milliseconds since another client opened the disk for the first time, for writing; `None` if this
     /// server has no record of another client.
     pub newer_client_ms: Option<u64>,
+    /// Identity of the opening of the pool by its owner.
+    pub opening: u64,
+    /// How often the owner has replaced the contents of the disk, or shrunk it, in this opening.
+    pub replacements: u64,
 }
 
 impl RelayInfo {
@@ -90,6 +94,8 @@ impl RelayInfo {
             is_durable: data.get(16)? & IS_DURABLE != 0,
             memory: take::<8>(data, 17).map(u64::from_be_bytes)?,
             newer_client_ms: (newer != u64::MAX).then_some(newer),
+            opening: take::<8>(data, 33).map(u64::from_be_bytes)?,
+            replacements: take::<8>(data, 41).map(u64::from_be_bytes)?,
         })
     }
 }
@@ -100,7 +106,9 @@ pub fn option_info_relay(out: &mut Vec<u8>, option: u32, info: &RelayInfo) {
     data[..16].copy_from_slice(&info.uuid);
     data[16] = if info.is_durable { IS_DURABLE } else { 0 };
     data[17..25].copy_from_slice(&info.memory.to_be_bytes());
-    data[25..].copy_from_slice(&info.newer_client_ms.unwrap_or(u64::MAX).to_be_bytes());
+    data[25..33].copy_from_slice(&info.newer_client_ms.unwrap_or(u64::MAX).to_be_bytes());
+    data[33..41].copy_from_slice(&info.opening.to_be_bytes());
+    data[41..].copy_from_slice(&info.replacements.to_be_bytes());
     reply(out, option, REP_INFO, &[&INFO_RELAY.to_be_bytes(), &data]);
 }
 
@@ -144,7 +152,14 @@ mod tests {
     #[test]
     fn the_information_survives_its_encoding() {
         for newer_client_ms in [None, Some(0), Some(77)] {
-            let info = RelayInfo { uuid: [9; 16], is_durable: true, memory: 1 << 60, newer_client_ms };
+            let info = RelayInfo {
+                uuid: [9; 16],
+                is_durable: true,
+                memory: 1 << 60,
+                newer_client_ms,
+                opening: 3 << 50,
+                replacements: 1 << 40,
+            };
             let mut bytes = Vec::new();
             option_info_relay(&mut bytes, OPT_GO, &info);
             let Ok(Some((_, OptionReply { kind: REP_INFO, data, .. }))) = option_reply(&bytes) else {

@@ -246,6 +246,9 @@ fn after_a_kill(export: &'static str, config: fn() -> PoolConfig) -> Result<u8, 
     server.runtime.block_on(async {
         let pool = &server.pool;
         pool.create_volume("vol", SIZE, SyncMode::Flush, 0).await.unwrap();
+        // The next owner finds this rollback in the log. It is older than the connection of the client.
+        pool.create_snapshot("vol", "s").await.unwrap();
+        pool.rollback("vol", "s").await.unwrap();
         pool.create_volume("never", SIZE, SyncMode::Never, 0).await.unwrap();
         pool.create_volume("source", SIZE, SyncMode::Flush, 0).await.unwrap();
         pool.create_image("image", "source").await.unwrap();
@@ -279,6 +282,65 @@ fn lost_writes_are_never_hidden() {
         assert!(matches!(refused, End::Gone { .. }) && refused.to_string().contains(remedy), "{refused}");
         let accepted = after_a_kill(export, accept).unwrap_err();
         assert!(matches!(accepted, End::Changed { .. }), "{accepted}");
+    }
+}
+
+/// Writes 1 to a volume that was reset before, replaces its contents while the client cannot reach the server,
+/// and writes 2. Returns the end of the connection.
+fn after_a_replacement(replace: impl AsyncFnOnce(&Pool)) -> Result<(), End> {
+    let runtime = outside();
+    let (node, store) = (Node::new(1), Arc::new(MemoryStore::new()));
+    let server = node.start(&store, pool_config());
+    server.runtime.block_on(async {
+        let pool = &server.pool;
+        pool.create_volume("source", SIZE, SyncMode::Flush, 0).await.unwrap();
+        pool.create_image("image", "source").await.unwrap();
+        let clone = CloneRequest { name: "vol".into(), ..CloneRequest::default() };
+        pool.clone_disk("image", &[clone]).await.unwrap();
+        pool.reset("vol").await.unwrap();
+        pool.create_snapshot("vol", "s").await.unwrap();
+    });
+    let (mut client, _gateway, served) = runtime.block_on(open(&node, "vol"));
+    runtime.block_on(async {
+        assert_eq!(client.request(CMD_WRITE, 0, 4096, &[1; 4096]).await.0, 0);
+        // The node cannot reach the server any more.
+        node.server.fetch_add(1, Relaxed);
+        let forwarders = std::mem::take(&mut *node.forwarders.lock().unwrap());
+        forwarders.into_values().for_each(|forwarder| forwarder.abort());
+        while server.pool.disk("vol").unwrap().clients > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    server.runtime.block_on(replace(&server.pool));
+    node.server.fetch_sub(1, Relaxed);
+    let end = runtime.block_on(async {
+        let write = [&request_bytes(0, CMD_WRITE, 5, 0, 4096)[..], &[2; 4096]].concat();
+        client.stream.write_all(&write).await.unwrap();
+        let mut reply = [0; SIMPLE_REPLY];
+        let is_answered = client.stream.read_exact(&mut reply).await.is_ok();
+        drop(client);
+        let end = served.await.unwrap();
+        assert_eq!(is_answered, end.is_ok());
+        end
+    });
+    server.kill();
+    end
+}
+
+#[test]
+fn a_client_does_not_continue_on_contents_that_were_replaced_during_an_outage() {
+    after_a_replacement(async |_: &Pool| {}).unwrap();
+    after_a_replacement(async |pool: &Pool| pool.resize("vol", 2 * SIZE).await.unwrap()).unwrap();
+    let ends = [
+        after_a_replacement(async |pool: &Pool| pool.rollback("vol", "s").await.unwrap()),
+        after_a_replacement(async |pool: &Pool| pool.reset("vol").await.unwrap()),
+        after_a_replacement(async |pool: &Pool| {
+            pool.resize("vol", SIZE / 2).await.unwrap();
+            pool.resize("vol", SIZE).await.unwrap();
+        }),
+    ];
+    for end in ends {
+        assert!(matches!(end, Err(End::Changed { .. })), "{end:?}");
     }
 }
 
