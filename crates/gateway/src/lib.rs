@@ -37,6 +37,9 @@ pub struct NbdClient {
     /// Number of this attempt to reach the owner. A later attempt ends the streams of all earlier ones before
     /// its own stream begins.
     pub generation: u64,
+    /// Milliseconds since the client first opened its export; 0 if this is the first attempt.
+    #[serde(default)]
+    pub age_ms: u64,
     /// The client for administrators: its address, or its process.
     pub name: String,
 }

@@ -44,10 +44,13 @@
 //!
 //! - An earlier connection of a node is in doubt from the attachment of a *new* client on, as a TCP
 //!   connection is. Only the time can end this doubt: the node that holds changes of a client that is gone
-//!   ends its socket within [`LATE_END`].
-//! - A node that connects its client again learns when another client attached for the first time
-//!   ([`Attachments::since_newer_client`]). It sends changes again only if it received something from its own
-//!   client since.
+//!   ends its socket within [`LATE_END`]. Time in which input of the connection is unread does not count, up
+//!   to [`UNREAD_END`], since the end of the socket may wait behind it.
+//! - A node that connects its client again learns when another client attached for the first time, also to
+//!   another owner ([`Attachments::since_newer_client`]). It sends changes again only if its own client proves
+//!   that it is connected. The new connection is in doubt too if the disk has had another client.
+//!
+//! A client is new if this server does not know its identity, for instance after a takeover.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -87,6 +90,9 @@ const BURST: u64 = 16 << 10;
 const AFTER_BURST: Duration = Duration::from_millis(500);
 /// Time within which the end of a stream follows its last data.
 const LATE_END: Duration = Duration::from_millis(200);
+/// Time limit of the doubt of a connection of a node whose input is not read, because its requests in progress
+/// wait for the end of the doubt.
+const UNREAD_END: Duration = Duration::from_secs(2);
 /// Time for which it is remembered that a client opened a disk: longer than a node tries to connect its
 /// client again.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -252,10 +258,18 @@ impl Shared {
         Ok(())
     }
 
-    /// Bytes of input that were not read. While there are such bytes, they may hide that the peer is gone.
+    /// Bytes of input of a TCP connection that were not read. While there are such bytes, they may hide that
+    /// the peer is gone.
     fn unread(&self) -> u64 {
         let state = self.state.lock();
         state.socket.filter(|peer| peer.is_tcp).map_or(0, |peer| unread_input(peer.fd))
+    }
+
+    /// Whether input of the connection of a node was not read: its end may wait behind this input, where the
+    /// node of this server receives it.
+    fn may_hide_end(&self) -> bool {
+        let state = self.state.lock();
+        self.relayed.get().is_some() && state.socket.is_some_and(|peer| unread_input(peer.fd) > 0)
     }
 
     /// The output of the connection; `None` if it does not use TCP.
@@ -287,12 +301,17 @@ impl Shared {
 
     /// Waits while the connection is in doubt. Returns false if the peer is gone.
     async fn is_connected(&self) -> bool {
-        let deadline = Instant::now() + LATE_END;
+        let begin = Instant::now();
+        let mut deadline = begin + LATE_END;
         while self.is_in_doubt.load(Relaxed) {
             if self.supersede_if_gone() {
                 return false;
             }
-            if !self.end_doubt(Instant::now() >= deadline) {
+            let now = Instant::now();
+            if now < begin + UNREAD_END && self.may_hide_end() {
+                deadline = now + LATE_END;
+            }
+            if !self.end_doubt(now >= deadline) {
                 sleep(CATCH_UP_STEP).await;
             }
         }
@@ -355,7 +374,7 @@ impl Attachments {
         // All connections are stopped before the first of them is waited for.
         let (gone, connected): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|other| other.supersede_if_gone());
-        if relayed.is_none_or(|preamble| preamble.generation <= 1) {
+        if relayed.is_none_or(|preamble| self.is_new(disk, preamble)) {
             connected.iter().for_each(|other| other.doubt());
         }
         for other in gone {
@@ -374,6 +393,10 @@ impl Attachments {
         let of_disk = disks.entry(disk.to_owned()).or_default();
         of_disk.connections.retain(|other| other.strong_count() > 0);
         of_disk.connections.push(Arc::downgrade(&attachment.0));
+        let is_repeated = relayed.is_some_and(|preamble| preamble.generation > 1);
+        if is_repeated && of_disk.newest.iter().any(|(other, _)| other.as_ref() != relayed.map(|p| &p.id)) {
+            attachment.0.doubt();
+        }
         of_disk.record(relayed, Instant::now());
         if disks.len() == disks.capacity() {
             disks.retain(|_, of_disk| of_disk.is_needed(Instant::now()));
@@ -389,6 +412,11 @@ impl Attachments {
         Some(newest.1.elapsed()).filter(|since| *since < REMEMBERED)
     }
 
+    /// Whether a client of a node is not among the known clients of a disk.
+    fn is_new(&self, disk: &str, client: &Preamble) -> bool {
+        self.disks.lock().get(disk).is_none_or(|of_disk| !of_disk.knows(&client.id))
+    }
+
     fn of(&self, disk: &str) -> Vec<Arc<Shared>> {
         let disks = self.disks.lock();
         disks
@@ -401,14 +429,20 @@ impl Attachments {
 }
 
 impl OfDisk {
-    /// Records a client that opens the disk for the first time, with its identity if a node forwards it.
+    fn knows(&self, id: &str) -> bool {
+        self.newest.iter().any(|(other, _)| other.as_deref() == Some(id))
+    }
+
+    /// Records a client that the disk does not know yet, with its identity if a node forwards it. The client
+    /// may have opened the disk before, at another owner.
     fn record(&mut self, relayed: Option<&Preamble>, now: Instant) {
-        if relayed.is_some_and(|preamble| preamble.generation > 1) {
+        if relayed.is_some_and(|preamble| self.knows(&preamble.id)) {
             return;
         }
-        let id = relayed.map(|preamble| preamble.id.clone());
-        self.newest.retain(|(other, _)| id.is_none() || *other != id);
-        self.newest.push((id, now));
+        let age = Duration::from_millis(relayed.map_or(0, |preamble| preamble.age_ms));
+        let opened = now.checked_sub(age).unwrap_or(now);
+        self.newest.push((relayed.map(|preamble| preamble.id.clone()), opened));
+        self.newest.sort_by_key(|(_, opened)| *opened);
         if self.newest.len() > 2 {
             self.newest.remove(0);
         }
@@ -620,7 +654,7 @@ mod tests {
     }
 
     fn preamble(id: &str, generation: u64) -> Preamble {
-        Preamble { id: id.to_owned(), generation, name: String::new() }
+        Preamble { id: id.to_owned(), generation, age_ms: 0, name: String::new() }
     }
 
     #[tokio::test(start_paused = true)]
@@ -673,5 +707,56 @@ mod tests {
         attachments.end_gone("v", None).await.unwrap();
         drop(peer);
         assert_eq!(former.begin().run_change(async { 1 }).await, None);
+    }
+
+    /// An owner that took the disk over learns from the nodes when clients opened the disk.
+    #[tokio::test(start_paused = true)]
+    async fn clients_of_a_former_owner_are_known_by_their_age() {
+        let of_age = |id: &str, generation, age_ms| Preamble { age_ms, ..preamble(id, generation) };
+        let (a, b, c) = (of_age("a", 2, 90_000), of_age("b", 2, 20_000), of_age("c", 7, 30_000));
+        for order in [[&a, &b, &c], [&c, &b, &a], [&b, &a, &c], [&c, &a, &b]] {
+            let attachments = Attachments::default();
+            let _attached = order.map(|client| attachments.attach("v", Some(client)));
+            let since = |id: &str| attachments.since_newer_client("v", id).map(|since| since.as_secs());
+            assert_eq!((since("a"), since("b"), since("c")), (Some(20), Some(30), Some(20)));
+            // A client that is connected again keeps its time.
+            let _again = attachments.attach("v", Some(&of_age("b", 3, 21_000)));
+            assert_eq!(since("a"), Some(20));
+        }
+    }
+
+    /// Late packets of a client that has moved reach its former node after this node was connected again.
+    #[tokio::test(start_paused = true)]
+    async fn connections_of_nodes_are_in_doubt_after_a_takeover_if_there_are_other_clients() {
+        let attachments = Attachments::default();
+        let (a, b) = (preamble("a", 2), preamble("b", 2));
+        let first = attachments.attach("v", Some(&a));
+        assert!(!first.is_in_doubt());
+        attachments.end_gone("v", Some(&b)).await.unwrap();
+        assert!(first.is_in_doubt(), "this server does not know the other client");
+        assert!(attachments.attach("v", Some(&b)).is_in_doubt());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_doubt_lasts_while_input_of_a_node_is_unread() {
+        for is_gone in [true, false] {
+            let attachments = Attachments::default();
+            let (socket, mut peer) = UnixStream::pair().unwrap();
+            let former = attachments.attach("v", Some(&preamble("a", 1)));
+            let _watched = former.watch(Peer { fd: socket.as_raw_fd(), is_tcp: false });
+            peer.write_all(&[1]).unwrap();
+            attachments.end_gone("v", Some(&preamble("b", 1))).await.unwrap();
+            let begin = Instant::now();
+            let change = former.begin();
+            let end = async {
+                sleep(4 * LATE_END).await;
+                let _peer = (!is_gone).then_some(peer);
+                std::future::pending::<()>().await;
+            };
+            let done = tokio::select! { done = change.run_change(async { 1 }) => done, () = end => None };
+            assert_eq!(done, (!is_gone).then_some(1));
+            let least = if is_gone { 4 * LATE_END } else { UNREAD_END };
+            assert!((least..least + 2 * LATE_END).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        }
     }
 }

@@ -36,3 +36,4 @@ pub use clients::Clients;
 pub use config::{ClientCertificates, Config, ListenerConfig, TlsConfig, TlsMode};
 pub use listen::{BindError, Listening, ServedListener, check, listen};
 pub use tls::{Certificates, TlsError};
+pub use traffic::{has_hung_up, since_acknowledgement};

@@ -3,13 +3,14 @@
 #[cfg(test)]
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use crate::plane::events_now;
 use crate::socket_option::socket_option;
 
 /// Whether the peer of an open socket has closed it, or the connection is lost. This is true even while there
 /// is input that was not read.
-pub(super) fn has_hung_up(fd: RawFd) -> bool {
+pub fn has_hung_up(fd: RawFd) -> bool {
     events_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
@@ -50,6 +51,18 @@ fn acknowledged(fd: RawFd) -> Option<u64> {
     const OFFSET: usize = 8 + 24 * 4 + 2 * 8;
     let info: [u8; OFFSET + 8] = socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
     info.last_chunk().map(|acknowledged| u64::from_ne_bytes(*acknowledged))
+}
+
+/// Time since the last segment with an acknowledgement arrived over the TCP connection of an open socket; at
+/// most 20 ms too long, and not too short. `None` if the kernel does not report it.
+pub fn since_acknowledgement(fd: RawFd) -> Option<Duration> {
+    // `tcpi_last_ack_recv` in `struct tcp_info` of linux/tcp.h, in milliseconds of a clock that has steps of up
+    // to 10 ms: 8 bytes and 12 fields of 32 bits precede the field.
+    const OFFSET: usize = 8 + 12 * 4;
+    const STEPS: Duration = Duration::from_millis(20);
+    let info: [u8; OFFSET + 4] = socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+    let ms = info.last_chunk().map(|ms| u32::from_ne_bytes(*ms))?;
+    Some(Duration::from_millis(ms.into()) + STEPS)
 }
 
 /// The two ends of a TCP connection.

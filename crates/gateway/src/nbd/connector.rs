@@ -17,6 +17,10 @@ pub(super) struct Connected {
     pub input: Vec<u8>,
     /// When another client opened the export for the first time; `None` if the owner has no record of that.
     pub newer_client: Option<Instant>,
+    /// The owner has opened the pool again, or is another one.
+    pub is_other_opening: bool,
+    /// When the option that opened the export was sent.
+    pub asked: Instant,
 }
 
 /// Connects one client to the owners of its export, one after another.
@@ -30,13 +34,16 @@ pub(super) struct Connector {
     since: Option<Instant>,
     pause: Duration,
     connected: Instant,
+    /// When the client opened the export for the first time.
+    opened: Instant,
 }
 
 impl Connector {
     /// A connector for a client that `owner` serves.
     pub fn new(shards: Arc<dyn Shards>, export: Export, client: NbdClient, limit: Duration) -> Connector {
         let connected = Instant::now();
-        Connector { shards, export, client, limit, since: None, pause: FIRST_PAUSE, connected }
+        let opened = connected;
+        Connector { shards, export, client, limit, since: None, pause: FIRST_PAUSE, connected, opened }
     }
 
     pub fn export(&self) -> &Export {
@@ -65,6 +72,7 @@ impl Connector {
             sleep(self.pause).await;
             self.pause = LONGEST_PAUSE.min(self.pause * 2);
             self.client.generation += 1;
+            self.client.age_ms = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
             why = match timeout_at(deadline, self.attempt()).await {
                 Ok(Ok(Attempt::Connected(connected))) => return Ok(*connected),
                 Ok(Ok(Attempt::Later(why))) => why,
@@ -127,8 +135,11 @@ impl Connector {
         self.connected = Instant::now();
         let newer = relay.newer_client_ms.map(Duration::from_millis);
         let newer_client = newer.map(|ago| self.connected.checked_sub(ago).unwrap_or(self.connected));
+        let asked = owner.asked;
         let (stream, input) = owner.into_transmission();
-        Ok(Attempt::Connected(Box::new(Connected { stream, input, newer_client })))
+        let is_other_opening = !is_same_opening;
+        let connected = Connected { stream, input, newer_client, is_other_opening, asked };
+        Ok(Attempt::Connected(Box::new(connected)))
     }
 
     fn gone(&self, why: String) -> End {

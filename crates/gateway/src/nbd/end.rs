@@ -66,10 +66,10 @@ pub enum End {
         /// Why the last attempt failed.
         why: String,
     },
-    /// The client has unanswered changes from before an outage, another client has opened the export since,
-    /// and nothing proves that this client is still connected. Its changes could overwrite newer ones.
+    /// The client has unanswered changes from before an outage, another client may have opened the export
+    /// since, and nothing proves that this client is still connected. Its changes could overwrite newer ones.
     #[error(
-        "another client has opened export {} during an outage, and this client has sent nothing since",
+        "after an outage of export {}, the client has unanswered changes, and does not seem to be connected",
         name(export)
     )]
     Moved {

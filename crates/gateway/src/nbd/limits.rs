@@ -58,8 +58,9 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(20);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// An outage is over when the new owner has answered a request, or has served the connection for this time.
 pub(super) const STEADY: Duration = Duration::from_secs(5);
-/// Time in which a client has to send something if another client opened the disk during an outage.
+/// Time in which a client, or its host, has to prove that it is connected, and the interval of checks.
 pub(super) const PROOF: Duration = Duration::from_secs(5);
+pub(super) const PROOF_STEP: Duration = Duration::from_millis(20);
 /// Time for the owner to close the connection of a client that disconnects.
 pub(super) const LEAVE: Duration = Duration::from_secs(10);
 /// Time for sending the last requests of a client that has closed its side. It is less than the time after

@@ -15,13 +15,13 @@
 //! answers writes only when they are durable, whatever the pool's setting for remote clients is, and reads
 //! return only what is durable. What the client has an answer to is part of the pool that the next owner
 //! opens. Volumes that are never synced, and desktops, are an exception: their writes are answered in memory.
-//! The owner names this memory ([`RelayInfo::memory`]). An owner with another
+//! The owner names this memory ([`RelayInfo::memory`](forebay_wire::nbd::RelayInfo)). An owner with another
 //! memory is not continued with: the connection ends. The engine refuses such a client too, until an
 //! administrator has resumed the disk.
 //!
 //! *The contents are the same.* A rollback, a reset and a shrinking need a disk without clients, which a disk
-//! is in an outage. The owner counts them for each opening of the pool ([`RelayInfo::replacements`]). The
-//! gateway continues if the opening and the count are the same as before, or with another opening if the count
+//! is in an outage. The owner counts them for each opening of the pool
+//! ([`RelayInfo::replacements`](forebay_wire::nbd::RelayInfo)). The gateway continues if the opening and the count are the same as before, or with another opening if the count
 //! is 0. A replacement by an owner that was lost again in the same outage is not noticed.
 //!
 //! *Unanswered requests may be executed again.* All requests of NBD are idempotent: a request that is
@@ -55,11 +55,20 @@
 //! A client that loses its node connects to another one, and repeats its unanswered requests there. What the
 //! former node still holds must not overwrite what the client writes then. While the former node is connected
 //! to the owner, it ends its stream when it sees the end of its client, and the owner's doubt covers the time
-//! until then. If the former node was cut off as well, it connects again later, and learns when another
-//! client opened the disk for the first time. If that was after the last byte that its client sent, and
-//! changes are unanswered, it waits for a byte of the client, and otherwise ends. What remains is a former
-//! node that is connected to the owner, and does not see the end of its client, because the network dropped
-//! it, or because more unread data precedes it than the gateway's buffer holds.
+//! until then. If the former node was cut off as well, it connects again later. With unanswered changes, or
+//! bytes that may be a part of one, it then needs a proof that its client is still connected ([`Presence`]):
+//!
+//! - if another client has opened the disk since the owner was last heard of, according to the owner;
+//! - and in any case if the owner has opened the pool again: the node of another client may not have told it
+//!   yet of this client. This does not apply to a client that has sent `NBD_CMD_DISC`.
+//!
+//! The proof is of the time after the owner was connected: from then on, the owner's doubt applies. Bytes of
+//! the client are no proof, since they can be older than the end of the client.
+//!
+//! What remains is a former node that is connected to the owner, and does not see the end of its client,
+//! because the network dropped it, or because more unread data precedes it than the gateway's buffer holds.
+//! And the host of a client that has closed its TCP socket answers for the client until the end of the stream
+//! has arrived; so does a proxy in between.
 //!
 //! # Memory
 //!
@@ -77,6 +86,7 @@ mod limits;
 mod memory;
 mod negotiate;
 mod owner;
+mod presence;
 mod replies;
 mod requests;
 mod transmission;
@@ -89,17 +99,16 @@ use std::task::Poll;
 use std::time::Duration;
 
 use forebay_wire::nbd::Preamble;
-#[cfg(doc)]
-use forebay_wire::nbd::RelayInfo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep};
 
 use self::connector::{Connected, Connector};
 pub use self::end::End;
-use self::limits::PROOF;
+use self::limits::{PROOF, PROOF_STEP};
 use self::memory::{Account, Budget};
 use self::negotiate::{Negotiated, negotiate};
+pub use self::presence::Presence;
 use self::transmission::{Step, Transmission};
 use crate::{NbdClient, Shards};
 
@@ -107,8 +116,8 @@ impl NbdClient {
     /// The first bytes of a connection to the relay listener of the process of a shard (`relay.sock`).
     /// [`Shards::connect_nbd`] sends them where it opens this connection.
     pub fn preamble(&self) -> Vec<u8> {
-        let NbdClient { id, generation, name } = self.clone();
-        Preamble { id, generation, name }.encode()
+        let NbdClient { id, generation, age_ms, name } = self.clone();
+        Preamble { id, generation, age_ms, name }.encode()
     }
 }
 
@@ -183,15 +192,15 @@ impl Gateway {
 
     /// Serves one client, until it leaves or has to be disconnected. `name` is the client for administrators.
     /// The caller disables the delay of small packets on a TCP socket (`TCP_NODELAY`), enables keepalive, and
-    /// limits the number of connections.
+    /// limits the number of connections. `presence` tells whether the client is still connected.
     ///
     /// # Errors
     /// Why the client was disconnected; also in the log.
-    pub async fn serve<C>(&self, client: C, name: &str) -> Result<(), End>
+    pub async fn serve<C>(&self, client: C, presence: &dyn Presence<C>, name: &str) -> Result<(), End>
     where
         C: AsyncRead + AsyncWrite + Send + Unpin,
     {
-        let served = self.serve_to_the_end(client, name).await;
+        let served = self.serve_to_the_end(client, presence, name).await;
         match &served {
             Ok(()) => {}
             Err(
@@ -211,7 +220,7 @@ impl Gateway {
         served
     }
 
-    async fn serve_to_the_end<C>(&self, client: C, name: &str) -> Result<(), End>
+    async fn serve_to_the_end<C>(&self, client: C, presence: &dyn Presence<C>, name: &str) -> Result<(), End>
     where
         C: AsyncRead + AsyncWrite + Send + Unpin,
     {
@@ -226,15 +235,17 @@ impl Gateway {
         let mut transmission = Transmission::new(client, &input, export.structured, account);
         let connector =
             Connector::new(self.shards.clone(), export, owner.client.clone(), self.settings.outage);
+        let asked = owner.asked;
         let (stream, received) = owner.into_transmission();
-        transmission.restart(stream, &received);
-        self.transmit(transmission, connector, name).await
+        transmission.restart(stream, &received, asked);
+        self.transmit(transmission, connector, presence, name).await
     }
 
     async fn transmit<C>(
         &self,
         mut transmission: Transmission<C>,
         mut connector: Connector,
+        presence: &dyn Presence<C>,
         name: &str,
     ) -> Result<(), End>
     where
@@ -253,8 +264,10 @@ impl Gateway {
             let (begin, export) = (Instant::now(), connector.export().name.clone());
             connector.lost(transmission.replies.completed > before);
             tracing::debug!(client = name, export, why, "connecting an NBD client again");
-            let Some(connected) = outage(&mut transmission, &mut connector).await? else { return Ok(()) };
-            let repeated = transmission.restart(connected.stream, &connected.input);
+            let Some(connected) = outage(&mut transmission, &mut connector, presence).await? else {
+                return Ok(());
+            };
+            let repeated = transmission.restart(connected.stream, &connected.input, connected.asked);
             self.counters.reconnected.fetch_add(1, Relaxed);
             self.counters.repeated.fetch_add(repeated as u64, Relaxed);
             let ms = begin.elapsed().as_millis();
@@ -274,6 +287,7 @@ impl Gateway {
 async fn outage<C: AsyncRead + AsyncWrite + Send + Unpin>(
     transmission: &mut Transmission<C>,
     connector: &mut Connector,
+    presence: &dyn Presence<C>,
 ) -> Result<Option<Connected>, End> {
     let connected = {
         let mut connecting = pin!(connector.again());
@@ -284,16 +298,52 @@ async fn outage<C: AsyncRead + AsyncWrite + Send + Unpin>(
         .await?
     };
     let Some(connected) = connected else { return Ok(None) };
-    let Some(newer) = connected.newer_client.filter(|_| transmission.requests.has_changes()) else {
+    let is_newer = connected.newer_client.is_some_and(|newer| newer > transmission.owner_seen);
+    // A client that has disconnected in order cannot prove anything, and expects that its requests are executed.
+    let may_be_newer = connected.is_other_opening && !transmission.is_leaving();
+    if !(is_newer || may_be_newer) || !transmission.may_hold_changes() {
         return Ok(Some(connected));
-    };
-    let proof = poll_fn(|cx| match transmission.poll_client(cx) {
-        Poll::Ready(left) => Poll::Ready(left.map(|()| false)),
-        Poll::Pending if transmission.last_received > newer => Poll::Ready(Ok(true)),
-        Poll::Pending => Poll::Pending,
-    });
-    match timeout(PROOF, proof).await {
-        Ok(is_connected) => Ok(is_connected?.then_some(connected)),
-        Err(_) => Err(End::Moved { export: connector.export().name.clone() }),
     }
+    presence.ask(transmission.client(), true);
+    let proved = prove(transmission, presence).await;
+    presence.ask(transmission.client(), false);
+    match proved? {
+        Proved::Connected => Ok(Some(connected)),
+        Proved::Left => Ok(None),
+        Proved::Nothing => Err(End::Moved { export: connector.export().name.clone() }),
+    }
+}
+
+/// The result of a proof.
+enum Proved {
+    /// The client is connected.
+    Connected,
+    /// The client has left.
+    Left,
+    /// The client has closed its connection, or is not known to be connected.
+    Nothing,
+}
+
+/// Waits for a sign that the client is connected now, while its requests are received.
+async fn prove<C: AsyncRead + AsyncWrite + Send + Unpin>(
+    transmission: &mut Transmission<C>,
+    presence: &dyn Presence<C>,
+) -> Result<Proved, End> {
+    let begin = Instant::now();
+    while begin.elapsed() < PROOF {
+        match presence.last_sign(transmission.client()) {
+            Some(ago) if ago <= begin.elapsed() => return Ok(Proved::Connected),
+            Some(_) => {}
+            None => return Ok(Proved::Nothing),
+        }
+        let mut step = pin!(sleep(PROOF_STEP));
+        let left = poll_fn(|cx| match transmission.poll_client(cx) {
+            Poll::Ready(left) => Poll::Ready(left.map(|()| true)),
+            Poll::Pending => step.as_mut().poll(cx).map(|()| Ok(false)),
+        });
+        if left.await? {
+            return Ok(Proved::Left);
+        }
+    }
+    Ok(Proved::Nothing)
 }

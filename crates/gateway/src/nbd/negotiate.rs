@@ -404,7 +404,7 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Negotiation<'_, C> {
         if self.owner.as_mut().filter(is_usable).is_none() {
             self.connections += 1;
             let id = format!("{}.{}", self.id, self.connections);
-            let client = NbdClient { id, generation: 1, name: self.name.to_owned() };
+            let client = NbdClient { id, generation: 1, age_ms: 0, name: self.name.to_owned() };
             self.owner = None;
             self.owner = Some(Owner::connect(self.shards, shard, client).await?);
         }

@@ -8,7 +8,7 @@ use forebay_wire::nbd::{
     REP_INFO, REP_META_CONTEXT, RelayInfo,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::end::OwnerError;
 use super::limits::{LOOK_UP, OPTION_ANSWER, OPTION_REPLIES, OPTION_REPLY_BYTES};
@@ -100,6 +100,8 @@ pub(super) struct Owner {
     pub shard: u32,
     /// The client, with its generation at this owner.
     pub client: NbdClient,
+    /// When the last option was sent.
+    pub asked: Instant,
     /// Structured replies were negotiated.
     is_structured: bool,
     /// The metadata contexts that were selected last.
@@ -115,8 +117,15 @@ impl Owner {
     ) -> Result<Owner, OwnerError> {
         let connecting = async {
             let stream = shards.connect_nbd(shard, &client).await?;
-            let mut owner =
-                Owner { stream, input: Vec::new(), shard, client, is_structured: false, selected: None };
+            let mut owner = Owner {
+                stream,
+                input: Vec::new(),
+                shard,
+                client,
+                asked: Instant::now(),
+                is_structured: false,
+                selected: None,
+            };
             owner.greet().await?;
             Ok(owner)
         };
@@ -141,6 +150,7 @@ impl Owner {
         let answering = async {
             let mut message = Vec::new();
             nbd::option(&mut message, option, &[data]);
+            self.asked = Instant::now();
             self.stream.write_all(&message).await?;
             self.stream.flush().await?;
             self.answer(option).await

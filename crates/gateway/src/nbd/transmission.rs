@@ -72,8 +72,10 @@ impl Input {
 pub(super) struct Transmission<C> {
     client: C,
     input: Input,
-    /// When bytes of the client were received last.
-    pub last_received: Instant,
+    /// A time at which the owner was still connected, close to the last such time that is known.
+    pub owner_seen: Instant,
+    /// When nothing of the owner was left to be received.
+    owner_idle: Instant,
     /// The client has closed its side.
     is_eof: bool,
     /// The client sent `NBD_CMD_DISC`.
@@ -115,7 +117,8 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         Transmission {
             client,
             input: Input { buffer, start: 0, end: received.len() },
-            last_received: Instant::now(),
+            owner_seen: Instant::now(),
+            owner_idle: Instant::now(),
             is_eof: false,
             is_leaving: false,
             is_gone: false,
@@ -136,9 +139,25 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         }
     }
 
-    /// Continues with another owner, of which `received` was received already. Returns the number of requests
-    /// that are repeated.
-    pub fn restart(&mut self, owner: Stream, received: &[u8]) -> usize {
+    pub fn client(&self) -> &C {
+        &self.client
+    }
+
+    /// Whether the client sent `NBD_CMD_DISC`.
+    pub fn is_leaving(&self) -> bool {
+        self.is_leaving
+    }
+
+    /// Whether changes are unanswered, or bytes were received that may be a part of a change.
+    pub fn may_hold_changes(&self) -> bool {
+        let is_incomplete = self.incoming.is_some() || !self.input.bytes().is_empty();
+        self.requests.has_changes() || (is_incomplete && !self.is_leaving)
+    }
+
+    /// Continues with another owner, which was connected at the time `seen`, and of which `received` was
+    /// received already. Returns the number of requests that are repeated.
+    pub fn restart(&mut self, owner: Stream, received: &[u8], seen: Instant) -> usize {
+        (self.owner_seen, self.owner_idle) = (seen, seen);
         let repeated = self.requests.restart();
         self.replies.restart();
         self.out.clear();
@@ -348,9 +367,6 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
             Some(incoming) => incoming.filled += received,
             None => self.input.end += received,
         }
-        if received > 0 {
-            self.last_received = Instant::now();
-        }
         Ok(Poll::Ready(()))
     }
 
@@ -450,11 +466,16 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
                 Poll::Pending if self.is_shut && !self.is_eof => {
                     return Err(Lost::Stream("the owner does not accept requests".into()));
                 }
-                Poll::Pending => break,
+                Poll::Pending => {
+                    self.owner_idle = Instant::now();
+                    break;
+                }
             };
             if received == 0 {
                 return Err(Lost::Stream("the owner has closed the connection".into()));
             }
+            // The bytes arrived later than this, even if the process was stopped since.
+            self.owner_seen = self.owner_idle;
             self.replies.received(received);
             is_moving = true;
             self.replies.process(&mut self.requests).map_err(Lost::Fault)?;

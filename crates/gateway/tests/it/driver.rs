@@ -4,10 +4,13 @@
 //! Also used by the tests of the front end, against a real pool.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use forebay_gateway::nbd::Presence;
 use forebay_wire::nbd::*;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::sync::Notify;
 
 use super::random::Random;
@@ -15,6 +18,26 @@ use super::register::{Register, Span};
 
 /// Length of a sector, which a write fills with one value, in bytes.
 pub const SECTOR: u64 = 512;
+
+/// Clients that give signs that they are connected, unless they are silent.
+#[derive(Debug, Default)]
+pub struct Signs {
+    pub is_silent: AtomicBool,
+    /// Whether signs were asked for, and still are.
+    pub was_asked: AtomicBool,
+    pub is_asked: AtomicBool,
+}
+
+impl Presence<DuplexStream> for Signs {
+    fn ask(&self, _: &DuplexStream, is_asking: bool) {
+        self.is_asked.store(is_asking, Relaxed);
+        self.was_asked.fetch_or(is_asking, Relaxed);
+    }
+
+    fn last_sign(&self, _: &DuplexStream) -> Option<Duration> {
+        Some(if self.is_silent.load(Relaxed) { Duration::MAX } else { Duration::ZERO })
+    }
+}
 
 /// What a client does.
 #[derive(Debug, Clone, Copy)]

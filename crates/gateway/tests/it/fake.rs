@@ -48,6 +48,8 @@ pub struct Disk {
     pub disconnected: AtomicU64,
     /// Clients that connected: identity and generation.
     pub clients: Mutex<Vec<(String, u64)>>,
+    /// The ages of these clients.
+    pub ages_ms: Mutex<Vec<u64>>,
 }
 
 /// The cluster.
@@ -78,6 +80,7 @@ impl Fake {
                 attached: Mutex::default(),
                 disconnected: AtomicU64::new(0),
                 clients: Mutex::default(),
+                ages_ms: Mutex::default(),
             })
         };
         let none = || AtomicU64::new(0);
@@ -199,6 +202,7 @@ impl Owner {
                     if option == OPT_GO {
                         nbd::option_info_relay(&mut out, option, &disk.info.lock().unwrap());
                         disk.clients.lock().unwrap().push((self.client.id.clone(), self.client.generation));
+                        disk.ages_ms.lock().unwrap().push(self.client.age_ms);
                         let NbdClient { id, generation, .. } = self.client.clone();
                         disk.attached.lock().unwrap().insert(id, generation);
                         nbd::option_ack(&mut out, option);

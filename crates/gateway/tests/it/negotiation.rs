@@ -8,13 +8,13 @@ use forebay_wire::nbd::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
-use super::driver::{Client, info_data, meta_data};
+use super::driver::{Client, Signs, info_data, meta_data};
 use super::fake::{Fake, SIZE};
 
 fn connect(fake: &Arc<Fake>) -> (DuplexStream, JoinHandle<Result<(), End>>) {
     let gateway = Gateway::new("node", fake.clone(), Settings::default());
     let (near, far) = tokio::io::duplex(64 << 10);
-    (near, tokio::spawn(async move { gateway.serve(far, "client").await }))
+    (near, tokio::spawn(async move { gateway.serve(far, &Signs::default(), "client").await }))
 }
 
 async fn greeted(fake: &Arc<Fake>) -> (Client<DuplexStream>, JoinHandle<Result<(), End>>) {

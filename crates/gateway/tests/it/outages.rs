@@ -9,7 +9,7 @@ use forebay_wire::nbd::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
-use super::driver::{Client, Plan, SECTOR, drive, reply_part, request_bytes};
+use super::driver::{Client, Plan, SECTOR, Signs, drive, reply_part, request_bytes};
 use super::fake::{Fake, SIZE};
 use super::random::Random;
 
@@ -21,7 +21,7 @@ fn connect(
     let gateway = Gateway::new("node", fake.clone(), settings);
     let (near, far) = tokio::io::duplex(64 << 10);
     let serving = gateway.clone();
-    (near, gateway, tokio::spawn(async move { serving.serve(far, "client").await }))
+    (near, gateway, tokio::spawn(async move { serving.serve(far, &Signs::default(), "client").await }))
 }
 
 async fn open(fake: &Arc<Fake>) -> (Client<DuplexStream>, Arc<Gateway>, JoinHandle<Result<(), End>>) {
@@ -169,33 +169,64 @@ async fn an_outage_ends_after_a_time_limit() {
     assert!((119..=121).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
 }
 
+/// A client that sends a write of 7s, or a part of it, of which the owner executes nothing before it is lost.
+/// Returns the disk's first byte 10 s later, and whether the client was asked for a sign.
+async fn moved(
+    sent: usize,
+    is_silent: bool,
+    change: impl FnOnce(&mut RelayInfo),
+) -> (u8, bool, Option<Result<(), End>>) {
+    let fake = Fake::new(4);
+    let signs = Arc::new(Signs::default());
+    signs.is_silent.store(is_silent, Relaxed);
+    let gateway = Gateway::new("node", fake.clone(), Settings::default());
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let presence = signs.clone();
+    let mut served = tokio::spawn(async move { gateway.serve(far, &*presence, "client").await });
+    let mut client = Client::greet(near).await;
+    client.go("a", &[]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(client.request(CMD_FLUSH, 0, 0, &[]).await.0, 0);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    fake.faults.stop.store(1, Relaxed);
+    let flush = request_bytes(0, CMD_FLUSH, 4, 0, 0);
+    let write = [&request_bytes(0, CMD_WRITE, 5, 0, 512)[..], &[7; 512]].concat();
+    client.stream.write_all(&[&flush, &write[..sent]].concat()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    change(&mut fake.disk("a").info.lock().unwrap());
+    fake.faults.stop.store(0, Relaxed);
+    // A client that is connected only later is not told from a client whose packets are late.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let _ = client.stream.write_all(&write[sent..]).await;
+    let end = tokio::time::timeout(Duration::from_secs(6), &mut served).await.ok().map(Result::unwrap);
+    assert!(!signs.is_asked.load(Relaxed));
+    assert_eq!(fake.disk("a").ages_ms.lock().unwrap().last().unwrap() / 1000, 62);
+    let first = fake.disk("a").contents.lock().unwrap()[0];
+    (first, signs.was_asked.load(Relaxed), end)
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_client_that_may_have_moved_proves_that_it_is_connected_before_its_changes_are_repeated() {
-    for proves in [true, false] {
-        let fake = Fake::new(4);
-        let (mut client, _gateway, served) = open(&fake).await;
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        fake.faults.stop.store(1, Relaxed);
-        let write = [&request_bytes(0, CMD_WRITE, 5, 0, 512)[..], &[7; 512]].concat();
-        client.stream.write_all(&write).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        // Another client opens the disk before this one is connected again.
-        fake.disk("a").info.lock().unwrap().newer_client_ms = Some(0);
-        fake.faults.stop.store(0, Relaxed);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(fake.disk("a").contents.lock().unwrap()[0], 0, "the write was repeated too early");
-        if proves {
-            client.stream.write_all(&request_bytes(0, CMD_FLUSH, 6, 0, 0)).await.unwrap();
-            for _ in 0..2 {
-                reply_part(&mut client.stream, false, |_| (CMD_WRITE, 0, 0)).await.unwrap();
-            }
-            assert_eq!(fake.disk("a").contents.lock().unwrap()[0], 7);
-        } else {
-            assert!(client.stream.read_u8().await.is_err());
-            assert!(matches!(served.await.unwrap(), Err(End::Moved { .. })));
-            assert_eq!(fake.disk("a").contents.lock().unwrap()[0], 0);
+    let (all, half, header) = (REQUEST_HEADER + 512, REQUEST_HEADER + 100, REQUEST_HEADER - 1);
+    for sent in [all, half, header] {
+        let newer = |info: &mut RelayInfo| info.newer_client_ms = Some(0);
+        let reopened = |info: &mut RelayInfo| (info.opening, info.replacements) = (2, 0);
+        for change in [&newer as &dyn Fn(&mut RelayInfo), &reopened] {
+            let (first, was_asked, end) = moved(sent, false, change).await;
+            assert!(first == 7 && was_asked && end.is_none(), "{sent}: {first} {was_asked} {end:?}");
+            let (first, was_asked, end) = moved(sent, true, change).await;
+            assert!(first == 0 && was_asked, "{sent}: {first} {was_asked}");
+            assert!(matches!(end, Some(Err(End::Moved { .. }))), "{sent}: {end:?}");
         }
+        // The other client opened the disk before the owner answered last.
+        let older = |info: &mut RelayInfo| info.newer_client_ms = Some(3000);
+        let (first, was_asked, end) = moved(sent, true, older).await;
+        assert!(first == 7 && !was_asked && end.is_none(), "{sent}: {first} {was_asked} {end:?}");
     }
+    // The client has no changes.
+    let reopened = |info: &mut RelayInfo| (info.opening, info.replacements) = (2, 0);
+    let (_, was_asked, end) = moved(0, true, reopened).await;
+    assert!(!was_asked && end.is_none(), "{was_asked} {end:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -258,7 +289,7 @@ async fn clients_that_make_no_progress_do_not_keep_the_memory_of_others() {
     let connect = async || {
         let (near, far) = tokio::io::duplex(64 << 10);
         let serving = gateway.clone();
-        let served = tokio::spawn(async move { serving.serve(far, "client").await });
+        let served = tokio::spawn(async move { serving.serve(far, &Signs::default(), "client").await });
         let mut client = Client::greet(near).await;
         client.go("a", &[]).await.unwrap();
         (client, served)
@@ -309,7 +340,7 @@ async fn clients_that_share_little_memory_all_finish() {
         .map(|seed| {
             let (near, far) = tokio::io::duplex(64 << 10);
             let serving = gateway.clone();
-            let served = tokio::spawn(async move { serving.serve(far, "client").await });
+            let served = tokio::spawn(async move { serving.serve(far, &Signs::default(), "client").await });
             let export = if seed % 2 == 0 { "a" } else { "b" };
             let plan = Plan { export, sectors: 2048, longest: 1024, requests: 100, ..plan(seed) };
             (tokio::spawn(drive(near, plan)), served)

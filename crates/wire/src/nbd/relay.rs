@@ -20,13 +20,15 @@ const IS_DURABLE: u8 = 1;
 /// Length of the data of `INFO_RELAY` without its type. A later release may append fields.
 const INFO_LEN: usize = 49;
 
-/// The first line of a connection between nodes: `client ID GENERATION NAME`.
+/// The first line of a connection between nodes: `client ID GENERATION AGE NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preamble {
     /// Identity of the client's connection; no other connection of the cluster has it. It has no spaces.
     pub id: String,
     /// How often the client was connected to the disk, by this connection too; 1 for a new client.
     pub generation: u64,
+    /// Milliseconds since the client first opened the disk.
+    pub age_ms: u64,
     /// The client for administrators. It has no control characters.
     pub name: String,
 }
@@ -37,7 +39,7 @@ impl Preamble {
         let plain = |text: &str| text.replace(char::is_control, "?");
         let (id, name) = (plain(&self.id).replace(' ', "?"), plain(&self.name));
         let (id, name) = (cut(&id, CLIENT_ID_MAX), cut(&name, CLIENT_NAME_MAX));
-        format!("{WORD}{id} {} {name}\n", self.generation).into_bytes()
+        format!("{WORD}{id} {} {} {name}\n", self.generation, self.age_ms).into_bytes()
     }
 
     /// Decodes the line at the front of `bytes`. Returns the number of bytes used; `None` if the line is not
@@ -57,12 +59,14 @@ impl Preamble {
         };
         let line = std::str::from_utf8(&bytes[..end]).map_err(|_| bad)?;
         let (id, rest) = line.strip_prefix(WORD).and_then(|rest| rest.split_once(' ')).ok_or(bad)?;
-        let (generation, name) = rest.split_once(' ').ok_or(bad)?;
+        let (generation, rest) = rest.split_once(' ').ok_or(bad)?;
+        let (age_ms, name) = rest.split_once(' ').ok_or(bad)?;
         let generation = generation.parse().map_err(|_| bad)?;
+        let age_ms = age_ms.parse().map_err(|_| bad)?;
         if line.chars().any(char::is_control) {
             return Err(bad);
         }
-        Ok(Some((end + 1, Preamble { id: id.to_owned(), generation, name: name.to_owned() })))
+        Ok(Some((end + 1, Preamble { id: id.to_owned(), generation, age_ms, name: name.to_owned() })))
     }
 }
 
@@ -119,8 +123,12 @@ mod tests {
 
     #[test]
     fn a_preamble_is_decoded_when_it_is_complete() {
-        let preamble =
-            |id: &str, generation, name: &str| Preamble { id: id.into(), generation, name: name.into() };
+        let preamble = |id: &str, n, name: &str| Preamble {
+            id: id.into(),
+            generation: n,
+            age_ms: n - 1,
+            name: name.into(),
+        };
         let bytes = preamble("a 1", 3, "10.0.0.7:4711\nclient 1 x").encode();
         for len in 0..bytes.len() {
             assert_eq!(Preamble::decode(&bytes[..len]), Ok(None), "{len}");
@@ -140,9 +148,11 @@ mod tests {
             b"GET / HTTP/1.1".as_slice(),
             b"c1",
             b"client \n",
-            b"client a x y\n",
-            b"client a 1 \xff\n",
-            b"client a 1 \x1b\n",
+            b"client a x 1 y\n",
+            b"client a 1 y\n",
+            b"client a 1 x y\n",
+            b"client a 1 1 \xff\n",
+            b"client a 1 1 \x1b\n",
         ] {
             assert_eq!(Preamble::decode(bad), Err(ProtocolError::Preamble), "{bad:?}");
         }

@@ -30,7 +30,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::{AbortHandle, JoinHandle};
 
 use self::cut::Cut;
-use self::driver::{Client, Plan, drive, request_bytes};
+use self::driver::{Client, Plan, Signs, drive, request_bytes};
 use self::random::Random;
 use super::client;
 use super::support::{SIZE, pool_config};
@@ -157,7 +157,7 @@ fn connect(node: &Arc<Node>) -> (DuplexStream, Arc<Gateway>, Served) {
     let gateway = Gateway::new("node", node.clone(), Settings::default());
     let (near, far) = tokio::io::duplex(256 << 10);
     let serving = gateway.clone();
-    (near, gateway, tokio::spawn(async move { serving.serve(far, "10.0.0.7:4711").await }))
+    (near, gateway, tokio::spawn(async move { serving.serve(far, &Signs::default(), "10.0.0.7:4711").await }))
 }
 
 async fn open(node: &Arc<Node>, export: &str) -> (Client<DuplexStream>, Arc<Gateway>, Served) {
@@ -374,7 +374,7 @@ fn a_relay_listener_serves_only_nodes() {
         client.assert_closed();
     }
     let mut client = client::Client::unix(&node.socket());
-    let preamble = Preamble { id: "x".into(), generation: 1, name: "n".into() }.encode();
+    let preamble = Preamble { id: "x".into(), generation: 1, age_ms: 0, name: "n".into() }.encode();
     for byte in preamble {
         client.send(&[byte]);
     }
@@ -424,7 +424,7 @@ fn a_former_stream_of_a_client_that_is_connected_again_is_ended() {
     server.runtime.block_on(server.pool.create_volume("vol", SIZE, SyncMode::Flush, 0)).unwrap();
     let connect = |generation| {
         let mut client = client::Client::unix(&node.socket());
-        client.send(&Preamble { id: "x".into(), generation, name: "n".into() }.encode());
+        client.send(&Preamble { id: "x".into(), generation, age_ms: 0, name: "n".into() }.encode());
         client.greet();
         client.go("vol").map(|_| client)
     };
