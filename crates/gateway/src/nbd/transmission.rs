@@ -212,11 +212,11 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
     }
 
     /// Serves the client while there is no owner: receives requests, and sends replies. Ready when the client
-    /// has left.
+    /// has left, or when the time for the requests of a client that has disconnected in order is over.
     pub fn poll_client(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         loop {
             let is_moving = self.poll_client_requests(cx)? | self.poll_client_replies(cx)?;
-            if self.is_eof || self.is_gone {
+            if self.is_eof {
                 return Poll::Ready(Ok(()));
             }
             if !is_moving {

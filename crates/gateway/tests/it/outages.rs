@@ -255,6 +255,42 @@ async fn a_client_that_only_closes_its_sending_side_gets_its_replies() {
     assert_eq!(fake.disk("a").disconnected.load(Relaxed), 0);
 }
 
+/// A client that disconnects in order need not wait for its replies, also if its owner is being replaced.
+#[tokio::test(start_paused = true)]
+async fn requests_before_a_disconnect_are_executed_after_an_outage() {
+    let fake = Fake::new(10);
+    let (mut client, _gateway, served) = open(&fake).await;
+    // The client does not receive the whole reply.
+    client.stream.write_all(&request_bytes(0, CMD_READ, 1, 0, 200 << 10)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    *fake.disk("a").refused.lock().unwrap() = Some((REP_ERR_SHUTDOWN, "try again".to_owned()));
+    fake.faults.stop.store(1, Relaxed);
+    let disconnect = request_bytes(0, CMD_DISC, 0, 0, 0);
+    let write = [&request_bytes(0, CMD_WRITE, 5, 0, 512)[..], &[7; 512], &disconnect].concat();
+    client.stream.write_all(&write).await.unwrap();
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    fake.faults.stop.store(0, Relaxed);
+    *fake.disk("a").refused.lock().unwrap() = None;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(fake.disk("a").contents.lock().unwrap()[0], 7);
+    served.await.unwrap().unwrap();
+}
+
+/// The owner closes nothing of its own accord, and has received all requests.
+#[tokio::test(start_paused = true)]
+async fn the_stream_to_the_owner_ends_soon_after_a_client_that_is_gone() {
+    let fake = Fake::new(11);
+    fake.faults.is_silent.store(true, Relaxed);
+    let (mut client, _gateway, served) = open(&fake).await;
+    let write = [&request_bytes(0, CMD_WRITE, 5, 0, 512)[..], &[7; 512]].concat();
+    client.stream.write_all(&write).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    drop(client);
+    let served = tokio::time::timeout(Duration::from_millis(150), served).await;
+    served.expect("the stream to the owner is still open").unwrap().unwrap();
+}
+
 /// A client that sends requests and does not receive replies holds a bounded amount of memory.
 #[tokio::test(start_paused = true)]
 async fn requests_of_a_client_that_does_not_receive_are_bounded() {
