@@ -131,7 +131,8 @@ impl Requests {
     }
 
     /// Whether all requests are sent, or on their way.
-    pub fn all_sent(&self) -> bool {
+    #[cfg(test)]
+    fn all_sent(&self) -> bool {
         self.queue.is_empty() && self.waiting == 0
     }
 

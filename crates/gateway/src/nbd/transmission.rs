@@ -96,7 +96,7 @@ pub(super) struct Transmission<C> {
     in_place: Option<(Slot, usize)>,
     /// `NBD_CMD_DISC` is in `out`, or was sent.
     is_disconnecting: bool,
-    /// The sending side of the owner's stream is closed, or has failed.
+    /// The sending side of the owner's stream has failed.
     is_shut: bool,
     flushes: [bool; 2],
     /// Ends a client that makes no progress.
@@ -408,7 +408,7 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
                 if !self.out.is_empty() {
                     continue;
                 }
-                is_moving |= self.poll_settle_owner(cx);
+                self.poll_flush_owner(cx);
                 break;
             };
             match written {
@@ -436,22 +436,15 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         }
     }
 
-    /// Flushes what was sent to the owner, and closes the sending side after the last request of a client
-    /// that has closed its side.
-    fn poll_settle_owner(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(owner) = &mut self.owner else { return false };
-        if self.flushes[OWNER] {
-            match Pin::new(&mut *owner).poll_flush(cx) {
-                Poll::Pending => return false,
-                Poll::Ready(Ok(())) => self.flushes[OWNER] = false,
-                Poll::Ready(Err(_)) => self.is_shut = true,
-            }
+    /// Flushes what was sent to the owner.
+    fn poll_flush_owner(&mut self, cx: &mut Context<'_>) {
+        if let Some(owner) = &mut self.owner
+            && self.flushes[OWNER]
+            && let Poll::Ready(flushed) = Pin::new(owner).poll_flush(cx)
+        {
+            self.flushes[OWNER] = false;
+            self.is_shut |= flushed.is_err();
         }
-        if self.is_eof && !self.is_leaving && self.requests.all_sent() && !self.is_shut {
-            // As on a server, the requests are completed, unless another client opens the disk.
-            self.is_shut = Pin::new(owner).poll_shutdown(cx).is_ready();
-        }
-        false
     }
 
     /// Receives replies of the owner. Returns whether something happened.
@@ -463,7 +456,7 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
             let received = match Pin::new(owner).poll_read(cx, &mut room) {
                 Poll::Ready(Ok(())) => room.filled().len(),
                 Poll::Ready(Err(e)) => return Err(Lost::Stream(e.to_string())),
-                Poll::Pending if self.is_shut && !self.is_eof => {
+                Poll::Pending if self.is_shut => {
                     return Err(Lost::Stream("the owner does not accept requests".into()));
                 }
                 Poll::Pending => {
@@ -520,16 +513,15 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         Ok(is_moving)
     }
 
-    /// Waits for the time limits of the client. Ready when a client has left whose requests are not all sent.
+    /// Waits for the time limits of the client. Ready when the time for the last requests of a client is over
+    /// that has closed its side. Then the stream to the owner is dropped, which tells the owner that the client
+    /// is gone also if earlier requests are still on their way.
     fn poll_timers(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
-        if let Some(last) = &mut self.last {
-            let is_unsent = !self.requests.all_sent() || self.in_place.is_some() || self.is_gone;
-            if last.as_mut().poll(cx).is_ready() {
-                self.last = None;
-                if is_unsent {
-                    return Poll::Ready(Ok(()));
-                }
-            }
+        if let Some(last) = &mut self.last
+            && last.as_mut().poll(cx).is_ready()
+        {
+            self.last = None;
+            return Poll::Ready(Ok(()));
         }
         let awaits_client = self.incoming.is_some() || !self.replies.unsent().is_empty();
         if !awaits_client || !self.account.holds_shared() {
