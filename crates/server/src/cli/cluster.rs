@@ -211,6 +211,10 @@ async fn create(open: Open, shards: u32, from: Option<String>, json: bool) -> Re
             Ok(pool) if pool.alive == Some(true) => {
                 format!("a server has the pool '{from}': stop the server first")
             }
+            // It would take the shard, and nodes would wait for it.
+            Ok(pool) if pool.standbys.iter().any(|standby| standby.alive) => {
+                format!("a standby waits for the pool '{from}': stop all its servers first, and disable them")
+            }
             Ok(_) => String::new(),
             Err(StoreError::Io { errno: libc::ENOENT, .. }) => {
                 format!("there is no pool '{from}' in the Ceph pool '{}'", open.address.pool)
