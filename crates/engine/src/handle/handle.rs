@@ -131,8 +131,8 @@ impl DiskHandle {
         self.disk.record().uuid
     }
 
-    /// How often the contents of the disk were replaced or cut off since the pool was opened: by a rollback, a
-    /// reset, or by shrinking. It does not change while this handle exists.
+    /// How often the contents of the disk were replaced or cut off since the pool was opened: by a
+    /// rollback, a reset, or by shrinking. It does not change while this handle exists.
     pub fn replacements(&self) -> u64 {
         self.disk.replacements()
     }

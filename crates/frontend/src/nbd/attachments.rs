@@ -47,8 +47,8 @@
 //!   ends its socket within [`LATE_END`]. Time in which input of the connection is unread does not count, up
 //!   to [`UNREAD_END`], since the end of the socket may wait behind it.
 //! - A node that connects its client again learns when another client attached for the first time, also to
-//!   another owner ([`Attachments::since_newer_client`]). It sends changes again only if its own client proves
-//!   that it is connected. The new connection is in doubt too if the disk has had another client.
+//!   another owner ([`Attachments::since_newer_client`]). It sends changes again only if its own client
+//!   proves that it is connected. The new connection is in doubt too if the disk has had another client.
 //!
 //! A client is new if this server does not know its identity, for instance after a takeover.
 
@@ -90,8 +90,8 @@ const BURST: u64 = 16 << 10;
 const AFTER_BURST: Duration = Duration::from_millis(500);
 /// Time within which the end of a stream follows its last data.
 const LATE_END: Duration = Duration::from_millis(200);
-/// Time limit of the doubt of a connection of a node whose input is not read, because its requests in progress
-/// wait for the end of the doubt.
+/// Time limit of the doubt of a connection of a node whose input is not read, because its requests in
+/// progress wait for the end of the doubt.
 const UNREAD_END: Duration = Duration::from_secs(2);
 /// Time for which it is remembered that a client opened a disk: longer than a node tries to connect its
 /// client again.

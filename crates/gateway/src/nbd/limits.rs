@@ -63,9 +63,9 @@ pub(super) const PROOF: Duration = Duration::from_secs(5);
 pub(super) const PROOF_STEP: Duration = Duration::from_millis(20);
 /// Time for the owner to close the connection of a client that disconnects.
 pub(super) const LEAVE: Duration = Duration::from_secs(10);
-/// Time for the last requests of a client that has closed its side without `NBD_CMD_DISC`; then its stream to
-/// the owner is dropped, which ends it also in front of requests that are still on their way. It is less than the time after
-/// which an owner trusts an earlier connection next to a new client of the disk.
+/// Time for the last requests of a client that has closed its side without `NBD_CMD_DISC`; then its stream
+/// to the owner is dropped, which ends it also in front of requests that are still on their way. It is less
+/// than the time after which an owner trusts an earlier connection next to a new client of the disk.
 pub(super) const LAST_REQUESTS: Duration = Duration::from_millis(100);
 /// Time after which a client is disconnected if it neither receives its replies nor completes its request,
 /// while other clients wait for the memory that it holds.

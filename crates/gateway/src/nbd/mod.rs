@@ -19,10 +19,11 @@
 //! memory is not continued with: the connection ends. The engine refuses such a client too, until an
 //! administrator has resumed the disk.
 //!
-//! *The contents are the same.* A rollback, a reset and a shrinking need a disk without clients, which a disk
-//! is in an outage. The owner counts them for each opening of the pool
-//! ([`RelayInfo::replacements`](forebay_wire::nbd::RelayInfo)). The gateway continues if the opening and the count are the same as before, or with another opening if the count
-//! is 0. A replacement by an owner that was lost again in the same outage is not noticed.
+//! *The contents are the same.* A rollback, a reset and a shrinking need a disk without clients, which a
+//! disk is in an outage. The owner counts them for each opening of the pool
+//! ([`RelayInfo::replacements`](forebay_wire::nbd::RelayInfo)). The gateway continues if the opening and
+//! the count are the same as before, or with another opening if the count is 0. A replacement by an owner
+//! that was lost again in the same outage is not noticed.
 //!
 //! *Unanswered requests may be executed again.* All requests of NBD are idempotent: a request that is
 //! executed twice without another change to its range in between has the effect of one execution. Suppose
@@ -299,7 +300,8 @@ async fn outage<C: AsyncRead + AsyncWrite + Send + Unpin>(
     };
     let Some(connected) = connected else { return Ok(None) };
     let is_newer = connected.newer_client.is_some_and(|newer| newer > transmission.owner_seen);
-    // A client that has disconnected in order cannot prove anything, and expects that its requests are executed.
+    // A client that has disconnected in order cannot prove anything, and expects that its requests are
+    // executed.
     let may_be_newer = connected.is_other_opening && !transmission.is_leaving();
     if !(is_newer || may_be_newer) || !transmission.may_hold_changes() {
         return Ok(Some(connected));

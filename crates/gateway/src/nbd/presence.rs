@@ -1,9 +1,9 @@
-//! How the gateway finds out whether a client is still connected.
+//! How the gateway determines whether a client is still connected.
 
 use std::time::Duration;
 
-/// What the caller of [`Gateway::serve`](super::Gateway::serve) can learn about the connection of a client, of
-/// which `C` is the stream.
+/// What the caller of [`Gateway::serve`](super::Gateway::serve) can learn about the connection of a client,
+/// of which `C` is the stream.
 ///
 /// The gateway receives only what precedes the end of the stream. The end can be lost with the network, or be
 /// queued behind bytes for which the gateway has no room.

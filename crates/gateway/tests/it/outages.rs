@@ -277,7 +277,7 @@ async fn requests_before_a_disconnect_are_executed_after_an_outage() {
     served.await.unwrap().unwrap();
 }
 
-/// The owner closes nothing of its own accord, and has received all requests.
+/// The owner closes nothing without being asked, and has received all requests.
 #[tokio::test(start_paused = true)]
 async fn the_stream_to_the_owner_ends_soon_after_a_client_that_is_gone() {
     let fake = Fake::new(11);

@@ -285,8 +285,8 @@ fn lost_writes_are_never_hidden() {
     }
 }
 
-/// Writes 1 to a volume that was reset before, replaces its contents while the client cannot reach the server,
-/// and writes 2. Returns the end of the connection.
+/// Writes 1 to a volume that was reset before, replaces its contents while the client cannot reach the
+/// server, and writes 2. Returns the end of the connection.
 fn after_a_replacement(replace: impl AsyncFnOnce(&Pool)) -> Result<(), End> {
     let runtime = outside();
     let (node, store) = (Node::new(1), Arc::new(MemoryStore::new()));
