@@ -12,7 +12,7 @@ mod register;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -90,9 +90,11 @@ impl Server {
 
 /// A cluster of one shard, as a node that forwards connections to its process.
 struct Node {
-    dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
     /// Number of the present server, whose socket has this number.
     server: AtomicU64,
+    /// The node cannot reach any server.
+    is_cut_off: AtomicBool,
     random: Mutex<Random>,
     /// Streams break after at most this number of bytes; 0 if they do not.
     cut: AtomicU64,
@@ -101,9 +103,15 @@ struct Node {
 
 impl Node {
     fn new(seed: u64) -> Arc<Node> {
+        Node::of(Arc::new(tempfile::tempdir().unwrap()), seed)
+    }
+
+    /// A node of the servers that have sockets in this directory.
+    fn of(dir: Arc<tempfile::TempDir>, seed: u64) -> Arc<Node> {
         Arc::new(Node {
-            dir: tempfile::tempdir().unwrap(),
+            dir,
             server: AtomicU64::new(0),
+            is_cut_off: AtomicBool::new(false),
             random: Mutex::new(Random(seed)),
             cut: AtomicU64::new(0),
             forwarders: Mutex::default(),
@@ -112,6 +120,13 @@ impl Node {
 
     fn socket(&self) -> PathBuf {
         self.dir.path().join(format!("relay{}.sock", self.server.load(Relaxed)))
+    }
+
+    /// Cuts the node off from the servers.
+    fn cut_off(&self) {
+        self.is_cut_off.store(true, Relaxed);
+        let forwarders = std::mem::take(&mut *self.forwarders.lock().unwrap());
+        forwarders.into_values().for_each(|forwarder| forwarder.abort());
     }
 
     /// Starts the next server.
@@ -135,6 +150,9 @@ impl Shards for Node {
             // Earlier streams of the client are ended first.
             let former = self.forwarders.lock().unwrap().remove(&client.id);
             former.inspect(AbortHandle::abort);
+            if self.is_cut_off.load(Relaxed) {
+                return Err(io::ErrorKind::HostUnreachable.into());
+            }
             let mut socket = UnixStream::connect(self.socket()).await?;
             socket.write_all(&client.preamble()).await?;
             let (near, mut far) = tokio::io::duplex(256 << 10);
@@ -154,10 +172,14 @@ impl Shards for Node {
 type Served = JoinHandle<Result<(), End>>;
 
 fn connect(node: &Arc<Node>) -> (DuplexStream, Arc<Gateway>, Served) {
-    let gateway = Gateway::new("node", node.clone(), Settings::default());
+    connect_with(node, Arc::new(Signs::default()))
+}
+
+fn connect_with(node: &Arc<Node>, signs: Arc<Signs>) -> (DuplexStream, Arc<Gateway>, Served) {
+    let gateway = Gateway::new(&format!("node{:p}", Arc::as_ptr(node)), node.clone(), Settings::default());
     let (near, far) = tokio::io::duplex(256 << 10);
     let serving = gateway.clone();
-    (near, gateway, tokio::spawn(async move { serving.serve(far, &Signs::default(), "10.0.0.7:4711").await }))
+    (near, gateway, tokio::spawn(async move { serving.serve(far, &*signs, "10.0.0.7:4711").await }))
 }
 
 async fn open(node: &Arc<Node>, export: &str) -> (Client<DuplexStream>, Arc<Gateway>, Served) {
@@ -303,16 +325,13 @@ fn after_a_replacement(replace: impl AsyncFnOnce(&Pool)) -> Result<(), End> {
     let (mut client, _gateway, served) = runtime.block_on(open(&node, "vol"));
     runtime.block_on(async {
         assert_eq!(client.request(CMD_WRITE, 0, 4096, &[1; 4096]).await.0, 0);
-        // The node cannot reach the server any more.
-        node.server.fetch_add(1, Relaxed);
-        let forwarders = std::mem::take(&mut *node.forwarders.lock().unwrap());
-        forwarders.into_values().for_each(|forwarder| forwarder.abort());
+        node.cut_off();
         while server.pool.disk("vol").unwrap().clients > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
     server.runtime.block_on(replace(&server.pool));
-    node.server.fetch_sub(1, Relaxed);
+    node.is_cut_off.store(false, Relaxed);
     let end = runtime.block_on(async {
         let write = [&request_bytes(0, CMD_WRITE, 5, 0, 4096)[..], &[2; 4096]].concat();
         client.stream.write_all(&write).await.unwrap();
@@ -341,6 +360,59 @@ fn a_client_does_not_continue_on_contents_that_were_replaced_during_an_outage() 
     ];
     for end in ends {
         assert!(matches!(end, Err(End::Changed { .. })), "{end:?}");
+    }
+}
+
+/// A client loses its node, which is cut off with a write of 1s, and writes 2s through another node. Then the
+/// server is replaced, and both nodes connect their clients to the next server, in one order or the other.
+/// Returns the end of the connection at the first node, and the first byte of the disk.
+fn after_a_move(is_former_first: bool) -> (Result<(), End>, u8) {
+    let runtime = outside();
+    let (node, store) = (Node::new(1), Arc::new(MemoryStore::new()));
+    let server = node.start(&store, pool_config());
+    server.runtime.block_on(server.pool.create_volume("vol", SIZE, SyncMode::Flush, 0)).unwrap();
+    let other = Node::of(node.dir.clone(), 2);
+    other.server.store(node.server.load(Relaxed), Relaxed);
+    let signs = Arc::new(Signs::default());
+    signs.is_silent.store(true, Relaxed);
+    let (mut next, served) = runtime.block_on(async {
+        let (stream, _, served) = connect_with(&node, signs);
+        let mut former = Client::greet(stream).await;
+        former.go("vol", &[]).await.unwrap();
+        node.cut_off();
+        let write = [&request_bytes(0, CMD_WRITE, 5, 0, 4096)[..], &[1; 4096]].concat();
+        former.stream.write_all(&write).await.unwrap();
+        // The node does not see the end of the client.
+        std::mem::forget(former);
+        let (mut next, ..) = open(&other, "vol").await;
+        assert_eq!(next.request(CMD_WRITE, 0, 4096, &[2; 4096]).await.0, 0);
+        other.cut_off();
+        (next, served)
+    });
+    server.kill();
+    let server = node.start(&store, pool_config());
+    other.server.store(node.server.load(Relaxed), Relaxed);
+    let (first, second) = if is_former_first { (&node, &other) } else { (&other, &node) };
+    first.is_cut_off.store(false, Relaxed);
+    std::thread::sleep(Duration::from_secs(1));
+    second.is_cut_off.store(false, Relaxed);
+    let end = runtime.block_on(async {
+        let end = tokio::time::timeout(Duration::from_secs(20), served).await.unwrap().unwrap();
+        let read = next.request(CMD_READ, 0, 4096, &[]);
+        let (error, data) = tokio::time::timeout(Duration::from_secs(20), read).await.unwrap();
+        assert_eq!(error, 0);
+        (end, data[0])
+    });
+    server.kill();
+    end
+}
+
+#[test]
+fn a_write_of_a_client_that_moved_to_another_node_is_not_repeated_after_a_takeover() {
+    for is_former_first in [false, true] {
+        let (end, first) = after_a_move(is_former_first);
+        assert!(matches!(end, Err(End::Moved { .. })), "{is_former_first}: {end:?}");
+        assert_eq!(first, 2, "{is_former_first}");
     }
 }
 
