@@ -466,8 +466,8 @@ impl Disk {
         Ok(Exclusive(self.clone()))
     }
 
-    /// How often the contents of the disk were replaced or cut off since the pool was opened: by a
-    /// rollback, a reset, or by shrinking. It does not change while the disk has clients.
+    /// How often the contents of the disk were replaced or cut off since the pool was opened: by a rollback,
+    /// a reset, or by shrinking. It does not change while the disk has clients.
     pub fn replacements(&self) -> u64 {
         self.replacements.load(Relaxed)
     }

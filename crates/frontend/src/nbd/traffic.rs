@@ -56,8 +56,8 @@ fn acknowledged(fd: RawFd) -> Option<u64> {
 /// Time since the last segment with an acknowledgement arrived over the TCP connection of an open socket; at
 /// most 20 ms too long, and not too short. `None` if the kernel does not report it.
 pub fn since_acknowledgement(fd: RawFd) -> Option<Duration> {
-    // `tcpi_last_ack_recv` in `struct tcp_info` of linux/tcp.h, in milliseconds of a clock that has steps
-    // of up to 10 ms: 8 bytes and 12 fields of 32 bits precede the field.
+    // `tcpi_last_ack_recv` in `struct tcp_info` of linux/tcp.h, in milliseconds of a clock that has steps of
+    // up to 10 ms: 8 bytes and 12 fields of 32 bits precede the field.
     const OFFSET: usize = 8 + 12 * 4;
     const STEPS: Duration = Duration::from_millis(20);
     let info: [u8; OFFSET + 4] = socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;

@@ -19,11 +19,11 @@
 //! memory is not continued with: the connection ends. The engine refuses such a client too, until an
 //! administrator has resumed the disk.
 //!
-//! *The contents are the same.* A rollback, a reset and a shrinking need a disk without clients, which a
-//! disk is in an outage. The owner counts them for each opening of the pool
-//! ([`RelayInfo::replacements`](forebay_wire::nbd::RelayInfo)). The gateway continues if the opening and
-//! the count are the same as before, or with another opening if the count is 0. A replacement by an owner
-//! that was lost again in the same outage is not noticed.
+//! *The contents are the same.* A rollback, a reset and a shrinking need a disk without clients, which a disk
+//! is in an outage. The owner counts them for each opening of the pool
+//! ([`RelayInfo::replacements`](forebay_wire::nbd::RelayInfo)). The gateway continues if the opening and the
+//! count are the same as before, or with another opening if the count is 0. A replacement by an owner that
+//! was lost again in the same outage is not noticed.
 //!
 //! *Unanswered requests may be executed again.* All requests of NBD are idempotent: a request that is
 //! executed twice without another change to its range in between has the effect of one execution. Suppose

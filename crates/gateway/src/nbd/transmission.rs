@@ -513,9 +513,9 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
         Ok(is_moving)
     }
 
-    /// Waits for the time limits of the client. Ready when the time for the last requests of a client is
-    /// over that has closed its side. Then the stream to the owner is dropped, which tells the owner that
-    /// the client is gone also if earlier requests are still on their way.
+    /// Waits for the time limits of the client. Ready when the time for the last requests of a client is over
+    /// that has closed its side. Then the stream to the owner is dropped, which tells the owner that the
+    /// client is gone also if earlier requests are still on their way.
     fn poll_timers(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         if let Some(last) = &mut self.last
             && last.as_mut().poll(cx).is_ready()
