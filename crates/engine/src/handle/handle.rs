@@ -131,8 +131,8 @@ impl DiskHandle {
         self.disk.record().uuid
     }
 
-    /// How often the contents of the disk were replaced or cut off since the pool was opened: by a rollback,
-    /// a reset, or by shrinking. It does not change while this handle exists.
+    /// How often the contents of the disk were replaced or cut off since the pool was opened: by a
+    /// rollback, a reset, or by shrinking. It does not change while this handle exists.
     pub fn replacements(&self) -> u64 {
         self.disk.replacements()
     }
@@ -289,6 +289,14 @@ impl DiskHandle {
         self.reader.end_sequential(&self.disk, &read, origin, together);
         self.count_read(offset, out.len(), origin == Origin::Ram);
         Ok(if origin == Origin::Ram { ReadFrom::Ram } else { ReadFrom::Store })
+    }
+
+    /// Reads for the server itself: without an effect on the read cache, the counters, the limits and the
+    /// recordings of boots. The read waits for its share of the store as the read of a client does.
+    pub(crate) async fn read_in_background(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.check_read(offset, out.len() as u64)?;
+        self.reader.read_as(&self.disk, offset, out, 0, ReadMode::Background).await?;
+        self.reader.context().check_fenced()
     }
 
     /// Reads what no crash or takeover undoes, for a client whose writes are durable when they are answered;
