@@ -143,7 +143,7 @@ def commands_in_text(page, names):
 def examples_use_commands_and_flags_that_exist(t):
     flags = known_flags()
     check(len(flags) > 40, f"{GENERATED} has {len(flags)} commands")
-    everywhere = {"--json", "--socket", "--data", "--help", "--version"}
+    everywhere = {"--json", "--socket", "--data", "--shard", "--help", "--version"}
     used = [(b.where, words) for b in all_blocks() if b.language in SHELL for words in commands(b.text)]
     used += [(page, words) for page in pages() for words in commands_in_text(page, flags)]
     check(len(used) > 200, f"only {len(used)} commands were found")

@@ -12,8 +12,9 @@ import random
 import re
 import shutil
 import subprocess
+import uuid
 
-from clients_lost import refused
+from clients_lost import refused, with_boot_id
 from forebay import run
 from harness import BLOCK, MIB, check, connect, equal, test
 
@@ -143,17 +144,24 @@ def golden_pools():
 
 
 def unpack(t, name, file):
-    """Unpacks a golden pool to the directory `name` of a test. Gives the memory the name under which the
-    server searches for it: it contains device and inode of the superblock file."""
+    """Unpacks a golden pool to the directory `name` of a test, and returns a server for it, which does not run
+    yet. Gives the memory the name under which the server searches for it: it contains device and inode of the
+    superblock file. Memory does not survive a boot of the host, so the server sees the boot in which the memory
+    was written."""
     base = t.path(name)
     os.mkdir(base)
     run("tar", "--sparse", "-C", base, "-xJf", file)
     found = glob.glob(os.path.join(base, "memory", "**", "forebay-*"), recursive=True)
+    s = t.server("--cache", "16M", data=os.path.join(base, "pool"), start=False)
     for memory in filter(os.path.isfile, found):
+        with open(memory, "rb") as f:
+            header = f.read(BLOCK)
+        equal(header[:8], b"FBRETAIN", "the header of a retained memory")
+        with_boot_id(t, s, str(uuid.UUID(bytes=header[32:48])))
         status = os.stat(os.path.join(base, "pool", "superblock"))
         pool = re.match(r"forebay-[0-9a-f]{32}", os.path.basename(memory))[0]
         shutil.copy(memory, os.path.join(t.memory, f"{pool}-{status.st_dev:x}-{status.st_ino}-00000000"))
-    return os.path.join(base, "pool")
+    return s
 
 
 @test
@@ -169,7 +177,8 @@ def golden_pools_of_every_release_open(t):
         equal({kind for r, kind, _ in pools if r == release} >= set(KINDS), True, f"all kinds of pools of {release}")
     for release, kind, file in pools:
         _, expect, volume = KINDS[kind]
-        s = t.server("--cache", "16M", data=unpack(t, f"{release}-{kind}", file))
+        s = unpack(t, f"{release}-{kind}", file)
+        s.start()
         expect(s)
         fill(s, volume, "fourth", [1])
         s.stop()
@@ -188,10 +197,10 @@ def golden_memory_has_writes_that_are_nowhere_else(t):
     killed = [(release, file) for release, kind, file in golden_pools() if kind == "killed"]
     check(killed, "golden pools of killed servers")
     for release, file in killed:
-        data = unpack(t, f"{release}-without", file)
+        s = unpack(t, f"{release}-without", file)
         for memory in glob.glob(os.path.join(t.memory, "forebay-*")):
             os.unlink(memory)
-        s = t.server("--cache", "16M", data=data)
+        s.start()
         for name in ("late", "desktop"):
             refused(s.uri(name), f"'{name}'")
         s.stop()

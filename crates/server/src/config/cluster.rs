@@ -291,8 +291,12 @@ mod tests {
             let error = refusal(text, Overrides::default());
             assert!(error.contains(what), "{error}");
         }
-        let audit = Overrides { audit: Some("/a".into()), ..Overrides::default() };
-        assert!(refusal("", audit).contains("set it in the configuration file"));
+        let imports = Overrides { import_allow_private: true, ..Overrides::default() };
+        assert!(refusal("", imports).contains("set it in the configuration file"));
+        let open = "[nbd]\nlisten = [\"10.0.0.1:10809\"]";
+        assert!(refusal(open, Overrides::default()).contains("--nbd-allow-remote"));
+        let tls = "[nbd]\nlisten = [\"127.0.0.1:10809\"]\ntls.mode = \"require\"\ntls.certificates = \"/c\"";
+        assert!(refusal(tls, Overrides::default()).contains("without TLS"));
         assert!(refusal("name = \"a b\"", Overrides::default()).contains("cluster.name"));
     }
 }

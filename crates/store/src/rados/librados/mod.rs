@@ -267,7 +267,9 @@ pub(super) fn namespaces_with(
 /// The first IP address in the addresses of a client, such as `10.0.0.1:0/3710147553` or
 /// `v2:[fd00::1]:0/1,v1:...`.
 fn own_address_in(text: &str) -> Option<IpAddr> {
-    let first = text.trim_matches(['[', ']']).split(',').next()?.split('/').next()?;
+    // A list of several addresses has brackets, and so has an IPv6 address.
+    let list = text.strip_prefix("[v").and_then(|_| text.strip_prefix('[')?.strip_suffix(']'));
+    let first = list.unwrap_or(text).split(',').next()?.split('/').next()?;
     let first = first.strip_prefix("v2:").or_else(|| first.strip_prefix("v1:")).unwrap_or(first);
     let address: Option<SocketAddr> = first.parse().ok();
     address.map(|address| address.ip()).filter(|ip| !ip.is_unspecified())
