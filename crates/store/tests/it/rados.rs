@@ -316,7 +316,7 @@ fn a_notice_is_that_of_the_present_owner() {
     on_a_cluster(async |site| {
         let mut board = NoticeBoard::simulated(site.rados.client());
         assert_eq!(board.read().await, Ok(PoolView::default()), "there is no pool");
-        assert_eq!(NoticeBoard::of(site.rados.client()).read_last().await, Ok(None), "there is no pool");
+        assert_eq!(board.read_last().await, Ok(None), "there is no pool");
         let first = site.open("a", Claim::IfFree).await.unwrap();
         assert_eq!(board.read().await.unwrap().notice, None, "none was published");
         first.publish(1, b"of a").await.unwrap();
