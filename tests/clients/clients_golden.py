@@ -144,10 +144,10 @@ def golden_pools():
 
 
 def unpack(t, name, file):
-    """Unpacks a golden pool to the directory `name` of a test, and returns a server for it, which does not run
-    yet. Gives the memory the name under which the server searches for it: it contains device and inode of the
-    superblock file. Memory does not survive a boot of the host, so the server sees the boot in which the memory
-    was written."""
+    """Unpacks a golden pool to the directory `name` of a test, and returns a server for it, which does not
+    run yet. Gives the memory the name under which the server searches for it: it contains device and inode of
+    the superblock file. Memory does not survive a boot of the host, so the server sees the boot in which the
+    memory was written."""
     base = t.path(name)
     os.mkdir(base)
     run("tar", "--sparse", "-C", base, "-xJf", file)
