@@ -23,5 +23,7 @@ pub mod map;
 pub mod names;
 pub mod owned;
 pub mod placement;
+#[cfg(test)]
+mod testing;
 
 pub use error::{ClusterError, Result};

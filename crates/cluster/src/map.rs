@@ -540,21 +540,10 @@ impl Maps {
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Poll, Waker};
-
     use forebay_store::rados::SimulatedRados;
 
     use super::*;
-
-    /// In the simulated cluster without time, everything is answered at once.
-    fn run<T>(future: impl Future<Output = T>) -> T {
-        let mut future = std::pin::pin!(future);
-        loop {
-            if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                return value;
-            }
-        }
-    }
+    use crate::testing::run;
 
     fn maps() -> Maps {
         let maps = Maps::new(SimulatedRados::immediate().client());

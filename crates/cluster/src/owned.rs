@@ -53,11 +53,6 @@ impl OwnedNames {
         OwnedNames { names: Names::new(cluster), shard, term, disks, is_due: AtomicBool::new(false) }
     }
 
-    /// Number of the shard.
-    pub fn shard(&self) -> u32 {
-        self.shard
-    }
-
     /// Runs `work`, which creates disks of these names in the shard: all of them, or none.
     ///
     /// # Errors
@@ -68,28 +63,42 @@ impl OwnedNames {
         kind: Kind,
         work: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
-        let pending = match self.names.reserve(names, kind, self.shard, self.term).await {
-            Err(ClusterError::Unsettled(name)) => {
-                // An earlier owner may have left the entry. An operation in progress keeps it.
-                self.settle(&name).await?;
-                self.names.reserve(names, kind, self.shard, self.term).await?
-            }
-            reserved => self.noted(reserved)?,
-        };
-        let done = work.await;
-        self.end(pending).await;
-        done
+        let begin = || self.names.reserve(names, kind, self.shard, self.term);
+        self.finish(self.begin(begin).await?, work).await
     }
 
-    /// Remembers that a beginning has failed in a way that may have left entries.
-    fn noted<T>(&self, begun: Result<T>) -> Result<T> {
+    /// Begins an operation. An operation of an earlier owner on the same name is settled before; one that is
+    /// in progress keeps its entry.
+    async fn begin<F>(&self, begin: impl Fn() -> F) -> Result<Vec<Pending>>
+    where
+        F: Future<Output = Result<Vec<Pending>>>,
+    {
         use ClusterError as E;
+        let begun = match begin().await {
+            Err(E::Unsettled(name)) => {
+                self.settle(&name).await?;
+                begin().await
+            }
+            begun => begun,
+        };
         let is_answer =
             |e: &E| matches!(e, E::Exists(_) | E::Missing(_) | E::Elsewhere { .. } | E::Unsettled(_));
         if begun.as_ref().is_err_and(|e| !is_answer(e)) {
+            // Some entries may have been written.
             self.is_due.store(true, Relaxed);
         }
         begun
+    }
+
+    /// Runs `work`, and ends the operations.
+    async fn finish<T, E>(
+        &self,
+        pending: Vec<Pending>,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let done = work.await;
+        self.end(pending).await;
+        done
     }
 
     /// Runs `work`, which removes the disk of this name from the shard.
@@ -101,16 +110,7 @@ impl OwnedNames {
         name: &str,
         work: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
-        let pending = match self.begin_removal(name).await {
-            Err(ClusterError::Unsettled(_)) => {
-                self.settle(name).await?;
-                self.begin_removal(name).await?
-            }
-            begun => self.noted(begun)?,
-        };
-        let done = work.await;
-        self.end(pending).await;
-        done
+        self.finish(self.begin(|| self.begin_removal(name)).await?, work).await
     }
 
     /// Runs `work`, which removes everything of this kind from the shard. The names are those in the
@@ -135,9 +135,7 @@ impl OwnedNames {
                 }
             }
         }
-        let done = work.await;
-        self.end(pending).await;
-        done
+        self.finish(pending, work).await
     }
 
     async fn begin_removal(&self, name: &str) -> Result<Vec<Pending>> {
@@ -291,23 +289,12 @@ impl OwnedNames {
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Poll, Waker};
-
     use forebay_store::rados::{SimulatedClient, SimulatedRados};
     use parking_lot::Mutex;
 
     use super::*;
     use crate::names::{of_target, target_of};
-
-    /// In the simulated cluster without time, everything is answered at once.
-    fn run<T>(future: impl Future<Output = T>) -> T {
-        let mut future = std::pin::pin!(future);
-        loop {
-            if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                return value;
-            }
-        }
-    }
+    use crate::testing::run;
 
     /// What a shard has. Its targets may be unreadable.
     #[derive(Default)]

@@ -11,6 +11,7 @@
 pub mod api;
 pub mod link;
 pub mod nbd;
+mod places;
 
 use std::io;
 use std::pin::Pin;

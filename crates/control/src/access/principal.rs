@@ -145,8 +145,9 @@ impl From<&Principal> for Forwarded {
 impl From<Forwarded> for Principal {
     fn from(forwarded: Forwarded) -> Principal {
         let Forwarded { name, role, scope, max_disks, via, address, token } = forwarded;
-        let (name, token, session) = (name.into(), token.map(Into::into), None);
-        Principal { name, role, scope, max_disks, via, address, token, session, is_forwarded: true }
+        let token = token.map(Into::into);
+        let principal = Principal::new(name.into(), role, via, address);
+        Principal { scope, max_disks, token, is_forwarded: true, ..principal }
     }
 }
 
@@ -193,7 +194,11 @@ impl Principal {
     }
 
     fn administrator(name: &str, via: Via, address: Option<IpAddr>) -> Principal {
-        let (name, role) = (name.into(), Role::Administrator);
+        Principal::new(name.into(), Role::Administrator, via, address)
+    }
+
+    /// A principal without a token, for the whole server.
+    pub(super) fn new(name: Arc<str>, role: Role, via: Via, address: Option<IpAddr>) -> Principal {
         Principal {
             name,
             role,
@@ -228,19 +233,7 @@ mod tests {
     use super::*;
 
     fn principal(role: Role, scope: Option<Scope>) -> Principal {
-        let name = "t".into();
-        let (via, address) = (Via::Token, None);
-        Principal {
-            name,
-            role,
-            scope,
-            max_disks: None,
-            via,
-            address,
-            token: None,
-            session: None,
-            is_forwarded: false,
-        }
+        Principal { scope, ..Principal::new("t".into(), role, Via::Token, None) }
     }
 
     #[test]

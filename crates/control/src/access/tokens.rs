@@ -149,8 +149,8 @@ pub(super) struct Found {
 impl Found {
     pub fn principal(self, via: Via, address: Option<IpAddr>) -> Principal {
         let Found { id, name, role, scope, max_disks } = self;
-        let (token, session) = (Some(id.into()), None);
-        Principal { name, role, scope, max_disks, via, address, token, session, is_forwarded: false }
+        let token = Some(id.into());
+        Principal { scope, max_disks, token, ..Principal::new(name, role, via, address) }
     }
 }
 

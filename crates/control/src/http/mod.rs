@@ -30,6 +30,7 @@ pub(crate) mod route;
 pub(crate) mod streamed;
 pub(crate) mod streams;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use auth::Caller;
@@ -65,6 +66,13 @@ pub enum Origin {
     Loopback,
     /// The request arrived over TCP on an address other than a loopback address.
     Remote,
+}
+
+impl Origin {
+    /// Where the requests arrive that a listener on this address receives.
+    pub fn of_address(address: IpAddr) -> Origin {
+        if address.is_loopback() { Origin::Loopback } else { Origin::Remote }
+    }
 }
 
 /// A listener of the API.

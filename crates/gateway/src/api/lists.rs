@@ -5,7 +5,7 @@
 //! number of lists is limited, for all clients and for each of them ([`Lists`]). A shard that does not
 //! answer is named in a header of the response: what it has is unknown, and is not in the list.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forebay_api::{FORWARDED_CLIENT, MISSING_SHARDS};
 use futures_util::stream;
-use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -22,6 +21,7 @@ use tokio::sync::mpsc;
 
 use super::problem::Failure;
 use super::{Cluster, forward};
+use crate::places::{Place, Places};
 
 /// Elements of the pages of all shards together, and of one page at least and at most.
 const PAGES: usize = 4_000;
@@ -63,19 +63,19 @@ fn parse(query: &str) -> Query {
     parsed
 }
 
-/// The lists that are being sent, by their clients.
-#[derive(Clone, Default)]
-pub(super) struct Lists(Arc<Mutex<HashMap<String, usize>>>);
+/// The lists that are being sent, by the names of their clients.
+#[derive(Clone)]
+pub(super) struct Lists(Places<String>);
 
-/// The place of a list that is being sent.
-pub(super) struct Place {
-    lists: Lists,
-    client: String,
+impl Default for Lists {
+    fn default() -> Lists {
+        Lists(Places::new(MAX_LISTS, MAX_LISTS_OF_ONE))
+    }
 }
 
 impl Lists {
     /// Begins a list for the client whose request has these headers.
-    pub fn begin(&self, headers: &HeaderMap) -> Result<Place, Failure> {
+    pub fn begin(&self, headers: &HeaderMap) -> Result<Place<String>, Failure> {
         #[derive(Deserialize)]
         struct Named {
             name: String,
@@ -83,26 +83,7 @@ impl Lists {
         let named =
             headers.get(FORWARDED_CLIENT).and_then(|client| serde_json::from_slice(client.as_bytes()).ok());
         let client = named.map_or_else(String::new, |Named { name }| name);
-        let mut all = self.0.lock();
-        let own = all.get(&client).copied().unwrap_or(0);
-        if own >= MAX_LISTS_OF_ONE || all.values().sum::<usize>() >= MAX_LISTS {
-            return Err(Failure::too_many_lists());
-        }
-        all.insert(client.clone(), own + 1);
-        drop(all);
-        Ok(Place { lists: self.clone(), client })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut all = self.lists.0.lock();
-        if let Some(own) = all.get_mut(&self.client) {
-            *own -= 1;
-            if *own == 0 {
-                all.remove(&self.client);
-            }
-        }
+        self.0.take(client).ok_or_else(Failure::too_many_lists)
     }
 }
 
@@ -151,7 +132,7 @@ struct Source {
     cluster: Arc<dyn Cluster>,
     headers: HeaderMap,
     key: &'static str,
-    _place: Place,
+    _place: Place<String>,
 }
 
 /// Responds with the list of this path from all shards.
@@ -160,7 +141,7 @@ pub(super) async fn list(
     headers: HeaderMap,
     (path, query): (&str, &str),
     key: &'static str,
-    place: Place,
+    place: Place<String>,
 ) -> Result<Response, Failure> {
     let (query, shards) = (parse(query), cluster.shards());
     if query.cursor.is_some() && query.limit.is_none() {
@@ -335,7 +316,7 @@ mod tests {
         places.pop();
         assert!(lists.begin(&reader).is_ok());
         drop(places);
-        assert!(lists.0.lock().is_empty());
+        assert!(lists.0.are_free());
     }
 
     #[test]

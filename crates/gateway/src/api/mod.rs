@@ -8,9 +8,8 @@
 //!   request names a disk: all disks of a target are in the target's shard.
 //! - What each shard has separately is at `/shards/NUMBER/...`.
 //!
-//! The gateway does not authenticate clients: it serves the control socket of the node, which only the user
-//! of the node can open. It passes `Host`, `Origin` and the other headers on, so the servers of the shards
-//! make the same checks as for their own clients.
+//! The gateway does not authenticate clients: the node has done that before, and names the client in a header
+//! ([`FORWARDED_CLIENT`]). The servers of the shards decide what the client may do.
 
 mod forward;
 mod lists;

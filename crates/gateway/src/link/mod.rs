@@ -11,14 +11,12 @@
 
 pub mod identity;
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use serde::{Deserialize, Serialize};
 use tokio::io::{
@@ -30,6 +28,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use self::identity::{Identity, IdentityError, new_identity};
+use crate::places::Places;
 use crate::{BoxFuture, NbdClient, Stream};
 
 /// Longest time until a link is connected, and until its beginning has been exchanged.
@@ -106,7 +105,8 @@ pub async fn connect(
 
 /// Serves the links of other nodes. Never returns.
 pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, local: Arc<dyn Local>) {
-    let beginning = Beginning::default();
+    // A stranger does not keep nodes out.
+    let beginning = Places::new(MOST_BEGINNING, MOST_OF_ONE);
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -117,7 +117,7 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
             }
         };
         // Those beyond the limit are closed: a node repeats the attempt, and a stranger gets no memory.
-        let Some(place) = beginning.begin(address.ip()) else { continue };
+        let Some(place) = beginning.take(address.ip()) else { continue };
         let (mut identity, local) = (identity.clone(), local.clone());
         tokio::spawn(async move {
             let own = identity.borrow_and_update().clone();
@@ -141,41 +141,6 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
                 Err(_) => tracing::debug!("a link has not begun within {CONNECT:?}"),
             }
         });
-    }
-}
-
-/// The links that have not begun, by address. One address has a share, so that a stranger does not keep nodes
-/// out.
-#[derive(Clone, Default)]
-struct Beginning(Arc<Mutex<HashMap<IpAddr, usize>>>);
-
-struct Place {
-    all: Beginning,
-    address: IpAddr,
-}
-
-impl Beginning {
-    /// A place; `None` if there are too many links that have not begun.
-    fn begin(&self, address: IpAddr) -> Option<Place> {
-        let mut all = self.0.lock();
-        let own = all.get(&address).copied().unwrap_or(0);
-        if own >= MOST_OF_ONE || all.values().sum::<usize>() >= MOST_BEGINNING {
-            return None;
-        }
-        all.insert(address, own + 1);
-        Some(Place { all: self.clone(), address })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut all = self.all.0.lock();
-        if let Some(own) = all.get_mut(&self.address) {
-            *own -= 1;
-            if *own == 0 {
-                all.remove(&self.address);
-            }
-        }
     }
 }
 
@@ -242,6 +207,9 @@ async fn receive<T: for<'a> Deserialize<'a>>(stream: &mut (impl AsyncRead + Unpi
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use parking_lot::Mutex;
     use tokio::io::DuplexStream;
     use tokio::sync::oneshot;
 
@@ -358,14 +326,14 @@ mod tests {
 
     #[test]
     fn one_address_does_not_take_all_places() {
-        let beginning = Beginning::default();
-        let (one, other) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-        let mut places: Vec<_> = (0..MOST_OF_ONE).map(|_| beginning.begin(one).unwrap()).collect();
-        assert!(beginning.begin(one).is_none() && beginning.begin(other).is_some());
+        let beginning = Places::new(MOST_BEGINNING, MOST_OF_ONE);
+        let (one, other): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let mut places: Vec<_> = (0..MOST_OF_ONE).map(|_| beginning.take(one).unwrap()).collect();
+        assert!(beginning.take(one).is_none() && beginning.take(other).is_some());
         places.pop();
-        assert!(beginning.begin(one).is_some());
+        assert!(beginning.take(one).is_some());
         drop(places);
-        assert!(beginning.0.lock().is_empty());
+        assert!(beginning.are_free());
     }
 
     #[test]

@@ -213,6 +213,12 @@ impl Cluster for Gateway {
 
 /// The nodes of a cluster for people.
 pub(crate) fn nodes(map: &Map) -> Vec<NodeView> {
+    // Counted once: a cluster has thousands of shards.
+    let (mut homes, mut owned) = (BTreeMap::new(), BTreeMap::new());
+    for shard in map.shards.values() {
+        shard.home.into_iter().for_each(|home| *homes.entry(home).or_insert(0) += 1);
+        shard.owner.into_iter().for_each(|owner| *owned.entry(owner).or_insert(0) += 1);
+    }
     let of_node = |node: &Node| NodeView {
         number: node.number,
         name: node.name.clone(),
@@ -223,8 +229,8 @@ pub(crate) fn nodes(map: &Map) -> Vec<NodeView> {
             NodeState::Up if node.is_suspect() => NodeStateView::Suspect,
             NodeState::Up => NodeStateView::Up,
         },
-        homes: map.shards_of(node.number).count(),
-        owned: map.shards.values().filter(|shard| shard.owner == Some(node.number)).count(),
+        homes: homes.get(&node.number).copied().unwrap_or(0),
+        owned: owned.get(&node.number).copied().unwrap_or(0),
     };
     map.nodes.values().map(of_node).collect()
 }

@@ -39,7 +39,7 @@ use tokio::time::{Instant, timeout};
 use super::NodeError;
 use super::shard::Shared;
 use crate::config::IscsiPortals;
-use crate::serve::{Descriptors, ServeError};
+use crate::serve::{Descriptors, ServeError, lowered};
 
 /// Maximum number of notices that are read in a second for discoveries and unknown targets.
 const READS: u32 = 200;
@@ -76,10 +76,7 @@ pub(super) fn serve(shared: Arc<Shared>, bound: Bound, tasks: &mut JoinSet<()>) 
 
 /// The limits on connections, lowered to the descriptors of the process.
 fn connections(config: &IscsiPortals) -> Result<ConnectionLimits, NodeError> {
-    let descriptors = Descriptors::raise(1)?;
-    let all = config.connections.all.min(descriptors.clients / 2);
-    let negotiating = config.connections.negotiating.min(all.div_ceil(2));
-    Ok(ConnectionLimits { all, negotiating, ..config.connections })
+    Ok(lowered(config.connections, Descriptors::raise(1)?.clients / 2))
 }
 
 /// Keeps the portals of the other nodes up to date.

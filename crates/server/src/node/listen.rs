@@ -118,8 +118,7 @@ impl Listeners {
         if let Some(listener) = self.http {
             let https = config.http.https.as_ref().map(HttpsCertificate::load).transpose();
             let https = https.map_err(ServeError::from)?.map(Arc::new);
-            let is_loopback = listener.local_addr()?.ip().is_loopback();
-            let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
+            let origin = Origin::of_address(listener.local_addr()?.ip());
             let entry = Entry { tls: https.is_some(), ..Entry::new(origin, hosts) };
             tasks.spawn_on(serve(listener, front(entry), https, stopping), requests);
         }

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, Map, Maps, Node, NodeState, new_shards};
-use forebay_control::access::{Access, Audit};
+use forebay_control::access::Access;
 use forebay_frontend::plane::{self, ListenAddr, ListenError};
 use forebay_gateway::link::{self, Identity, IdentityError};
 use forebay_store::StoreError;
@@ -49,7 +49,7 @@ use self::shard::{Seen, ShardTask, Shared};
 use self::tokens::TokensInMap;
 use crate::config::{NodeConfig, TokenMode};
 use crate::serve::listen::socket::ControlSocket;
-use crate::serve::{ServeError, Signals, notify};
+use crate::serve::{ServeError, Signals, notify, open_audit};
 
 /// Interval at which a node reads what has changed in the map.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -217,7 +217,7 @@ impl Member {
         let (address, ceph) = (config.cluster.clone(), config.ceph.clone());
         let connected = tokio::task::spawn_blocking(move || connect(&address, &ceph)).await;
         let cluster = connected.map_err(std::io::Error::other)??;
-        let audit = open_audit(&config)?;
+        let audit = open_audit(config.audit.as_deref())?;
         let own = config.address.or_else(|| cluster.own_address()).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         // Before the node joins: otherwise a shard would move here, and could not be served.
         let listeners = Listeners::bind(&config, own).await?;
@@ -378,12 +378,6 @@ impl Member {
             })
             .await
     }
-}
-
-fn open_audit(config: &NodeConfig) -> Result<Audit, NodeError> {
-    let path = config.audit.as_deref();
-    let failed = |error| ServeError::Audit { path: path.unwrap_or(Path::new("")).to_owned(), error };
-    Ok(Audit::open(path).map_err(failed)?)
 }
 
 /// Creates the cluster, if there is neither one nor a pool in its namespace.

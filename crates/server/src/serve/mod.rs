@@ -73,6 +73,7 @@ use ownership::reopen::Reopened;
 pub use reload::Load;
 use reload::Reloader;
 use services::{Prepared, Services};
+pub(crate) use services::{lowered, open_audit};
 pub(crate) use shard_process::{RELAY_SOCKET, SHARD_PROCESS, SILENT_OWNER, ShardOf};
 use shard_process::{is_shard_process, of_shard};
 use upgrade::replace::{Outcome, Resumption, cut, replace};

@@ -243,8 +243,7 @@ impl Prepared {
         let uploads = socket_entry.uploads.clone();
         let mut listeners = vec![serve.listen(socket_listener, socket_entry, None)];
         if let Some(listener) = self.http {
-            let is_loopback = listener.local_addr()?.ip().is_loopback();
-            let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
+            let origin = Origin::of_address(listener.local_addr()?.ip());
             let listener = LimitedListener::new(listener, self.api_connections, control.stopping());
             let entry = Entry { origin, tls: self.https.is_some(), hosts: self.http_hosts, uploads };
             listeners.push(serve.listen(listener, entry, self.https));
@@ -338,7 +337,7 @@ pub(super) fn connection_limits(config: &ServeConfig, descriptors: &Descriptors)
 
 /// The limits with at most this many connections. A part of them is reserved for clients that have
 /// negotiated.
-pub(super) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits {
+pub(crate) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits {
     let all = wanted.all.min(most);
     ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
 }
@@ -374,10 +373,14 @@ fn names(
 
 /// The access control of a configuration.
 fn access(config: &ServeConfig) -> Result<Arc<Access>, ServeError> {
-    let path = config.audit.as_deref();
-    let failed = |error| ServeError::Audit { path: path.unwrap_or(Path::new("")).to_owned(), error };
-    let audit = Audit::open(path).map_err(failed)?;
+    let audit = open_audit(config.audit.as_deref())?;
     Ok(Access::load(&config.data, config.http.tokens == TokenMode::Always, audit))
+}
+
+/// Opens the audit log.
+pub(crate) fn open_audit(path: Option<&Path>) -> Result<Audit, ServeError> {
+    let failed = |error| ServeError::Audit { path: path.unwrap_or(Path::new("")).to_owned(), error };
+    Audit::open(path).map_err(failed)
 }
 
 /// Writes the times at which tokens were last used.
