@@ -36,7 +36,13 @@ class Fuse:
     def close(self):
         if self.process is None:
             return
-        run("fusermount3", "-u", self.dir, check=False)
+        # A loop device lets its file go some time after the file system on it was unmounted: until then the
+        # file is in use.
+        wait_for(
+            lambda: self.process.poll() is not None
+            or run("fusermount3", "-u", self.dir, check=False).returncode == 0,
+            "the file of nbdfuse is unmounted",
+        )
         self.process.wait(60)
         self.process = None
 
