@@ -266,10 +266,11 @@ class Browser:
         self.driver.service.stop()
 
     def close(self):
-        """Ends the browser, and fails the test if its console has messages."""
+        """Ends the browser, unless it has ended, and fails the test if its console has messages."""
         messages = [] if self.gone else self.console()
         if not self.gone:
             self.driver.quit()
+            self.gone = True
         shutil.rmtree(self.profile, ignore_errors=True)
         check(not messages, "messages in the console:\n" + "\n".join(messages))
 

@@ -8,8 +8,8 @@ export function setShard(number) {
   shard = number;
 }
 
-/** What a cluster has as a whole. Everything else belongs to a shard. */
-const OF_CLUSTER = /^\/(cluster|session|tokens|health|volumes|images|clones|resets|targets)([/?]|$)/;
+/** What a cluster has as a whole, and what it finds by the name of a disk. Everything else belongs to a shard. */
+const OF_CLUSTER = /^\/((cluster|session|tokens|health|volumes|images|clones|resets|targets)([/?]|$)|stats\/)/;
 
 /** The address of a path. An image is imported into the shard whose jobs are shown. */
 function address(method, path) {
