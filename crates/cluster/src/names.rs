@@ -9,8 +9,8 @@
 //! operation.
 //!
 //! Targets have separate names: the NAME of a target begins with `@` ([`of_target`]), as no name of a
-//! disk does, so a disk and a target never compete for a name. What follows about disks holds for targets as
-//! well.
+//! disk does, so a disk and a target never compete for a name. All statements below about disks apply to
+//! targets as well.
 //!
 //! **The directory decides uniqueness, the shard decides existence.** A shard creates, renames or deletes a
 //! disk only while the entry of its name is *pending* for this shard, in the present term of its owner:
@@ -21,11 +21,11 @@
 //! 3. *End*: the entry becomes present, or is removed, according to what the shard has ([`Names::end`]).
 //!
 //! A rename reserves the new name, marks the old one, commits, and ends both. Several disks are created in
-//! one commit: all names are reserved before it, those of one object by one operation, and are ended after
-//! it.
+//! one commit: before the commit all names are reserved, with one operation for the names of each object, and
+//! after the commit they are ended.
 //!
 //! **Invariant.** No two shards have disks of the same name: a shard has a disk of a name only if the entry
-//! of the name is that of the shard. When no operation is in progress, the shard has a disk of the name
+//! of the name names the shard. When no operation is in progress, the shard has a disk of the name
 //! exactly if the name has an entry of the shard.
 //!
 //! **After a crash.** The next owner of a shard finds the pending entries of the shard by their `p.` entries,

@@ -1,7 +1,7 @@
 //! The names of one shard, for the process that owns the shard.
 //!
-//! The module adds to [`crate::names`] what an owner does: it ends operations by what the shard
-//! has, settles those that were interrupted, and enters disks and targets that have no name in the cluster
+//! The module adds to [`crate::names`] the tasks of an owner. It ends operations by what the shard has, it
+//! settles operations that were interrupted, and it enters disks and targets that have no name in the cluster
 //! yet.
 
 use std::collections::BTreeMap;

@@ -27,24 +27,25 @@
 //! **Why the mark is safe while guests write.** Guests cannot make a dead slot live again. A write creates
 //! new slots. A clone, a rollback or a reset shares nodes that a disk of the checkpoint had, or that were
 //! created since. So does a copy of a range, which shares nodes and the addresses in them: it copies the
-//! source's map at that moment, and each address in that map is in the checkpoint, or newer, or was added by
-//! a reference as described next, and was recorded then. A leaf never loses an entry that hides its base: a
-//! discard lists a hole. The one way to make a dead slot live is a reference that a commit makes to a block
-//! that is stored already. These references are recorded in the barrier of the log from before the checkpoint
-//! until the end of the reclaim, and the cleaner checks the barrier before it drops a slot
-//! ([`super::clean`]). References made between two reclaims are in the next checkpoint, which counts them.
+//! source's map at that moment. Each address in that map is in the checkpoint, is newer than the checkpoint,
+//! or was added by a reference to a stored block, which was recorded as described next. A leaf never loses an
+//! entry that hides its base: a discard lists a hole. The one way to make a dead slot live is a reference
+//! that a commit makes to a block that is stored already. These references are recorded in the barrier of the
+//! log from before the checkpoint until the end of the reclaim, and the cleaner checks the barrier before it
+//! drops a slot ([`super::clean`]). References made between two reclaims are in the next checkpoint, which
+//! counts them.
 //!
 //! **A node that cannot be read** does not end a full mark. Its references are unknown, but older than the
 //! node: a node is written after everything below it (children, base and blocks), and no address is assigned
 //! twice. So each slot below it was written by a batch with a lower number than the last batch of the segment
 //! in which the node was written. The highest of these numbers is the *horizon* of the mark. A segment that
 //! began before the horizon may hold live slots that the mark cannot see: none of its slots is dropped or
-//! moved, whether found live or not. A segment that began later cannot, and is treated as usual. So a pool
-//! continues to free segments that were written since the damage; the others become reclaimable when no disk
-//! reaches the damaged node any more. The affected disks are found by descending from each root to the
-//! indexes of these nodes; they are reported to the caller of the reclaim, and once in the log. (If damage
-//! has cost the node's segment its entry in the table, the horizon is the end of history as recovery found
-//! it: all segments written since the pool was opened are in the table.)
+//! moved, whether found live or not. A segment that began later holds no such slot, and is treated as usual.
+//! So a pool continues to free segments that were written since the damage. The older segments become
+//! reclaimable when no disk reaches the damaged node any more. The affected disks are found by descending
+//! from each root to the indexes of these nodes; they are reported to the caller of the reclaim, and once in
+//! the log. (If damage has cost the node's segment its entry in the table, the horizon is the end of history
+//! as recovery found it: all segments written since the pool was opened are in the table.)
 //!
 //! **Exclusive space** of a disk is what its removal would free: it is found by removing its root and adding
 //! up the slots whose count would fall to zero, without changing the counts. That reads the nodes that no

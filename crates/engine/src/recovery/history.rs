@@ -3,7 +3,7 @@
 //!
 //! **History** is everything that can be reached from the checkpoint: complete group after complete group, as
 //! long as sequence numbers are consecutive, each batch links to its predecessor, and the epoch does not
-//! fall. If several batches have the same number, that of the highest epoch counts.
+//! fall. If several batches have the same number, the batch of the highest epoch counts.
 //!
 //! **End of history, or damage?** History may end early for two reasons. The next group was being written
 //! when the machine stopped: no flush was acknowledged, and the group is dropped. Or one of the group's
@@ -22,9 +22,9 @@
 //!   next): each left one group, begun where its history ended, and later lives continued from there. So the
 //!   group of any such remains begins at `G` or before.
 //! - A group that was abandoned because an object did not answer may become complete later ([`crate::log`]).
-//!   If the one in its place is damaged, history continues with the abandoned one, and what follows begins at
-//!   `G`, not after it. It proves damage by its link: it follows another batch than the last one of history,
-//!   of a later epoch.
+//!   If the group in its place is damaged, history continues with the abandoned group, and the next group
+//!   begins at `G`, not after it. The next group proves damage by its link: it links to a batch of a later
+//!   epoch, and not to the last batch of history.
 //! - One exception: after a loss was accepted ([`crate::offline`]), complete groups of earlier epochs remain
 //!   after the end of history. History continues from there with a higher epoch, so a batch proves nothing if
 //!   its epoch is below that of the end of history. Until the first batch of that epoch is durable, the same
@@ -35,8 +35,9 @@
 //! completed that write: this counts as damage.
 //!
 //! **Damage without loss.** Batches of the map stream hold map nodes and pieces of checkpoints, which
-//! recovery does not apply: it reads and verifies the ones that it needs separately. So history continues
-//! after a damaged one, if it certainly was one: its group was durable as above; in a segment of the map
+//! recovery does not apply: recovery reads and verifies the nodes and pieces that it needs separately. So
+//! history continues after a damaged batch if the batch certainly was of this stream: its group was durable
+//! as above; in a segment of the map
 //! stream there is a gap between two batches of one epoch (or after a batch that is followed by the footer);
 //! and all numbers between these two except the missing one are found intact, in that epoch. The gap held at
 //! least one batch, and in that epoch each number occurs once, so the missing batch was in the gap. The

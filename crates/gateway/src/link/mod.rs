@@ -116,7 +116,7 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
                 continue;
             }
         };
-        // Those beyond the limit are closed: a node repeats the attempt, and a stranger gets no memory.
+        // Connections beyond the limit are closed: a node repeats the attempt, and a stranger gets no memory.
         let Some(place) = beginning.take(address.ip()) else { continue };
         let (mut identity, local) = (identity.clone(), local.clone());
         tokio::spawn(async move {
