@@ -2,7 +2,8 @@
 //!
 //! **The commit argument.** A *group* is the output of one commit: one or more batches, the last of which is
 //! marked. [`Log::append`] appends them in order, each linked to its predecessor by sequence number and
-//! checksum: one is prepared while the one before it is written, and its append begins when that has ended.
+//! checksum. A batch is prepared while its predecessor is written, and its append begins when the append of
+//! the predecessor has ended.
 //! The footer of a segment that ends within the group is written next to the first batch of the next one.
 //! [`Log::end_group`] then syncs every segment that the group touched. Only after that does the caller change
 //! maps and answer guests. Therefore, after a crash:
@@ -37,8 +38,8 @@
 //!
 //! **When an object does not answer** while others do, for example because an OSD hangs, a group need not
 //! wait for it: if an append is overdue ([`Store::overdue`]), the log abandons the group, and the caller
-//! writes it again at once ([`StoreError::Overdue`]), into a segment whose object was just created. Other
-//! than after a failed append, the one that was given up may still take effect, at any time. It does no harm:
+//! writes it again at once ([`StoreError::Overdue`]), into a segment whose object was just created. Unlike a
+//! failed append, an append that was given up may still take effect, at any time. It does no harm:
 //!
 //! | it takes effect | recovery |
 //! |---|---|
@@ -47,10 +48,11 @@
 //! | after another owner has taken the pool over | does not happen: the store fences its object |
 //! | after a checkpoint | does not read it: the segment is not open any more |
 //!
-//! A batch that was read is never one of each: a batch links to its predecessor by checksum, which includes
-//! the epoch. One case remains: if the group is written again and finds no room, it must not be reported as
-//! abandoned, since recovery could still find it. Then the log fails permanently. So no room is reserved for
-//! the rest of the segment then.
+//! Recovery never combines batches of the abandoned group with batches of its second copy: a batch links to
+//! its predecessor by checksum, which includes the epoch. One case remains: if the group is written again and
+//! finds no room, it must not be reported as abandoned, since recovery could still find it. Then the log
+//! fails permanently. For this reason, no room is reserved for the rest of the segment when a group is
+//! written again.
 //!
 //! A group of the cleaner is given up as often as an append is overdue, since commits wait for the log. It is
 //! not written again, because the slots that it moves must be in the object of earlier ones: its segment
@@ -59,10 +61,10 @@
 //! refers to a slot that it leaves out, and then that group has its numbers and a higher epoch.
 //!
 //! The object of the next segment is *prepared* when an open one is half full: it exists, empty, before any
-//! stream needs it, and a commit waits for its creation only if it is not completed by then. Recovery finds
-//! in it what it finds in a segment whose first append a crash interrupted: nothing. It is the same for all
-//! streams, since they share the numbers. One that is not used any more is deleted; that of a crashed server
-//! is in no table, so a reclaim deletes it.
+//! stream needs it, and a commit waits for its creation only if it is not completed by then. To recovery, the
+//! object is like a segment whose first append a crash interrupted: it holds nothing. All streams share the
+//! prepared object, since they share the numbers of segments. A prepared object that is not used any more is
+//! deleted. The prepared object of a crashed server is in no table, so a reclaim deletes it.
 
 mod appends;
 mod barrier;

@@ -3,8 +3,8 @@
 //! **Whose it is.** The superblock names the memory that belongs to the pool. An opening that does not have
 //! that memory replaces the name ([`MemoryState::Lost`]), after the loss is durably recorded with the disks
 //! and before any client is served. So memory is used only if no other opening of the pool has come in
-//! between. An opening that is interrupted before that finds the loss again. One that fails leaves the memory
-//! as it was.
+//! between. If an opening is interrupted before it replaces the name, the next opening finds the loss again.
+//! An opening that fails leaves the memory as it was.
 //!
 //! **What is in the log already.** Under the lock of the log, a commit freezes the buffers, states in the
 //! memory's *cover* that all records so far are in the log if its history reaches the group's first batch,
@@ -14,12 +14,13 @@
 //! ([`crate::commit`]); and an opening withdraws the cover before it writes its first batch. If history
 //! reaches the cover, its records are dropped:
 //!
-//! - Of disks that are committed, all of them: the maps have them, or something newer from the same group,
-//!   such as a copy.
-//! - Of a desktop, only if the group replaced its contents. An overflow is in its map as well then, which is
-//!   the same data again.
+//! - The records of a disk that is committed are all dropped: its map has their data, or newer data from the
+//!   same group, such as a copy.
+//! - The records of a desktop are dropped only if the group replaced its contents. Otherwise an overflow is
+//!   both in its map and in its records, with the same data.
 //!
-//! If it does not, they are kept, although batches of the interrupted group may be on the store.
+//! If history does not reach the cover, its records are kept, although batches of the interrupted group may
+//! be on the store.
 //!
 //! **That history is this one.** A commit states in the memory's *floor* which batch history has reached
 //! before it drops the records of its group. History that does not reach the floor lacks them: the store was
