@@ -33,4 +33,4 @@ import browser_cluster  # noqa: E402, F401
 if __name__ == "__main__":
     os.environ.setdefault("FOREBAY_TEST_JOBS", "2")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.exit(run_tests(sys.argv[1:], int(os.environ.get("FOREBAY_SEED", "1"))))
+    sys.exit(run_tests(sys.argv[1:], int(os.environ.get("FOREBAY_SEED", "1")), "browser_"))

@@ -215,10 +215,12 @@ def need_root(what):
         raise Skipped(f"needs root for {what}")
 
 
-def run_tests(wanted, seed):
-    """Runs the tests whose name contains one of `wanted` (all tests if it is empty). Returns the exit
-    status."""
-    tests = [f for f in TESTS if not wanted or any(w in f.__name__ for w in wanted)]
+def run_tests(wanted, seed, modules=""):
+    """Runs the tests whose name contains one of `wanted` (all tests if it is empty), and whose module has a
+    name that begins with `modules`: a module that another one imports for its helpers may have tests as well.
+    Returns the exit status."""
+    tests = [f for f in TESTS if f.__module__.startswith(modules)]
+    tests = [f for f in tests if not wanted or any(w in f.__name__ for w in wanted)]
     # A complete name selects this test only.
     tests = [f for f in tests if f.__name__ in wanted] or tests
     if not tests:
