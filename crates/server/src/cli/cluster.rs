@@ -9,7 +9,9 @@ use forebay_api::{ClusterView, NodeStateView, NodeView};
 use forebay_cluster::ClusterError;
 use forebay_cluster::map::{Change, MAX_SHARDS, Map, Maps, Node, NodeState, Shard, new_shards};
 use forebay_store::StoreError;
-use forebay_store::rados::{PoolWatch, RadosAddress, RadosOptions, Sight, ownership};
+use forebay_store::rados::{
+    Membership, PoolConnection, PoolWatch, RadosAddress, RadosOptions, Sight, ownership,
+};
 
 use super::args::CephArgs;
 use super::{CliError, output};
@@ -232,12 +234,31 @@ async fn create(open: Open, shards: u32, from: Option<String>, json: bool) -> Re
     let identity = node::new_identity().map_err(CliError::System)?;
     let links = node::new_links().map_err(|e| open.failed(e))?;
     open.maps.create(&open.address.name, &identity, &links, &all).await.map_err(|e| open.failed(e))?;
+    if let Some(from) = from {
+        enter(&open, from).await?;
+    }
     output::print_result(&view(&open, &open.read().await?, None), json, |_| {
         format!(
             "created the cluster {} with {shards} shards; start nodes: forebay serve --cluster {}",
             open.address, open.address
         )
     })
+}
+
+/// Enters the cluster into the header of an existing pool, which becomes its first shard.
+async fn enter(open: &Open, pool: String) -> Result<(), CliError> {
+    let address = RadosAddress { pool: open.address.pool.clone(), name: pool };
+    let (options, cluster, named) = (open.options.clone(), open.address.name.clone(), address.to_string());
+    let entered = tokio::task::spawn_blocking(move || {
+        PoolConnection::new(&address, &options, Membership::ShardOf(cluster.clone()))?.enter_cluster(&cluster)
+    });
+    match entered.await.map_err(|e| CliError::System(std::io::Error::other(e)))? {
+        Ok(()) => Ok(()),
+        Err(e) => Err(open.failed(ClusterError::Refused(format!(
+            "the cluster was created, and {named} becomes its first shard when a node opens it; until then \
+             other servers can open it: {e}"
+        )))),
+    }
 }
 
 async fn status(open: Open, json: bool) -> Result<(), CliError> {

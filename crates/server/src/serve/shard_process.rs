@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use forebay_frontend::nbd::ListenerConfig;
 use forebay_frontend::plane::ListenAddr;
-use forebay_store::rados::SignOfLife;
+use forebay_store::rados::{Membership, SignOfLife};
 use serde::{Deserialize, Serialize};
 
 use crate::config::ServeConfig;
@@ -51,6 +51,11 @@ pub(super) fn of_shard(mut config: ServeConfig) -> ServeConfig {
 /// The shard that this process serves; `None` for a server that no node has started.
 pub(super) fn own_shard() -> Option<ShardOf> {
     serde_json::from_str(&std::env::var(SHARD_PROCESS).ok()?).ok()
+}
+
+/// As what this process claims its pool.
+pub(super) fn membership() -> Membership {
+    own_shard().map_or(Membership::Single, |own| Membership::ShardOf(own.cluster))
 }
 
 /// Whether this is the process of a shard.

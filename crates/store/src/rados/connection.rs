@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::cluster::Cluster;
 use super::handover::{self, Fate};
 use super::librados::LibradosCluster;
+use super::membership::Membership;
 use super::owner::Owner;
+use super::ownership::{self, Claimant};
 #[cfg(feature = "test-util")]
 use super::simulated::SimulatedClient;
 use super::{Claim, RadosAddress, RadosOptions, RadosStore, Waiting, block_on, standby, store_error};
@@ -51,28 +53,64 @@ pub enum HandedOver {
 /// A connection to a pool, which this process may claim.
 pub struct PoolConnection {
     cluster: Arc<dyn Cluster>,
-    here: Owner,
+    here: Claimant,
 }
 
 impl PoolConnection {
-    /// Connects. Blocks.
+    /// Connects, for a server that claims the pool as a member of a cluster or not. Blocks.
     ///
     /// # Errors
     /// If the cluster cannot be reached.
-    pub fn new(address: &RadosAddress, options: &RadosOptions) -> Result<Arc<PoolConnection>> {
+    pub fn new(
+        address: &RadosAddress,
+        options: &RadosOptions,
+        membership: Membership,
+    ) -> Result<Arc<PoolConnection>> {
         let cluster = LibradosCluster::connect(address, options)?;
-        Ok(Arc::new(PoolConnection { cluster, here: Owner::this() }))
+        Ok(Arc::new(PoolConnection { cluster, here: Claimant { owner: Owner::this(), membership } }))
     }
 
     /// A connection of a simulated server.
     #[cfg(feature = "test-util")]
     pub fn simulated(cluster: Arc<SimulatedClient>, name: &str) -> PoolConnection {
-        PoolConnection { cluster, here: Owner::simulated(name) }
+        PoolConnection::simulated_as(cluster, name, Membership::Single)
+    }
+
+    /// Works like [`PoolConnection::simulated`], for a server that may be a member of a cluster.
+    #[cfg(feature = "test-util")]
+    pub fn simulated_as(cluster: Arc<SimulatedClient>, name: &str, membership: Membership) -> PoolConnection {
+        PoolConnection { cluster, here: Claimant { owner: Owner::simulated(name), membership } }
+    }
+
+    /// Enters a cluster, by its namespace, into the header of a pool that no server has: from now on only
+    /// nodes of the cluster open the pool. Blocks.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`](crate::StoreError::Busy) if a server has the pool, or opens it meanwhile; as
+    /// [`PoolConnection::claim`].
+    pub fn enter_cluster(&self, namespace: &str) -> Result<()> {
+        block_on(self.entered(namespace))
+    }
+
+    /// Works like [`PoolConnection::enter_cluster`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn entered(&self, namespace: &str) -> Result<()> {
+        ownership::enter_cluster(&*self.cluster, &self.here.owner, namespace).await
+    }
+
+    /// Works like [`PoolConnection::claim`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn claimed(&self, claim: Claim, waiting: &Waiting<'_>) -> Result<Arc<RadosStore>> {
+        RadosStore::claim(self.cluster.clone(), &self.here, claim, waiting).await
     }
 
     /// Returns this process as an heir, to which a predecessor can release the pool.
     pub fn as_heir(&self) -> Heir {
-        Heir(self.here.clone())
+        Heir(self.here.owner.clone())
     }
 
     /// Opens the pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the
@@ -82,7 +120,7 @@ impl PoolConnection {
     /// [`StoreError::Busy`] if another server owns the pool; `ECANCELED` as [`StoreError::Io`] if cancelled;
     /// other errors of the system.
     pub fn claim(&self, claim: Claim, waiting: &Waiting<'_>) -> Result<Arc<RadosStore>> {
-        block_on(RadosStore::claim(self.cluster.clone(), &self.here, claim, waiting))
+        block_on(self.claimed(claim, waiting))
     }
 
     /// A standby that is alive: any one, or the one that a user calls `HOST` or `HOST:PROCESS`. Observes for
@@ -136,7 +174,7 @@ impl PoolConnection {
                 }
                 Fate::Back(taken) => {
                     let cluster = self.cluster.clone();
-                    if let Some(store) = RadosStore::of_owner(cluster, &self.here, taken, true).await? {
+                    if let Some(store) = RadosStore::of_owner(cluster, &self.here.owner, taken, true).await? {
                         return Ok(HandedOver::Back(store));
                     }
                 }

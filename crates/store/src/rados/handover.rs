@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::cluster::{Cluster, Errno};
 use super::header::Header;
-use super::owner::Owner;
-use super::ownership::{LOOK_EVERY, LOOK_FOR_HEIR, Taken, is_free, name, swap_owner, taking_failed};
+use super::ownership::{
+    Claimant, LOOK_EVERY, LOOK_FOR_HEIR, Taken, is_free, name, swap_owner, taking_failed,
+};
 use super::watch::Watch;
 use super::{Claim, Waiting};
 use crate::{Result, StoreError};
@@ -33,7 +34,7 @@ pub(super) enum Fate {
 /// `ECANCELED` as [`StoreError::Io`] if cancelled; that of the cluster if it cannot be taken back.
 pub(super) async fn settle(
     cluster: &dyn Cluster,
-    here: &Owner,
+    here: &Claimant,
     term: u64,
     waiting: &Waiting<'_>,
 ) -> Result<Fate> {
@@ -62,8 +63,9 @@ pub(super) async fn settle(
         }
         let claim = if waited >= HEIR_TAKES { Claim::Back { term } } else { Claim::Wait };
         // The release by this server may not have arrived yet.
-        let is_mine = !is_taken && seen.owner == here.text() && waited < HEIR_TAKES;
-        if (is_free(seen, here, claim) && !is_mine) || watch.is_silent() {
+        let is_mine = !is_taken && seen.owner == here.owner.text() && waited < HEIR_TAKES;
+        if (is_free(seen, &here.owner, claim) && !is_mine) || watch.is_silent() {
+            here.membership.check(seen)?;
             match swap_owner(cluster, seen, here, Vec::new()).await {
                 Ok(taken) => return Ok(Fate::Back(taken)),
                 Err(Errno(libc::ECANCELED)) => {}

@@ -7,6 +7,8 @@
 //!                    attribute beat     changes each second while the owner is alive
 //!                    attribute heir     the server for which the pool is reserved while it has no owner
 //!                    attribute serving  the term whose owner serves clients
+//!                    attribute shard-of the namespace of the cluster to which the pool belongs; missing for
+//!                                       the pool of a single server
 //!                    attribute next     all segments have lower numbers, 16 hexadecimal digits; missing
 //!                                       before the first segment
 //!                    bytes              two superblock copies of 4096 bytes
@@ -39,6 +41,7 @@ pub(super) const BEAT: &str = "beat";
 pub(super) const HEIR: &str = "heir";
 pub(super) const SERVING: &str = "serving";
 pub(super) const NEXT: &str = "next";
+pub(super) const SHARD_OF: &str = "shard-of";
 
 const SEGMENT: &str = "segment.";
 const OPEN: &str = "open.";
@@ -99,6 +102,8 @@ pub(super) struct Header {
     pub heir: String,
     /// The owner serves clients.
     pub is_serving: bool,
+    /// The namespace of the cluster of which the pool is a shard; empty if it is that of a single server.
+    pub shard_of: String,
     /// Keys of servers that wait for the pool.
     pub standbys: Vec<String>,
     /// A number that is higher than those of all segments; `None` if none is known.
@@ -127,6 +132,7 @@ impl Header {
             beat: contents.attribute(BEAT),
             heir: contents.attribute(HEIR),
             is_serving: contents.attribute(SERVING) == term,
+            shard_of: contents.attribute(SHARD_OF),
             standbys: contents.keys.iter().filter(|key| standby_of(key).is_some()).cloned().collect(),
             next: number(&contents.attribute(NEXT)).and_then(|n| u32::try_from(n).ok()).map(SegmentId),
             swaps: number(&contents.attribute(SWAPS)).ok_or(damaged)?,

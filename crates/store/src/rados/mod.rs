@@ -14,6 +14,7 @@ mod handover;
 mod header;
 mod lease;
 pub mod librados;
+mod membership;
 mod notice;
 mod ops;
 mod owner;
@@ -44,11 +45,12 @@ use self::header::HeaderKeys;
 pub use self::header::{HEADER as POOL_HEADER, digits};
 use self::lease::{Lease, Moment};
 use self::librados::LibradosCluster;
+pub use self::membership::Membership;
 pub use self::notice::{MAX_GROUPS, MAX_NOTICE, NoticeBoard, PoolView};
 use self::owner::Owner;
 pub use self::ownership::DEAD_AFTER;
 use self::ownership::{
-    BEAT_EVERY, Taken, announce_serving, beat, fence, invite, release, take, taking_failed,
+    BEAT_EVERY, Claimant, Taken, announce_serving, beat, fence, invite, release, take, taking_failed,
 };
 use self::patience::Patience;
 pub use self::pool_watch::{PoolWatch, Sight};
@@ -201,7 +203,7 @@ impl Lost {
 }
 
 impl RadosStore {
-    /// Opens a pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the
+    /// Opens a pool for maintenance, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the
     /// owner releases the pool or dies.
     ///
     /// # Errors
@@ -213,7 +215,7 @@ impl RadosStore {
         claim: Claim,
         waiting: &Waiting<'_>,
     ) -> Result<Arc<RadosStore>> {
-        PoolConnection::new(address, options)?.claim(claim, waiting)
+        PoolConnection::new(address, options, Membership::Maintenance)?.claim(claim, waiting)
     }
 
     /// Opens a pool that no server owns, read-only. Blocks.
@@ -239,14 +241,16 @@ impl RadosStore {
 
     async fn claim(
         cluster: Arc<dyn Cluster>,
-        owner: &Owner,
+        here: &Claimant,
         claim: Claim,
         waiting: &Waiting<'_>,
     ) -> Result<Arc<RadosStore>> {
         loop {
-            let taken = take(&*cluster, owner, claim, waiting).await?;
+            let taken = take(&*cluster, here, claim, waiting).await?;
             let tries_again = matches!(claim, Claim::Back { .. });
-            if let Some(store) = RadosStore::of_owner(cluster.clone(), owner, taken, tries_again).await? {
+            if let Some(store) =
+                RadosStore::of_owner(cluster.clone(), &here.owner, taken, tries_again).await?
+            {
                 return Ok(store);
             }
         }
@@ -290,7 +294,8 @@ impl RadosStore {
         name: &str,
         claim: Claim,
     ) -> Result<Arc<RadosStore>> {
-        RadosStore::claim(cluster, &Owner::simulated(name), claim, &Waiting::NONE).await
+        let here = Claimant { owner: Owner::simulated(name), membership: Membership::Single };
+        RadosStore::claim(cluster, &here, claim, &Waiting::NONE).await
     }
 
     /// Opens a pool of a cluster in which no time passes.

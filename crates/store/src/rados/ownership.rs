@@ -35,8 +35,10 @@ use forebay_format::SegmentId;
 
 use super::cluster::{Answer, Cluster, Errno, Operation, Step, WhenFull};
 use super::header::{
-    BEAT, HEADER, HEIR, Header, OWNER, SERVING, SWAPS, TERM, digits, gone_key, open_key, segment_object,
+    BEAT, HEADER, HEIR, Header, OWNER, SERVING, SHARD_OF, SWAPS, TERM, digits, gone_key, open_key,
+    segment_object,
 };
+use super::membership::Membership;
 use super::owner::Owner;
 use super::standby::{Announcement, Survey};
 use super::watch::Watch;
@@ -53,6 +55,13 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub(super) const LOOK_FOR_HEIR: Duration = Duration::from_millis(20);
 const HEIR_LOOKS: Duration = Duration::from_secs(30);
 
+/// A server that claims a pool.
+#[derive(Debug, Clone)]
+pub(super) struct Claimant {
+    pub owner: Owner,
+    pub membership: Membership,
+}
+
 /// An ownership that has begun.
 pub(super) struct Taken {
     pub term: u64,
@@ -63,22 +72,22 @@ pub(super) struct Taken {
 /// Takes a pool, or creates it: this server is its owner then, and has to [`fence`] the earlier ones.
 ///
 /// # Errors
-/// [`StoreError::Busy`] if another server has it, and the claim does not wait; `ECANCELED` as
-/// [`StoreError::Io`] if cancelled.
+/// [`StoreError::Busy`] if another server has it, and the claim does not wait; as [`StoreError::Io`],
+/// `ECANCELED` if cancelled, and `EPERM` if the pool belongs to a cluster and the claimant does not.
 pub(super) async fn take(
     cluster: &dyn Cluster,
-    owner: &Owner,
+    here: &Claimant,
     claim: Claim,
     waiting: &Waiting<'_>,
 ) -> Result<Taken> {
-    let mut announcement = Announcement::new(owner);
+    let mut announcement = Announcement::new(&here.owner);
     loop {
         let taken = match Header::read(cluster).await {
-            Ok(header) => match observe(cluster, header, owner, claim, waiting, &mut announcement).await? {
-                Some(free) => swap_owner(cluster, &free, owner, announcement.keys()).await,
+            Ok(header) => match observe(cluster, header, here, claim, waiting, &mut announcement).await? {
+                Some(free) => swap_owner(cluster, &free, here, announcement.keys()).await,
                 None => continue,
             },
-            Err(Errno(libc::ENOENT)) => create_header(cluster, owner).await,
+            Err(Errno(libc::ENOENT)) => create_header(cluster, here).await,
             Err(e) => Err(e),
         };
         match taken {
@@ -102,15 +111,54 @@ pub(super) fn taking_failed(e: Errno) -> StoreError {
     StoreError::Io { what: "opening the pool".into(), reason: reason.into(), errno: e.0 }
 }
 
-async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<Taken> {
+async fn create_header(cluster: &dyn Cluster, here: &Claimant) -> Answer<Taken> {
+    let Claimant { owner, membership } = here;
     let term = owner.first_term();
     let attributes = [(TERM, digits(term)), (OWNER, owner.text()), (SWAPS, digits(0)), (BEAT, digits(0))];
     let set = attributes.into_iter().map(|(name, value)| Step::Set(name, value));
     // The operation removes nothing, but fails in a Ceph pool whose objects cannot have keys.
     let needs_keys = Step::RemoveKeys(vec![open_key(SegmentId(0))]);
-    let steps = [Step::Create].into_iter().chain(set).chain([needs_keys]).collect();
+    let steps = [Step::Create].into_iter().chain(set).chain(membership.enter()).chain([needs_keys]).collect();
     let taken = Taken { term, before: String::new() };
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| taken)
+}
+
+/// Requires that the ownership is as it was seen, with the pool's format and its cluster.
+fn unchanged(seen: &Header) -> Vec<Step> {
+    vec![
+        Step::Require(TERM, digits(seen.term)),
+        Step::Require(BEAT, seen.beat.clone()),
+        Step::Require(OWNER, seen.owner.clone()),
+        Step::Require(HEIR, seen.heir.clone()),
+        Step::Require(SWAPS, digits(seen.swaps)),
+        Step::Require(SHARD_OF, seen.shard_of.clone()),
+    ]
+}
+
+/// Enters the cluster `name` into the header of a pool that no server has, so that no single server opens the
+/// pool from now on.
+///
+/// # Errors
+/// [`StoreError::Busy`] if a server has the pool, or has taken it meanwhile; as [`take`].
+pub(super) async fn enter_cluster(cluster: &dyn Cluster, here: &Owner, name: &str) -> Result<()> {
+    let membership = Membership::ShardOf(name.to_owned());
+    let seen = Header::read(cluster).await.map_err(taking_failed)?;
+    membership.check(&seen)?;
+    let mut watch = Watch::new(seen);
+    while !is_free(&watch.seen, here, Claim::IfFree) && !watch.is_silent() {
+        match watch.look(cluster, LOOK_EVERY).await {
+            Ok(true) if !watch.seen.owner.is_empty() => {
+                return Err(StoreError::Busy(format!(" ({})", self::name(&watch.seen.owner))));
+            }
+            Ok(_) => {}
+            Err(e) => return Err(taking_failed(e)),
+        }
+    }
+    let steps = unchanged(&watch.seen).into_iter().chain(membership.enter()).collect();
+    match cluster.operate(HEADER, steps, WhenFull::Proceed).await {
+        Err(Errno(libc::ECANCELED)) => Err(StoreError::Busy(" (a server that began just now)".into())),
+        other => other.map_err(taking_failed),
+    }
 }
 
 /// Replaces the owner if everything that was seen is unchanged: an owner that is alive again keeps the pool,
@@ -119,24 +167,21 @@ async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<Taken> {
 pub(super) async fn swap_owner(
     cluster: &dyn Cluster,
     seen: &Header,
-    owner: &Owner,
+    here: &Claimant,
     obsolete_keys: Vec<String>,
 ) -> Answer<Taken> {
     seen.check_format().map_err(|_| Errno(libc::EPROTONOSUPPORT))?;
     let term = seen.term.checked_add(1).ok_or(Errno(libc::EOVERFLOW))?;
-    let steps = vec![
-        Step::Require(TERM, digits(seen.term)),
-        Step::Require(BEAT, seen.beat.clone()),
-        Step::Require(OWNER, seen.owner.clone()),
-        Step::Require(HEIR, seen.heir.clone()),
-        Step::Require(SWAPS, digits(seen.swaps)),
+    let mut steps = unchanged(seen);
+    steps.extend([
         Step::Set(TERM, digits(term)),
-        Step::Set(OWNER, owner.text()),
+        Step::Set(OWNER, here.owner.text()),
         Step::Set(HEIR, String::new()),
         // The first heartbeat must differ from the last heartbeat of the previous owner.
         Step::Set(BEAT, digits(0)),
         Step::RemoveKeys(obsolete_keys),
-    ];
+    ]);
+    steps.extend(here.membership.enter());
     let before = if seen.owner.is_empty() { &seen.heir } else { &seen.owner };
     let taken = Taken { term, before: before.clone() };
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| taken)
@@ -160,20 +205,20 @@ pub(super) fn is_free(seen: &Header, here: &Owner, claim: Claim) -> bool {
 async fn observe(
     cluster: &dyn Cluster,
     seen: Header,
-    here: &Owner,
+    here: &Claimant,
     claim: Claim,
     waiting: &Waiting<'_>,
     announcement: &mut Announcement,
 ) -> Result<Option<Header>> {
+    let Claimant { owner: here, membership } = here;
     let (mut watch, mut has_begun) = (Watch::new(seen), false);
     let mut as_heir = Duration::ZERO;
     loop {
-        // The format is also checked while another server has the pool: a standby that could not read the
-        // pool must not be chosen as heir.
-        if let Err(e) = watch.seen.check_format() {
+        // This is also checked while another server has the pool: a standby that could not open the pool must
+        // not be chosen as heir.
+        if let Err(e) = membership.check(&watch.seen) {
             announcement.withdraw(cluster);
-            let (what, reason) = ("opening the pool".into(), e.to_string());
-            return Err(StoreError::Io { what, reason, errno: libc::EPROTONOSUPPORT });
+            return Err(e);
         }
         if is_free(&watch.seen, here, claim) || watch.is_silent() {
             return Ok(Some(watch.seen));

@@ -9,3 +9,4 @@ mod directory;
 mod faulty;
 mod rados;
 mod rados_handover;
+mod rados_membership;

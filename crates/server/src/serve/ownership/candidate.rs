@@ -9,6 +9,7 @@ use forebay_store::rados::{Heir, PoolConnection, Waiting};
 
 use super::claim::blocking;
 use crate::config::{PoolLocation, RadosPool};
+use crate::serve::shard_process::membership;
 
 /// What this process needs in order to claim a pool.
 #[derive(Clone)]
@@ -26,7 +27,7 @@ impl Candidate {
             PoolLocation::Directory(path) => Ok(Candidate::Directory(path.clone())),
             PoolLocation::Rados(pool) => {
                 let RadosPool { address, options } = pool.clone();
-                let connected = blocking(move || PoolConnection::new(&address, &options)).await;
+                let connected = blocking(move || PoolConnection::new(&address, &options, membership())).await;
                 connected.map(Candidate::Ceph)
             }
         }

@@ -16,7 +16,7 @@ use super::directory;
 use crate::config::{PoolLocation, RadosPool, ServeConfig};
 use crate::serve::ServeError;
 use crate::serve::host::descriptors::Descriptors;
-use crate::serve::shard_process::silent_owner;
+use crate::serve::shard_process::{membership, silent_owner};
 
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
 ///
@@ -64,7 +64,7 @@ pub(in crate::serve) async fn open_when_free(
     let (RadosPool { address, options }, name) = (pool.clone(), pool.address.to_string());
     let opening = move |stopped: &Stopped| {
         tracing::info!("opening the pool {name}");
-        let connection = PoolConnection::new(&address, &options)?;
+        let connection = PoolConnection::new(&address, &options, membership())?;
         ceph::claim(&connection, &name, claim, stopped, &waits)
     };
     match claim::open(opening, stop).await.transpose() {
