@@ -77,7 +77,7 @@ pub use config::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers}
 pub use error::{Error, Result};
 pub use forebay_format::SegmentId;
 pub use forebay_format::{DiskId, Mark, PoolId, Role, SyncMode};
-pub use handle::{DiskHandle, Extent, Fast, ReadFrom};
+pub use handle::{Changed, DiskHandle, Extent, Fast, ReadFrom, Since};
 pub use host::{BoxFuture, Host};
 pub use limit::{Limits, Rate, RateLimits, TenantUsage};
 pub use log_damage::{DamagedPlace, DiskLoss, LogDamage};

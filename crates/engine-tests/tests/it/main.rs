@@ -13,6 +13,7 @@ mod common;
 mod copy;
 mod damage;
 mod desktop;
+mod differences;
 mod export;
 mod fair;
 mod fenced;

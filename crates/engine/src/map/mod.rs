@@ -65,6 +65,7 @@
 mod cache;
 mod checkpoint;
 mod copy;
+mod difference;
 #[cfg(test)]
 mod figures;
 mod hold;
@@ -82,6 +83,7 @@ mod write;
 
 pub(crate) use cache::NodeCache;
 pub(crate) use checkpoint::{Dirty, Ref, collect_dirty};
+pub(crate) use difference::{Change, changes, end_of_part};
 pub(crate) use hold::{Held, Touch};
 pub(crate) use index::MAX_HEIGHT;
 pub(crate) use need::NeedNode;

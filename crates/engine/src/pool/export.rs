@@ -5,6 +5,9 @@
 //! back and removed. The copy has the role of an import, so that no user sees it, and a pool that is opened
 //! after a crash removes it, also if an earlier release opens the pool.
 //!
+//! **Changes.** An export can be compared with an earlier snapshot or image, which then is in use until the
+//! export ends.
+//!
 //! **A full pool.** The copy needs a commit, for which a full pool has no room. A snapshot or an image, which
 //! does not change, is then read itself, and is in use until the export ends.
 
@@ -15,7 +18,7 @@ use forebay_format::{CatalogueOp, DiskRecord, Role};
 use super::pool::Pool;
 use crate::catalogue::disk_by_id;
 use crate::disk::{Disk, check_persistent};
-use crate::handle::{DiskHandle, Extent};
+use crate::handle::{Changed, DiskHandle, Extent, Since};
 use crate::text::shorten;
 use crate::{Error, Result};
 
@@ -24,6 +27,8 @@ pub struct Export {
     handle: Arc<DiskHandle>,
     /// The handle is to a hidden copy of the disk.
     is_copy: bool,
+    /// The earlier disk with which the contents are compared.
+    since: Option<Since>,
 }
 
 impl Export {
@@ -41,6 +46,33 @@ impl Export {
         self.handle.extents_without_flush(offset, len, max).await
     }
 
+    /// The earlier disk; `None` if the export has all contents.
+    pub fn since(&self) -> Option<&Since> {
+        self.since.as_ref()
+    }
+
+    /// Returns which parts of `len` bytes from `offset` on have changed since the earlier disk, at most `max`
+    /// of them, but at least one unless the range is empty. Without an earlier disk, all data has changed,
+    /// and holes and zeroes have not.
+    ///
+    /// # Errors
+    /// Those of a read of the block map.
+    pub async fn changes(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Changed>> {
+        let Some(since) = &self.since else {
+            let extents = self.extents(offset, len, max).await?.into_iter();
+            // Holes and zeroes are separate extents; both have not changed.
+            let mut changes: Vec<Changed> = Vec::new();
+            for extent in extents {
+                match changes.last_mut() {
+                    Some(last) if last.changed != extent.zero => last.len += extent.len,
+                    _ => changes.push(Changed { len: extent.len, changed: !extent.zero, zero: false }),
+                }
+            }
+            return Ok(changes);
+        };
+        self.handle.changes_without_flush(since, offset, len, max).await
+    }
+
     /// Reads the contents from `offset` into `out`. The read does not fill the read cache, and waits for its
     /// share of the store like the read of a client.
     ///
@@ -52,16 +84,39 @@ impl Export {
 }
 
 /// Begins an export of a volume, an image, or `VOLUME@SNAPSHOT`; see [`Pool::begin_export`].
-pub(super) async fn begin(pool: &Pool, name: &str) -> Result<Export> {
+pub(super) async fn begin(pool: &Pool, name: &str, since: Option<&str>) -> Result<Export> {
     let _admin = pool.components.editor.lock.lock().await;
+    let since = since.map(|earlier| compare(pool, name, earlier)).transpose()?;
     let from = pool.components.catalogue.read().find(name)?;
     check_persistent(&from, name)?;
     match hidden_copy(pool, &from, name).await {
         Err(Error::NoSpace) if from.role() != Role::Volume => {
-            Ok(Export { handle: pool.attach(name)?, is_copy: false })
+            Ok(Export { handle: pool.attach(name)?, is_copy: false, since })
         }
-        made => Ok(Export { handle: made?, is_copy: true }),
+        made => Ok(Export { handle: made?, is_copy: true, since }),
     }
+}
+
+/// Opens an earlier disk for comparisons with the disk `name`; see [`Pool::since`].
+pub(super) fn compare(pool: &Pool, name: &str, earlier: &str) -> Result<Since> {
+    let components = &pool.components;
+    let (earlier, disk) = {
+        let catalogue = components.catalogue.read();
+        let volume = name.split_once('@').map_or(name, |(volume, _)| volume);
+        let of_volume = format!("{volume}@{earlier}");
+        match catalogue.find(&of_volume) {
+            Ok(disk) if !earlier.contains('@') => (of_volume, disk),
+            _ => (earlier.to_owned(), catalogue.find(earlier)?),
+        }
+    };
+    if !matches!(disk.role(), Role::Snapshot | Role::Image) {
+        let (is, needs) = ("a volume", "a snapshot or an image, which does not change");
+        return Err(Error::WrongKind { name: shorten(&earlier), is, needs });
+    }
+    disk.check_map(&earlier)?;
+    disk.attach(&earlier)?;
+    let (metadata, marks) = (components.metadata.clone(), components.marks.clone());
+    Ok(Since::new(Arc::new(DiskHandle::new(metadata, marks, disk, earlier, None))))
 }
 
 /// Makes a hidden copy of a disk, and opens the copy.

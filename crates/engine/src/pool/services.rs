@@ -9,6 +9,7 @@ use super::admin::DiskInfo;
 use super::export::{self, Export};
 use super::limits::{self, DiskLimits, TenantInfo};
 use super::pool::Pool;
+use crate::handle::Since;
 use crate::{CachedBlock, ClassesInfo, GcProgress, Limits, Peek, Prefetched, ProfileInfo, Result};
 
 impl Pool {
@@ -166,7 +167,25 @@ impl Pool {
     /// [`crate::Error::NotFound`]; [`crate::Error::WrongKind`] for a desktop; [`crate::Error::MapDamaged`];
     /// [`crate::Error::NoSpace`] for a volume of a full pool.
     pub async fn begin_export(&self, name: &str) -> Result<Export> {
-        export::begin(self, name).await
+        export::begin(self, name, None).await
+    }
+
+    /// Works like [`Pool::begin_export`], for the changes since an earlier disk, which [`Pool::since`] names.
+    ///
+    /// # Errors
+    /// Those of [`Pool::begin_export`] and [`Pool::since`].
+    pub async fn begin_export_since(&self, name: &str, earlier: Option<&str>) -> Result<Export> {
+        export::begin(self, name, earlier).await
+    }
+
+    /// Opens an earlier disk for comparisons with the disk `name`: the name of a snapshot of the same volume,
+    /// otherwise an image, or `VOLUME@SNAPSHOT`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`](crate::Error::NotFound); [`Error::WrongKind`](crate::Error::WrongKind) for a
+    /// volume; [`Error::InUse`](crate::Error::InUse) while the earlier disk is being removed.
+    pub fn since(&self, name: &str, earlier: &str) -> Result<Since> {
+        export::compare(self, name, earlier)
     }
 
     /// Ends an export, and removes its copy of the disk.
