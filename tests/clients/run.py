@@ -72,6 +72,7 @@ import clients_filesystems  # noqa: E402, F401
 import clients_space  # noqa: E402, F401
 import clients_desktops  # noqa: E402, F401
 import clients_targets  # noqa: E402, F401
+import clients_differences  # noqa: E402, F401
 import clients_disconnect  # noqa: E402, F401
 import clients_access  # noqa: E402, F401
 import clients_luns  # noqa: E402, F401

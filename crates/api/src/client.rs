@@ -94,6 +94,11 @@ pub fn path(segments: &[&str]) -> String {
     path
 }
 
+/// Escapes a value of a query.
+pub fn query_value(value: &str) -> String {
+    utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
+}
+
 /// A client of the server on one control socket.
 pub struct Client {
     socket: PathBuf,
@@ -170,7 +175,12 @@ impl Client {
     /// `POST` with a streamed response of one JSON value per line.
     pub async fn post_lines(&self, segments: &[&str], body: &impl Serialize) -> Result<Lines> {
         let response = self.send(Method::POST, path(segments), Some(body)).await?;
-        Ok(Lines { body: response.into_body(), buffer: Vec::new() })
+        Ok(Client::lines(response))
+    }
+
+    /// The lines of a streamed response with one JSON value per line.
+    pub fn lines(response: Response<Incoming>) -> Lines {
+        Lines { body: response.into_body(), buffer: Vec::new() }
     }
 
     /// Sends a request and parses the complete response.

@@ -21,10 +21,12 @@ pub enum Format {
     Raw,
     /// The data of the disk, each piece after an [`ExtentHeader`]; holes and zeroes are not sent.
     Extents,
+    /// The ranges that have changed, without their data: a [`DifferenceLine`] in each line.
+    Changes,
 }
 
 impl Format {
-    /// All formats.
+    /// The formats with the contents of a disk.
     pub const ALL: [Format; 3] = [Format::Qcow2, Format::Raw, Format::Extents];
 
     /// The name in a query.
@@ -33,6 +35,7 @@ impl Format {
             Format::Qcow2 => "qcow2",
             Format::Raw => "raw",
             Format::Extents => "extents",
+            Format::Changes => "changes",
         }
     }
 
@@ -41,6 +44,7 @@ impl Format {
         match self {
             Format::Qcow2 | Format::Raw => "application/octet-stream",
             Format::Extents => "application/vnd.forebay.extents",
+            Format::Changes => "application/x-ndjson",
         }
     }
 }
@@ -74,6 +78,40 @@ impl ExtentHeader {
         let number = |at: usize| bytes[at..at + 8].iter().fold(0, |n, b| (n << 8) | u64::from(*b));
         ExtentHeader { offset: number(0), len: number(8) }
     }
+}
+
+/// A line of the difference between a disk and an earlier snapshot or image. The ranges are in order, do not
+/// overlap, and contain every difference. All ranges between them are equal. The last line is `End`; a
+/// response without it is incomplete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "change", rename_all = "lowercase")]
+pub enum DifferenceLine {
+    /// A range that was written.
+    Data {
+        /// Offset of the range on the disk in bytes.
+        offset_bytes: u64,
+        /// Length of the range in bytes.
+        length_bytes: u64,
+    },
+    /// A range that had data, and reads as zeroes now.
+    Zero {
+        /// Offset of the range on the disk in bytes.
+        offset_bytes: u64,
+        /// Length of the range in bytes.
+        length_bytes: u64,
+    },
+    /// The end of the difference.
+    End {
+        /// Size of the disk in bytes. If the earlier disk is longer, the end of it was cut off.
+        size_bytes: u64,
+        /// Size of the earlier disk in bytes; absent without an earlier disk.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from_size_bytes: Option<u64>,
+        /// Sum of all ranges that were written.
+        data_bytes: u64,
+        /// Sum of all ranges that read as zeroes now.
+        zero_bytes: u64,
+    },
 }
 
 /// The result of an export, in its job.

@@ -36,6 +36,7 @@ pub use disks::{
     Rollback, SyncPolicy,
 };
 pub use error::{ErrorDetail, ErrorKind, Problem};
+pub use export::DifferenceLine;
 pub use gc::{GcEvent, GcPhaseView, Reclaimed};
 pub use health::{ConditionView, HealthState, HealthView};
 pub use jobs::{JobKind, JobState, JobView, ProgressView};

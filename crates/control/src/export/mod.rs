@@ -59,6 +59,8 @@ pub(crate) struct Request<'a> {
     /// Name of a volume, an image, or `VOLUME@SNAPSHOT`.
     pub disk: &'a str,
     pub format: Format,
+    /// The earlier disk, for [`Format::Changes`].
+    pub since: Option<&'a str>,
     /// Name of the client.
     pub client: &'a str,
     /// The client to which the export is counted.
@@ -75,7 +77,7 @@ pub(crate) async fn start(
     request: Request<'_>,
     is_valid: impl Fn() -> Result<()> + Send + Sync + 'static,
 ) -> Result<Begun> {
-    let Request { disk, format, client, owner } = request;
+    let Request { disk, format, since, client, owner } = request;
     let counted = admit(control.exports(), owner)?;
     let permit = control.job_permit().await?;
     if *control.stopping().borrow() {
@@ -85,10 +87,11 @@ pub(crate) async fn start(
     let sink = Sink::new(sender, STALL, Box::new(is_valid));
     let ((planned, plan), (ended, end)) = (oneshot::channel(), oneshot::channel());
     let (control, disk, by) = (control.clone(), disk.to_owned(), client.to_owned());
+    let since = since.map(str::to_owned);
     // The future of the caller is dropped when the client disconnects. A copy that is being made then must
     // be removed, too.
     tokio::spawn(async move {
-        let done = match control.pool().begin_export(&disk).await {
+        let done = match control.pool().begin_export_since(&disk, since.as_deref()).await {
             Ok(export) => {
                 let job = control.begin_job(JobKind::Export, Some(&disk), &by, true);
                 Work { control, export, job, sink, format, by }.run(disk, planned).await

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_api::ErrorKind;
-use forebay_api::export::{ExtentHeader, Format};
-use forebay_engine::Export;
+use forebay_api::export::{DifferenceLine, ExtentHeader, Format};
+use forebay_engine::{Changed, Export, Since};
 use hyper::body::Bytes;
 use tokio::sync::mpsc;
 
@@ -67,6 +67,8 @@ pub(super) enum Plan {
     Raw(u64),
     /// The data of a disk of this size.
     Extents(u64),
+    /// The ranges that have changed.
+    Changes,
 }
 
 impl Plan {
@@ -75,6 +77,7 @@ impl Plan {
         Ok(match format {
             Format::Raw => Plan::Raw(export.size()),
             Format::Extents => Plan::Extents(export.size()),
+            Format::Changes => Plan::Changes,
             Format::Qcow2 => {
                 let (mut layout, mut clusters) = (Layout::new(export.size()), Clusters::new(export));
                 while let Some((first, end)) = clusters.next().await? {
@@ -90,7 +93,7 @@ impl Plan {
         match self {
             Plan::Qcow2(layout) => Some(layout.len()),
             Plan::Raw(size) => Some(*size),
-            Plan::Extents(_) => None,
+            Plan::Extents(_) | Plan::Changes => None,
         }
     }
 
@@ -123,9 +126,60 @@ impl Plan {
                 }
                 sink.send(ExtentHeader { offset: size, len: 0 }.encode().to_vec()).await?;
             }
+            Plan::Changes => send_changes(export, sink, &mut progress).await?,
         }
         Ok(sink.sent)
     }
+}
+
+/// Sends the ranges that have changed, without their data.
+async fn send_changes(export: &Export, sink: &mut Sink, progress: &mut impl FnMut(u64, u64)) -> Result<()> {
+    let (size, mut offset, mut lines) = (export.size(), 0, Vec::new());
+    let (mut data_bytes, mut zero_bytes) = (0, 0);
+    let line = |lines: &mut Vec<u8>, line: DifferenceLine| {
+        serde_json::to_writer(&mut *lines, &line).map_err(|e| ControlError::internal(&e.to_string()))?;
+        lines.push(b'\n');
+        Ok::<_, ControlError>(())
+    };
+    // A page can end within a range.
+    let mut last: Option<DifferenceLine> = None;
+    while offset < size {
+        for Changed { len, changed, zero } in export.changes(offset, size - offset, EXTENTS).await? {
+            let (offset_bytes, length_bytes) = (offset, len);
+            offset += len;
+            if !changed {
+                continue;
+            }
+            *(if zero { &mut zero_bytes } else { &mut data_bytes }) += len;
+            last = match (last, zero) {
+                (Some(DifferenceLine::Data { offset_bytes: at, length_bytes: run }), false)
+                    if at + run == offset_bytes =>
+                {
+                    Some(DifferenceLine::Data { offset_bytes: at, length_bytes: run + len })
+                }
+                (Some(DifferenceLine::Zero { offset_bytes: at, length_bytes: run }), true)
+                    if at + run == offset_bytes =>
+                {
+                    Some(DifferenceLine::Zero { offset_bytes: at, length_bytes: run + len })
+                }
+                (before, zero) => {
+                    before.map(|before| line(&mut lines, before)).transpose()?;
+                    Some(match zero {
+                        true => DifferenceLine::Zero { offset_bytes, length_bytes },
+                        false => DifferenceLine::Data { offset_bytes, length_bytes },
+                    })
+                }
+            };
+        }
+        // An empty piece notices that the client is gone.
+        sink.send(std::mem::take(&mut lines)).await?;
+        progress(offset, size);
+        tokio::task::yield_now().await;
+    }
+    last.map(|last| line(&mut lines, last)).transpose()?;
+    let from_size_bytes = export.since().map(Since::size);
+    line(&mut lines, DifferenceLine::End { size_bytes: size, from_size_bytes, data_bytes, zero_bytes })?;
+    sink.send(lines).await
 }
 
 async fn send_qcow2(

@@ -1,12 +1,13 @@
-//! `/volumes/{name}/export`: the contents of a disk, as a file.
+//! `/volumes/{name}/export`: the contents of a disk, as a file. `/volumes/{name}/differences`: what has changed
+//! since an earlier snapshot or image.
 
 use axum::body::Body;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use forebay_api::export::{Format, JOB_HEADER, SIZE_HEADER};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use forebay_api::export::{DifferenceLine, Format, JOB_HEADER, SIZE_HEADER};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::access::Right;
 use crate::export::{self, Request};
@@ -14,12 +15,21 @@ use crate::http::auth::{Audited, Caller};
 use crate::http::extract::Param;
 use crate::http::problem::{ApiError, Refusal};
 use crate::http::route::{Answer, Content, QueryParameter, Route};
+use crate::operations::ControlError;
 
 /// The query of an export.
 const FORMAT: &[QueryParameter] = &[QueryParameter {
     name: "format",
     about: "The form of the contents: a qcow2 file, all bytes of the disk, or its extents with data",
     schema: r#"{"type": "string", "enum": ["qcow2", "raw", "extents"], "default": "qcow2"}"#,
+}];
+
+/// The query of a difference.
+const FROM: &[QueryParameter] = &[QueryParameter {
+    name: "from",
+    about: "The earlier disk: a snapshot of the volume by its name, otherwise an image or VOLUME@SNAPSHOT; \
+            without it, all data has changed",
+    schema: r#"{"type": "string", "minLength": 1}"#,
 }];
 
 pub(super) fn routes() -> Vec<Route> {
@@ -32,6 +42,14 @@ pub(super) fn routes() -> Vec<Route> {
         )
         .with_query(FORMAT)
         .content(Content::Disk),
+        Route::get(
+            "/volumes/{name}/differences",
+            "List the ranges of a volume, image or VOLUME@SNAPSHOT that have changed since an earlier disk",
+            Right::ReadData,
+            differences,
+        )
+        .with_query(FROM)
+        .streams::<DifferenceLine>(),
     ]
 }
 
@@ -51,11 +69,51 @@ impl<S: Send + Sync> FromRequestParts<S> for FormatQuery {
     }
 }
 
+/// The parameter `?from=SNAPSHOT`.
+struct FromQuery(Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for FromQuery {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let query = parts.uri.query().filter(|query| !query.is_empty());
+        let Some(query) = query else { return Ok(FromQuery(None)) };
+        let malformed = |why: &str| ApiError::refused(Refusal::Malformed, why.to_owned());
+        let value = query.strip_prefix("from=").filter(|value| !value.is_empty() && !value.contains('&'));
+        let value = value.ok_or_else(|| malformed("unknown query; use 'from=SNAPSHOT'"))?;
+        let decoded = percent_decode_str(value).decode_utf8();
+        let decoded = decoded.map_err(|_| malformed("the parameter 'from' is not UTF-8"))?;
+        Ok(FromQuery(Some(decoded.into_owned())))
+    }
+}
+
+async fn differences(caller: Caller, Param(disk): Param<String>, FromQuery(from): FromQuery) -> Answer {
+    caller.check(&disk)?;
+    let (control, owner) = (caller.api.control.clone(), caller.principal.owner());
+    // The caller needs the right for the earlier disk, too, whose full name is found here.
+    let since = match from {
+        Some(from) => Some(control.pool().since(&disk, &from).map_err(ControlError::from)?.name()),
+        None => None,
+    };
+    since.as_deref().map(|since| caller.check(since)).transpose()?;
+    let client = caller.principal.name.clone();
+    let request =
+        Request { disk: &disk, format: Format::Changes, since: since.as_deref(), client: &client, owner };
+    let begun = export::start(&control, request, move || caller.check_valid()).await?;
+    let mut response: Response = Body::new(begun.body).into_response();
+    response.extensions_mut().insert(Audited);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Format::Changes.media_type()));
+    headers.insert(HeaderName::from_static(JOB_HEADER), begun.job.id.into());
+    headers.insert(HeaderName::from_static(SIZE_HEADER), begun.size.into());
+    Ok(response)
+}
+
 async fn read(caller: Caller, Param(disk): Param<String>, FormatQuery(format): FormatQuery) -> Answer {
     caller.check(&disk)?;
     let (control, owner) = (caller.api.control.clone(), caller.principal.owner());
     let client = caller.principal.name.clone();
-    let request = Request { disk: &disk, format, client: &client, owner };
+    let request = Request { disk: &disk, format, since: None, client: &client, owner };
     let begun = export::start(&control, request, move || caller.check_valid()).await?;
     let mut response: Response = Body::new(begun.body).into_response();
     response.extensions_mut().insert(Audited);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
 use axum::response::Response;
-use forebay_api::export::ExtentHeader;
+use forebay_api::export::{DifferenceLine, ExtentHeader};
 use forebay_api::import::Format;
 use forebay_api::{CreateToken, PREFIX, Role, Scope};
 use forebay_control::http::{Entry, Origin};
@@ -309,4 +309,98 @@ async fn what_cannot_be_exported_is_refused_before_the_first_byte() {
     }
     api.refuses(Method::GET, "/volumes/v/export", Value::Null, 409, "bad_state").await;
     drop(open);
+}
+
+/// The lines of a difference.
+async fn differences(api: &Caller, path: &str) -> Vec<DifferenceLine> {
+    let response = request(api, path, None).await;
+    assert_eq!(response.status(), StatusCode::OK, "{path}");
+    assert_eq!(response.headers()[header::CONTENT_TYPE], "application/x-ndjson");
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_difference_lists_what_has_changed() {
+    let (rig, api) = Caller::new(Origin::Loopback).await;
+    volume(&rig, "v", &vec![7; 4 * MIB]).await;
+    let pool = rig.control.pool();
+    pool.create_snapshot("v", "a").await.unwrap();
+    // More ranges than one look-up returns, of which a page can end within a range.
+    for n in 0..300 {
+        write(&rig, "v", n * 8192, &[8; 4096]).await;
+    }
+    write(&rig, "v", 3 * MIB, &[9; 8192]).await;
+    pool.attach("v").unwrap().discard(3 * MIB as u64 + 8192, 4096, false).await.unwrap();
+    pool.create_snapshot("v", "b").await.unwrap();
+    pool.resize("v", 5 << 20).await.unwrap();
+    write(&rig, "v", 4 * MIB, &[1; 4096]).await;
+
+    let data = |offset_bytes, length_bytes| DifferenceLine::Data { offset_bytes, length_bytes };
+    let zero = |offset_bytes, length_bytes| DifferenceLine::Zero { offset_bytes, length_bytes };
+    let mib = MIB as u64;
+    let mut expected: Vec<_> = (0..300).map(|n| data(n * 8192, 4096)).collect();
+    expected.extend([data(3 * mib, 8192), zero(3 * mib + 8192, 4096)]);
+    let end = |size_bytes, from_size_bytes, data_bytes, zero_bytes| DifferenceLine::End {
+        size_bytes,
+        from_size_bytes,
+        data_bytes,
+        zero_bytes,
+    };
+    let written = 302 * 4096;
+    expected.push(end(4 * mib, Some(4 * mib), written, 4096));
+    for from in ["a", "v%40a"] {
+        assert_eq!(differences(&api, &format!("/volumes/v@b/differences?from={from}")).await, expected);
+    }
+    let since_b = [data(4 * mib, 4096), end(5 * mib, Some(4 * mib), 4096, 0)];
+    assert_eq!(differences(&api, "/volumes/v/differences?from=b").await, since_b);
+    let all = [data(0, 4 * mib), end(4 * mib, None, 4 * mib, 0)];
+    assert_eq!(differences(&api, "/volumes/v@a/differences").await, all);
+
+    for (query, status) in [
+        ("from=other", StatusCode::NOT_FOUND),
+        ("from=v", StatusCode::CONFLICT),
+        ("from=", StatusCode::BAD_REQUEST),
+        ("from=a&x=1", StatusCode::BAD_REQUEST),
+        ("to=a", StatusCode::BAD_REQUEST),
+        ("from=%ff", StatusCode::BAD_REQUEST),
+    ] {
+        let response = request(&api, &format!("/volumes/v/differences?{query}"), None).await;
+        assert_eq!(response.status(), status, "{query}");
+    }
+    // The snapshot is not in use any more, and no copy remains.
+    let until = Instant::now() + Duration::from_secs(60);
+    while pool.delete("v@a").await.is_err() {
+        assert!(Instant::now() < until, "the snapshot stays in use");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_difference_requires_the_right_for_both_disks() {
+    let (rig, _) = Caller::new(Origin::Socket).await;
+    for name in ["mine", "theirs"] {
+        volume(&rig, name, &disk_bytes(MIB, 3)).await;
+        rig.control.pool().create_snapshot(name, "s").await.unwrap();
+    }
+    let token = |name: &str, role| {
+        let scope = Some(Scope::Disks(vec!["mine".parse().unwrap()]));
+        let new = CreateToken { name: name.into(), role, scope, expires_in_s: None, max_disks: None };
+        rig.access.tokens.create(new).unwrap().secret
+    };
+    let (operator, provisioner) =
+        (token("operator", Role::Operator), token("provisioner", Role::Provisioner));
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Remote, &[])));
+    for (disk, from, secret, status) in [
+        ("mine", "s", None, 401),
+        ("mine", "s", Some(&operator), 403),
+        ("mine", "s", Some(&provisioner), 200),
+        ("mine", "theirs%40s", Some(&provisioner), 404),
+        ("theirs", "s", Some(&provisioner), 404),
+    ] {
+        let path = format!("/volumes/{disk}/differences?from={from}");
+        let response = request(&api, &path, secret.map(String::as_str)).await;
+        assert_eq!(response.status().as_u16(), status, "{path}");
+    }
 }

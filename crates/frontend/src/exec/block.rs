@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{DiskHandle, Extent, ReadFrom, Result, is_zero};
+use forebay_engine::{Changed, DiskHandle, Extent, ReadFrom, Result, Since, is_zero};
 use tokio::task::yield_now;
 
 use super::{Executor, Job, read_whole};
@@ -17,8 +17,8 @@ pub(crate) const COST: usize = 512;
 const PIECE: usize = 256 << 10;
 /// Bytes that a prefetch reads at once.
 const PREFETCH: usize = 1 << 20;
-/// Bytes of memory of one extent while the reply to [`Io::Extents`] is built: the engine's extent, and its
-/// two encoded forms.
+/// Bytes of memory of one extent or change while the reply to [`Io::Extents`] is built: the engine's extent,
+/// and its two encoded forms.
 const EXTENT_COST: usize = 64;
 
 /// A request on a disk. Offsets and lengths are in bytes, within the disk.
@@ -37,8 +37,9 @@ pub(crate) enum Io {
     Flush,
     /// Read a range into the read cache.
     Prefetch { offset: u64, len: u64 },
-    /// Describe at most `max` extents from the beginning of a range.
-    Extents { offset: u64, len: u64, max: usize },
+    /// Describe a range from its beginning: at most `max` extents, if `allocation` is set, and at most `max`
+    /// changes since an earlier disk, if `since` is set.
+    Extents { offset: u64, len: u64, max: usize, allocation: bool, since: Option<Arc<Since>> },
 }
 
 impl Io {
@@ -86,6 +87,14 @@ pub(crate) struct Piece {
     pub is_last: bool,
 }
 
+/// The description of a range, from its beginning.
+pub(crate) struct Description {
+    /// The allocation of the range.
+    pub extents: Option<Vec<Extent>>,
+    /// The changes of the range.
+    pub changes: Option<Vec<Changed>>,
+}
+
 /// The protocol's side of one request: how it is cancelled, and how its reply is encoded.
 pub(crate) trait Reply: 'static {
     /// Runs `request`. Returns `None` if the client was gone before the request ended, so that the protocol
@@ -99,7 +108,7 @@ pub(crate) trait Reply: 'static {
     fn data(&self, message: &mut Vec<u8>, piece: Piece);
 
     /// Encodes the reply to [`Io::Extents`].
-    fn extents(&self, extents: &[Extent], len: u64) -> Vec<u8>;
+    fn extents(&self, description: &Description, len: u64) -> Vec<u8>;
 
     /// Encodes the end of a request without data: its success or its error.
     fn end(&self, done: Result<()>) -> Vec<u8>;
@@ -200,10 +209,19 @@ impl<R: Reply> Request<R> {
                 let _charge = backlog.account().take_shared(bytes).await;
                 empty(disk.prefetch(offset, len).await)
             }
-            Io::Extents { offset, len, max } => {
-                let _charge = backlog.account().take_shared(max * EXTENT_COST).await;
-                let extents = disk.extents(offset, len, max).await?;
-                Ok(Answer::Description(self.reply.extents(&extents, len)))
+            Io::Extents { offset, len, max, allocation, ref since } => {
+                let kinds = usize::from(allocation) + usize::from(since.is_some());
+                let _charge = backlog.account().take_shared(kinds * max * EXTENT_COST).await;
+                let mut description = Description { extents: None, changes: None };
+                if allocation {
+                    description.extents = Some(disk.extents(offset, len, max).await?);
+                }
+                if let Some(since) = since {
+                    // The values of two leaves, for which every task would reserve memory otherwise.
+                    let changes = Box::pin(disk.changes(since, offset, len, max));
+                    description.changes = Some(changes.await?);
+                }
+                Ok(Answer::Description(self.reply.extents(&description, len)))
             }
         }
     }

@@ -7,13 +7,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use forebay_engine::{DiskHandle, Error, Extent, Pool, PoolConfig, Result, SyncMode};
+use forebay_engine::{DiskHandle, Error, Pool, PoolConfig, Result, SyncMode};
 use forebay_format::SegmentId;
 use forebay_host::EngineThread;
 use forebay_store::{Completion, IoBuf, MemoryStore, Store, StoreError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
-use super::block::{Io, Layout, Piece, Reply};
+use super::block::{Description, Io, Layout, Piece, Reply};
 use super::{Executor, Job, Now, serve};
 use crate::plane::tests::worker;
 use crate::plane::{Backlog, Charge, Conversation, Front, Kind, Output, Protocol, Received, Stop, Worker};
@@ -87,7 +87,7 @@ impl Tiny {
             },
             STREAM | GONE => Io::Read { offset, len },
             ZERO => Io::Zero { offset, len: len.into(), allocated: false, fua },
-            EXTENTS => Io::Extents { offset, len: len.into(), max: 8 },
+            EXTENTS => Io::Extents { offset, len: len.into(), max: 8, allocation: true, since: None },
             _ => Io::Flush,
         };
         executor.spawn_block(disk.clone(), io, TinyReply(op));
@@ -110,8 +110,8 @@ impl Reply for TinyReply {
         message[..2].copy_from_slice(&[self.0, 0]);
     }
 
-    fn extents(&self, extents: &[Extent], _: u64) -> Vec<u8> {
-        vec![self.0, 0, extents.len() as u8]
+    fn extents(&self, description: &Description, _: u64) -> Vec<u8> {
+        vec![self.0, 0, description.extents.as_ref().map_or(0, |extents| extents.len() as u8)]
     }
 
     fn end(&self, done: Result<()>) -> Vec<u8> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_host::clock::unix_ms;
 
 use super::attachments::Peer;
-use super::context::{Context, Negotiated};
+use super::context::{Context, MetaContexts, Negotiated};
 use super::errors::End;
 use super::handover::HandedOver;
 use super::negotiate::negotiate;
@@ -43,6 +43,9 @@ impl FrontEnd for Front {
         }
         let client = peer::client_of(socket);
         let disk = context.pool.attach_as(&state.export, client).map_err(|e| e.to_string())?;
+        let since = state.changed_since.as_deref().map(|earlier| context.pool.since(&state.export, earlier));
+        let since = since.transpose().map_err(|e| e.to_string())?.map(Arc::new);
+        let contexts = MetaContexts { allocation: state.block_status, since };
         let read_only = context.access.read_only;
         let is_writable = !read_only && !disk.read_only();
         // The socket is made known before any client is accepted: if its peer is gone, the next connection to
@@ -54,17 +57,10 @@ impl FrontEnd for Front {
             let serve = |worker: Rc<Worker>| async move {
                 let _admission = admission;
                 let stream = Stream::Plain(socket.into_tokio()?);
-                let HandedOver { structured, block_status, .. } = state;
+                let structured = state.structured;
                 let is_relayed = false;
-                let negotiated = Negotiated {
-                    attached,
-                    stream,
-                    structured,
-                    block_status,
-                    read_only,
-                    is_relayed,
-                    received,
-                };
+                let negotiated =
+                    Negotiated { attached, stream, structured, contexts, read_only, is_relayed, received };
                 transmit_or_park(worker, negotiated, &listener).await
             };
             worker.spawn_connection(CONNECTION, serve, log_end);
@@ -139,7 +135,9 @@ mod tests {
         };
         let (client, server) = UnixStream::pair().unwrap();
         let socket = RawSocket::Unix(server);
-        let state = HandedOver { export: "v".into(), structured: true, block_status: false, since_ms: None };
+        let (export, changed_since) = ("v".into(), None);
+        let state =
+            HandedOver { export, structured: true, block_status: false, changed_since, since_ms: None };
         let resume = Front(context.clone()).resume(serde_json::to_value(state).unwrap(), &socket).unwrap();
         context.attachments.end_gone("v", None).await.expect("the client is connected");
         drop(client);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_engine::{DiskHandle, Pool};
+use forebay_engine::{DiskHandle, Pool, Since};
 use forebay_wire::nbd::Preamble;
 
 use super::access::Access;
@@ -67,6 +67,22 @@ pub(super) struct Attached {
     pub listed: ClientGuard,
 }
 
+/// The metadata contexts of one export that a client has selected.
+#[derive(Clone, Default)]
+pub(super) struct MetaContexts {
+    /// `base:allocation` was selected.
+    pub allocation: bool,
+    /// The earlier disk of `forebay:changed-since=…`, which is in use as long as the context is selected.
+    pub since: Option<Arc<Since>>,
+}
+
+impl MetaContexts {
+    /// The number of selected contexts.
+    pub fn count(&self) -> usize {
+        usize::from(self.allocation) + usize::from(self.since.is_some())
+    }
+}
+
 /// The result of a negotiation: a client with its disk.
 pub(super) struct Negotiated {
     /// The disk of the client. Dropped before the stream.
@@ -74,8 +90,8 @@ pub(super) struct Negotiated {
     pub stream: Stream,
     /// Structured replies were negotiated.
     pub structured: bool,
-    /// Block status was negotiated.
-    pub block_status: bool,
+    /// The metadata contexts of the export that were selected.
+    pub contexts: MetaContexts,
     /// The listener refuses writes, even to a writable disk.
     pub read_only: bool,
     /// The client is a node, which forwards the connection.

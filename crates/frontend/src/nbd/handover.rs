@@ -10,8 +10,12 @@ pub(super) struct HandedOver {
     pub export: String,
     /// Structured replies were negotiated.
     pub structured: bool,
-    /// Block status was negotiated.
+    /// The metadata context `base:allocation` was selected.
     pub block_status: bool,
+    /// The export name of the disk in the metadata context `forebay:changed-since=…`, if it was selected;
+    /// absent from earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed_since: Option<String>,
     /// When the client opened the disk, in Unix milliseconds; absent from earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,

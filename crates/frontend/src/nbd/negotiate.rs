@@ -1,6 +1,7 @@
 //! The negotiation phase: options of a client, up to the choice of its disk.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_engine::{Client, DiskInfo, Error, Role};
 use forebay_host::clock::unix_ms;
@@ -9,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::access::Grant;
 use super::certificate::CertificateNames;
-use super::context::{Attached, Context, Negotiated};
+use super::context::{Attached, Context, MetaContexts, Negotiated};
 use super::errors::{Denied, End, Fenced};
 use super::handshake::MAX_HANDSHAKE;
 use super::peer;
@@ -62,7 +63,7 @@ async fn negotiate_unbounded(
         out: Vec::new(),
         no_zeroes: false,
         structured: false,
-        context_of: None,
+        selected: None,
         account,
         charge: None,
         options: 0,
@@ -87,7 +88,10 @@ async fn negotiate_unbounded(
                     is_relayed: context.is_relay,
                     // Metadata contexts are valid for one export, under exactly the name in the request that
                     // set them.
-                    block_status: n.structured && n.context_of.as_deref() == Some(&name),
+                    contexts: match n.selected {
+                        Some((export, contexts)) if n.structured && export == name => contexts,
+                        _ => MetaContexts::default(),
+                    },
                     stream: n.stream,
                     received: Received::after_negotiation(n.input),
                 }));
@@ -123,8 +127,8 @@ struct Negotiation<'a> {
     out: Vec<u8>,
     no_zeroes: bool,
     structured: bool,
-    /// The export for which the client selected `base:allocation`.
-    context_of: Option<String>,
+    /// The export for which the client selected metadata contexts, and these contexts.
+    selected: Option<(String, MetaContexts)>,
     account: Rc<MemoryAccount>,
     /// The charge for a long option.
     charge: Option<Charge>,
@@ -186,7 +190,7 @@ impl<'a> Negotiation<'a> {
                     nbd::option_error(&mut self.out, option, refusal.reply(), &refusal.to_string());
                 }
                 if option == OPT_SET_META_CONTEXT {
-                    self.context_of = None;
+                    self.selected = None;
                 }
                 Ok(Turn::Continue)
             }
@@ -308,7 +312,7 @@ impl<'a> Negotiation<'a> {
         self.stream = Stream::Tls(stream);
         self.over_tls = true;
         self.structured = false;
-        self.context_of = None;
+        self.selected = None;
         Ok(self)
     }
 
@@ -349,24 +353,68 @@ impl<'a> Negotiation<'a> {
     async fn meta_context(&mut self, option: u32, meta: MetaRequest) -> Result<Result<(), Denied>, End> {
         let set = option == OPT_SET_META_CONTEXT;
         if set {
-            self.context_of = None;
+            self.selected = None;
         }
         if !self.structured {
             let text = "metadata contexts need structured replies";
             return Ok(Err(Denied::new(REP_ERR_INVALID, text)));
         }
-        if let Err(denied) = self.resolve(&meta.export).await? {
-            return Ok(Err(denied));
-        }
-        let chosen = if set { meta.allocation } else { meta.allocation || meta.base || meta.empty };
-        if chosen {
+        let disk = match self.resolve(&meta.export).await? {
+            Ok(disk) => disk,
+            Err(denied) => return Ok(Err(denied)),
+        };
+        let allocation = meta.allocation || (!set && (meta.base || meta.empty));
+        if allocation {
             let id = if set { BASE_ALLOCATION_ID } else { 0 };
             nbd::option_meta_context(&mut self.out, option, id, BASE_ALLOCATION);
         }
-        if set && chosen {
-            self.context_of = Some(meta.export);
+        let mut since = None;
+        if let Some(earlier) = &meta.changed_since {
+            // A context that does not exist is not an error.
+            since = self.context.pool.since(&disk.name, earlier).ok();
+            since = since.filter(|since| self.grant.sees(&since.name()) && since.name() != disk.name);
+            if since.is_some() {
+                let id = if set { CHANGED_SINCE_ID } else { 0 };
+                nbd::option_meta_context(&mut self.out, option, id, &format!("{CHANGED_SINCE}{earlier}"));
+            }
+        }
+        if !set && (meta.forebay || meta.empty) {
+            self.list_changed_since(option, &disk).await?;
+        }
+        let contexts = MetaContexts { allocation, since: since.map(Arc::new) };
+        if set && contexts.count() > 0 {
+            self.selected = Some((meta.export, contexts));
         }
         Ok(Ok(()))
+    }
+
+    /// Lists the metadata contexts for the changes of a disk since each snapshot of its volume, and since its
+    /// origin. The snapshots are examined in pages, and count as listed.
+    async fn list_changed_since(&mut self, option: u32, disk: &DiskInfo) -> Result<(), End> {
+        if let Some(origin) = disk.origin.as_ref().filter(|origin| self.grant.sees(origin)) {
+            nbd::option_meta_context(&mut self.out, option, 0, &format!("{CHANGED_SINCE}{origin}"));
+        }
+        let volume = disk.name.split_once('@').map_or(&*disk.name, |(volume, _)| volume);
+        let prefix = format!("{volume}@");
+        let (mut listed, mut last) = (0, prefix.clone());
+        loop {
+            let mut page = self.context.pool.disks_after(&last, LIST_PAGE);
+            page.retain(|snapshot| snapshot.name.starts_with(&prefix));
+            let Some(end) = page.last() else { return Ok(()) };
+            last.clone_from(&end.name);
+            listed += page.len();
+            self.count_page(page.len(), listed)?;
+            for snapshot in page.iter().filter(|snapshot| snapshot.name != disk.name) {
+                if self.grant.sees(&snapshot.name) {
+                    let name = &snapshot.name[prefix.len()..];
+                    nbd::option_meta_context(&mut self.out, option, 0, &format!("{CHANGED_SINCE}{name}"));
+                }
+            }
+            if self.out.len() >= LIST_CHUNK {
+                self.send().await?;
+            }
+            tokio::task::yield_now().await;
+        }
     }
 
     /// The disk with this export name. The empty name selects the only volume that the client sees, if there

@@ -3,16 +3,17 @@
 //! A request of a connection that is gone is dropped, wherever it waits ([`super::attachments`]): the futures
 //! of the engine release what they hold, and a write that is dropped has written whole blocks only.
 
-use forebay_engine::{Extent, Result};
+use forebay_engine::{Changed, Extent, Result};
 use forebay_wire::nbd::{
-    self, BlockDescriptor, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
+    self, BASE_ALLOCATION_ID, BlockDescriptor, CHANGED_SINCE_ID, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY,
+    STATE_CHANGED, STATE_CHANGED_ZERO, STATE_HOLE, STATE_ZERO,
 };
 
 use super::attachments::Begun;
 use super::errors::error_code;
-use crate::exec::block::{Layout, Piece, Reply};
+use crate::exec::block::{Description, Layout, Piece, Reply};
 
-/// Maximum number of descriptors in a block status reply.
+/// Maximum number of descriptors in a block status reply, in all contexts together.
 pub(super) const MAX_EXTENTS: usize = 8192;
 /// Minimum bytes of zeroes that are sent as a hole; shorter data is sent as it is, even if it is zero.
 pub(super) const MIN_HOLE: usize = 512;
@@ -63,21 +64,21 @@ impl Reply for NbdReply {
         }
     }
 
-    fn extents(&self, extents: &[Extent], len: u64) -> Vec<u8> {
-        let mut left = len;
-        let mut descriptors: Vec<BlockDescriptor> = Vec::with_capacity(extents.len());
-        for extent in extents {
-            let run = extent.len.min(left);
-            if run == 0 {
-                break;
-            }
-            left -= run;
-            let state = if extent.hole { STATE_HOLE } else { 0 } | if extent.zero { STATE_ZERO } else { 0 };
-            descriptors.push(BlockDescriptor { len: run as u32, state });
-        }
-        debug_assert!(!descriptors.is_empty(), "the engine describes at least the first byte");
+    fn extents(&self, description: &Description, len: u64) -> Vec<u8> {
         let mut reply = Vec::new();
-        nbd::block_status_chunk(&mut reply, self.cookie, &descriptors);
+        let Description { extents, changes } = description;
+        let mut chunk = |context, done, descriptors: Vec<BlockDescriptor>| {
+            debug_assert!(!descriptors.is_empty(), "the engine describes at least the first byte");
+            nbd::block_status_chunk(&mut reply, self.cookie, context, done, &descriptors);
+        };
+        if let Some(extents) = extents {
+            let runs = extents.iter().map(|extent| (extent.len, allocation_state(extent)));
+            chunk(BASE_ALLOCATION_ID, changes.is_none(), descriptors(runs, len));
+        }
+        if let Some(changes) = changes {
+            let runs = changes.iter().map(|change| (change.len, change_state(change)));
+            chunk(CHANGED_SINCE_ID, true, descriptors(runs, len));
+        }
         reply
     }
 
@@ -91,6 +92,29 @@ impl Reply for NbdReply {
             }
         }
     }
+}
+
+/// The descriptors of runs, each with its length and state, which are cut at `len` bytes.
+fn descriptors(runs: impl Iterator<Item = (u64, u32)>, len: u64) -> Vec<BlockDescriptor> {
+    let mut left = len;
+    let cut = runs.map_while(|(run, state)| {
+        let run = run.min(left);
+        left -= run;
+        (run > 0).then_some(BlockDescriptor { len: run as u32, state })
+    });
+    cut.collect()
+}
+
+/// The state of an extent in `base:allocation`.
+fn allocation_state(extent: &Extent) -> u32 {
+    let hole = if extent.hole { STATE_HOLE } else { 0 };
+    hole | if extent.zero { STATE_ZERO } else { 0 }
+}
+
+/// The state of a range in `forebay:changed-since=…`.
+fn change_state(change: &Changed) -> u32 {
+    let changed = if change.changed { STATE_CHANGED } else { 0 };
+    changed | if change.zero { STATE_CHANGED_ZERO } else { 0 }
 }
 
 #[cfg(test)]

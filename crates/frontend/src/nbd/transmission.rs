@@ -14,7 +14,7 @@ use forebay_wire::nbd::{
 use tokio::time::{Sleep, sleep};
 
 use super::attachments::{Attachment, Order};
-use super::context::{Attached, Negotiated};
+use super::context::{Attached, MetaContexts, Negotiated};
 use super::errors::{End, Fenced, error_code};
 use super::handover::HandedOver;
 use super::reply::{MAX_EXTENTS, MIN_HOLE, NbdReply};
@@ -38,7 +38,7 @@ pub(super) struct Transmission {
     /// When the client opened the disk, in Unix milliseconds.
     since_ms: u64,
     structured: bool,
-    block_status: bool,
+    contexts: MetaContexts,
     /// Whether the listener refuses writes.
     read_only: bool,
     /// The client is a node, which forwards the connection.
@@ -68,7 +68,7 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended,
         attachment,
         since_ms,
         structured: n.structured,
-        block_status: n.block_status,
+        contexts: n.contexts,
         read_only: n.read_only,
         is_relayed: n.is_relayed,
         decoder: RequestDecoder::new(),
@@ -188,9 +188,10 @@ impl Protocol for Transmission {
         if self.disk.has_unreported_losses() {
             return None;
         }
-        let (structured, block_status) = (self.structured, self.block_status);
+        let (structured, block_status) = (self.structured, self.contexts.allocation);
+        let changed_since = self.contexts.since.as_ref().map(|since| since.name());
         let (export, since_ms) = (self.disk.name(), Some(self.since_ms));
-        serde_json::to_value(HandedOver { export, structured, block_status, since_ms }).ok()
+        serde_json::to_value(HandedOver { export, structured, block_status, changed_since, since_ms }).ok()
     }
 }
 
@@ -200,7 +201,7 @@ impl Transmission {
             size: self.disk.size(),
             read_only: self.read_only || self.disk.read_only(),
             structured: self.structured,
-            block_status: self.block_status,
+            block_status: self.contexts.count() > 0,
         }
     }
 
@@ -248,8 +249,10 @@ impl Transmission {
                 self.spawn(Io::Prefetch { offset, len: len.into() }, self.reply(cookie, false));
             }
             Command::BlockStatus { offset, len, one } => {
-                let max = if one { 1 } else { MAX_EXTENTS };
-                self.spawn(Io::Extents { offset, len: len.into(), max }, self.reply(cookie, false));
+                let MetaContexts { allocation, since } = self.contexts.clone();
+                let max = if one { 1 } else { MAX_EXTENTS / self.contexts.count().max(1) };
+                let io = Io::Extents { offset, len: len.into(), max, allocation, since };
+                self.spawn(io, self.reply(cookie, false));
             }
             Command::Disconnect => unreachable!("a disconnect is handled above"),
         }

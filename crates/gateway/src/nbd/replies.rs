@@ -11,9 +11,9 @@
 use std::collections::VecDeque;
 
 use forebay_wire::nbd::{
-    BASE_ALLOCATION_ID, CHUNK_BLOCK_STATUS, CHUNK_ERROR, CHUNK_HEADER, CHUNK_NONE, CHUNK_OFFSET_DATA,
-    CHUNK_OFFSET_HOLE, CMD_BLOCK_STATUS, CMD_READ, COOKIE, DATA_CHUNK_HEADER, DISMISSED, ErrorCode,
-    HOLE_CHUNK, MAX_PAYLOAD, ReplyHeader, none_chunk, reply_header,
+    BASE_ALLOCATION_ID, CHANGED_SINCE_ID, CHUNK_BLOCK_STATUS, CHUNK_ERROR, CHUNK_HEADER, CHUNK_NONE,
+    CHUNK_OFFSET_DATA, CHUNK_OFFSET_HOLE, CMD_BLOCK_STATUS, CMD_READ, COOKIE, DATA_CHUNK_HEADER, DISMISSED,
+    ErrorCode, HOLE_CHUNK, MAX_PAYLOAD, ReplyHeader, none_chunk, reply_header,
 };
 
 use super::limits::{MAX_OTHER_REPLY, REPLIES, UNSENT};
@@ -239,6 +239,25 @@ fn is_error(header: ReplyHeader) -> bool {
     }
 }
 
+/// Examines a description of a range in one metadata context. A reply has one chunk for each context, so the
+/// chunks that the client has are recorded by the id of their context.
+fn examine_status(context: u32, is_last: bool, request: &mut Request) -> Result<Action, Fault> {
+    if !matches!(context, BASE_ALLOCATION_ID | CHANGED_SINCE_ID) {
+        return violation("the metadata context is unknown");
+    }
+    let chunk = (u64::from(context), 0);
+    if request.relayed.contains(&chunk) {
+        return match request.is_repeated {
+            true => Ok(if is_last { Action::End } else { Action::Drop }),
+            false => violation("a metadata context is described twice"),
+        };
+    }
+    if !is_last {
+        request.relayed.push(chunk);
+    }
+    Ok(Action::Relay)
+}
+
 /// Examines a complete message.
 fn examine(header: ReplyHeader, message: &[u8], request: &mut Request) -> Result<Action, Fault> {
     let number = |at: usize| message[at..].first_chunk::<4>().map_or(0, |n| u32::from_be_bytes(*n));
@@ -249,9 +268,7 @@ fn examine(header: ReplyHeader, message: &[u8], request: &mut Request) -> Result
     };
     let len = match kind {
         CHUNK_ERROR if number(CHUNK_HEADER) == SHUTDOWN => return Err(Fault::Stops),
-        CHUNK_BLOCK_STATUS if number(CHUNK_HEADER) != BASE_ALLOCATION_ID => {
-            return violation("the metadata context is unknown");
-        }
+        CHUNK_BLOCK_STATUS => return examine_status(number(CHUNK_HEADER), is_last, request),
         CHUNK_OFFSET_DATA => (message.len() - DATA_CHUNK_HEADER) as u32,
         CHUNK_OFFSET_HOLE => number(CHUNK_HEADER + 8),
         _ => return Ok(Action::Relay),

@@ -373,7 +373,13 @@ impl Job {
             }
             Command::BlockStatus { len, .. } => {
                 let mut reply = Vec::new();
-                nbd::block_status_chunk(&mut reply, cookie, &[BlockDescriptor { len, state: 0 }]);
+                nbd::block_status_chunk(
+                    &mut reply,
+                    cookie,
+                    nbd::BASE_ALLOCATION_ID,
+                    true,
+                    &[BlockDescriptor { len, state: 0 }],
+                );
                 let _ = replies.send(reply);
             }
             _ => drop(replies.send(nbd::simple_reply(cookie, None).to_vec())),

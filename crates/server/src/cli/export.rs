@@ -136,7 +136,7 @@ async fn receive(
 }
 
 /// The error of a job that has failed or was cancelled.
-async fn reason(client: &Client, job: Option<u64>) -> Option<ClientError> {
+pub(super) async fn reason(client: &Client, job: Option<u64>) -> Option<ClientError> {
     let job: JobView = client.get(&["jobs", &job?.to_string()]).await.ok()?;
     if job.state == JobState::Cancelled {
         let (code, message) = (ErrorKind::Cancelled.code().to_owned(), "the export was cancelled".to_owned());

@@ -10,6 +10,7 @@ mod cluster;
 mod complete;
 mod config;
 mod connect;
+mod diff;
 mod export;
 mod gc;
 mod import;

@@ -43,8 +43,11 @@ consts! {
         REP_FLAG_ERROR = 1 << 31, "Set in the types of negative option replies.";
 
         BASE_ALLOCATION_ID = 1, "The id of the context `base:allocation` in replies of this server.";
+        CHANGED_SINCE_ID = 2, "The id of a context `forebay:changed-since=…` in replies of this server.";
         STATE_HOLE = 1, "`base:allocation`: not allocated.";
         STATE_ZERO = 2, "`base:allocation`: reads as zeroes.";
+        STATE_CHANGED = 1, "`forebay:changed-since=…`: may differ from the earlier contents.";
+        STATE_CHANGED_ZERO = 2, "`forebay:changed-since=…`: has changed, and reads as zeroes now.";
 
         MAX_PAYLOAD = 32 << 20, "Longest read or write, in bytes.";
         OPTION_MAX = 64 << 10, "Longest option that is decoded, in bytes; longer ones are skipped.";
@@ -97,8 +100,11 @@ consts! {
     }
 }
 
-/// The metadata context that this server offers.
+/// The metadata context for the allocation of an export.
 pub const BASE_ALLOCATION: &str = "base:allocation";
+/// The beginning of the name of a metadata context for the changes since a snapshot or an image, whose name
+/// follows.
+pub const CHANGED_SINCE: &str = "forebay:changed-since=";
 /// Bytes of a request before its payload.
 pub const REQUEST_HEADER: usize = 28;
 /// Between nodes only: the cookie of a simple reply that precedes the end of the connection if an

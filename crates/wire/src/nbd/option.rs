@@ -71,6 +71,11 @@ pub struct MetaRequest {
     pub allocation: bool,
     /// A query names the whole namespace `base:`; only lists treat it as a wildcard.
     pub base: bool,
+    /// The name of a snapshot or an image in the first query for [`CHANGED_SINCE`] with a name.
+    pub changed_since: Option<String>,
+    /// A query names the whole namespace `forebay:`, or [`CHANGED_SINCE`] without a name; only lists treat it
+    /// as a wildcard.
+    pub forebay: bool,
     /// The request has no query, which in a list selects all contexts.
     pub empty: bool,
 }
@@ -288,7 +293,12 @@ fn meta(data: &[u8]) -> Result<MetaRequest, OptionRefusal> {
         match fields.string()? {
             q if q == BASE_ALLOCATION.as_bytes() => request.allocation = true,
             b"base:" => request.base = true,
+            q if q == b"forebay:" || q == CHANGED_SINCE.as_bytes() => request.forebay = true,
             q if q.len() > NAME_MAX as usize => return Err(OptionRefusal::NameTooLong),
+            q if q.starts_with(CHANGED_SINCE.as_bytes()) => {
+                let earlier = name(&q[CHANGED_SINCE.len()..])?;
+                request.changed_since.get_or_insert(earlier);
+            }
             // A context of another namespace is not an error; it just does not match.
             _ => {}
         }

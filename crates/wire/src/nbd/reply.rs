@@ -15,12 +15,12 @@ pub const HOLE_CHUNK: usize = CHUNK_HEADER + 12;
 /// Maximum length of the text of an error, in bytes.
 pub const ERROR_TEXT_MAX: usize = 1024;
 
-/// A run of one status, for `base:allocation`.
+/// A run of one status in a metadata context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockDescriptor {
     /// Length of the extent in bytes.
     pub len: u32,
-    /// State of the extent: `STATE_…` bits.
+    /// State of the extent: `STATE_…` bits of the context.
     pub state: u32,
 }
 
@@ -81,13 +81,19 @@ pub fn error_chunk(out: &mut Vec<u8>, cookie: u64, error: ErrorCode, text: &str)
     out.extend_from_slice(text.as_bytes());
 }
 
-/// The status of a range in the context `base:allocation`, as a complete reply. At least one descriptor is
-/// required.
-pub fn block_status_chunk(out: &mut Vec<u8>, cookie: u64, descriptors: &[BlockDescriptor]) {
+/// The status of a range in the metadata context with this id. A reply has one chunk for each context that
+/// was selected. At least one descriptor is required.
+pub fn block_status_chunk(
+    out: &mut Vec<u8>,
+    cookie: u64,
+    context: u32,
+    done: bool,
+    descriptors: &[BlockDescriptor],
+) {
     debug_assert!(!descriptors.is_empty());
     let len = 4 + 8 * descriptors.len() as u32;
-    out.extend_from_slice(&chunk_header(cookie, CHUNK_BLOCK_STATUS, true, len));
-    out.extend_from_slice(&BASE_ALLOCATION_ID.to_be_bytes());
+    out.extend_from_slice(&chunk_header(cookie, CHUNK_BLOCK_STATUS, done, len));
+    out.extend_from_slice(&context.to_be_bytes());
     for d in descriptors {
         out.extend_from_slice(&d.len.to_be_bytes());
         out.extend_from_slice(&d.state.to_be_bytes());

@@ -179,7 +179,13 @@ fn replies_have_the_layout_of_the_protocol() {
     assert_eq!(out[4..8], *b"\0\x01\x80\x01");
     assert_eq!(out[16..], *b"\0\0\0\x09\0\0\0\x05\0\x03why");
     out.clear();
-    block_status_chunk(&mut out, 5, &[BlockDescriptor { len: 512, state: STATE_HOLE | STATE_ZERO }]);
+    block_status_chunk(
+        &mut out,
+        5,
+        BASE_ALLOCATION_ID,
+        true,
+        &[BlockDescriptor { len: 512, state: STATE_HOLE | STATE_ZERO }],
+    );
     assert_eq!(out[6..8], *b"\0\x05");
     assert_eq!(out[16..], *b"\0\0\0\x0c\0\0\0\x01\0\0\x02\0\0\0\0\x03");
 }

@@ -28,8 +28,10 @@ pub struct Reply {
     pub data: Vec<u8>,
     /// Types of its chunks; empty for a simple reply.
     pub chunks: Vec<u16>,
-    /// Block descriptors.
+    /// Block descriptors of `base:allocation`.
     pub extents: Vec<(u32, u32)>,
+    /// Block descriptors of `forebay:changed-since=…`.
+    pub changes: Vec<(u32, u32)>,
 }
 
 /// An option reply.
@@ -94,6 +96,26 @@ impl Client {
         self.option(OPT_STRUCTURED_REPLY, b"");
         assert_eq!(self.option_reply(OPT_STRUCTURED_REPLY).kind, REP_ACK);
         self.structured = true;
+    }
+
+    /// Lists or selects metadata contexts; returns their names.
+    pub fn contexts(&mut self, option: u32, export: &str, queries: &[&str]) -> Vec<String> {
+        self.option(option, &meta(export, queries));
+        let mut names = Vec::new();
+        loop {
+            let reply = self.option_reply(option);
+            match reply.kind {
+                REP_META_CONTEXT => names.push(String::from_utf8_lossy(&reply.data[4..]).into_owned()),
+                REP_ACK => return names,
+                _ => panic!("{reply:?}"),
+            }
+        }
+    }
+
+    /// Opens an export with the metadata contexts that were selected last.
+    pub fn go_as_selected(&mut self, export: &str) {
+        self.option(OPT_GO, &info(export, &[]));
+        while self.option_reply(OPT_GO).kind != REP_ACK {}
     }
 
     pub fn go(&mut self, export: &str) -> Result<(u64, u16), OptionReply> {
@@ -180,6 +202,7 @@ impl Client {
             data: vec![0xee; read_len],
             chunks: Vec::new(),
             extents: Vec::new(),
+            changes: Vec::new(),
         };
         let mut first_offset = None;
         loop {
@@ -214,8 +237,12 @@ impl Client {
                     }
                 }
                 CHUNK_BLOCK_STATUS => {
-                    assert_eq!(number(0), BASE_ALLOCATION_ID);
-                    reply.extents = (4..len).step_by(8).map(|at| (number(at), number(at + 4))).collect();
+                    let runs = (4..len).step_by(8).map(|at| (number(at), number(at + 4))).collect();
+                    match number(0) {
+                        BASE_ALLOCATION_ID => reply.extents = runs,
+                        CHANGED_SINCE_ID => reply.changes = runs,
+                        other => panic!("context {other}"),
+                    }
                 }
                 CHUNK_ERROR => {
                     reply.error = number(0);

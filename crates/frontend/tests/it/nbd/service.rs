@@ -102,6 +102,57 @@ fn block_status_distinguishes_holes_and_data() {
 }
 
 #[test]
+fn block_status_describes_the_changes_since_a_snapshot() {
+    let server = TestServer::start();
+    let mib = MIB as u32;
+    let mut writer = Client::open(&server.socket(), "vol");
+    writer.put(CMD_FLAG_FUA, 0, &pattern(0, 2 * MIB));
+    for name in ["b", "a"] {
+        server.block_on(server.pool.create_snapshot("vol", name)).unwrap();
+    }
+    writer.put(0, MIB as u64, &pattern(1, 4096));
+    writer.ask(0, CMD_TRIM, 0, 4096);
+
+    let mut client = Client::greeted(&server.socket());
+    client.set_up();
+    let context = |name: &str| format!("{CHANGED_SINCE}{name}");
+    let all = ["base:allocation".to_owned(), context("a"), context("b")];
+    assert_eq!(client.contexts(OPT_LIST_META_CONTEXT, "vol", &[]), all);
+    for query in ["forebay:", CHANGED_SINCE] {
+        assert_eq!(client.contexts(OPT_LIST_META_CONTEXT, "vol", &[query]), all[1..], "{query}");
+        assert_eq!(client.contexts(OPT_SET_META_CONTEXT, "vol", &[query]), [""; 0], "{query}");
+    }
+    // A snapshot is not compared with itself, and what does not exist is not selected.
+    assert_eq!(client.contexts(OPT_LIST_META_CONTEXT, "vol@a", &["forebay:"]), all[2..]);
+    for name in ["other", "vol", "vol@", "@a", "\n"] {
+        assert_eq!(client.contexts(OPT_SET_META_CONTEXT, "vol", &[&context(name)]), [""; 0], "{name}");
+    }
+    // The snapshot is in use while its context is selected, and free after another selection.
+    assert_eq!(client.contexts(OPT_SET_META_CONTEXT, "vol", &[&context("a")]), [context("a")]);
+    let remove = |name: &str| server.block_on(server.pool.delete(name));
+    assert!(matches!(remove("vol@a"), Err(forebay_engine::Error::InUse { .. })));
+    let both = ["base:allocation", &context("b")];
+    assert_eq!(client.contexts(OPT_SET_META_CONTEXT, "vol", &both), both);
+    remove("vol@a").unwrap();
+    client.go_as_selected("vol");
+
+    let reply = client.ask(0, CMD_BLOCK_STATUS, 0, 4 * mib);
+    let hole = STATE_HOLE | STATE_ZERO;
+    assert_eq!(reply.chunks, [CHUNK_BLOCK_STATUS; 2]);
+    assert_eq!(reply.extents, [(4096, hole), (2 * mib - 4096, 0), (2 * mib, hole)]);
+    let zeroed = STATE_CHANGED | STATE_CHANGED_ZERO;
+    let changes = [(4096, zeroed), (mib - 4096, 0), (4096, STATE_CHANGED), (3 * mib - 4096, 0)];
+    assert_eq!(reply.changes, changes);
+    let one = client.ask(CMD_FLAG_REQ_ONE, CMD_BLOCK_STATUS, MIB as u64 + 512, 100);
+    assert_eq!((one.extents, one.changes), (vec![(100, 0)], vec![(100, STATE_CHANGED)]));
+    // A later write is in the next answer.
+    writer.put(0, 3 * MIB as u64, &pattern(2, 4096));
+    let later = client.ask(0, CMD_BLOCK_STATUS, 3 * MIB as u64, 8192);
+    assert_eq!(later.changes, [(4096, STATE_CHANGED), (4096, 0)]);
+    assert!(matches!(remove("vol@b"), Err(forebay_engine::Error::InUse { .. })));
+}
+
+#[test]
 fn the_cache_command_reads_ahead() {
     let server = TestServer::start();
     let mut client = Client::open(&server.socket(), "vol");
