@@ -1,5 +1,5 @@
-"""Differences of snapshots: by the command line, and as an NBD metadata context, with which a backup reads only
-what has changed."""
+"""Differences of snapshots: by the command line, and as an NBD metadata context, with which a backup reads
+only what has changed."""
 
 import json
 

@@ -64,6 +64,7 @@ import clients_upgrade_corners  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
 import clients_aborts  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
+import clients_send  # noqa: E402, F401
 import clients_soak  # noqa: E402, F401
 import clients_api  # noqa: E402, F401
 import clients_openapi  # noqa: E402, F401

@@ -23,6 +23,8 @@ pub enum Format {
     Extents,
     /// The ranges that have changed, without their data: a [`DifferenceLine`] in each line.
     Changes,
+    /// A stream that another pool receives: what has changed, with its data and checksums.
+    Stream,
 }
 
 impl Format {
@@ -36,6 +38,7 @@ impl Format {
             Format::Raw => "raw",
             Format::Extents => "extents",
             Format::Changes => "changes",
+            Format::Stream => "stream",
         }
     }
 
@@ -45,6 +48,7 @@ impl Format {
             Format::Qcow2 | Format::Raw => "application/octet-stream",
             Format::Extents => "application/vnd.forebay.extents",
             Format::Changes => "application/x-ndjson",
+            Format::Stream => "application/vnd.forebay.stream",
         }
     }
 }

@@ -93,7 +93,8 @@ pub use offline::{
     inspect_batches, inspect_segments, inspect_superblocks, recover_log,
 };
 pub use pool::{
-    Affected, CloneRequest, DiskInfo, DiskLimits, Export, Pool, PoolHealth, TenantInfo, VolumePage,
+    Affected, CloneRequest, DiskInfo, DiskLimits, Export, Pool, PoolHealth, ReceiveError, ReceiveRequest,
+    Receiving, TenantInfo, VolumePage,
 };
 pub use profile::ProfileInfo;
 pub use read::Prefetched;

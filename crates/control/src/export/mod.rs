@@ -27,6 +27,7 @@ use forebay_text::{Size, quoted, shortened};
 use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::operations::transfer::stream::Position;
 use crate::operations::{Control, ControlError, Job, MAX_LOGGED, Result};
 use stream::{DISCONNECTED, Plan, Sink};
 
@@ -59,8 +60,10 @@ pub(crate) struct Request<'a> {
     /// Name of a volume, an image, or `VOLUME@SNAPSHOT`.
     pub disk: &'a str,
     pub format: Format,
-    /// The earlier disk, for [`Format::Changes`].
+    /// The earlier disk, for [`Format::Changes`] and [`Format::Stream`].
     pub since: Option<&'a str>,
+    /// Where a stream continues.
+    pub position: Position,
     /// Name of the client.
     pub client: &'a str,
     /// The client to which the export is counted.
@@ -77,7 +80,7 @@ pub(crate) async fn start(
     request: Request<'_>,
     is_valid: impl Fn() -> Result<()> + Send + Sync + 'static,
 ) -> Result<Begun> {
-    let Request { disk, format, since, client, owner } = request;
+    let Request { disk, format, since, position, client, owner } = request;
     let counted = admit(control.exports(), owner)?;
     let permit = control.job_permit().await?;
     if *control.stopping().borrow() {
@@ -94,7 +97,7 @@ pub(crate) async fn start(
         let done = match control.pool().begin_export_since(&disk, since.as_deref()).await {
             Ok(export) => {
                 let job = control.begin_job(JobKind::Export, Some(&disk), &by, true);
-                Work { control, export, job, sink, format, by }.run(disk, planned).await
+                Work { control, export, job, sink, format, position, by }.run(disk, planned).await
             }
             Err(e) => {
                 drop(planned);
@@ -143,6 +146,7 @@ struct Work {
     job: Job,
     sink: Sink,
     format: Format,
+    position: Position,
     /// Name of the client.
     by: String,
 }
@@ -151,7 +155,7 @@ impl Work {
     /// Sends what is known before the first byte to `planned`, then the response to the sink.
     async fn run(mut self, disk: String, planned: oneshot::Sender<Planned>) -> Result<()> {
         let (by, size) = (self.by.clone(), self.export.size());
-        let sent = self.send(planned).await;
+        let sent = self.send(&disk, planned).await;
         if let Err(error) = self.control.pool().end_export(self.export).await {
             tracing::warn!(%error, "cannot remove the copy of a disk after its export; the next start removes it");
         }
@@ -172,12 +176,15 @@ impl Work {
         done.map(drop)
     }
 
-    async fn send(&mut self, planned: oneshot::Sender<Planned>) -> Result<u64> {
-        let Work { control, export, job, sink, format, .. } = self;
+    async fn send(&mut self, disk: &str, planned: oneshot::Sender<Planned>) -> Result<u64> {
+        let Work { control, export, job, sink, format, position, .. } = self;
         let cancelled = |why: &str| Err(ControlError::new(ErrorKind::Cancelled, why));
         let client_gone = sink.client_gone();
         let work = async {
-            let plan = Plan::new(export, *format).await?;
+            let plan = match format {
+                Format::Stream => Plan::stream(export, disk, *position)?,
+                format => Plan::new(export, *format).await?,
+            };
             // The client may have disconnected.
             let _ = planned.send(Planned { job: job.view(), size: export.size(), len: plan.len() });
             plan.send(export, sink, |done, total| job.progress("export", done, Some(total))).await

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::PIECE;
 use super::qcow2::{CLUSTER, L2_ENTRIES, Layout};
+use crate::operations::transfer::stream::{Encoder, Header, MAX_DATA, Position};
 use crate::operations::{ControlError, Result};
 
 /// Maximum number of extents that are looked up at once.
@@ -69,6 +70,8 @@ pub(super) enum Plan {
     Extents(u64),
     /// The ranges that have changed.
     Changes,
+    /// A stream with this header.
+    Stream(Header),
 }
 
 impl Plan {
@@ -78,6 +81,7 @@ impl Plan {
             Format::Raw => Plan::Raw(export.size()),
             Format::Extents => Plan::Extents(export.size()),
             Format::Changes => Plan::Changes,
+            Format::Stream => return Err(ControlError::internal("a stream is planned by its header")),
             Format::Qcow2 => {
                 let (mut layout, mut clusters) = (Layout::new(export.size()), Clusters::new(export));
                 while let Some((first, end)) = clusters.next().await? {
@@ -88,12 +92,32 @@ impl Plan {
         })
     }
 
+    /// Plans a stream of a snapshot or image, with the changes since the earlier disk of the export.
+    pub fn stream(export: &Export, disk: &str, position: Position) -> Result<Plan> {
+        let Some(uuid) = export.identity() else {
+            let why =
+                "a volume changes, so it cannot be sent itself; create a snapshot, and send VOLUME@SNAPSHOT";
+            return Err(ControlError::new(ErrorKind::WrongKind, why));
+        };
+        if position.offset > export.size() {
+            return Err(ControlError::bad_request("the position is beyond the end of the disk"));
+        }
+        Ok(Plan::Stream(Header {
+            is_image: export.is_image(),
+            size: export.size(),
+            uuid,
+            parent: export.since().map(Since::uuid),
+            position,
+            name: disk.split_once('@').map_or(disk, |(_, snapshot)| snapshot).to_owned(),
+        }))
+    }
+
     /// Length of the response in bytes, if it is known before its end.
     pub fn len(&self) -> Option<u64> {
         match self {
             Plan::Qcow2(layout) => Some(layout.len()),
             Plan::Raw(size) => Some(*size),
-            Plan::Extents(_) | Plan::Changes => None,
+            Plan::Extents(_) | Plan::Changes | Plan::Stream(_) => None,
         }
     }
 
@@ -127,6 +151,7 @@ impl Plan {
                 sink.send(ExtentHeader { offset: size, len: 0 }.encode().to_vec()).await?;
             }
             Plan::Changes => send_changes(export, sink, &mut progress).await?,
+            Plan::Stream(header) => send_stream(&header, export, sink, &mut progress).await?,
         }
         Ok(sink.sent)
     }
@@ -137,7 +162,7 @@ async fn send_changes(export: &Export, sink: &mut Sink, progress: &mut impl FnMu
     let (size, mut offset, mut lines) = (export.size(), 0, Vec::new());
     let (mut data_bytes, mut zero_bytes) = (0, 0);
     let line = |lines: &mut Vec<u8>, line: DifferenceLine| {
-        serde_json::to_writer(&mut *lines, &line).map_err(|e| ControlError::internal(&e.to_string()))?;
+        serde_json::to_writer(&mut *lines, &line).map_err(|e| ControlError::internal(e.to_string()))?;
         lines.push(b'\n');
         Ok::<_, ControlError>(())
     };
@@ -180,6 +205,37 @@ async fn send_changes(export: &Export, sink: &mut Sink, progress: &mut impl FnMu
     let from_size_bytes = export.since().map(Since::size);
     line(&mut lines, DifferenceLine::End { size_bytes: size, from_size_bytes, data_bytes, zero_bytes })?;
     sink.send(lines).await
+}
+
+/// Sends a stream: what has changed, in records of at most [`MAX_DATA`] bytes.
+async fn send_stream(
+    header: &Header,
+    export: &Export,
+    sink: &mut Sink,
+    progress: &mut impl FnMut(u64, u64),
+) -> Result<()> {
+    let (mut encoder, begin) = Encoder::begin(header);
+    sink.send(begin).await?;
+    let (size, mut offset) = (export.size(), header.position.offset);
+    while offset < size {
+        for Changed { len, changed, zero } in export.changes(offset, size - offset, EXTENTS).await? {
+            let (mut at, end) = (offset, offset + len);
+            offset = end;
+            if changed && zero {
+                sink.send(encoder.zero(at, len)).await?;
+            }
+            while changed && !zero && at < end {
+                let piece = (end - at).min(MAX_DATA);
+                let data = read(export, at, piece, piece).await?;
+                sink.send(encoder.data(at, &data)).await?;
+                at += piece;
+                progress(at, size);
+            }
+        }
+        progress(offset, size);
+        tokio::task::yield_now().await;
+    }
+    sink.send(encoder.end()).await
 }
 
 async fn send_qcow2(

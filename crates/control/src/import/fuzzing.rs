@@ -41,8 +41,14 @@ const FORMATS: [Format; 8] = [
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: &[Target] =
-    &[("image_file", image_file), ("import_url", import_url), ("packed_file", packed_file)];
+pub const TARGETS: &[Target] = &[
+    ("image_file", image_file),
+    ("import_url", import_url),
+    ("packed_file", packed_file),
+    ("send_stream", send_stream),
+];
+
+pub use crate::operations::transfer::stream::fuzzing::{sample as sample_stream, send_stream};
 
 /// Reads the disk in a packed file, see [`pack_image`].
 pub fn image_file(data: &[u8]) {

@@ -23,6 +23,7 @@ mod replacements;
 mod run;
 mod scans;
 mod stretches;
+pub(crate) mod transfer;
 mod upgrade;
 
 use std::path::PathBuf;
@@ -54,6 +55,7 @@ pub use observed::{Held, Observed, VolumeSeries};
 pub(crate) use operation::{Change, Changes, Disks, Done, MAX_LOGGED, Operation, Reply, counted};
 use scans::Scans;
 pub use stretches::STRETCH;
+use transfer::Receives;
 pub use upgrade::ServerRequest;
 
 /// Maximum number of jobs that run at the same time; further jobs wait.
@@ -97,6 +99,7 @@ struct Inner {
     scans: Scans,
     /// The clients of the exports that run.
     exports: Registry<String>,
+    receives: Receives,
     jobs: Jobs,
     events: Events,
     replacements: replacements::Replacements,
@@ -131,6 +134,7 @@ impl Control {
             stopping: watch::Sender::new(false),
             scans: Scans::default(),
             exports: Registry::default(),
+            receives: Receives::default(),
             jobs: Jobs::default(),
             events: Events::default(),
             replacements: Default::default(),
@@ -193,6 +197,11 @@ impl Control {
     /// The clients of the exports that run.
     pub(crate) fn exports(&self) -> &Registry<String> {
         &self.inner.exports
+    }
+
+    /// The streams that clients send.
+    pub(crate) fn receives(&self) -> &Receives {
+        &self.inner.receives
     }
 
     /// Returns the events.

@@ -1,5 +1,5 @@
-//! `/volumes/{name}/export`: the contents of a disk, as a file. `/volumes/{name}/differences`: what has changed
-//! since an earlier snapshot or image.
+//! `/volumes/{name}/export`: the contents of a disk, as a file. `/volumes/{name}/differences` and `send`:
+//! what has changed since an earlier snapshot or image.
 
 use axum::body::Body;
 use axum::extract::FromRequestParts;
@@ -16,6 +16,7 @@ use crate::http::extract::Param;
 use crate::http::problem::{ApiError, Refusal};
 use crate::http::route::{Answer, Content, QueryParameter, Route};
 use crate::operations::ControlError;
+use crate::operations::transfer::stream::Position;
 
 /// The query of an export.
 const FORMAT: &[QueryParameter] = &[QueryParameter {
@@ -23,6 +24,21 @@ const FORMAT: &[QueryParameter] = &[QueryParameter {
     about: "The form of the contents: a qcow2 file, all bytes of the disk, or its extents with data",
     schema: r#"{"type": "string", "enum": ["qcow2", "raw", "extents"], "default": "qcow2"}"#,
 }];
+
+/// The query of a stream.
+const SEND: &[QueryParameter] = &[
+    QueryParameter {
+        name: "from",
+        about: "The earlier disk, which the receiver has: a snapshot of the volume by its name, otherwise an image \
+                or VOLUME@SNAPSHOT; without it, all contents are sent",
+        schema: r#"{"type": "string", "minLength": 1}"#,
+    },
+    QueryParameter {
+        name: "resume",
+        about: "Where the stream continues an interrupted one: OFFSET:RECORDS:BYTES of the receiver",
+        schema: r#"{"type": "string", "example": "1048576:4:1048576"}"#,
+    },
+];
 
 /// The query of a difference.
 const FROM: &[QueryParameter] = &[QueryParameter {
@@ -50,7 +66,45 @@ pub(super) fn routes() -> Vec<Route> {
         )
         .with_query(FROM)
         .streams::<DifferenceLine>(),
+        Route::get(
+            "/volumes/{name}/send",
+            "Read a snapshot or image as a stream that another pool receives",
+            Right::ReadData,
+            send,
+        )
+        .with_query(SEND)
+        .content(Content::Disk),
     ]
+}
+
+/// The parameters `?from=SNAPSHOT&resume=POSITION`.
+struct SendQuery(Option<String>, Position);
+
+impl<S: Send + Sync> FromRequestParts<S> for SendQuery {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let malformed = |why: &str| ApiError::refused(Refusal::Malformed, why.to_owned());
+        let (mut from, mut position) = (None, Position::default());
+        for pair in parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = percent_decode_str(value).decode_utf8().map_err(|_| malformed("not UTF-8"))?;
+            match name {
+                "from" if !value.is_empty() => from = Some(value.into_owned()),
+                "resume" => {
+                    let mut numbers = value.split(':').map(|number| number.parse::<u64>().ok());
+                    let mut next = || numbers.next().flatten();
+                    let found = (next(), next(), next());
+                    let (Some(offset), Some(records), Some(data)) = found else {
+                        return Err(malformed("resume is not OFFSET:RECORDS:BYTES"));
+                    };
+                    position = Position { offset, records, data };
+                }
+                _ => return Err(malformed("unknown query; use 'from=SNAPSHOT' and 'resume=POSITION'")),
+            }
+        }
+        Ok(SendQuery(from, position))
+    }
 }
 
 /// The parameter `?format=qcow2`.
@@ -88,6 +142,21 @@ impl<S: Send + Sync> FromRequestParts<S> for FromQuery {
 }
 
 async fn differences(caller: Caller, Param(disk): Param<String>, FromQuery(from): FromQuery) -> Answer {
+    changes(caller, disk, from, Format::Changes, Position::default()).await
+}
+
+async fn send(caller: Caller, Param(disk): Param<String>, SendQuery(from, position): SendQuery) -> Answer {
+    changes(caller, disk, from, Format::Stream, position).await
+}
+
+/// Responds with what has changed, in this format.
+async fn changes(
+    caller: Caller,
+    disk: String,
+    from: Option<String>,
+    format: Format,
+    position: Position,
+) -> Answer {
     caller.check(&disk)?;
     let (control, owner) = (caller.api.control.clone(), caller.principal.owner());
     // The caller needs the right for the earlier disk, too, whose full name is found here.
@@ -97,13 +166,12 @@ async fn differences(caller: Caller, Param(disk): Param<String>, FromQuery(from)
     };
     since.as_deref().map(|since| caller.check(since)).transpose()?;
     let client = caller.principal.name.clone();
-    let request =
-        Request { disk: &disk, format: Format::Changes, since: since.as_deref(), client: &client, owner };
+    let request = Request { disk: &disk, format, since: since.as_deref(), position, client: &client, owner };
     let begun = export::start(&control, request, move || caller.check_valid()).await?;
     let mut response: Response = Body::new(begun.body).into_response();
     response.extensions_mut().insert(Audited);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Format::Changes.media_type()));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
     headers.insert(HeaderName::from_static(JOB_HEADER), begun.job.id.into());
     headers.insert(HeaderName::from_static(SIZE_HEADER), begun.size.into());
     Ok(response)
@@ -113,7 +181,8 @@ async fn read(caller: Caller, Param(disk): Param<String>, FormatQuery(format): F
     caller.check(&disk)?;
     let (control, owner) = (caller.api.control.clone(), caller.principal.owner());
     let client = caller.principal.name.clone();
-    let request = Request { disk: &disk, format, since: None, client: &client, owner };
+    let request =
+        Request { disk: &disk, format, since: None, position: Position::default(), client: &client, owner };
     let begun = export::start(&control, request, move || caller.check_valid()).await?;
     let mut response: Response = Body::new(begun.body).into_response();
     response.extensions_mut().insert(Audited);

@@ -15,6 +15,7 @@ mod jobs;
 mod luns;
 mod pool;
 mod profiles;
+mod receives;
 pub(crate) mod session;
 mod snapshots;
 mod stats;
@@ -54,6 +55,7 @@ pub fn routes() -> Vec<Route> {
         clones::routes(),
         snapshots::routes(),
         exports::routes(),
+        receives::routes(),
         tenants::routes(),
         targets::routes(),
         luns::routes(),

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use forebay_control::fuzzing::pack_image;
+use forebay_control::fuzzing::{pack_image, sample_stream};
 
 use crate::random::Random;
 use crate::stored::put;
@@ -67,6 +67,9 @@ pub fn put_all() {
     }
     for (number, url) in URLS.iter().enumerate() {
         put("import_url", &format!("url-{number}"), url.as_bytes());
+    }
+    for (name, first) in [("stream", 64), ("stream-corrected", CORRECTED | 64)] {
+        put("send_stream", name, &[&[first], &sample_stream()[..]].concat());
     }
 }
 

@@ -31,6 +31,7 @@ mod pool;
 mod prepared;
 mod profile;
 mod quota;
+mod receive;
 mod reduction;
 mod retained;
 mod schedule;

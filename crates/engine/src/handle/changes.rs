@@ -1,8 +1,8 @@
 //! The changes of a disk since an earlier snapshot or image, from the block maps alone.
 //!
-//! The earlier disk does not change, and it is in use as long as [`Since`] exists, so that nobody removes it.
-//! Both maps are walked together ([`crate::map`], `difference`). Each look-up needs the nodes of one map
-//! only, so that a cache which holds the nodes of one descent suffices. In between, a volume may change, or a
+//! The earlier disk does not change, and it is in use as long as [`Since`] exists, so that it cannot be
+//! removed. Both maps are walked together ([`crate::map`], `difference`). Each look-up needs the nodes of one
+//! map only, so that a cache which holds the nodes of one descent suffices. In between, a volume may change, or a
 //! checkpoint may store nodes of either map. The subtree that a look-up returns keeps its nodes, and a node
 //! that was stored in the meantime is still recognized by its address.
 
@@ -178,7 +178,7 @@ impl DiskHandle {
                 Box::pin(async move {
                     since.nodes_read.fetch_add(1, Relaxed);
                     match self.reader.nodes.load_for_read(&self.disk, need).await {
-                        // The volume has changed since the look-up, and the next look-up does not need the node.
+                        // The volume has changed, and the next look-up does not need the node.
                         Err(Error::Store(StoreError::NotFound(_)))
                             if freed.fetch_add(1, Relaxed) < READ_RETRIES =>
                         {

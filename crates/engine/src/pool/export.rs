@@ -29,6 +29,8 @@ pub struct Export {
     is_copy: bool,
     /// The earlier disk with which the contents are compared.
     since: Option<Since>,
+    /// The role and the UUID of the exported disk.
+    source: (Role, [u8; 16]),
 }
 
 impl Export {
@@ -44,6 +46,16 @@ impl Export {
     /// Those of a read of the block map.
     pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.handle.extents_without_flush(offset, len, max).await
+    }
+
+    /// The identity of the contents, if the exported disk is a snapshot or an image, which does not change.
+    pub fn identity(&self) -> Option<[u8; 16]> {
+        matches!(self.source.0, Role::Snapshot | Role::Image).then_some(self.source.1)
+    }
+
+    /// Whether the exported disk is an image.
+    pub fn is_image(&self) -> bool {
+        self.source.0 == Role::Image
     }
 
     /// The earlier disk; `None` if the export has all contents.
@@ -89,11 +101,12 @@ pub(super) async fn begin(pool: &Pool, name: &str, since: Option<&str>) -> Resul
     let since = since.map(|earlier| compare(pool, name, earlier)).transpose()?;
     let from = pool.components.catalogue.read().find(name)?;
     check_persistent(&from, name)?;
+    let source = (from.role(), from.record().uuid);
     match hidden_copy(pool, &from, name).await {
         Err(Error::NoSpace) if from.role() != Role::Volume => {
-            Ok(Export { handle: pool.attach(name)?, is_copy: false, since })
+            Ok(Export { handle: pool.attach(name)?, is_copy: false, since, source })
         }
-        made => Ok(Export { handle: made?, is_copy: true, since }),
+        made => Ok(Export { handle: made?, is_copy: true, since, source }),
     }
 }
 

@@ -7,6 +7,7 @@ mod health;
 mod limits;
 #[allow(clippy::module_inception, reason = "the type that the folder is named after")]
 mod pool;
+mod receive;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo, VolumePage};
@@ -14,3 +15,4 @@ pub use export::Export;
 pub use health::{Affected, PoolHealth};
 pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;
+pub use receive::{ReceiveError, ReceiveRequest, Receiving};

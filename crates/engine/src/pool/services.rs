@@ -9,6 +9,7 @@ use super::admin::DiskInfo;
 use super::export::{self, Export};
 use super::limits::{self, DiskLimits, TenantInfo};
 use super::pool::Pool;
+use super::receive::{self, ReceiveError, ReceiveRequest, Receiving};
 use crate::handle::Since;
 use crate::{CachedBlock, ClassesInfo, GcProgress, Limits, Peek, Prefetched, ProfileInfo, Result};
 
@@ -176,6 +177,38 @@ impl Pool {
     /// Those of [`Pool::begin_export`] and [`Pool::since`].
     pub async fn begin_export_since(&self, name: &str, earlier: Option<&str>) -> Result<Export> {
         export::begin(self, name, earlier).await
+    }
+
+    /// Begins to receive what another pool has sent; see the module `receive` for its guarantees.
+    ///
+    /// # Errors
+    /// The disk from which the stream starts is not in the pool, the volume has changed since, a name is
+    /// taken, or there is no room.
+    pub async fn begin_receive(
+        &self,
+        request: ReceiveRequest,
+    ) -> std::result::Result<Receiving, ReceiveError> {
+        receive::begin(self, request).await
+    }
+
+    /// Makes what was received visible, durably, in one commit. After an error, everything that was received
+    /// is discarded.
+    ///
+    /// # Errors
+    /// As [`Pool::begin_receive`]; [`Error::InUse`](crate::Error::InUse) if a client has the volume open.
+    pub async fn finish_receive(
+        self: &Arc<Pool>,
+        receiving: Receiving,
+    ) -> std::result::Result<DiskInfo, ReceiveError> {
+        receive::finish(self, receiving).await
+    }
+
+    /// Discards what was received.
+    ///
+    /// # Errors
+    /// Those of the removal of a disk.
+    pub async fn abandon_receive(self: &Arc<Pool>, receiving: Receiving) -> Result<()> {
+        self.abandon_import(receiving.into_hidden()).await
     }
 
     /// Opens an earlier disk for comparisons with the disk `name`: the name of a snapshot of the same volume,

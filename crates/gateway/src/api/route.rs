@@ -126,6 +126,7 @@ mod tests {
             "jobs",
             "openapi.json",
             "pool",
+            "receives",
             "session",
             "stats",
             "targets",

@@ -556,8 +556,9 @@ pub enum VolumeCommand {
         #[command(flatten)]
         export: ExportArgs,
     },
-    /// List the ranges of a volume or snapshot that have changed since an earlier snapshot or image
-    Diff(super::diff::DiffArgs),
+    #[command(flatten)]
+    /// Differences, and copies in other pools.
+    Transfer(super::transfer::TransferCommand),
     /// Reset clones to the image or snapshot they were created from; all or none
     Reset {
         /// Names of the volumes

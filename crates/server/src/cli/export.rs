@@ -321,7 +321,7 @@ impl Target {
 /// A thread that writes to standard output, a device or a pipe. A write may wait for the reader of a pipe for
 /// any time; the thread does not keep the process from ending.
 #[derive(Debug)]
-struct Stream {
+pub(super) struct Stream {
     pieces: mpsc::Sender<Bytes>,
     written: oneshot::Receiver<std::io::Result<()>>,
     /// Name of the file, for messages. If the reader of standard output ends early, the export has failed.
@@ -329,7 +329,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn begin(mut file: File, name: String) -> Result<Stream, CliError> {
+    pub(super) fn begin(mut file: File, name: String) -> Result<Stream, CliError> {
         let (pieces, mut received) = mpsc::channel::<Bytes>(IN_FLIGHT);
         let (ended, written) = oneshot::channel();
         let write = move || {
@@ -352,14 +352,14 @@ impl Stream {
         Ok(Stream { pieces, written, name })
     }
 
-    async fn append(&mut self, bytes: Bytes) -> Result<(), CliError> {
+    pub(super) async fn append(&mut self, bytes: Bytes) -> Result<(), CliError> {
         match self.pieces.send(bytes).await {
             Ok(()) => Ok(()),
             Err(_) => self.ended().await,
         }
     }
 
-    async fn complete(mut self) -> Result<(), CliError> {
+    pub(super) async fn complete(mut self) -> Result<(), CliError> {
         // Without a sender, the thread ends after the last piece.
         self.pieces = mpsc::channel(1).0;
         self.ended().await

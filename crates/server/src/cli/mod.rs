@@ -32,6 +32,7 @@ mod status;
 mod target;
 mod token;
 mod top;
+mod transfer;
 mod unit;
 mod upload;
 

@@ -18,9 +18,9 @@ use super::args::{
     VolumeCommand,
 };
 use super::{
-    CliError, classes, clients, cluster, complete, config, connect, diff, export, gc, import, job, limit,
-    memory, nearest, offline, output, pool, profile, remove, sizing, space, stats, status, target, token,
-    top, upload,
+    CliError, classes, clients, cluster, complete, config, connect, export, gc, import, job, limit, memory,
+    nearest, offline, output, pool, profile, remove, sizing, space, stats, status, target, token, top,
+    transfer, upload,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
@@ -255,7 +255,7 @@ impl ClientCommands {
             VolumeCommand::Export { name, export } => {
                 export::run(&self.client, &name, &export, self.json).await
             }
-            VolumeCommand::Diff(args) => diff::run(&self.client, &args, self.json).await,
+            VolumeCommand::Transfer(command) => transfer::run(&self.client, command, self.json).await,
             VolumeCommand::Reset { names } => {
                 let done: Vec<DiskView> = self.client.post(&["resets"], &Resets { volumes: names }).await?;
                 self.print(&done, |done| resets_text(done))
