@@ -6,7 +6,7 @@
 //! the bytes are split; and no more than the longest message is buffered.
 
 use crate::nbd::*;
-use crate::{iscsi, scsi};
+use crate::{iscsi, nvme, scsi};
 
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -17,6 +17,7 @@ pub const TARGETS: &[Target] = &[
     ("iscsi_text", iscsi_text),
     ("nbd_options", nbd_options),
     ("nbd_requests", nbd_requests),
+    ("nvme_pdus", nvme_pdus),
     ("scsi_cdb", scsi_cdb),
     ("scsi_parameters", scsi_parameters),
 ];
@@ -252,4 +253,58 @@ pub fn scsi_parameters(data: &[u8]) {
             within(&write.ranges, scsi::TOKEN_RANGES_MAX.into());
         }
     }
+}
+
+/// [`nvme::decode`] and the decoding of its commands. The first byte is the size of the pieces, the second
+/// the digests, the third the size of the namespace.
+pub fn nvme_pdus(data: &[u8]) {
+    let Some((&[cut, digests, size], bytes)) = data.split_first_chunk() else { return };
+    let digests = nvme::Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
+    let limits = nvme::Limits { in_capsule: 1024, data: 4096 };
+    let run = |piece: usize| {
+        let (mut phase, mut seen) = (nvme::Phase::Initialization, Vec::new());
+        // The longest PDU: data at the highest offset, with its digest.
+        let most = 128 + 4096 + 4;
+        let error = feed::<nvme::FatalError>(bytes, piece, most, |held| {
+            match nvme::decode(held, phase, digests, limits)? {
+                nvme::Step::NeedMore { want } => {
+                    assert!(want > held.len() && want <= most);
+                    Ok((0, false))
+                }
+                nvme::Step::Pdu { used, pdu } => {
+                    assert!(used <= held.len());
+                    phase = nvme::Phase::Established;
+                    if let nvme::Pdu::Command { sqe, data, .. } = pdu {
+                        check_nvme(&sqe, data, size.into());
+                    }
+                    seen.push(format!("{pdu:?}"));
+                    Ok((used, true))
+                }
+            }
+        });
+        (seen, error)
+    };
+    assert_eq!(run(usize::from(cut)), run(bytes.len().min(1024)));
+}
+
+/// Checks that a decoded command is within the namespace and transfers no more than its limits.
+fn check_nvme(sqe: &nvme::Sqe, data: &[u8], blocks: u64) {
+    let _ = (nvme::Fabrics::decode(sqe), nvme::ConnectData::decode(data), sqe.sgl());
+    if let Ok(admin) = nvme::Admin::decode(sqe) {
+        assert!(admin.data_in() <= nvme::TRANSFER_MAX);
+    }
+    if let Ok(list) = nvme::unmap_list(data, blocks) {
+        assert!(scsi::unmap_list(&list, &scsi::Rules { blocks }).is_ok());
+    }
+    let Ok(io) = nvme::Io::decode(sqe, blocks) else { return };
+    assert!(io.data_in() <= nvme::TRANSFER_MAX && io.data_out() <= nvme::TRANSFER_MAX);
+    let (offset, len) = match io {
+        nvme::Io::Flush | nvme::Io::Dataset { .. } => return,
+        nvme::Io::Write { offset, len, .. }
+        | nvme::Io::Read { offset, len }
+        | nvme::Io::Compare { offset, len }
+        | nvme::Io::WriteZeroes { offset, len, .. }
+        | nvme::Io::Verify { offset, len } => (offset, len),
+    };
+    assert!(len > 0 && offset + u64::from(len) <= blocks * u64::from(nvme::BLOCK));
 }

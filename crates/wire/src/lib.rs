@@ -6,9 +6,11 @@
 // The input is untrusted: nothing that decodes it may panic.
 #![deny(clippy::expect_used, clippy::panic, clippy::unreachable, clippy::unwrap_used)]
 
+mod crc;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod iscsi;
 pub mod nbd;
+pub mod nvme;
 pub mod scsi;

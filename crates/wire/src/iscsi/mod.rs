@@ -4,14 +4,13 @@
 //! is the `key=value` format of logins and texts, [`Negotiator`] answers the operational keys. [`reply`]
 //! builds the headers of a target's PDUs, and [`Digests`] frames them.
 
-mod crc;
 mod negotiate;
 mod pdu;
 pub mod reply;
 mod request;
 pub mod text;
 
-pub use crc::crc32c;
+pub use crate::crc::crc32c;
 pub use negotiate::{Negotiator, Offer, Parameters};
 pub use pdu::{BHS, Digests, Header, Pdu, ProtocolError, Step, decode, padding};
 pub use request::{Command, DataOut, Login, Lun, Numbering, Request, TaskFunction};

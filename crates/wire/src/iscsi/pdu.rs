@@ -1,7 +1,7 @@
 //! The frame of a PDU: a header of 48 bytes, additional header segments, digest, data, padding, digest
 //! (RFC 7143, 11.2).
 
-use super::crc::crc32c;
+use crate::crc::crc32c;
 
 /// Bytes of a basic header segment.
 pub const BHS: usize = 48;

@@ -67,6 +67,7 @@ fn samples_are_current() {
     write("nbd_requests", "long", &[&[64, 0xff, 0xff, 0xff], &long[..]].concat());
     scsi_seeds(&write);
     iscsi_seeds(&write);
+    nvme_seeds(&write);
 }
 
 /// CDBs and parameter lists of initiators.
@@ -150,4 +151,50 @@ fn iscsi_seeds(write: &dyn Fn(&str, &str, &[u8])) {
         "chap",
         b"CHAP_N=user\0CHAP_R=0x00112233445566778899aabbccddeeff\0CHAP_I=7\0CHAP_C=0bAAECAwQFBgcICQ==\0",
     );
+}
+
+/// Initializations, command capsules and data of hosts.
+fn nvme_seeds(write: &dyn Fn(&str, &str, &[u8])) {
+    use forebay_wire::iscsi::crc32c;
+    let pdu = |kind: u8, digests: u8, header: &[u8], data: &[u8]| {
+        let digests = if kind == 0 { 0 } else { digests };
+        let (head, digest) = (8 + header.len(), usize::from(digests & 1) * 4);
+        let tail = if data.is_empty() { 0 } else { data.len() + usize::from(digests >> 1 & 1) * 4 };
+        let flags = if data.is_empty() { digests & 1 } else { digests };
+        let mut out = vec![kind, flags, head as u8, (head + digest) as u8];
+        out.extend_from_slice(&((head + digest + tail) as u32).to_le_bytes());
+        out.extend_from_slice(header);
+        for (bit, part) in [(1, out.clone()), (2, data.to_vec())] {
+            if bit == 2 {
+                out.extend_from_slice(data);
+            }
+            if digests & bit != 0 && !part.is_empty() {
+                out.extend_from_slice(&crc32c(&part, 0).to_le_bytes());
+            }
+        }
+        out
+    };
+    let command = |opcode: u8, blocks: u8| {
+        let mut sqe = [0; 64];
+        (sqe[0], sqe[1], sqe[4], sqe[39], sqe[48]) = (opcode, 0x40, 1, 0x01, blocks - 1);
+        sqe[32..36].copy_from_slice(&(u32::from(blocks) * 512).to_le_bytes());
+        sqe
+    };
+    let mut data = vec![3, 0, 1, 0];
+    data.extend_from_slice(&[0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]);
+    for (name, digests) in [("plain", 0), ("header", 1), ("both", 3)] {
+        let stream = [
+            pdu(0, 0, &[0; 120], &[]),
+            pdu(4, digests, &command(0x7f, 1), &[]),
+            pdu(4, digests, &command(0x01, 1), &[5; 512]),
+            pdu(4, digests, &command(0x02, 2), &[]),
+            pdu(4, digests, &command(0x09, 1), &[0; 16]),
+            pdu(6, digests, &data, &[6; 512]),
+            pdu(2, 0, &[0; 16], &[4; 24]),
+        ];
+        write("nvme_pdus", name, &[&[13, digests, 9][..], &stream.concat()].concat());
+    }
+    let first = pdu(0, 0, &[0; 120], &[]);
+    let long = pdu(6, 0, &data, &[6; 5000]);
+    write("nvme_pdus", "too-long", &[&[40, 0, 9][..], &first, &long].concat());
 }

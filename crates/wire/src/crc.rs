@@ -1,4 +1,4 @@
-//! The CRC-32C digest (RFC 7143, 13.1).
+//! The CRC-32C digest of iSCSI (RFC 7143, 13.1) and of NVMe/TCP (NVMe/TCP Transport 1.0, 3.4).
 
 /// The digest of some bytes and of `padding` zeroes after them.
 pub fn crc32c(bytes: &[u8], padding: usize) -> u32 {
