@@ -11,6 +11,8 @@ pub enum Protocol {
     Nbd,
     /// A session of an initiator that can access the disk; it may not use it.
     Iscsi,
+    /// A controller of a host that can access the disk; it may not use it.
+    Nvme,
 }
 
 /// A client of a disk.
@@ -25,9 +27,9 @@ pub struct DiskClientView {
     pub protocol: Protocol,
     /// Its address, or for a UNIX socket the process that connected.
     pub client: String,
-    /// Name of the initiator; iSCSI only.
+    /// Name of the initiator or host; iSCSI and NVMe only.
     pub initiator: Option<String>,
-    /// The target through which it accesses the disk; iSCSI only.
+    /// The target through which it accesses the disk; iSCSI and NVMe only.
     pub target: Option<String>,
     /// It cannot write.
     pub read_only: bool,

@@ -25,6 +25,9 @@ pub struct ServerView {
     pub nbd: Vec<String>,
     /// Addresses on which iSCSI initiators are served.
     pub iscsi: Vec<String>,
+    /// Addresses on which NVMe hosts are served.
+    #[serde(default)]
+    pub nvme: Vec<String>,
     /// Address of the API over TCP.
     pub http: Option<String>,
     /// The ownership of a pool in Ceph.

@@ -1,8 +1,8 @@
-//! The data plane and its protocols: NBD, iSCSI and SCSI.
+//! The data plane and its protocols: NBD, iSCSI, NVMe over TCP, and SCSI.
 //!
-//! The front ends [`nbd`] and [`iscsi`] share the data plane ([`plane`]): threads, sockets, and the memory of
-//! clients. [`scsi`] has the logical units of iSCSI targets; [`targets`] decides which initiators can access
-//! these units.
+//! The front ends [`nbd`], [`iscsi`] and [`nvme`] share the data plane ([`plane`]): threads, sockets, and the
+//! memory of clients. [`scsi`] has the logical units of targets, which are the namespaces of NVMe; [`targets`]
+//! decides which initiators and hosts can access these units.
 //!
 //! Disks and the durability of writes are the engine's responsibility. The control plane uses these modules
 //! through their handles, and is not known here.
@@ -14,9 +14,11 @@ mod exec;
 pub mod fuzzing;
 pub mod iscsi;
 pub mod nbd;
+pub mod nvme;
 pub mod peer;
 pub mod pem;
 pub mod plane;
+mod portals;
 pub mod registry;
 pub mod scsi;
 pub mod shares;

@@ -28,6 +28,7 @@ fn server(nbd: Vec<ServedListener>, iscsi: &[&str]) -> ServerInfo {
         pool: String::new(),
         nbd,
         iscsi: iscsi.iter().map(|portal| (*portal).to_owned()).collect(),
+        nvme: Vec::new(),
         http: None,
         imports: FetchPolicy::default(),
         started: Instant::now(),

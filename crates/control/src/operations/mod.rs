@@ -74,6 +74,8 @@ pub struct ServerInfo {
     pub nbd: Vec<ServedListener>,
     /// Addresses on which iSCSI initiators are served.
     pub iscsi: Vec<String>,
+    /// Addresses on which NVMe hosts are served.
+    pub nvme: Vec<String>,
     /// Address of the API over TCP.
     pub http: Option<String>,
     /// Policy for imports from URLs.

@@ -141,7 +141,7 @@ impl Operation for DisconnectClient {
     }
 }
 
-/// The iSCSI sessions that have a disk open.
+/// The iSCSI sessions and NVMe controllers that have a disk open.
 fn initiators_of(control: &Control, disk: &str) -> Vec<DiskClientView> {
     let (mut found, mut sessions) = (Vec::new(), control.targets().sessions_by_target());
     for target in control.targets().snapshot().values() {
@@ -150,7 +150,7 @@ fn initiators_of(control: &Control, disk: &str) -> Vec<DiskClientView> {
             if session.luns.upgrade().is_some_and(|luns| luns.has_open(lun)) {
                 found.push(DiskClientView {
                     id: session.id.to_string(),
-                    protocol: Protocol::Iscsi,
+                    protocol: if session.initiator.is_nqn() { Protocol::Nvme } else { Protocol::Iscsi },
                     client: session.address.to_string(),
                     initiator: Some(session.initiator.to_string()),
                     target: Some(target.name.to_string()),

@@ -108,6 +108,7 @@ impl Operation for ShowServer {
             uptime_s: info.started.elapsed().as_secs(),
             nbd: info.nbd.iter().map(|listener| listener.address.to_string()).collect(),
             iscsi: info.iscsi.clone(),
+            nvme: info.nvme.clone(),
             http: info.http.clone(),
             owner,
         })

@@ -199,6 +199,8 @@ impl Operation for ResizeVolume {
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
         control.pool().resize_from(&self.name, self.to.from_size_bytes, self.to.size_bytes).await?;
+        // Hosts of NVMe are informed of the new size.
+        control.targets().disks_changed().await;
         control.show_disk(&self.name, Role::Volume)
     }
 }

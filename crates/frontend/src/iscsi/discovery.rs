@@ -1,11 +1,11 @@
 //! SendTargets (RFC 7143, appendix C): the targets that an initiator can use, and their addresses.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use forebay_wire::iscsi::text;
 
 use super::context::{Context, Disks};
-use crate::plane::ListenAddr;
+use crate::portals::reachable;
 use crate::targets::{IqnName, Target};
 
 /// Appends the answer to `SendTargets=wanted`. `current` is the target of the session; `None` for a discovery
@@ -28,7 +28,8 @@ pub(super) fn send_targets(
         ("" | "All", Some(current)) => target.name == *current,
         _ => named.as_ref() == Some(&target.name),
     };
-    for target in snapshot.values().filter(|t| is_wanted(t) && t.admission(initiator).is_some()) {
+    let is_visible = |target: &Target| !target.name.is_nqn() && target.admission(initiator).is_some();
+    for target in snapshot.values().filter(|t| is_wanted(t) && is_visible(t)) {
         text::push(out, "TargetName", target.name.as_str());
         for (group, portals) in [(context.groups.own(), &portals)]
             .into_iter()
@@ -66,24 +67,8 @@ fn own_portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
     if let Some(announced) = &context.announced {
         return announced.clone();
     }
-    let mut portals = Vec::new();
-    for listen in context.portals.get().into_iter().flatten() {
-        let ListenAddr::Tcp(address) = listen else { continue };
-        let Ok(address) = address.parse::<SocketAddr>() else { continue };
-        let portal = match address.ip() {
-            ip if !ip.is_unspecified() => address,
-            IpAddr::V4(_) if local.is_ipv4() => SocketAddr::new(local.ip(), address.port()),
-            IpAddr::V6(_) if local.is_ipv6() => SocketAddr::new(local.ip(), address.port()),
-            _ => continue,
-        };
-        if !portals.contains(&portal) {
-            portals.push(portal);
-        }
-    }
-    if portals.is_empty() {
-        portals.push(local);
-    }
-    portals
+    let listeners = context.portals.get().map_or(&[][..], |portals| portals);
+    reachable(listeners, local)
 }
 
 #[cfg(test)]
@@ -98,6 +83,7 @@ mod tests {
     use super::super::standby::Standby;
     use super::*;
     use crate::iscsi::{ClusterPortals, ClusterTargets, SessionLimits, ShardOwners, WhileStandby};
+    use crate::plane::ListenAddr;
     use crate::targets::ServedTargets;
 
     struct NoOwners;

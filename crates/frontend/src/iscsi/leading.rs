@@ -35,13 +35,14 @@ impl Named {
     pub fn parse(pairs: &[(&str, &str)]) -> Result<Named, Refusal> {
         let initiator = value(pairs, "InitiatorName").ok_or(LoginStatus::MissingParameter)?;
         let invalid = Refusal::new(LoginStatus::InitiatorError, "the name of the initiator is invalid");
-        let initiator: IqnName = initiator.parse().map_err(|_| invalid)?;
+        let parse = |name: &str| name.parse().ok().filter(|name: &IqnName| !name.is_nqn());
+        let initiator = parse(initiator).ok_or(invalid)?;
         let target = match value(pairs, "SessionType").unwrap_or("Normal") {
             "Discovery" => None,
             "Normal" => {
                 let name = value(pairs, "TargetName").ok_or(LoginStatus::MissingParameter)?;
                 let invalid = Refusal::new(LoginStatus::NotFound, "the name of the target is invalid");
-                Some(name.parse().map_err(|_| invalid)?)
+                Some(parse(name).ok_or(invalid)?)
             }
             _ => return Err(LoginStatus::SessionType.into()),
         };

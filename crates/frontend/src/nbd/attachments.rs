@@ -65,8 +65,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::traffic::{Output, has_hung_up, unread_input};
+use super::traffic::{Output, unread_input};
 use crate::plane::RawSocket;
+use crate::plane::has_hung_up;
 
 /// Time limit for the end of connections whose peer is gone.
 const HANDOVER: Duration = Duration::from_secs(10);

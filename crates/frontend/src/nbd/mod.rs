@@ -31,9 +31,10 @@ mod tls;
 mod traffic;
 mod transmission;
 
+pub use crate::plane::has_hung_up;
 pub use access::{Access, BadSubject, SubjectPattern};
 pub use clients::Clients;
 pub use config::{ClientCertificates, Config, ListenerConfig, TlsConfig, TlsMode};
 pub use listen::{BindError, Listening, ServedListener, check, listen};
 pub use tls::{Certificates, TlsError};
-pub use traffic::{has_hung_up, since_acknowledgement};
+pub use traffic::since_acknowledgement;

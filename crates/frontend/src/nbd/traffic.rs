@@ -5,14 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use crate::plane::events_now;
 use crate::socket_option::socket_option;
-
-/// Whether the peer of an open socket has closed it, or the connection is lost. This is true even while there
-/// is input that was not read.
-pub fn has_hung_up(fd: RawFd) -> bool {
-    events_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
-}
 
 /// Bytes of input of an open socket that were not read.
 pub(super) fn unread_input(fd: RawFd) -> u64 {
@@ -81,6 +74,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::plane::has_hung_up;
 
     /// Writes until the peer, which does not read, has closed its window.
     fn fill(mut socket: &TcpStream) {

@@ -45,6 +45,8 @@ pub enum Front {
     Nbd,
     /// Requests over iSCSI.
     Iscsi,
+    /// Requests over NVMe/TCP.
+    Nvme,
 }
 
 /// How a request was served.
@@ -62,13 +64,14 @@ pub enum Served {
 
 impl Front {
     /// All protocols.
-    pub const ALL: [Front; 2] = [Front::Nbd, Front::Iscsi];
+    pub const ALL: [Front; 3] = [Front::Nbd, Front::Iscsi, Front::Nvme];
 
     /// Name of the protocol in metrics and in the API.
     pub fn name(self) -> &'static str {
         match self {
             Front::Nbd => "nbd",
             Front::Iscsi => "iscsi",
+            Front::Nvme => "nvme",
         }
     }
 }

@@ -53,7 +53,7 @@ pub(crate) use listen::{RawSocket, Socket};
 pub(crate) use memory::BASE;
 pub(crate) use memory::{Charge, Claim, Kind, MemoryAccount};
 pub use memory::{MIN_BUDGET, MemoryLimits};
-pub(crate) use readiness::events_now;
+pub use readiness::has_hung_up;
 pub(crate) use scratch::{INPUT, Output, Scratch};
 pub(crate) use server::{Client, FrontEnd};
 pub use server::{Handle, Plane};

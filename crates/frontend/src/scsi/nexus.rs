@@ -165,6 +165,43 @@ impl Nexus {
         Ok(Admitted { request: admitted?, underway, arrival })
     }
 
+    /// Works like [`Nexus::admit`], for a transport whose commands are not CDBs and that reports events to its
+    /// client by other means than unit attentions: no attention is taken, and none makes a command fail.
+    /// Several threads can admit commands of the nexus.
+    ///
+    /// # Errors
+    /// The response to a command that fails a check.
+    #[inline]
+    pub fn admit_request(&self, request: Request) -> Result<Admitted, Response> {
+        let arrival = Arrival(self.member.aborts.load(Acquire));
+        let underway = request.changes().then(|| self.member.gate.enter());
+        // This follows the entrance: a withdrawal either waits for the command, or is seen here.
+        if self.is_withdrawn() {
+            return Err(self.cleared());
+        }
+        let flags = self.unit.flags();
+        if flags != 0 {
+            let ready = if flags & NOT_READY != 0 { self.unit.check_ready() } else { Ok(()) };
+            if flags & RESERVED != 0 && self.unit.conflicts(&self.member, request.access()) {
+                return Err(Response::conflict());
+            }
+            if let Err(why) = ready
+                && needs_medium(&request)
+            {
+                return Err(self.failed(&why));
+            }
+        }
+        if (self.read_only && is_for_writers(&request)) || (request.changes() && flags & PROTECTED != 0) {
+            return Err(self.protected());
+        }
+        if flags & HAS_TOKENS != 0
+            && let Some((offset, len)) = request.changed_range()
+        {
+            self.unit.note_change(offset, len);
+        }
+        Ok(Admitted { request, underway, arrival })
+    }
+
     /// Whether another nexus has aborted the commands that were admitted up to `arrival`.
     pub fn has_aborted(&self, arrival: Arrival) -> bool {
         self.member.aborts.load(Acquire) > arrival.0
@@ -243,7 +280,8 @@ impl Nexus {
         self.read_only || self.unit.flags() & PROTECTED != 0
     }
 
-    pub(super) fn is_read_only(&self) -> bool {
+    /// Whether the mapping or the disk refuses changes.
+    pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 

@@ -1,4 +1,4 @@
-//! iSCSI targets: their disks, and access control by initiator.
+//! Targets of iSCSI, which are the subsystems of NVMe: their disks, and access control by initiator or host.
 //!
 //! A *target* is a set of disks, each under a number (its LUN), and a list of initiators with access. It is
 //! shared by the control plane, which changes it, and the iSCSI front end, which checks it at each login and
@@ -163,6 +163,13 @@ impl Targets {
     /// The sessions of all targets, each as [`Targets::sessions`] lists them.
     pub fn sessions_by_target(&self) -> BTreeMap<IqnName, Vec<SessionInfo>> {
         self.served.sessions_by_target()
+    }
+
+    /// Wakes all sessions, since properties of disks have changed, such as a size.
+    pub async fn disks_changed(&self) {
+        // The lock excludes a concurrent change of the table.
+        let _table = self.table.lock().await;
+        self.served.replace_with_disks((*self.snapshot()).clone());
     }
 
     /// Creates a target, and chooses its number.

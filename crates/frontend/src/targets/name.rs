@@ -1,4 +1,4 @@
-//! Names of iSCSI targets and initiators.
+//! Names of targets, of iSCSI initiators, and of NVMe hosts.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -8,11 +8,14 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum length of a name in bytes (RFC 7143, section 4.2.7.1).
 const MAX_LEN: usize = 223;
+const IQN: &str = "iqn.";
+const NQN: &str = "nqn.";
 
-/// The name of a target or an initiator, in any of the formats of RFC 7143, section 4.2.7: `iqn.`, `eui.`,
-/// `naa.`.
+/// The name of a target, of an iSCSI initiator, or of an NVMe host: in any of the formats of RFC 7143, section
+/// 4.2.7 (`iqn.`, `eui.`, `naa.`), or an NVMe Qualified Name (`nqn.`; NVMe Base 2.0, section 4.5).
 ///
-/// It is stored in lower case, so that equal names are the same bytes (stringprep's case folding, RFC 3722).
+/// A qualified name of NVMe keeps its case, since such names are compared as bytes. Any other name is stored
+/// in lower case, so that equal names are the same bytes (stringprep's case folding, RFC 3722).
 /// Characters beyond ASCII, which the RFC permits but which are not in use, are refused; `_`, which the RFC
 /// forbids, is accepted, because some initiators derive their names from host names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -21,7 +24,7 @@ pub struct IqnName(String);
 
 /// A text that is not a valid name, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{name}' is not an iSCSI name: {why}")]
+#[error("'{name}' is not an iSCSI or NVMe name: {why}")]
 pub struct BadIqn {
     /// The invalid name, shortened.
     name: String,
@@ -29,9 +32,32 @@ pub struct BadIqn {
 }
 
 impl IqnName {
-    /// The name, in lower case.
+    /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Whether the name is an NVMe Qualified Name, which no target or initiator of iSCSI can have.
+    pub fn is_nqn(&self) -> bool {
+        self.0.starts_with(NQN)
+    }
+
+    /// The NVMe Qualified Name of a target with this name: the same name, with `nqn.` in place of `iqn.`.
+    /// `None` for the formats `eui.` and `naa.`, which NVMe does not have.
+    pub fn subsystem(&self) -> Option<String> {
+        match self.0.strip_prefix(IQN) {
+            Some(rest) => Some(format!("{NQN}{rest}")),
+            None => self.is_nqn().then(|| self.0.clone()),
+        }
+    }
+
+    /// The names that a target with this NVMe Qualified Name can have.
+    pub fn of_subsystem(nqn: &str) -> Option<[IqnName; 2]> {
+        let rest = nqn.strip_prefix(NQN)?;
+        let derived =
+            format!("{IQN}{rest}").parse::<IqnName>().ok().filter(|name| name.as_str().ends_with(rest));
+        let stated: IqnName = nqn.parse().ok()?;
+        Some([stated.clone(), derived.unwrap_or(stated)])
     }
 }
 
@@ -40,6 +66,7 @@ impl FromStr for IqnName {
 
     fn from_str(text: &str) -> Result<IqnName, BadIqn> {
         match mistake(text) {
+            None if text.starts_with(NQN) => Ok(IqnName(text.to_owned())),
             None => Ok(IqnName(text.to_ascii_lowercase())),
             Some(why) => {
                 let shown = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(64).collect();
@@ -59,7 +86,9 @@ fn mistake(text: &str) -> Option<&'static str> {
     }
     let lower = text.to_ascii_lowercase();
     let is_hex = |digits: &str| digits.bytes().all(|b| b.is_ascii_hexdigit());
-    if let Some(rest) = lower.strip_prefix("iqn.") {
+    if let Some(rest) = lower.strip_prefix(IQN) {
+        iqn_mistake(rest)
+    } else if let Some(rest) = text.strip_prefix(NQN) {
         iqn_mistake(rest)
     } else if let Some(digits) = lower.strip_prefix("eui.") {
         (digits.len() != 16 || !is_hex(digits)).then_some("'eui.' is followed by 16 hexadecimal digits")
@@ -68,7 +97,7 @@ fn mistake(text: &str) -> Option<&'static str> {
         (!good).then_some("'naa.' is followed by 16 or 32 hexadecimal digits")
     } else {
         Some(
-            "it begins with none of 'iqn.', 'eui.' and 'naa.'; use a name such as iqn.2026-01.org.example:disks",
+            "it begins with none of 'iqn.', 'eui.', 'naa.' and 'nqn.'; use a name such as iqn.2026-01.org.example:disks",
         )
     }
 }
@@ -85,7 +114,9 @@ fn iqn_mistake(rest: &str) -> Option<&'static str> {
         (digits(year, 4) && digits(month, 2)).then_some(month)
     });
     if !month.is_some_and(|month| ("01"..="12").contains(&month)) {
-        return Some("'iqn.' is followed by a year and a month, as in iqn.2026-01.org.example:disks");
+        return Some(
+            "'iqn.' or 'nqn.' is followed by a year and a month, as in iqn.2026-01.org.example:disks",
+        );
     }
     let (domain, own) = match authority.split_once(':') {
         Some((domain, own)) => (domain, Some(own)),
@@ -147,6 +178,22 @@ mod tests {
         }
         let (a, b) = ("IQN.2026-01.Org.Example:A".parse::<IqnName>(), "iqn.2026-01.org.example:a".parse());
         assert_eq!(a, b);
+    }
+
+    #[test]
+    fn names_of_nvme_keep_their_case_and_belong_to_targets() {
+        let host = "nqn.2014-08.org.nvmexpress:uuid:0A1b2c3d-0000-0000-0000-000000000000";
+        let name = host.parse::<IqnName>().unwrap();
+        assert!(name.is_nqn() && name.as_str() == host);
+        assert_eq!(name.subsystem().as_deref(), Some(host));
+        let target = "iqn.2026-01.org.example:a".parse::<IqnName>().unwrap();
+        let subsystem = target.subsystem().unwrap();
+        assert_eq!(subsystem, "nqn.2026-01.org.example:a");
+        assert!(IqnName::of_subsystem(&subsystem).unwrap().contains(&target));
+        // The names are compared as bytes.
+        assert!(!IqnName::of_subsystem("nqn.2026-01.org.example:A").unwrap().contains(&target));
+        assert_eq!("eui.02004567a425678d".parse::<IqnName>().unwrap().subsystem(), None);
+        assert!("NQN.2026-01.org.example:a".parse::<IqnName>().is_err());
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::token::{self, Expiry};
 use super::upload::UploadCommand;
 use crate::config::{
     AnswerMode, DEFAULT_DATA, DEFAULT_MEMORY_DIR, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode,
-    parse_http_addr, parse_portal,
+    parse_http_addr, parse_nvme, parse_portal,
 };
 use crate::log::LogFormat;
 use crate::sizing::{ImageKind, Profile};
@@ -42,7 +42,7 @@ fn tls_mode() -> impl TypedValueParser<Value = TlsMode> {
     })
 }
 
-/// Serve virtual machine disks over NBD and iSCSI, with snapshots and clones of golden images
+/// Serve virtual machine disks over NBD, iSCSI and NVMe/TCP, with snapshots and clones of golden images
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, disable_help_subcommand = true, max_term_width = 100)]
 pub struct Cli {
@@ -297,6 +297,12 @@ pub struct ServeArgs {
     /// iSCSI listen address (portal): HOST:PORT (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_portal)]
     pub iscsi: Vec<ListenAddr>,
+    /// NVMe/TCP listen address: HOST:PORT (repeatable)
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_nvme)]
+    pub nvme: Vec<ListenAddr>,
+    /// Allow NVMe, whose hosts do not authenticate themselves, on --nvme addresses that other machines can reach
+    #[arg(long)]
+    pub nvme_allow_remote: bool,
     /// Additional listen address for the HTTP/JSON API
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_http_addr)]
     pub http: Option<HttpAddr>,
@@ -315,7 +321,7 @@ pub struct ServeArgs {
     /// File to which the audit log is appended, in addition to the log
     #[arg(long, value_name = "FILE")]
     pub audit_log: Option<PathBuf>,
-    /// When writes over TCP and iSCSI are acknowledged [default: durable]
+    /// When writes over TCP, iSCSI and NVMe are acknowledged [default: durable]
     #[arg(long, value_name = "WHEN")]
     pub remote_answers: Option<AnswerMode>,
     /// What happens to clients if acknowledged writes are lost with the memory that held them

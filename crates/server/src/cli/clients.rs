@@ -26,6 +26,7 @@ fn describe(clients: &[DiskClientView], now_ms: u64) -> String {
         let protocol = match client.protocol {
             Protocol::Nbd => "nbd",
             Protocol::Iscsi => "iscsi",
+            Protocol::Nvme => "nvme",
         };
         t.add_row([
             client.id.as_str(),

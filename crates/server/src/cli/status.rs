@@ -74,7 +74,7 @@ fn screen(status: &Status, now_ms: u64) -> String {
     let running =
         if jobs.is_empty() { "none".to_owned() } else { format!("{} ('forebay job list')", jobs.len()) };
     lines.push(format!("jobs     {running}"));
-    for (name, addresses) in [("nbd", &server.nbd), ("iscsi", &server.iscsi)] {
+    for (name, addresses) in [("nbd", &server.nbd), ("iscsi", &server.iscsi), ("nvme", &server.nvme)] {
         if !addresses.is_empty() {
             lines.push(format!("{name:8} {}", addresses.join(", ")));
         }
@@ -121,6 +121,7 @@ mod tests {
                 uptime_s: 60,
                 nbd: vec!["unix:/run/nbd".into()],
                 iscsi: Vec::new(),
+                nvme: Vec::new(),
                 http: None,
                 owner: None,
             },

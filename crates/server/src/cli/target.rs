@@ -79,7 +79,7 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
 /// Whether the server, or the cluster, has a portal.
 async fn is_served(client: &Client) -> bool {
     if let Ok(server) = client.get::<ServerView>(&["pool"]).await {
-        return !server.iscsi.is_empty();
+        return !(server.iscsi.is_empty() && server.nvme.is_empty());
     }
     let cluster = client.get::<ClusterView>(&["cluster"]).await;
     cluster.map_or(true, |cluster| cluster.nodes.iter().any(|node| !node.iscsi.is_empty()))
@@ -161,7 +161,7 @@ fn created_text(t: &TargetView, is_served: bool) -> String {
     let unserved = match is_served {
         true => "",
         false => {
-            "\nno initiator can reach it: the server has no iSCSI listener; start it with --iscsi HOST:PORT"
+            "\nno initiator can reach it: the server has no iSCSI or NVMe listener; start it with --iscsi HOST:PORT or --nvme HOST:PORT"
         }
     };
     format!("created target {}; {access}{unserved}", t.name)
@@ -376,7 +376,7 @@ mod tests {
         assert!(created_text(&with(|t| t.open = true), true).ends_with("authenticates as 'all'"));
         let open = with(|t| (t.open, t.chap_user) = (true, None));
         assert!(created_text(&open, true).ends_with("admits any initiator"));
-        assert!(created_text(&open, false).contains("no iSCSI listener"));
+        assert!(created_text(&open, false).contains("no iSCSI or NVMe listener"));
         assert!(denied_text(&open, "x").contains("still admits it"));
         assert!(denied_text(&view(), "x").ends_with("no longer admits x"));
         assert_eq!(chap_text(&open), "some");

@@ -142,6 +142,10 @@ fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>,
         Upgrade,
     );
     add("nbd.listener", (!others.is_empty()).then(|| list(others.iter().map(|l| format!("{l:?}")))), Upgrade);
+    add("nvme.listen", Some(list(&c.nvme.listen)), Restart);
+    add("nvme.allow_remote", Some(c.nvme.allow_remote.to_string()), Restart);
+    add("nvme.max_controllers", Some(c.nvme.limits.all.to_string()), Upgrade);
+    add("nvme.max_controllers_per_address", Some(c.nvme.limits.per_address.to_string()), Upgrade);
     add("iscsi.listen", Some(list(&c.iscsi)), Restart);
     add("iscsi.portals", c.iscsi_paths.portals.as_ref().map(list), Upgrade);
     add("iscsi.while_standby", Some(lower(c.iscsi_paths.while_standby)), Upgrade);

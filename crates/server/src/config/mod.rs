@@ -29,6 +29,7 @@ mod logging;
 mod metrics;
 mod nbd;
 pub(crate) mod nearest;
+mod nvme;
 mod store;
 
 use crate::log::{LogConfig, LogFormat};
@@ -44,6 +45,7 @@ pub use locate::Source;
 pub use logging::LoggingSection;
 pub use metrics::MetricsSection;
 pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
+pub use nvme::{NvmeConfig, NvmeFlags, NvmeSection, parse_nvme};
 pub use store::{PoolLocation, RadosPool, SlowSection, StoreFlags, StoreSection, rados_options};
 
 /// Default data directory of all commands other than `serve`.
@@ -170,6 +172,9 @@ pub struct ConfigFile {
     /// Settings of NBD.
     #[serde(default)]
     pub nbd: NbdSection,
+    /// Settings of NVMe/TCP.
+    #[serde(default)]
+    pub nvme: NvmeSection,
     /// Settings of iSCSI.
     #[serde(default)]
     pub iscsi: IscsiSection,
@@ -446,6 +451,8 @@ pub struct ServeConfig {
     pub memory_dir: PathBuf,
     /// NBD listeners and exports.
     pub nbd: NbdConfig,
+    /// NVMe/TCP.
+    pub nvme: NvmeConfig,
     /// Addresses of iSCSI portals.
     pub iscsi: Vec<ListenAddr>,
     /// The iSCSI paths of this server, among the paths of other servers of the pool.
@@ -490,6 +497,7 @@ pub struct Overrides {
     pub socket: Option<PathBuf>,
     pub store: StoreFlags,
     pub nbd: NbdFlags,
+    pub nvme: NvmeFlags,
     pub iscsi: Vec<ListenAddr>,
     pub http: HttpFlags,
     pub audit: Option<PathBuf>,
@@ -540,6 +548,7 @@ impl ServeConfig {
             socket,
             memory_dir: flags.memory_dir.or(file.memory.directory).unwrap_or(DEFAULT_MEMORY_DIR.into()),
             nbd: file.nbd.config(flags.nbd)?,
+            nvme: file.nvme.config(flags.nvme)?,
             iscsi: if flags.iscsi.is_empty() { listen } else { flags.iscsi },
             iscsi_paths,
             iscsi_limits,

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use forebay_frontend::nbd;
 use forebay_frontend::plane::{ListenAddr, ListenError};
+use forebay_frontend::{nbd, nvme};
 
 use super::listen::https::HttpsError;
 
@@ -88,6 +88,9 @@ pub enum ServeError {
     /// The NBD server cannot start.
     #[error("{0}")]
     Nbd(#[from] nbd::BindError),
+    /// An address of NVMe cannot be used.
+    #[error(transparent)]
+    Nvme(#[from] nvme::ListenFailed),
     /// An address of the data plane cannot be listened on.
     #[error("{0}")]
     Address(#[from] ListenError),

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use forebay_frontend::nbd::{BindError, TlsError};
+use forebay_frontend::nvme::ListenFailed;
 use forebay_frontend::plane::{ListenAddr, ListenError};
 
 use super::{HttpsError, ServeError};
@@ -38,6 +39,10 @@ fn cause(source: &Source, error: &ServeError) -> Option<(&'static str, usize)> {
         ServeError::Nbd(BindError::Clear { listen, .. } | BindError::Listen(ListenError::NoHost(listen))) => {
             of_address(listen)
         }
+        ServeError::Nvme(ListenFailed::Remote { listen, .. }) => source
+            .line_of_text(&["nvme.listen"], &|text| {
+                text.parse().is_ok_and(|found: ListenAddr| found == *listen)
+            }),
         ServeError::Nbd(BindError::Tls(error)) => match error {
             TlsError::NoDirectory => source.line_of_text(MODES, &|text| text != "off"),
             TlsError::File { path, .. } | TlsError::OpenKey { path, .. } | TlsError::Version1 { path } => {

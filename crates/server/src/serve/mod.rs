@@ -43,7 +43,7 @@ use begin::exit_while_opening;
 use forebay_api::{ErrorKind, Handover, NewOwner, Upgrade, Upgraded};
 use forebay_control::operations::{Control, ControlError, ServerRequest};
 use forebay_frontend::iscsi::PortGroups;
-use forebay_frontend::nbd;
+use forebay_frontend::{nbd, nvme};
 use forebay_host::EngineThread;
 use host::{memory_limits, notify, rlimit};
 use ownership::store;
@@ -110,6 +110,7 @@ pub fn run(config: &ServeConfig, json: bool, load: Load) -> Result<(), ServeErro
 pub(crate) fn check(config: &ServeConfig) -> Result<(), ServeError> {
     let checked = || {
         nbd::check(&config.nbd)?;
+        nvme::refuse_remote(&config.nvme.settings())?;
         config.http.https.as_ref().map(HttpsCertificate::load).transpose()?;
         Ok(())
     };
@@ -499,7 +500,8 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     let nbd: Vec<String> = info.nbd.iter().map(|listener| listener.address.to_string()).collect();
     let line = if json {
         json!({
-            "ready": true, "socket": config.socket, "nbd": nbd, "iscsi": info.iscsi, "http": info.http,
+            "ready": true, "socket": config.socket, "nbd": nbd, "iscsi": info.iscsi, "nvme": info.nvme,
+            "http": info.http,
         })
         .to_string()
     } else {
@@ -509,6 +511,9 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
         }
         for address in &info.iscsi {
             line += &format!(", iscsi {address}");
+        }
+        for address in &info.nvme {
+            line += &format!(", nvme {address}");
         }
         if let Some(address) = &info.http {
             line += &format!(", http {address}");

@@ -16,10 +16,10 @@ use forebay_control::operations::{Control, DisksOfShard, Observed, ServerInfo, S
 use forebay_control::resources::router;
 use forebay_engine::Pool;
 use forebay_frontend::iscsi::{self, PortGroups};
-use forebay_frontend::nbd;
 use forebay_frontend::plane::{self, ConnectionLimits, Gate, ListenAddr, Parked, Plane};
 use forebay_frontend::scsi::Units;
 use forebay_frontend::targets::Targets;
+use forebay_frontend::{nbd, nvme};
 use forebay_store::StoreError;
 use forebay_store::rados::StandbyWatch;
 use tokio::net::{TcpListener, UnixListener};
@@ -145,6 +145,12 @@ impl Prepared {
         };
         let disks = iscsi::Disks::Own { pool: pool.clone(), units: units.clone() };
         let iscsi = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings)?;
+        let nvme = nvme::listen(
+            &mut plane,
+            (pool.clone(), units.clone()),
+            targets.served().clone(),
+            &config.nvme.settings(),
+        )?;
         let publishes = !iscsi.is_empty() || own.is_some();
         let publisher =
             publishes.then(|| publisher(config, store, &pool, &targets, groups, &iscsi)).flatten();
@@ -157,7 +163,7 @@ impl Prepared {
             (sockets.control()?, sockets.http()?)
         };
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
-        let info = server_info(config, listeners, &iscsi, http_address);
+        let info = server_info(config, listeners, (&iscsi, &nvme), http_address);
         Ok(Prepared {
             plane,
             cores: config.cores,
@@ -280,7 +286,7 @@ impl Services {
 fn server_info(
     config: &ServeConfig,
     nbd: Vec<nbd::ServedListener>,
-    iscsi: &[ListenAddr],
+    (iscsi, nvme): (&[ListenAddr], &[ListenAddr]),
     http: Option<SocketAddr>,
 ) -> ServerInfo {
     // Clients of a shard use the addresses of its node.
@@ -296,6 +302,7 @@ fn server_info(
         pool: config.location.to_string(),
         nbd,
         iscsi: iscsi.iter().map(ToString::to_string).collect(),
+        nvme: nvme.iter().map(ToString::to_string).collect(),
         http: http.map(|addr| addr.to_string()),
         imports: config.imports,
         started: Instant::now(),

@@ -86,6 +86,7 @@ mod tests {
             uptime_s: 600,
             nbd: Vec::new(),
             iscsi: Vec::new(),
+            nvme: Vec::new(),
             http: None,
             owner: None,
         };

@@ -52,7 +52,8 @@ fn bind(inherited: &mut Inherited, service: &str, address: &ListenAddr) -> Resul
 /// The data-plane addresses of a configuration, with the names of their services.
 fn data_addresses(config: &ServeConfig) -> impl Iterator<Item = (&'static str, &ListenAddr)> {
     let nbd = config.nbd.listeners.iter().flat_map(|l| &l.listen).map(|address| ("nbd", address));
-    nbd.chain(config.iscsi.iter().map(|address| ("iscsi", address)))
+    let iscsi = config.iscsi.iter().map(|address| ("iscsi", address));
+    nbd.chain(iscsi).chain(config.nvme.listen.iter().map(|address| ("nvme", address)))
 }
 
 fn http_address(config: &ServeConfig) -> Option<ListenAddr> {

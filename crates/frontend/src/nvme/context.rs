@@ -1,0 +1,95 @@
+//! Starting the NVMe target, and the input of each connection.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use forebay_engine::Pool;
+
+use super::connection::Front;
+use super::registry::Registry;
+use crate::plane::{FrontEnd, ListenAddr, ListenError, Plane};
+use crate::scsi::Units;
+use crate::targets::ServedTargets;
+
+/// Limits on controllers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ControllerLimits {
+    /// Maximum number of controllers.
+    pub all: usize,
+    /// Maximum number of controllers of one address, or one /64 network of IPv6.
+    pub per_address: usize,
+}
+
+/// Settings of the NVMe target.
+pub struct Settings<'a> {
+    /// Addresses to listen on.
+    pub addresses: &'a [ListenAddr],
+    /// Whether other machines may use the addresses, although hosts do not authenticate themselves.
+    pub allow_remote: bool,
+    /// Limits on controllers.
+    pub limits: ControllerLimits,
+}
+
+/// Why the NVMe target cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenFailed {
+    /// An address cannot be used.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Other machines could use the address without authentication.
+    #[error(
+        "NVMe cannot be served on {listen} ({addr}): hosts do not authenticate themselves, and their names can be \
+         forged; use a loopback address, or add --nvme-allow-remote"
+    )]
+    Remote {
+        /// The address in the configuration.
+        listen: ListenAddr,
+        /// The socket address to which the configured address resolves.
+        addr: SocketAddr,
+    },
+}
+
+/// The input of each connection.
+pub(super) struct Context {
+    pub pool: Arc<Pool>,
+    pub units: Arc<Units>,
+    pub targets: Arc<ServedTargets>,
+    pub registry: Arc<Registry>,
+    /// Addresses on which the server listens. Set before the first connection.
+    pub portals: OnceLock<Vec<ListenAddr>>,
+}
+
+/// Checks that other machines cannot use the addresses, unless this is allowed.
+///
+/// # Errors
+/// [`ListenFailed::Remote`], or an address without a host.
+pub fn refuse_remote(settings: &Settings<'_>) -> Result<(), ListenFailed> {
+    for listen in settings.addresses.iter().filter(|_| !settings.allow_remote) {
+        if let Some(addr) = listen.beyond_loopback()? {
+            return Err(ListenFailed::Remote { listen: listen.clone(), addr });
+        }
+    }
+    Ok(())
+}
+
+/// Binds the addresses and lets the data plane serve targets over NVMe/TCP. Returns the addresses with the
+/// actual ports.
+///
+/// # Errors
+/// As [`refuse_remote`], or an address cannot be bound.
+pub fn listen(
+    plane: &mut Plane,
+    (pool, units): (Arc<Pool>, Arc<Units>),
+    targets: Arc<ServedTargets>,
+    settings: &Settings<'_>,
+) -> Result<Vec<ListenAddr>, ListenFailed> {
+    refuse_remote(settings)?;
+    let registry = Registry::new(settings.limits);
+    let context = Arc::new(Context { pool, units, targets, registry, portals: OnceLock::new() });
+    let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));
+    let bound = plane.listen(&front, settings.addresses)?;
+    // The portals are set only here. This precedes the first connection, since connections are served only
+    // once the plane runs.
+    let _ = context.portals.set(bound.clone());
+    Ok(bound)
+}

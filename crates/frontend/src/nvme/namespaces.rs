@@ -1,0 +1,245 @@
+//! The namespaces of a controller: the units that its target maps and that its host can use.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+use forebay_wire::nvme::identify::Namespace;
+use forebay_wire::scsi::{BLOCK, PortGroup};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::context::Context;
+use super::discovery::admits;
+use crate::scsi::{AbortTasks, Closed, Nexus, NexusOwner, Port, Settings};
+use crate::targets::{IqnName, Lun, OpenLuns, Target};
+use crate::throttle::Throttle;
+
+/// A namespace of a controller.
+struct Entry {
+    lun: Lun,
+    nexus: Arc<Nexus>,
+    /// The size in bytes when the last change was reported.
+    size: u64,
+}
+
+/// The namespaces of a controller, by identifier.
+pub(super) struct Namespaces {
+    context: Arc<Context>,
+    pub target: IqnName,
+    host: IqnName,
+    port: Arc<Port>,
+    entries: Mutex<BTreeMap<u32, Entry>>,
+    /// The controller has ended.
+    left: AtomicBool,
+    /// The commands to removed namespaces that may be in progress.
+    ending: Mutex<Vec<Closed>>,
+    /// Number of the last change of the table that [`Namespaces::refresh`] saw.
+    seen: AtomicU64,
+    /// Number of the last change for which [`Namespaces::settle`] ended.
+    applied: watch::Sender<u64>,
+    /// Counts the requests to end commands that gather data.
+    interrupts: watch::Sender<u64>,
+}
+
+impl Namespaces {
+    pub fn new(context: Arc<Context>, target: &Target, host: IqnName, controller: u16) -> Arc<Namespaces> {
+        let [high, low] = controller.to_be_bytes();
+        let port = Port {
+            initiator: host.to_string(),
+            isid: [0, 0, 0, 0, high, low],
+            target: target.name.to_string(),
+            tpgt: 1,
+            relative_port: target.number,
+        };
+        Arc::new(Namespaces {
+            context,
+            target: target.name.clone(),
+            host,
+            port: Arc::new(port),
+            entries: Mutex::default(),
+            left: AtomicBool::new(false),
+            ending: Mutex::default(),
+            seen: AtomicU64::new(0),
+            applied: watch::Sender::default(),
+            interrupts: watch::Sender::default(),
+        })
+    }
+
+    /// The host of the controller.
+    pub fn host(&self) -> &IqnName {
+        &self.host
+    }
+
+    /// The nexus with a namespace.
+    pub fn nexus(&self, namespace: u32) -> Option<Arc<Nexus>> {
+        self.entries.lock().get(&namespace).map(|entry| entry.nexus.clone())
+    }
+
+    /// The identifiers of all namespaces, in ascending order.
+    pub fn all(&self) -> Vec<u32> {
+        self.entries.lock().keys().copied().collect()
+    }
+
+    /// Describes a namespace.
+    pub fn describe(&self, namespace: u32) -> Option<Namespace> {
+        let nexus = self.nexus(namespace)?;
+        let disk = nexus.disk();
+        let blocks = disk.size() / u64::from(BLOCK);
+        Some(Namespace { blocks, uuid: disk.uuid(), read_only: nexus.is_read_only() })
+    }
+
+    /// Whether a namespace acknowledges writes before they are durable.
+    pub fn has_volatile_cache(&self) -> bool {
+        self.nexuses().iter().any(|nexus| !nexus.durable(false))
+    }
+
+    /// A channel that reports requests to end commands that gather data.
+    pub fn interrupts(&self) -> watch::Receiver<u64> {
+        self.interrupts.subscribe()
+    }
+
+    /// Wakes all I/O queues of the controller.
+    pub fn interrupt(&self) {
+        self.interrupts.send_modify(|count| *count += 1);
+    }
+
+    /// A channel with the number of the last change of the table that was applied.
+    pub fn applied(&self) -> watch::Receiver<u64> {
+        self.applied.subscribe()
+    }
+
+    /// Releases all namespaces at the end of the controller.
+    pub fn leave(&self) {
+        let mut entries = self.entries.lock();
+        self.left.store(true, Relaxed);
+        let removed = std::mem::take(&mut *entries);
+        drop(entries);
+        drop(removed);
+    }
+
+    /// Applies the current table of targets. Returns the namespaces that were added, removed, replaced or
+    /// resized; `None` if the host has lost its access to the target.
+    pub async fn refresh(self: &Arc<Self>) -> Option<Vec<u32>> {
+        let change = self.context.targets.last_change();
+        let changed = self.follow_table().await;
+        if changed.is_none() {
+            self.withdraw(|_, _| true);
+        }
+        self.seen.store(change, Relaxed);
+        changed
+    }
+
+    /// Whether changes of the table were seen that are not applied yet.
+    pub fn is_behind(&self) -> bool {
+        *self.applied.borrow() < self.seen.load(Relaxed)
+    }
+
+    /// Waits until the commands that change removed namespaces have ended. After that, all changes that were
+    /// seen are applied.
+    pub async fn settle(&self) {
+        loop {
+            let Some(last) = self.ending.lock().last().cloned() else { break };
+            last.empty().await;
+            self.ending.lock().pop();
+        }
+        self.applied.send_replace(self.seen.load(Relaxed));
+    }
+
+    async fn follow_table(self: &Arc<Self>) -> Option<Vec<u32>> {
+        let target = self.context.targets.get(&self.target).filter(|target| admits(target, &self.host))?;
+        let admission = target.admission(&self.host)?;
+        let seen = target.luns.iter().filter(|(number, _)| admission.sees(**number));
+        let wanted: BTreeMap<u32, &Lun> = seen.map(|(number, lun)| (u32::from(*number) + 1, lun)).collect();
+        let mut changed = self.withdraw(|id, lun| wanted.get(&id) != Some(&lun));
+        for (id, lun) in wanted {
+            if !self.entries.lock().contains_key(&id) && self.add(id, lun).await {
+                changed.push(id);
+            }
+        }
+        for (id, entry) in &mut *self.entries.lock() {
+            let size = entry.nexus.disk().size();
+            if std::mem::replace(&mut entry.size, size) != size {
+                changed.push(*id);
+            }
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        Some(changed)
+    }
+
+    /// Removes namespaces, and ends their commands that still gather data: such a command must not change a
+    /// disk after the access to the disk was revoked.
+    fn withdraw(&self, is_meant: impl Fn(u32, &Lun) -> bool) -> Vec<u32> {
+        let mut removed = Vec::new();
+        self.entries.lock().retain(|id, entry| {
+            let stays = !is_meant(*id, &entry.lun);
+            if !stays {
+                removed.push((*id, entry.nexus.clone()));
+            }
+            stays
+        });
+        self.ending.lock().extend(removed.iter().map(|(_, nexus)| nexus.withdraw()));
+        if !removed.is_empty() {
+            self.interrupt();
+        }
+        removed.into_iter().map(|(id, _)| id).collect()
+    }
+
+    /// Opens the unit of a namespace. If that fails, the namespace is left out.
+    async fn add(self: &Arc<Self>, id: u32, lun: &Lun) -> bool {
+        let number = u16::try_from(id - 1).unwrap_or(u16::MAX);
+        let settings = Settings { lun: number, read_only: lun.read_only, write_back: lun.write_back };
+        let unit = match self.context.units.open(&self.context.pool, &lun.disk).await {
+            Ok(unit) => unit,
+            Err(error) => {
+                log_unserved(&lun.disk, &self.target, &error);
+                return false;
+            }
+        };
+        let owner: Weak<Namespaces> = Arc::downgrade(self);
+        let nexus = unit.join(self.port.clone(), settings, owner);
+        let size = nexus.disk().size();
+        let mut entries = self.entries.lock();
+        if self.left.load(Relaxed) {
+            return false;
+        }
+        entries.insert(id, Entry { lun: lun.clone(), nexus, size });
+        true
+    }
+}
+
+/// Logs that a namespace is left out. The log is rate-limited, because each controller of a host opens the
+/// units again.
+fn log_unserved(disk: &str, target: &IqnName, error: &dyn std::error::Error) {
+    static UNSERVED: Throttle = Throttle::new();
+    if let Some(left_out) = UNSERVED.permit() {
+        tracing::warn!(disk, %target, %error, left_out, "cannot serve a namespace");
+    }
+}
+
+impl NexusOwner for Namespaces {
+    fn luns(&self) -> Vec<u16> {
+        self.nexuses().iter().map(|nexus| nexus.lun()).collect()
+    }
+
+    fn nexuses(&self) -> Vec<Arc<Nexus>> {
+        self.entries.lock().values().map(|entry| entry.nexus.clone()).collect()
+    }
+
+    fn port_groups(&self) -> Vec<PortGroup> {
+        Vec::new()
+    }
+}
+
+impl OpenLuns for Namespaces {
+    fn has_open(&self, lun: u16) -> bool {
+        self.nexus(u32::from(lun) + 1).is_some()
+    }
+}
+
+impl AbortTasks for Namespaces {
+    fn abort_tasks(&self, _: u16) {
+        self.interrupt();
+    }
+}

@@ -1,0 +1,121 @@
+//! The execution of an I/O command in a task.
+
+use std::rc::Rc;
+
+use forebay_wire::nvme::{Io, Status, unmap_list};
+use forebay_wire::scsi::{self, BLOCK, Request};
+
+use super::commands::{Commands, Task};
+use super::errors::status_of;
+use crate::exec::Job;
+use crate::plane::{Backlog, Charge, Served};
+use crate::scsi::{Response, VERIFIED};
+
+/// What the host sent for a command that runs.
+pub(super) enum Data {
+    /// All data of the command; most commands have none.
+    Held(Vec<u8>),
+    /// The data of a write, which is in the write buffers already.
+    Written { fua: bool },
+}
+
+/// A command that is executed.
+pub(super) struct Run {
+    commands: Rc<Commands>,
+    task: Rc<Task>,
+    data: Data,
+    /// Charge for the memory of the response, or for the work.
+    work: Option<Charge>,
+}
+
+/// Removes the task also after an early return or a panic.
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.commands.remove(&self.task);
+    }
+}
+
+impl Run {
+    pub fn new(commands: Rc<Commands>, task: Rc<Task>, data: Data) -> Run {
+        Run { commands, task, data, work: None }
+    }
+
+    /// Bytes of memory that the command needs to run, in addition to its data.
+    fn work(&self) -> usize {
+        match self.task.request {
+            Request::Read { len, .. } => len as usize,
+            Request::Verify { .. } => VERIFIED,
+            Request::CompareAndWrite { len, .. } => len as usize,
+            _ => 0,
+        }
+    }
+
+    async fn execute(&self) -> Response {
+        let task = &self.task;
+        let data = match &self.data {
+            Data::Written { fua } => return task.nexus.end_write(*fua).await,
+            Data::Held(data) => data,
+        };
+        let done = match task.io {
+            Io::Dataset { deallocate: true, .. } => {
+                match unmap_list(data, task.nexus.disk().size() / u64::from(BLOCK)) {
+                    Ok(list) => task.nexus.perform(&task.request, &list).await,
+                    Err(_) => {
+                        let sense = scsi::Sense::illegal(scsi::codes::LBA_OUT_OF_RANGE);
+                        return task.nexus.check(&sense);
+                    }
+                }
+            }
+            _ => task.nexus.perform(&task.request, data).await,
+        };
+        if task.flushes && done.status == scsi::Status::Good {
+            return task.nexus.perform(&Request::SynchronizeCache { immediate: false }, &[]).await;
+        }
+        done
+    }
+}
+
+impl Job for Run {
+    type Done = Response;
+
+    async fn perform(&mut self, backlog: &Rc<Backlog>) -> Option<Response> {
+        let work = self.work();
+        if work > 0 {
+            self.work = Some(backlog.account().take_shared(work).await);
+            if backlog.is_gone() {
+                return None;
+            }
+        }
+        let response = self.execute().await;
+        // The command changes nothing any more: aborts need not wait until there is room for the response.
+        drop(self.task.underway.take());
+        Some(response)
+    }
+
+    fn served(&self, response: &Response) -> Option<Served> {
+        self.task.nexus.served(&self.task.request, response)
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.task.nexus.disk().is_fenced()
+    }
+
+    async fn reply(mut self, response: Response, backlog: &Rc<Backlog>) {
+        backlog.room().await;
+        let (task, link) = (self.task.clone(), self.commands.link.clone());
+        self.commands.remove(&task);
+        let status = status_of(&response);
+        let read = if let (Io::Read { .. }, true) = (task.io, status.is_success()) {
+            self.work.take()
+        } else {
+            None
+        };
+        if let (Some(charge), [part]) = (read, &task.parts[..]) {
+            return link.answer_later(part.command, response.data_in, charge);
+        }
+        for (n, part) in task.parts.iter().enumerate() {
+            let of_part = if n == 0 || status.is_success() { status } else { Status::FAILED_FUSED };
+            link.complete_later(part.command, of_part);
+        }
+    }
+}
