@@ -3,7 +3,7 @@
 # initrd as files. Prints the directory that contains `disk.qcow2`, `vmlinuz` and `initrd.img`.
 #
 #     build-image.sh             the golden image of the demo
-#     build-image.sh initiator   the same with the packages of an iSCSI host, for the client tests
+#     build-image.sh initiator   the same with the packages of an iSCSI and NVMe host, for the client tests
 #
 # The package mirror is DEBIAN_MIRROR or, by default, the mirror in the apt sources of this machine. The image
 # is cached by the hash of this script and of guest/. It needs no loop devices or mounts on the host (mke2fs
@@ -21,7 +21,7 @@ kind=${1:-demo}
 case $kind in
   demo) ;;
   initiator)
-    include+=,open-iscsi,sg3-utils,xfsprogs,e2fsprogs,fio,iproute2
+    include+=,open-iscsi,nvme-cli,sg3-utils,xfsprogs,e2fsprogs,fio,iproute2
     cache+=/initiator
     ;;
   *)

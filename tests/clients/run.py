@@ -15,6 +15,8 @@ Environment variables, with their defaults:
     FOREBAY_POWER_CUTS    number of power cuts of the server's disk on each file system (4)
     FOREBAY_UPGRADE_KILLS number of upgrades whose processes are killed (20)
     FOREBAY_UPGRADE_CUTS  number of times that clients are cut during upgrades (60)
+    FOREBAY_FUSED_RACES   number of Compare and Write operations of each host that races (400)
+    FOREBAY_NVME_KILLS    number of times that the server of a Linux NVMe host is killed or upgraded (2)
     FOREBAY_HOSTILE_S     seconds for which clients of each hostile kind run (5)
 
 Of the tests with a Ceph cluster, `rados`; `make test-ceph` sets the values in brackets:
@@ -62,6 +64,8 @@ import clients_handover  # noqa: E402, F401
 import clients_upgrade_killed  # noqa: E402, F401
 import clients_upgrade_corners  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
+import clients_nvme  # noqa: E402, F401
+import clients_nvme_linux  # noqa: E402, F401
 import clients_aborts  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
 import clients_send  # noqa: E402, F401
