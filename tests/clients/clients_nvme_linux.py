@@ -55,7 +55,7 @@ def connect(guest, port, digests=True):
 @test
 def linux_nvme_host_with_file_systems(t):
     port = free_port()
-    s = t.server("--nvme", f"127.0.0.1:{port}")
+    s = t.server("--nvme", f"127.0.0.1:{port}", "--remote-answers", "memory")
     for name, size in (("a", "256M"), ("b", "320M"), ("c", "64M")):
         s.cli("volume", "create", name, "--size", size)
     s.cli("target", "create", TARGET)
@@ -76,7 +76,7 @@ def linux_nvme_host_with_file_systems(t):
     a, b, c = disks["a"], disks["b"], disks["c"]
     show = f"cd /sys/block/{a}; cat nguid queue/logical_block_size queue/discard_granularity queue/write_cache"
     uuid = s.json("volume", "show", "a")["uuid"]
-    equal(guest.run(show).splitlines(), [uuid, "512", "4096", "write back"], "identity and limits")
+    equal(guest.run(show).splitlines(), [uuid, "512", "512", "write back"], "identity and limits")
     guest.run(f"""
         mkfs.ext4 -q /dev/{a}; mkfs.xfs -q /dev/{b}
         mount /dev/{a} /mnt/a; mount /dev/{b} /mnt/b

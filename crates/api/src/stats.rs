@@ -205,6 +205,9 @@ pub struct ClientsView {
     pub connections: u64,
     /// iSCSI sessions at targets.
     pub iscsi_sessions: u64,
+    /// NVMe controllers of hosts at targets.
+    #[serde(default)]
+    pub nvme_controllers: u64,
     /// Memory that the server holds for them.
     pub memory_bytes: u64,
     /// Memory that the server may hold for them.

@@ -16,7 +16,7 @@ pub(super) struct Sample<'a> {
     /// Statistics of the pool; `None` if the store did not report its free room in time.
     pub stats: Option<&'a PoolStats>,
     pub disks: Vec<DiskGuestStats>,
-    pub sessions: usize,
+    pub sessions: (usize, usize),
     pub uptime: Duration,
     pub pool: &'a str,
     pub observed: &'a Observed,
@@ -86,6 +86,7 @@ metrics! {
     DISKS_LOST gauge "disks_memory_lost" "Disks that lost acknowledged writes and refuse clients.";
     CONNECTIONS gauge "connections" "Connected clients, including those that are negotiating.";
     SESSIONS gauge "iscsi_sessions" "iSCSI sessions at targets.";
+    CONTROLLERS gauge "nvme_controllers" "NVMe controllers of hosts at targets.";
     CLIENT_MEMORY gauge "client_memory_bytes" "Memory that the server holds for clients.";
     CLIENT_BUDGET gauge "client_memory_budget_bytes" "Memory that the server may hold for clients.";
     LATENCY histogram "request_duration_seconds" "Time from the receipt of a request until its reply was ready.";
@@ -95,7 +96,7 @@ metrics! {
     STANDBYS gauge "pool_standbys" "Servers that wait for a pool in Ceph, and are alive.";
     VOLUME_OPS counter "volume_operations_total" "Operations of the guest of a volume.";
     VOLUME_BYTES counter "volume_bytes_total" "Bytes of operations of the guest of a volume.";
-    VOLUME_CLIENTS gauge "volume_clients" "Clients that have a volume open: NBD connections and iSCSI sessions.";
+    VOLUME_CLIENTS gauge "volume_clients" "Clients that have a volume open: NBD connections, iSCSI sessions and NVMe controllers.";
     VOLUME_CACHE gauge "volume_write_cache_bytes" "Writes of a desktop in memory.";
     VOLUMES_OMITTED gauge "volumes_omitted" "Volumes that match metrics.volumes, beyond metrics.max_volumes.";
 }
@@ -299,7 +300,8 @@ fn disks(text: &mut Text, disks: &[DiskGuestStats]) {
 fn clients(text: &mut Text, s: &Sample<'_>) {
     let plane = &s.observed.plane;
     one(text, &CONNECTIONS, plane.connections() as u64);
-    one(text, &SESSIONS, s.sessions as u64);
+    one(text, &SESSIONS, s.sessions.0 as u64);
+    one(text, &CONTROLLERS, s.sessions.1 as u64);
     let (used, budget) = plane.memory();
     one(text, &CLIENT_MEMORY, used as u64);
     one(text, &CLIENT_BUDGET, budget as u64);

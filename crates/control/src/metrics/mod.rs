@@ -29,7 +29,7 @@ pub async fn render(control: &Control) -> String {
     let sample = Sample {
         stats: stats.as_ref(),
         disks: pool.guest_stats(),
-        sessions: control.targets().session_count(),
+        sessions: control.targets().session_counts(),
         uptime: control.info().started.elapsed(),
         pool: &control.info().pool,
         observed: &observed,

@@ -68,7 +68,7 @@ impl Operation for ShowStats {
         let observed = control.observed();
         Ok(StatsView {
             write_buffer_bytes: observed.write_buffer,
-            clients: clients_view(&observed, control.targets().session_count()),
+            clients: clients_view(&observed, control.targets().session_counts()),
             latency: latency_view(&observed),
             ..stats_view(&stats, resident_memory())
         })
@@ -119,11 +119,12 @@ fn latency_view(observed: &Observed) -> LatencyView {
 }
 
 /// What the connections of guests occupy.
-fn clients_view(observed: &Observed, iscsi_sessions: usize) -> ClientsView {
+fn clients_view(observed: &Observed, (iscsi_sessions, nvme_controllers): (usize, usize)) -> ClientsView {
     let (memory, budget) = observed.plane.memory();
     ClientsView {
         connections: observed.plane.connections() as u64,
         iscsi_sessions: iscsi_sessions as u64,
+        nvme_controllers: nvme_controllers as u64,
         memory_bytes: memory as u64,
         memory_budget_bytes: budget as u64,
     }

@@ -150,9 +150,9 @@ impl Targets {
         self.served.session_began(info)
     }
 
-    /// The number of sessions at all targets.
-    pub fn session_count(&self) -> usize {
-        self.served.session_count()
+    /// The number of iSCSI sessions, and of NVMe controllers, at all targets.
+    pub fn session_counts(&self) -> (usize, usize) {
+        self.served.session_counts()
     }
 
     /// The sessions of a target, in the order of their login.

@@ -161,9 +161,10 @@ impl ServedTargets {
         self.sessions.begin(info)
     }
 
-    /// The number of sessions at all targets.
-    pub fn session_count(&self) -> usize {
-        self.sessions.count()
+    /// The number of iSCSI sessions, and of NVMe controllers, at all targets.
+    pub fn session_counts(&self) -> (usize, usize) {
+        let controllers = self.sessions.list(|session| session.initiator.is_nqn()).len();
+        (self.sessions.count().saturating_sub(controllers), controllers)
     }
 
     /// The sessions of a target, in the order of their login, also after an upgrade.

@@ -67,8 +67,8 @@ fn screen(status: &Status, now_ms: u64) -> String {
     ));
     lines.push(format!("disks    {}", stats.disks));
     lines.push(format!(
-        "clients  {} connections, {} iSCSI sessions",
-        stats.clients.connections, stats.clients.iscsi_sessions
+        "clients  {} connections, {} iSCSI sessions, {} NVMe controllers",
+        stats.clients.connections, stats.clients.iscsi_sessions, stats.clients.nvme_controllers
     ));
     lines.push(format!("memory   {}; {} not yet durable", Size(stats.memory_bytes), Size(stats.dirty_bytes)));
     let running =
