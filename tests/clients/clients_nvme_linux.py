@@ -72,7 +72,7 @@ def linux_nvme_host_with_file_systems(t):
     disks = {}
     for volume in ("a", "b", "c"):
         uuid = s.json("volume", "show", volume)["uuid"]
-        disks[volume] = guest.run(f"dirname $(grep -l {uuid} /sys/block/nvme*/uuid) | xargs basename")
+        disks[volume] = guest.run(f"dirname $(grep -l {uuid} /sys/block/nvme?n*/uuid) | xargs basename")
     a, b, c = disks["a"], disks["b"], disks["c"]
     show = f"cd /sys/block/{a}; cat nguid queue/logical_block_size queue/discard_granularity queue/write_cache"
     uuid = s.json("volume", "show", "a")["uuid"]
@@ -102,11 +102,11 @@ def linux_nvme_host_with_file_systems(t):
     guest.run(f"resize2fs /dev/{a}; xfs_growfs /mnt/b")
     guest.run("fallocate -l 400M /mnt/a/much; fallocate -l 400M /mnt/b/much; rm /mnt/?/much")
     # Discarded blocks are freed at the server, and read as zeroes.
-    guest.run(f"head -c 8M /dev/urandom | dd of=/dev/{c} bs=1M oflag=direct iflag=fullblock")
+    guest.run(f"head -c 8M /dev/urandom | dd of=/dev/{c} bs=1M oflag=direct iflag=fullblock conv=fsync")
     check(mapped(s, "c") >= 8 * MIB, "the bytes that were written are not stored")
-    guest.run(f"blkdiscard -o 1M /dev/{c}")
+    guest.run(f"blkdiscard -o 1M /dev/{c}; sync /dev/{c}")
     equal(mapped(s, "c"), MIB, "stored bytes that were not discarded")
-    guest.run(f"blkdiscard -z -l 1M /dev/{c}; blockdev --flushbufs /dev/{c}; cmp -n 64M /dev/{c} /dev/zero")
+    guest.run(f"blkdiscard -z -l 1M /dev/{c}; blockdev --flushbufs /dev/{c}; cmp -n 64M /dev/{c} /dev/zero; sync /dev/{c}")
     equal(mapped(s, "c"), 0, "stored bytes of zeroes")
     guest.run(f"umount /mnt/a; umount /mnt/b; mount /dev/{a} /mnt/a; mount /dev/{b} /mnt/b; sha256sum -c /tmp/sums")
     found = COMPLAINTS.findall(guest.dmesg())

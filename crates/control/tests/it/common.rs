@@ -50,6 +50,7 @@ impl Rig {
             data,
             nbd: Vec::new(),
             iscsi: Vec::new(),
+            nvme: Vec::new(),
             http: None,
             imports: FetchPolicy::default(),
             started: Instant::now(),
