@@ -232,8 +232,10 @@ class Queue:
     def compare(self, block, data, **more):
         return self.command(COMPARE, words=self.range(block, data), data=data, **more)
 
-    def deallocate(self, ranges, namespace=1):
+    def deallocate(self, ranges, namespace=1, page=False):
+        """Deallocates ranges of block and count; with `page` the data has as many bytes as Linux sends."""
         data = b"".join(struct.pack("<IIQ", 0, count, block) for block, count in ranges)
+        data = data.ljust(4096, b"\xff") if page else data
         return self.command(DATASET, namespace=namespace, words=(len(ranges) - 1, 4), data=data)
 
     def fused(self, block, expected, new, in_capsule=None, controls=0):

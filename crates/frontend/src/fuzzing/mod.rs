@@ -13,6 +13,7 @@
 mod iscsi;
 mod nbd;
 mod neighbour;
+mod nvme;
 mod script;
 mod server;
 
@@ -21,14 +22,16 @@ use std::time::Duration;
 pub use iscsi::iscsi_session;
 pub use nbd::nbd_session;
 pub use neighbour::longest_wait_during;
-pub use script::{ISCSI_HEADER, ISCSI_SESSION, NBD_RECORD, NBD_SESSION, flags};
+pub use nvme::nvme_session;
+pub use script::{ISCSI_HEADER, ISCSI_SESSION, NBD_RECORD, NBD_SESSION, NVME_RECORD, NVME_SESSION, flags};
 pub use server::{SIZE, SPARSE_SIZE};
 
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: &[Target] = &[("iscsi_session", iscsi_session), ("nbd_session", nbd_session)];
+pub const TARGETS: &[Target] =
+    &[("iscsi_session", iscsi_session), ("nbd_session", nbd_session), ("nvme_session", nvme_session)];
 
 /// Time limit for the server to end a session, and to answer.
 const TIMEOUT: Duration = Duration::from_secs(60);

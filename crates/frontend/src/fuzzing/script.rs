@@ -12,6 +12,12 @@ pub const NBD_SESSION: usize = 3;
 /// Bytes of an NBD record: flags, command flags, type, offset, length.
 pub const NBD_RECORD: usize = 1 + 2 + 2 + 8 + 4;
 
+/// Bytes before the records of an NVMe script: kind of session (0: all further bytes are sent unchanged; 1:
+/// discovery; 2: on an open target), digests, size of the pieces.
+pub const NVME_SESSION: usize = 3;
+/// Bytes of an NVMe record before its data: flags, a submission queue entry, length of the data.
+pub const NVME_RECORD: usize = 1 + 64 + 2;
+
 /// Flags of a record.
 pub mod flags {
     /// The record is sent unchanged, including lengths and numbers.

@@ -15,7 +15,7 @@ use crate::nbd::ListenerConfig;
 use crate::plane::{FrontEnd, Handle, ListenAddr, Plane};
 use crate::scsi::Units;
 use crate::targets::{Chap, IqnName, Lun, Target, Targets};
-use crate::{iscsi, nbd};
+use crate::{iscsi, nbd, nvme};
 
 /// Bytes of the volume `vol`.
 pub const SIZE: u64 = 16 << 20;
@@ -34,6 +34,7 @@ const OTHERS: usize = 20;
 pub struct Server {
     pub nbd: PathBuf,
     pub iscsi: String,
+    pub nvme: String,
     pub neighbour: PathBuf,
     _engine: EngineThread,
     _plane: Handle,
@@ -85,12 +86,26 @@ async fn start() -> Server {
         portals: None,
         is_shard: false,
     };
+    let nvme = nvme::Settings {
+        addresses: &listen,
+        allow_remote: false,
+        limits: nvme::ControllerLimits { all: 2048, per_address: 512 },
+    };
+    let served = (pool.clone(), units.clone());
+    let nvme = nvme::listen(&mut plane, served, targets.served().clone(), &nvme).unwrap();
     let disks = iscsi::Disks::Own { pool: pool.clone(), units };
     let taken = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings).unwrap();
     let front: Arc<dyn FrontEnd> = Arc::new(Neighbour);
     plane.listen(&front, &[ListenAddr::Unix(neighbour.clone())]).unwrap();
     let plane = plane.run(1).unwrap();
-    Server { nbd: socket, iscsi: taken[0].to_string(), neighbour, _engine: engine, _plane: plane }
+    Server {
+        nbd: socket,
+        iscsi: taken[0].to_string(),
+        nvme: nvme[0].to_string(),
+        neighbour,
+        _engine: engine,
+        _plane: plane,
+    }
 }
 
 async fn make_targets(targets: &Targets) {

@@ -221,7 +221,7 @@ impl Admin {
             }));
         }
         let namespaces = controller.namespaces.as_ref().ok_or(Status::INVALID_FIELD)?;
-        if matches!(structure, 0x05 | 0x06 | 0x07) && command_set != identify::NVM_COMMAND_SET {
+        if matches!(structure, 0x05..=0x07) && command_set != identify::NVM_COMMAND_SET {
             return Err(Status::INVALID_FIELD);
         }
         match structure {

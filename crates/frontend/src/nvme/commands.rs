@@ -12,7 +12,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use forebay_wire::nvme::{COMPARE_AND_WRITE_MAX, DataPdu, FatalError, Fuse, Io, Sgl, Sqe, Status};
+use forebay_wire::nvme::{
+    COMPARE_AND_WRITE_MAX, DSM_RANGES_MAX, DataPdu, FatalError, Fuse, Io, Sgl, Sqe, Status,
+};
 use forebay_wire::scsi::{BLOCK, Request, VerifyCheck};
 
 use super::controller::Controller;
@@ -197,14 +199,15 @@ impl Commands {
                         let task = self.task(vec![part(sqe.id(), 0, 0, 0)], nexus, io, admitted);
                         self.add(&task);
                         let charge = self.link.backlog.account().force(TASK_COST, Kind::Work);
-                        return Ok(self.run(task, Data::Written { fua }, charge));
+                        self.run(task, Data::Written { fua }, charge);
+                        return Ok(());
                     }
                     Now::Wait => {}
                 }
             }
             _ => {}
         }
-        let len = io.data_out() as usize;
+        let len = sent(sqe, &io)?;
         let task = self.task(vec![part(sqe.id(), 0, len, early.len())], nexus, io, admitted);
         task.data.borrow_mut().extend_from_slice(early);
         self.begin(task, output);
@@ -518,23 +521,38 @@ fn part(command: u16, start: usize, len: usize, received: usize) -> Part {
     Part { command, start, len, received: Cell::new(received), tag: Cell::new(None) }
 }
 
+/// Bytes of data that the host sends with a command. Linux sends a page for a Dataset Management command,
+/// however few ranges it has.
+///
+/// # Errors
+/// The descriptor of the data does not fit the command.
+fn sent(sqe: &Sqe, io: &Io) -> Result<usize, Status> {
+    let needed = io.data_out();
+    if needed == 0 {
+        return Ok(0);
+    }
+    let len = sqe.sgl()?.len();
+    let most = if matches!(io, Io::Dataset { .. }) { DSM_RANGES_MAX as u32 * 16 } else { needed };
+    if (needed..=most).contains(&len) { Ok(len as usize) } else { Err(Status::SGL_LENGTH_INVALID) }
+}
+
 /// The data of a command that is in its capsule.
 ///
 /// # Errors
 /// The descriptor of the data does not fit the command, or the data is damaged.
 fn early<'a>(sqe: &Sqe, io: &Io, data: &'a [u8], intact: bool) -> Result<&'a [u8], Status> {
-    let (sent, read) = (io.data_out(), io.data_in());
+    let (sent, read) = (sent(sqe, io)?, io.data_in());
     if sent == 0 && read == 0 {
         return Ok(&[]);
     }
     let sgl = sqe.sgl()?;
-    if sgl.len() != sent + read {
+    if read > 0 && sgl.len() != read {
         return Err(Status::SGL_LENGTH_INVALID);
     }
     match sgl {
         Sgl::InCapsule { .. } if read > 0 => Err(Status::SGL_TYPE_INVALID),
         Sgl::InCapsule { offset, .. } if offset != 0 => Err(Status::SGL_OFFSET_INVALID),
-        Sgl::InCapsule { .. } if data.len() != sent as usize => Err(Status::SGL_LENGTH_INVALID),
+        Sgl::InCapsule { .. } if data.len() != sent => Err(Status::SGL_LENGTH_INVALID),
         Sgl::InCapsule { .. } if !intact => Err(Status::TRANSIENT_TRANSPORT_ERROR),
         Sgl::InCapsule { .. } => Ok(data),
         Sgl::Transport { .. } => Ok(&[]),

@@ -57,7 +57,8 @@ impl Run {
             Data::Held(data) => data,
         };
         let done = match task.io {
-            Io::Dataset { deallocate: true, .. } => {
+            Io::Dataset { deallocate: true, ranges } => {
+                let data = &data[..data.len().min(ranges * 16)];
                 match unmap_list(data, task.nexus.disk().size() / u64::from(BLOCK)) {
                     Ok(list) => task.nexus.perform(&task.request, &list).await,
                     Err(_) => {

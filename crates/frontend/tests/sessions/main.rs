@@ -8,6 +8,7 @@
 
 mod iscsi;
 mod nbd;
+mod nvme;
 mod random;
 mod stall;
 #[path = "../../../format/tests/corpus/mod.rs"]
@@ -61,9 +62,14 @@ fn nbd_sessions_of_any_kind_cause_no_panic() {
 }
 
 #[test]
+fn nvme_sessions_of_any_kind_cause_no_panic() {
+    run_scripts(nvme::script, fuzzing::nvme_session);
+}
+
+#[test]
 fn every_session_of_the_corpus_passes() {
     let _alone = alone();
-    let makers: [fn(&mut Random) -> Vec<u8>; 2] = [iscsi::script, nbd::script];
+    let makers: [fn(&mut Random) -> Vec<u8>; 3] = [iscsi::script, nbd::script, nvme::script];
     for (target, make) in fuzzing::TARGETS.iter().zip(makers) {
         for seed in 0..CORPUS {
             put(target.0, &format!("seed-{seed:02}"), &make(&mut Random::new(seed)));
