@@ -1,5 +1,5 @@
-//! The NVMe host of a fuzzing session: an admin queue, or an admin queue and one I/O queue, to which the script
-//! belongs.
+//! The NVMe host of a fuzzing session: an admin queue, or an admin queue and one I/O queue, to which the
+//! script belongs.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,4 +1,5 @@
-//! The NVMe over TCP target: controllers and queues of hosts, served from the logical units of [`crate::scsi`].
+//! The NVMe over TCP target: controllers and queues of hosts, served from the logical units of
+//! [`crate::scsi`].
 //!
 //! **Model.** A target is an NVM subsystem, and its logical unit `n` is the namespace `n + 1`; access lists
 //! admit hosts by their NVMe names ([`crate::targets`]). A controller has one nexus with each unit, like a
@@ -13,9 +14,9 @@
 //! cause. `discovery` is the subsystem that lists the others. `errors` maps the responses of units to NVMe
 //! statuses.
 //!
-//! **Order.** A queue ends only after its commands have ended, and a host whose sockets are closed can connect
-//! again only after its former controllers have ended ([`registry`]): a write that was never answered cannot
-//! change a namespace after newer writes of the host's next controller.
+//! **Order.** A queue ends only after its commands have ended, and a host whose sockets are closed can
+//! connect again only after its former controllers have ended (`registry`): a write that was never answered
+//! cannot change a namespace after newer writes of the host's next controller.
 //!
 //! **Fused operations.** The two commands of a Compare and Write are adjacent in their queue: after the first
 //! command, only the second can follow; any other command makes the first one fail. Both become one request,

@@ -2,8 +2,8 @@
 //!
 //! **Hosts that connect again.** When a host connects, its controllers at the same subsystem whose sockets
 //! were closed by the host, or were lost, end first, and their commands with them. The check reads the state
-//! of the sockets in the kernel, since a connection does not notice the end of its peer while it is throttled.
-//! A host can have several connected controllers at a subsystem, which are its paths: these stay.
+//! of the sockets in the kernel, since a connection does not notice the end of its peer while it is
+//! throttled. A host can have several connected controllers at a subsystem, which are its paths: these stay.
 //!
 //! **Limits.** Any host can create controllers at an open target. Their number is limited in all and for each
 //! address, so that an address cannot exclude others.

@@ -56,9 +56,9 @@ impl Drop for Watching {
     }
 }
 
-/// Watches a queue. `admin` is set for an admin queue: the subscription to changes of targets, and the request
-/// of an administrator to end the controller. A discovery controller without keep alive timeout ends after
-/// `discovery_idle` without a command.
+/// Watches a queue. `admin` is set for an admin queue: the subscription to changes of targets, and the
+/// request of an administrator to end the controller. A discovery controller without keep alive timeout ends
+/// after `discovery_idle` without a command.
 pub(super) fn watch(
     inbox: &Rc<Inbox>,
     controller: &Arc<Controller>,

@@ -165,8 +165,8 @@ impl Nexus {
         Ok(Admitted { request: admitted?, underway, arrival })
     }
 
-    /// Works like [`Nexus::admit`], for a transport whose commands are not CDBs and that reports events to its
-    /// client by other means than unit attentions: no attention is taken, and none makes a command fail.
+    /// Works like [`Nexus::admit`], for a transport whose commands are not CDBs and that reports events to
+    /// its client by other means than unit attentions: no attention is taken, and none makes a command fail.
     /// Several threads can admit commands of the nexus.
     ///
     /// # Errors

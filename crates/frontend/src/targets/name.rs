@@ -11,8 +11,8 @@ const MAX_LEN: usize = 223;
 const IQN: &str = "iqn.";
 const NQN: &str = "nqn.";
 
-/// The name of a target, of an iSCSI initiator, or of an NVMe host: in any of the formats of RFC 7143, section
-/// 4.2.7 (`iqn.`, `eui.`, `naa.`), or an NVMe Qualified Name (`nqn.`; NVMe Base 2.0, section 4.5).
+/// The name of a target, of an iSCSI initiator, or of an NVMe host: in any of the formats of RFC 7143,
+/// section 4.2.7 (`iqn.`, `eui.`, `naa.`), or an NVMe Qualified Name (`nqn.`; NVMe Base 2.0, section 4.5).
 ///
 /// A qualified name of NVMe keeps its case, since such names are compared as bytes. Any other name is stored
 /// in lower case, so that equal names are the same bytes (stringprep's case folding, RFC 3722).

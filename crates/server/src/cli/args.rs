@@ -18,11 +18,12 @@ use forebay_text::{NamePattern, Size, SizeError};
 use super::cluster::{ClusterCommand, JoinArgs, NodeCommand};
 use super::export::ExportArgs;
 use super::limit::{Change, LimitArgs};
+use super::nvme::NvmeArgs;
 use super::token::{self, Expiry};
 use super::upload::UploadCommand;
 use crate::config::{
     AnswerMode, DEFAULT_DATA, DEFAULT_MEMORY_DIR, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode,
-    parse_http_addr, parse_nvme, parse_portal,
+    parse_http_addr, parse_portal,
 };
 use crate::log::LogFormat;
 use crate::sizing::{ImageKind, Profile};
@@ -297,12 +298,9 @@ pub struct ServeArgs {
     /// iSCSI listen address (portal): HOST:PORT (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_portal)]
     pub iscsi: Vec<ListenAddr>,
-    /// NVMe/TCP listen address: HOST:PORT (repeatable)
-    #[arg(long, value_name = "HOST:PORT", value_parser = parse_nvme)]
-    pub nvme: Vec<ListenAddr>,
-    /// Allow NVMe, whose hosts do not authenticate themselves, on --nvme addresses that other machines can reach
-    #[arg(long)]
-    pub nvme_allow_remote: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)] // they are in its type
+    pub nvme: NvmeArgs,
     /// Additional listen address for the HTTP/JSON API
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_http_addr)]
     pub http: Option<HttpAddr>,

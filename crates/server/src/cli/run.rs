@@ -23,8 +23,8 @@ use super::{
     transfer, upload,
 };
 use crate::config::{
-    ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, NvmeFlags, Overrides, PoolLocation,
-    SERVICE_SOCKET, SOCKET_NAME, ServeConfig, StoreFlags, TlsSection,
+    ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,
+    SOCKET_NAME, ServeConfig, StoreFlags, TlsSection,
 };
 
 /// Runs a parsed command line.
@@ -96,7 +96,7 @@ pub(super) fn overrides(global: &Global, args: ServeArgs) -> Overrides {
         store: store_flags(args.pool, args.standby),
         nbd: NbdFlags { listen: args.nbd, allow_remote: args.nbd_allow_remote, tls },
         iscsi: args.iscsi,
-        nvme: NvmeFlags { listen: args.nvme, allow_remote: args.nvme_allow_remote },
+        nvme: args.nvme.flags(),
         http: HttpFlags {
             listen: args.http,
             hosts: args.http_host,

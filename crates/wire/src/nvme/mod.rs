@@ -6,8 +6,8 @@
 //! [`decode`] finds the PDUs in a stream, and checks their headers and digests; a violation becomes a
 //! [`FatalError`] with the status that a C2HTermReq reports. [`Sqe`] is the submission queue entry of a
 //! command capsule; [`Fabrics`], [`Admin`] and [`Io`] are commands that were decoded from one. [`Status`] is
-//! the reason why a command fails. [`reply`] frames the PDUs of the controller. [`identify`] and [`log`] build
-//! the data structures that a host reads.
+//! the reason why a command fails. [`reply`] frames the PDUs of the controller. [`identify`] and [`log`]
+//! build the data structures that a host reads.
 
 mod admin;
 mod fabrics;

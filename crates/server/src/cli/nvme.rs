@@ -1,0 +1,24 @@
+//! The options of `serve` for NVMe over TCP.
+
+use forebay_frontend::plane::ListenAddr;
+
+use crate::config::{NvmeFlags, parse_nvme};
+
+/// The options of NVMe over TCP.
+#[derive(Debug, clap::Args)]
+pub struct NvmeArgs {
+    /// NVMe/TCP listen address: HOST:PORT (repeatable)
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_nvme)]
+    pub nvme: Vec<ListenAddr>,
+    /// Allow NVMe, whose hosts do not authenticate themselves, on --nvme addresses that other machines can
+    /// reach
+    #[arg(long)]
+    pub nvme_allow_remote: bool,
+}
+
+impl NvmeArgs {
+    /// The options for the configuration.
+    pub fn flags(self) -> NvmeFlags {
+        NvmeFlags { listen: self.nvme, allow_remote: self.nvme_allow_remote }
+    }
+}
