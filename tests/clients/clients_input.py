@@ -92,7 +92,7 @@ MISTAKES = (
         "[http]\nlisten = '127.0.0.1:80'\ncertificate = 'none.pem'\nkey = 'none.pem'",
         "line 4: http.certificate: ", "none.pem", "PEM",
     ),
-    ("[[iscsi.target]]\nname = 'x y'", "line 3", "x y", "not an iSCSI name"),
+    ("[[iscsi.target]]\nname = 'x y'", "line 3", "x y", "not an iSCSI or NVMe name"),
     ("[logging]\nfilter = 'loud'", "line 3", "loud", "use a level"),
 )
 

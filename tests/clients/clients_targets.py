@@ -46,7 +46,7 @@ def targets_persist_after_kill_9_and_protect_their_disks(t):
         ("'v' is LUN 0 of target " + A + "; unmap it first", "volume", "rm", "v"),
         ("'v@s' is LUN 1 of target", "snapshot", "rm", "v", "s"),
         ("exists already", "target", "create", A),
-        ("'disks' is not an iSCSI name", "target", "create", "disks"),
+        ("'disks' is not an iSCSI or NVMe name", "target", "create", "disks"),
         ("LUN 7 of target " + A + " is 'w'", "lun", "map", A, "other", "--lun", "7"),
         ("'v' is LUN 0", "lun", "map", A, "v"),
         ("256 cannot be a LUN", "lun", "map", B, "v", "--lun", "256"),

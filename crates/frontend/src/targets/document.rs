@@ -81,7 +81,7 @@ mod tests {
             ("v@s", "v", "'v' is LUN 0"),
             ("[0]", "[1]", "no LUN 1"),
             ("twelve bytes", "short", "shorter than 12"),
-            ("iqn.2026-01.org.example:a", "a", "not an iSCSI name"),
+            ("iqn.2026-01.org.example:a", "a", "not an iSCSI or NVMe name"),
             ("]}]}", "]}]", "damaged"),
         ] {
             assert!(GOOD.contains(from), "{from}");

@@ -437,7 +437,7 @@ fn iscsi_portals_and_targets_are_validated() {
     }
     for (text, why) in [
         ("[iscsi]\nlisten = ['unix:/s']", "HOST:PORT"),
-        ("[[iscsi.target]]\nname = 'disks'", "not an iSCSI name"),
+        ("[[iscsi.target]]\nname = 'disks'", "not an iSCSI or NVMe name"),
         ("[[iscsi.target]]\nopen = true", "missing key 'name' in 'iscsi.target'"),
         ("[iscsi]\nmax_session = 1", "did you mean 'max_sessions'?"),
     ] {
