@@ -232,7 +232,7 @@ def the_lines_to_connect_are_right(t):
         handle.shutdown()
     check("forebay lun map TARGET 'a b&c'" in s.refused("volume", "connect", "a b&c", "--for", "iscsi"), "no target")
     said = s.cli("target", "create", A, "--chap-user", "all", "--chap-secret-file", secret).stdout
-    check("no iSCSI listener" not in said, said)
+    check("no iSCSI or NVMe listener" not in said, said)
     s.cli("lun", "map", A, "a b&c")
     s.cli("target", "allow", A, HOST, "--lun", "0")
     s.cli("target", "allow", A, HOST + "2", "--chap-user", "two", "--chap-secret-file", secret)
@@ -253,7 +253,7 @@ def the_lines_to_connect_are_right(t):
 def a_target_without_a_listener_says_so(t):
     s = t.server()
     said = s.cli("target", "create", A).stdout
-    check("no iSCSI listener; start it with --iscsi" in said, said)
+    check("no iSCSI or NVMe listener; start it with --iscsi" in said, said)
     unconfirmed = s.cli("target", "rm", "--all", check=False)
     equal(unconfirmed.returncode, 2, "all targets without confirmation")
     check("--yes" in unconfirmed.stderr, unconfirmed.stderr)
