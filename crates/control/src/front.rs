@@ -16,7 +16,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
 use forebay_api::{CreateToken, CreatedToken, ErrorKind, PREFIX, SOCKET_HOST, TokenView};
 use forebay_store::BoxFuture;
@@ -66,22 +66,36 @@ impl From<DocumentError> for ApiError {
     }
 }
 
+/// The metrics of a node.
+pub trait NodeMetrics: Send + Sync + 'static {
+    /// All metrics of the node and of its shards, in the text format of Prometheus.
+    fn render(&self) -> BoxFuture<'_, String>;
+}
+
 #[derive(Clone)]
 struct Front {
     access: Arc<Access>,
     entry: Entry,
     tokens: Arc<dyn TokenDocument>,
+    metrics: Arc<dyn NodeMetrics>,
     inner: Router,
 }
 
 /// The router of a listener of a node. `inner` forwards requests.
-pub fn front(inner: Router, access: Arc<Access>, entry: Entry, tokens: Arc<dyn TokenDocument>) -> Router {
-    let front = Front { access, entry, tokens, inner };
+pub fn front(
+    inner: Router,
+    access: Arc<Access>,
+    entry: Entry,
+    tokens: Arc<dyn TokenDocument>,
+    metrics: Arc<dyn NodeMetrics>,
+) -> Router {
+    let front = Front { access, entry, tokens, metrics, inner };
     let (guards, tls) = (Guard::new(&front.entry), front.entry.tls);
     Router::new()
         .route(&format!("{PREFIX}/session"), get(show_session).post(begin_session).delete(end_session))
         .route(&format!("{PREFIX}/tokens"), get(list_tokens).post(create_token))
         .route(&format!("{PREFIX}/tokens/{{name}}"), delete(revoke_token))
+        .route("/metrics", get(show_metrics))
         .merge(dashboard::router())
         .fallback(forward)
         .layer(from_fn_with_state(front.clone(), authenticate))
@@ -169,6 +183,12 @@ impl hyper::body::Body for WhileValid {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
+}
+
+async fn show_metrics(State(front): State<Front>, request: Request) -> Result<Response> {
+    client(request.extensions(), Right::ReadServer)?;
+    let text = front.metrics.render().await;
+    Ok(([(header::CONTENT_TYPE, crate::metrics::CONTENT_TYPE)], text).into_response())
 }
 
 async fn show_session(request: Request) -> Result<Json<ClientView>> {

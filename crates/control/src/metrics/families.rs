@@ -8,7 +8,7 @@ use forebay_frontend::plane::{BOUNDS_NS, Front, Served};
 use forebay_host::clock::{self, unix_ms};
 
 use super::resident_memory;
-use super::text::{Labels, Metric, Text};
+use super::text::{Labels, Metric, NONE, Text, metrics, one, put};
 use crate::operations::{Observed, VolumeSeries};
 
 /// The input of one scrape.
@@ -20,14 +20,6 @@ pub(super) struct Sample<'a> {
     pub uptime: Duration,
     pub pool: &'a str,
     pub observed: &'a Observed,
-}
-
-macro_rules! metrics {
-    ($($id:ident $kind:ident $name:literal $help:literal;)+) => {
-        $(const $id: Metric = Metric { name: concat!("forebay_", $name), kind: stringify!($kind), help: $help };)+
-        /// All metrics.
-        pub(super) const ABOUT: &[Metric] = &[$($id),+];
-    };
 }
 
 metrics! {
@@ -101,24 +93,10 @@ metrics! {
     VOLUMES_OMITTED gauge "volumes_omitted" "Volumes that match metrics.volumes, beyond metrics.max_volumes.";
 }
 
-const NONE: Labels<'static> = &[];
-
-/// Writes a metric with one series, or several.
-fn put(text: &mut Text, metric: &Metric, series: &[(Labels<'_>, f64)]) {
-    text.begin(metric);
-    for (labels, value) in series {
-        text.series(metric.name, labels, *value);
-    }
-}
-
-fn one(text: &mut Text, metric: &Metric, value: u64) {
-    put(text, metric, &[(NONE, value as f64)]);
-}
-
 /// Writes all metrics.
 pub(super) fn write_all(s: &Sample<'_>) -> String {
     let mut text = Text::default();
-    process(&mut text, s);
+    process(&mut text, s.uptime);
     one(&mut text, &POOL_ANSWERS, s.stats.is_some().into());
     if let Some(stats) = s.stats {
         io(&mut text, stats);
@@ -141,9 +119,10 @@ pub(super) fn write_all(s: &Sample<'_>) -> String {
     text.finish()
 }
 
-fn process(text: &mut Text, s: &Sample<'_>) {
+/// Writes the metrics of this process, which has been ready for this time.
+pub(super) fn process(text: &mut Text, uptime: Duration) {
     put(text, &BUILD, &[(&[("version", env!("CARGO_PKG_VERSION"))], 1.0)]);
-    put(text, &UPTIME, &[(NONE, s.uptime.as_secs_f64())]);
+    put(text, &UPTIME, &[(NONE, uptime.as_secs_f64())]);
     one(text, &RESIDENT, resident_memory());
     let cpu = clock::read(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default();
     put(text, &CPU, &[(NONE, cpu.as_secs_f64())]);

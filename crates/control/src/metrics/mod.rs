@@ -7,8 +7,13 @@
 //!
 //! **Size.** The number of series is fixed, apart from those of single volumes, which are an option and
 //! limited ([`VolumeSeries`](crate::operations::VolumeSeries)).
+//!
+//! A node of a cluster returns metrics of the node ([`node`]), and the metrics of the servers of its shards,
+//! to which it adds a label with the number of the shard (`merge`).
 
 mod families;
+mod merge;
+pub mod node;
 mod text;
 
 use std::time::Duration;
@@ -39,7 +44,7 @@ pub async fn render(control: &Control) -> String {
 
 /// All metrics: name, type and description.
 pub fn list() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    families::ABOUT.iter().map(|m| (m.name, m.kind, m.help))
+    families::ABOUT.iter().chain(node::ABOUT).map(|m| (m.name, m.kind, m.help))
 }
 
 /// Returns the resident memory of this process in bytes; 0 if `/proc` is not available.

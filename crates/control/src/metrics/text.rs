@@ -16,6 +16,32 @@ pub(super) struct Metric {
 /// Labels of a series.
 pub(super) type Labels<'a> = &'a [(&'static str, &'a str)];
 
+/// Declares a table of metrics: identifier, type, name without prefix, and help text.
+macro_rules! metrics {
+    ($($id:ident $kind:ident $name:literal $help:literal;)+) => {
+        $(const $id: $crate::metrics::text::Metric = $crate::metrics::text::Metric { name: concat!("forebay_", $name), kind: stringify!($kind), help: $help };)+
+        /// All metrics of this table.
+        pub(super) const ABOUT: &[$crate::metrics::text::Metric] = &[$($id),+];
+    };
+}
+pub(super) use metrics;
+
+/// A series without labels.
+pub(super) const NONE: Labels<'static> = &[];
+
+/// Writes a metric with one series, or several.
+pub(super) fn put(text: &mut Text, metric: &Metric, series: &[(Labels<'_>, f64)]) {
+    text.begin(metric);
+    for (labels, value) in series {
+        text.series(metric.name, labels, *value);
+    }
+}
+
+/// Writes a metric with one series without labels.
+pub(super) fn one(text: &mut Text, metric: &Metric, value: u64) {
+    put(text, metric, &[(NONE, value as f64)]);
+}
+
 /// A text with metrics.
 #[derive(Default)]
 pub(super) struct Text(String);

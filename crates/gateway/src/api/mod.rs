@@ -25,9 +25,11 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, Request, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use forebay_api::{ClusterView, FORWARDED_CLIENT, HealthState, HealthView, LocationView, PREFIX, Resets};
+use forebay_api::{
+    ClusterView, FORWARDED_CLIENT, HealthState, HealthView, LocationView, PREFIX, Resets, SOCKET_HOST,
+};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
@@ -45,7 +47,7 @@ const BODY_TIME: Duration = Duration::from_secs(20);
 const MAX_RESPONSE: usize = 32 << 20;
 /// Most volumes that one request resets.
 const MAX_RESETS: usize = 10_000;
-/// How long the health waits for a shard.
+/// How long the health waits for a shard, and how long metrics do.
 const HEALTH: Duration = Duration::from_secs(3);
 
 /// The cluster as its API needs it.
@@ -85,6 +87,29 @@ pub fn router(cluster: Arc<dyn Cluster>) -> Router {
         lists: Lists::default(),
         next: Arc::default(),
     })
+}
+
+/// Gets a resource of each of these shards as text: `None` if the server of the shard does not answer in
+/// time.
+pub async fn texts(cluster: &Arc<dyn Cluster>, shards: &[u32], path: &str) -> Vec<(u32, Option<String>)> {
+    let ask = |shard: u32| {
+        let (cluster, path) = (cluster.clone(), path.to_owned());
+        async move {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_static(SOCKET_HOST));
+            let answer = async {
+                let response = forward::get(&*cluster, shard, &path, &headers, Duration::ZERO).await?;
+                if response.status() != StatusCode::OK {
+                    return Err(Failure::broken(shard, &response.status()));
+                }
+                forward::collect(shard, response.into_body(), MAX_RESPONSE).await
+            };
+            let bytes = timeout(HEALTH, answer).await.unwrap_or_else(|e| Err(Failure::broken(shard, &e)))?;
+            String::from_utf8(bytes.into()).map_err(|e| Failure::broken(shard, &e))
+        }
+    };
+    let answers = forward::ask_all(shards, ask).await;
+    answers.into_iter().map(|(shard, answer)| (shard, answer.ok())).collect()
 }
 
 async fn handle(State(gateway): State<Gateway>, request: Request<Body>) -> Response {

@@ -15,6 +15,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
@@ -77,6 +78,18 @@ pub trait Local: Send + Sync + 'static {
     fn open(&self, shard: u32, service: Service) -> BoxFuture<'_, io::Result<Stream>>;
 }
 
+/// Figures of the links of a node since its start.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Number of links of other nodes that are open.
+    pub accepted: AtomicU64,
+    /// Number of links of other nodes that did not begin, without those that asked for a shard of another
+    /// owner.
+    pub not_begun: AtomicU64,
+    /// Number of attempts to reach another node that failed, without those that the other node refused.
+    pub unreachable: AtomicU64,
+}
+
 /// Opens a stream to a service of a shard at the node with this address.
 ///
 /// # Errors
@@ -84,8 +97,8 @@ pub trait Local: Send + Sync + 'static {
 pub async fn connect(
     address: SocketAddr,
     identity: &Identity,
-    shard: u32,
-    service: Service,
+    (shard, service): (u32, Service),
+    counters: &Counters,
 ) -> io::Result<Stream> {
     let connected = async {
         let socket = TcpStream::connect(address).await?;
@@ -95,16 +108,25 @@ pub async fn connect(
         let mut stream = connector.connect(name, socket).await?;
         send(&mut stream, &Wanted { shard, service }).await?;
         let Answer { refused } = receive(&mut stream).await?;
-        match refused {
+        io::Result::Ok(match refused {
             None => Ok(Box::new(stream) as Stream),
             Some(why) => Err(io::Error::other(why)),
-        }
+        })
     };
-    timeout(CONNECT, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    let connected = timeout(CONNECT, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    if connected.is_err() {
+        counters.unreachable.fetch_add(1, Relaxed);
+    }
+    connected?
 }
 
 /// Serves the links of other nodes. Never returns.
-pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, local: Arc<dyn Local>) {
+pub async fn serve(
+    listener: TcpListener,
+    identity: watch::Receiver<Identity>,
+    local: Arc<dyn Local>,
+    counters: Arc<Counters>,
+) {
     // A stranger does not keep nodes out.
     let beginning = Places::new(MOST_BEGINNING, MOST_OF_ONE);
     loop {
@@ -118,14 +140,16 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
         };
         // Connections beyond the limit are closed: a node repeats the attempt, and a stranger gets no memory.
         let Some(place) = beginning.take(address.ip()) else { continue };
-        let (mut identity, local) = (identity.clone(), local.clone());
+        let (mut identity, local, counters) = (identity.clone(), local.clone(), counters.clone());
         tokio::spawn(async move {
             let own = identity.borrow_and_update().clone();
             let broken = broken(&socket);
             let begun = timeout(CONNECT, accept(socket, own, &*local)).await;
             drop(place);
             match begun {
-                Ok(Ok((mut link, mut stream))) => {
+                Ok(Ok(Begun::Refused)) => tracing::debug!("a link to a shard of another owner was refused"),
+                Ok(Ok(Begun::Open(mut link, mut stream))) => {
+                    counters.accepted.fetch_add(1, Relaxed);
                     tokio::select! {
                         // Either end may break; both are closed then.
                         _ = copy_bidirectional_with_sizes(&mut link, &mut stream, BUFFER, BUFFER) => {}
@@ -136,29 +160,44 @@ pub async fn serve(listener: TcpListener, identity: watch::Receiver<Identity>, l
                         // connected again.
                         () = broken => {}
                     }
+                    counters.accepted.fetch_sub(1, Relaxed);
                 }
-                Ok(Err(e)) => tracing::debug!("a link has not begun: {e}"),
-                Err(_) => tracing::debug!("a link has not begun within {CONNECT:?}"),
+                Ok(Err(e)) => {
+                    counters.not_begun.fetch_add(1, Relaxed);
+                    tracing::debug!("a link has not begun: {e}");
+                }
+                Err(_) => {
+                    counters.not_begun.fetch_add(1, Relaxed);
+                    tracing::debug!("a link has not begun within {CONNECT:?}");
+                }
             }
         });
     }
 }
 
-async fn accept(socket: TcpStream, identity: Identity, local: &dyn Local) -> io::Result<(Stream, Stream)> {
+/// How a link has begun.
+enum Begun {
+    /// The link, and the stream to the process of the shard.
+    Open(Stream, Stream),
+    /// The other node has received the reason why there is no such stream.
+    Refused,
+}
+
+async fn accept(socket: TcpStream, identity: Identity, local: &dyn Local) -> io::Result<Begun> {
     prepare(&socket)?;
     let mut link = TlsAcceptor::from(identity.server.clone()).accept(socket).await?;
     let Wanted { shard, service } = receive(&mut link).await?;
     match local.open(shard, service).await {
         Ok(stream) => {
             send(&mut link, &Answer { refused: None }).await?;
-            Ok((Box::new(link), stream))
+            Ok(Begun::Open(Box::new(link), stream))
         }
         Err(e) => {
             send(&mut link, &Answer { refused: Some(e.to_string()) }).await?;
             link.shutdown().await?;
             // A reset would discard the answer: the other end closes first.
             let _ = link.read(&mut [0]).await;
-            Err(e)
+            Ok(Begun::Refused)
         }
     }
 }
@@ -238,8 +277,25 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, receiver) = watch::channel(identity.clone());
-        tokio::spawn(serve(listener, receiver, Arc::new(Echo)));
+        tokio::spawn(serve(listener, receiver, Arc::new(Echo), Arc::default()));
         (address, sender)
+    }
+
+    async fn open(address: SocketAddr, identity: &Identity, shard: u32) -> io::Result<Stream> {
+        connect(address, identity, (shard, Service::Api), &Counters::default()).await
+    }
+
+    #[tokio::test]
+    async fn refusals_are_no_failures_of_links() {
+        let (own, other, counters) = (identity(), identity(), Counters::default());
+        let (address, _sender) = node(&own).await;
+        let unreachable = || counters.unreachable.load(Relaxed);
+        assert!(connect(address, &own, (8, Service::Api), &counters).await.is_err());
+        assert_eq!(unreachable(), 0, "refused");
+        assert!(connect(address, &other, (7, Service::Api), &counters).await.is_err());
+        assert_eq!(unreachable(), 1, "a stranger");
+        assert!(connect(address, &own, (7, Service::Api), &counters).await.is_ok());
+        assert_eq!(unreachable(), 1);
     }
 
     fn identity() -> Identity {
@@ -250,7 +306,7 @@ mod tests {
     async fn bytes_pass_between_nodes_of_one_cluster() {
         let own = identity();
         let (address, _sender) = node(&own).await;
-        let mut link = connect(address, &own, 7, Service::Api).await.unwrap();
+        let mut link = open(address, &own, 7).await.unwrap();
         let sent: Vec<u8> = (0..1 << 20).map(|i: u32| (i * 7) as u8).collect();
         let (mut read, mut write) = tokio::io::split(&mut link);
         let mut received = vec![0; sent.len()];
@@ -284,8 +340,8 @@ mod tests {
         let (own, listener) = (identity(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let (address, (_sender, receiver)) = (listener.local_addr().unwrap(), watch::channel(own.clone()));
         let (sender, far) = oneshot::channel();
-        tokio::spawn(serve(listener, receiver, Arc::new(Stuck(Mutex::new(Some(sender))))));
-        let mut link = connect(address, &own, 1, Service::Api).await.unwrap();
+        tokio::spawn(serve(listener, receiver, Arc::new(Stuck(Mutex::new(Some(sender)))), Arc::default()));
+        let mut link = open(address, &own, 1).await.unwrap();
         let mut far = far.await.unwrap();
         link.write_all(&[7; 1 << 16]).await.unwrap();
         link.flush().await.unwrap();
@@ -302,7 +358,7 @@ mod tests {
     async fn a_refusal_states_the_reason() {
         let own = identity();
         let (address, _sender) = node(&own).await;
-        let error = connect(address, &own, 8, Service::Api).await.err().unwrap();
+        let error = open(address, &own, 8).await.err().unwrap();
         assert_eq!(error.to_string(), "this node does not own the shard");
     }
 
@@ -310,18 +366,18 @@ mod tests {
     async fn strangers_and_former_members_are_refused() {
         let (own, other) = (identity(), identity());
         let (address, sender) = node(&own).await;
-        assert!(connect(address, &other, 7, Service::Api).await.is_err());
+        assert!(open(address, &other, 7).await.is_err());
         let mut bare = TcpStream::connect(address).await.unwrap();
         bare.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         // The other end is closed, in order or by a reset.
         let mut rest = Vec::new();
         let _ = bare.read_to_end(&mut rest).await;
         assert!(!String::from_utf8_lossy(&rest).contains("HTTP"));
-        let mut before = connect(address, &own, 7, Service::Api).await.unwrap();
+        let mut before = open(address, &own, 7).await.unwrap();
         sender.send_replace(other.clone());
         assert!(before.read_u8().await.is_err(), "a link of a former member goes on");
-        assert!(connect(address, &own, 7, Service::Api).await.is_err(), "the identity was replaced");
-        assert!(connect(address, &other, 7, Service::Api).await.is_ok());
+        assert!(open(address, &own, 7).await.is_err(), "the identity was replaced");
+        assert!(open(address, &other, 7).await.is_ok());
     }
 
     #[test]

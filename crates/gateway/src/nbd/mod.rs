@@ -99,7 +99,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use forebay_wire::nbd::Preamble;
+use forebay_wire::nbd::{
+    CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, Preamble, RequestHeader,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
@@ -140,9 +142,18 @@ impl Default for Settings {
     }
 }
 
+/// The kinds of requests that a gateway counts.
+pub const OPERATIONS: [&str; 5] = ["read", "write", "discard", "flush", "other"];
+
 /// Figures of a gateway since its start.
 #[derive(Debug, Default)]
 pub struct Counters {
+    /// Number of clients that are connected now.
+    pub clients: AtomicU64,
+    /// Number of requests that were received, by [`OPERATIONS`].
+    pub requests: [AtomicU64; OPERATIONS.len()],
+    /// Bytes of the ranges of these requests.
+    pub bytes: [AtomicU64; OPERATIONS.len()],
     /// Number of clients that were connected to another owner, or again to the same one, without their
     /// knowledge.
     pub reconnected: AtomicU64,
@@ -163,7 +174,38 @@ pub struct Gateway {
     budget: Arc<Budget>,
     negotiating: Semaphore,
     connections: AtomicU64,
-    counters: Counters,
+    counters: Arc<Counters>,
+}
+
+impl Counters {
+    /// Counts a request of a client.
+    fn received(&self, header: &RequestHeader) {
+        let operation = match header.kind {
+            CMD_READ => 0,
+            CMD_WRITE => 1,
+            CMD_TRIM | CMD_WRITE_ZEROES => 2,
+            CMD_FLUSH => 3,
+            _ => 4,
+        };
+        self.requests[operation].fetch_add(1, Relaxed);
+        self.bytes[operation].fetch_add(header.len.into(), Relaxed);
+    }
+}
+
+/// A client that is counted until it is dropped.
+struct Counted<'a>(&'a AtomicU64);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicU64) -> Counted<'a> {
+        count.fetch_add(1, Relaxed);
+        Counted(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Gateway {
@@ -177,7 +219,7 @@ impl Gateway {
             budget: Budget::new(settings.memory),
             negotiating: Semaphore::new(settings.negotiating.min(Semaphore::MAX_PERMITS)),
             connections: AtomicU64::new(0),
-            counters: Counters::default(),
+            counters: Arc::default(),
         })
     }
 
@@ -201,6 +243,7 @@ impl Gateway {
     where
         C: AsyncRead + AsyncWrite + Send + Unpin,
     {
+        let _counted = Counted::new(&self.counters.clients);
         let served = self.serve_to_the_end(client, presence, name).await;
         match &served {
             Ok(()) => {}
@@ -233,7 +276,8 @@ impl Gateway {
             Box::pin(negotiate(client, (&id, name), &self.shards, &mut account)).await?
         };
         let Some(Negotiated { client, input, export, owner }) = negotiated else { return Ok(()) };
-        let mut transmission = Transmission::new(client, &input, export.structured, account);
+        let mut transmission =
+            Transmission::new(client, &input, export.structured, account, self.counters.clone());
         let connector =
             Connector::new(self.shards.clone(), export, owner.client.clone(), self.settings.outage);
         let asked = owner.asked;

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use forebay_wire::nbd::{
@@ -14,6 +15,7 @@ use forebay_wire::nbd::{
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use super::Counters;
 use super::end::End;
 use super::limits::{GATHER, IN_PLACE, INPUT, LAST_REQUESTS, LEAVE, STALL};
 use super::memory::Account;
@@ -88,6 +90,7 @@ pub(super) struct Transmission<C> {
     pub requests: Requests,
     pub replies: Replies,
     account: Account,
+    counters: Arc<Counters>,
     owner: Option<Stream>,
     /// Bytes for the owner, and how many of them are sent.
     out: Vec<u8>,
@@ -111,7 +114,13 @@ const OWNER: usize = 1;
 
 impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
     /// A transmission without an owner. `received` are bytes of the client.
-    pub fn new(client: C, received: &[u8], structured: bool, account: Account) -> Transmission<C> {
+    pub fn new(
+        client: C,
+        received: &[u8],
+        structured: bool,
+        account: Account,
+        counters: Arc<Counters>,
+    ) -> Transmission<C> {
         let mut buffer = vec![0; INPUT.max(received.len())].into_boxed_slice();
         buffer[..received.len()].copy_from_slice(received);
         Transmission {
@@ -127,6 +136,7 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
             requests: Requests::default(),
             replies: Replies::new(structured),
             account,
+            counters,
             owner: None,
             out: Vec::new(),
             out_sent: 0,
@@ -315,6 +325,7 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
             return Ok(false);
         }
         self.input.take(REQUEST_HEADER);
+        self.counters.received(&header);
         match header.kind {
             CMD_WRITE if header.len > 0 => {
                 let payload = vec![0; header.len as usize];

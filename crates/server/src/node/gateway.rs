@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_api::{ClusterView, NodeStateView, NodeView, ShardView};
 use forebay_cluster::map::{Map, Node, NodeState};
@@ -17,6 +18,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, watch};
 
+use super::figures::Figures;
 use super::process::directory_of;
 use super::shard::Shared;
 use super::until::Until;
@@ -93,7 +95,12 @@ impl Gateway {
         Gateway { shared, names, own, identity }
     }
 
-    fn map(&self) -> Arc<Map> {
+    /// The figures of the node.
+    pub fn figures(&self) -> &Arc<Figures> {
+        &self.shared.figures
+    }
+
+    pub fn map(&self) -> Arc<Map> {
         self.shared.map.borrow().map.clone()
     }
 
@@ -103,7 +110,7 @@ impl Gateway {
             None => self.own.open(shard, service).await,
             Some(links) => {
                 let identity = self.identity.borrow().clone();
-                link::connect(links, &identity, shard, service).await
+                link::connect(links, &identity, (shard, service), &self.shared.figures.links).await
             }
         };
         if connected.is_err() {
@@ -174,7 +181,18 @@ impl Shards for Gateway {
 
 impl Cluster for Gateway {
     fn connect_api(&self, shard: u32) -> BoxFuture<'_, io::Result<Stream>> {
-        Box::pin(self.connect(shard, Service::Api))
+        Box::pin(async move {
+            let is_own = matches!(self.place_of(shard), Ok(None));
+            let connected = self.connect(shard, Service::Api).await;
+            let figures = &self.shared.figures;
+            let count = match (&connected, is_own) {
+                (Ok(_), true) => &figures.api_own,
+                (Ok(_), false) => &figures.api_other,
+                (Err(_), _) => &figures.api_failed,
+            };
+            count.fetch_add(1, Relaxed);
+            connected
+        })
     }
 
     fn locate_target<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {

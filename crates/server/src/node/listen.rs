@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 
 use super::NodeError;
 use super::gateway::{Gateway, OwnShards};
+use super::metrics::MetricsOfNode;
 use super::nbd::NbdListeners;
 use super::tokens::TokensInMap;
 use crate::config::NodeConfig;
@@ -107,10 +108,12 @@ impl Listeners {
         let shards: Arc<dyn Shards> = gateway.clone();
         let clients = nbd::Gateway::new(&process, shards, nbd::Settings::default());
         self.nbd.serve(tasks, data, &clients, descriptors)?;
-        tasks.spawn_on(link::serve(self.links, identity, own), data);
+        let links = gateway.figures().links.clone();
+        tasks.spawn_on(link::serve(self.links, identity, own, links), data);
+        let metrics = Arc::new(MetricsOfNode::new(gateway.clone(), clients));
         let forward = api::router(gateway);
         let (access, hosts) = (tokens.access.clone(), config.http.hosts.as_slice());
-        let front = |entry| front(forward.clone(), access.clone(), entry, tokens.clone());
+        let front = |entry| front(forward.clone(), access.clone(), entry, tokens.clone(), metrics.clone());
         let mut control = self.control;
         let listener = UnixListener::from_std(control.listener().try_clone()?)?;
         let entry = Entry::new(Origin::Socket, hosts);

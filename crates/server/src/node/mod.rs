@@ -11,9 +11,11 @@
 //! pool once a second, over one client of the Ceph cluster for all shards.
 
 mod decide;
+mod figures;
 mod gateway;
 mod iscsi;
 mod listen;
+mod metrics;
 mod nbd;
 mod process;
 mod shard;
@@ -42,6 +44,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use self::figures::Figures;
 use self::gateway::{Gateway, OwnShards};
 pub(crate) use self::gateway::{nodes, view};
 use self::listen::{Clients, Listeners};
@@ -241,9 +244,20 @@ impl Member {
         let handover = Semaphore::new(1);
         let look = Notify::new();
         let nbd = listeners.nbd().to_vec();
-        let shared =
-            Shared { config, nbd, number, portals, cluster, maps, map, look, handover, stop: stopping };
-        let shared = Arc::new(shared);
+        let figures = Arc::new(Figures::new());
+        let shared = Arc::new(Shared {
+            config,
+            nbd,
+            number,
+            portals,
+            cluster,
+            maps,
+            map,
+            figures,
+            look,
+            handover,
+            stop: stopping,
+        });
         Ok(Member {
             shared,
             listeners: Some(listeners),
@@ -339,7 +353,10 @@ impl Member {
             }
         };
         let map = match tokio::time::timeout(PATIENCE, refreshed).await {
-            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(None)) => {
+                self.shared.figures.map_was_read();
+                return Ok(());
+            }
             Ok(Ok(Some(map))) => map,
             Ok(Err(e)) => {
                 tracing::warn!("the map of the cluster cannot be read: {e}");
@@ -365,6 +382,7 @@ impl Member {
             self.identity.send_replace(Identity::parse(&map.links)?);
         }
         self.publish.send_replace(before.with(map));
+        self.shared.figures.map_was_read();
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_cluster::map::{Change, Map, Maps, Node};
@@ -14,6 +15,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 
 use super::decide::{Action, Claim, Process, RANKS, View, decide};
+use super::figures::Figures;
 use super::process::ShardProcess;
 use crate::config::NodeConfig;
 use crate::serve::ShardOf;
@@ -41,6 +43,7 @@ pub(super) struct Shared {
     pub cluster: Arc<LibradosCluster>,
     pub maps: Maps,
     pub map: watch::Receiver<Seen>,
+    pub figures: Arc<Figures>,
     /// Another look at the map is needed now.
     pub look: Notify,
     /// One pool at a time is handed over.
@@ -136,6 +139,7 @@ impl ShardTask {
         while !*stop.borrow() {
             let rank = self.place_in(&map.borrow_and_update().map);
             if rank.is_none() && self.running.is_none() {
+                self.shared.figures.forget(self.number);
                 tokio::select! {
                     _ = map.changed() => {}
                     _ = stop.changed() => {}
@@ -192,6 +196,11 @@ impl ShardTask {
             None => self.missing_since.or_else(|| Some(Instant::now())),
         };
         let process = self.process(rank).await;
+        let is_watched = self.running.is_some() || rank.is_some_and(|rank| rank < RANKS);
+        match is_watched {
+            true => self.shared.figures.saw(self.number, process, sight),
+            false => self.shared.figures.forget(self.number),
+        }
         let view = View {
             rank,
             pool: sight,
@@ -225,7 +234,12 @@ impl ShardTask {
         if running.process.nbd().is_none() {
             return Process::Starting(running.claim);
         }
-        running.serving_since.get_or_insert_with(Instant::now);
+        if running.serving_since.is_none() {
+            running.serving_since = Some(Instant::now());
+            if matches!(running.claim, Claim::Silent(_)) {
+                self.shared.figures.takeovers.fetch_add(1, Relaxed);
+            }
+        }
         if running.recorded.is_some() && rank == Some(0) {
             return Process::Serving { standby: false };
         }
@@ -257,6 +271,7 @@ impl ShardTask {
             self.starts.succeeded();
         }
         self.starts.failed();
+        self.shared.figures.process_ends.fetch_add(1, Relaxed);
         let status = status.map_or_else(String::new, |status| status.to_string());
         tracing::warn!("the process of shard {} has ended ({status}): {reason}", self.number);
         self.running = None;
@@ -315,11 +330,14 @@ impl ShardTask {
                     to.pause_ms,
                     to.closed
                 );
+                shared.figures.handovers.fetch_add(1, Relaxed);
+                shared.figures.handover_pause_ms.fetch_add(to.pause_ms, Relaxed);
                 self.handovers.succeeded();
                 self.end_process().await;
             }
             Err(e) => {
                 tracing::warn!("shard {} was not handed over: {e}", self.number);
+                shared.figures.handover_failures.fetch_add(1, Relaxed);
                 self.handovers.failed();
             }
         }
