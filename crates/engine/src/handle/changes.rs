@@ -2,9 +2,9 @@
 //!
 //! The earlier disk does not change, and it is in use as long as [`Since`] exists, so that it cannot be
 //! removed. Both maps are walked together ([`crate::map`], `difference`). Each look-up needs the nodes of one
-//! map only, so that a cache which holds the nodes of one descent suffices. In between, a volume may change, or a
-//! checkpoint may store nodes of either map. The subtree that a look-up returns keeps its nodes, and a node
-//! that was stored in the meantime is still recognized by its address.
+//! map only, so that a cache which holds the nodes of one descent suffices. In between, a volume may change,
+//! or a checkpoint may store nodes of either map. The subtree that a look-up returns keeps its nodes, and a
+//! node that was stored in the meantime is still recognized by its address.
 
 use std::sync::Arc;
 

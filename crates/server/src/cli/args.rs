@@ -20,6 +20,7 @@ use super::export::ExportArgs;
 use super::limit::{Change, LimitArgs};
 use super::nvme::NvmeArgs;
 use super::token::{self, Expiry};
+use super::top::TopArgs;
 use super::upload::UploadCommand;
 use crate::config::{
     AnswerMode, DEFAULT_DATA, DEFAULT_MEMORY_DIR, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode,
@@ -901,40 +902,6 @@ pub struct SpaceArgs {
     /// Also list the N volumes and images that use most [default of N: 10]
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "10")]
     pub top: Option<usize>,
-}
-
-/// Options of `top`.
-#[derive(Debug, Args)]
-pub struct TopArgs {
-    /// Seconds of each interval
-    #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = parse_interval)]
-    pub interval: f64,
-    /// Show one interval and exit
-    #[arg(long)]
-    pub once: bool,
-    /// Order of the disks
-    #[arg(long, value_enum, default_value_t)]
-    pub sort: TopOrder,
-    /// Most disks that are shown
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    pub lines: usize,
-}
-
-/// `--sort`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum TopOrder {
-    /// Operations per second, the highest first
-    #[default]
-    Ops,
-    /// Bytes per second, the highest first
-    Bytes,
-    /// Name
-    Name,
-}
-
-fn parse_interval(text: &str) -> Result<f64, String> {
-    let seconds = text.parse::<f64>().ok().filter(|s| (0.1..=3600.0).contains(s));
-    seconds.ok_or_else(|| format!("'{text}' is not an interval; use 0.1 to 3600 seconds"))
 }
 
 /// `forebay job …`

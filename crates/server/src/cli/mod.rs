@@ -48,7 +48,7 @@ use forebay_text::Size;
 pub use args::{
     CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand,
     MemoryCommand, NewSize, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand,
-    StatsArgs, TargetCommand, TokenCommand, TopArgs, TopOrder, VolumeCommand,
+    StatsArgs, TargetCommand, TokenCommand, VolumeCommand,
 };
 pub use forebay_api::client::{Client, ClientError, Lines};
 pub use offline::OfflineError;

@@ -7,14 +7,48 @@ use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use forebay_api::client::Client;
 use forebay_api::{ActivityView, CountView, GuestView, StatsView};
 use forebay_host::clock::unix_ms;
 use forebay_text::Size;
 use serde::Serialize;
 
-use super::args::{TopArgs, TopOrder};
 use super::{CliError, output};
+
+/// Options of `top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Seconds of each interval
+    #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = parse_interval)]
+    pub interval: f64,
+    /// Show one interval and exit
+    #[arg(long)]
+    pub once: bool,
+    /// Order of the disks
+    #[arg(long, value_enum, default_value_t)]
+    pub sort: TopOrder,
+    /// Most disks that are shown
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub lines: usize,
+}
+
+/// `--sort`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum TopOrder {
+    /// Operations per second, the highest first
+    #[default]
+    Ops,
+    /// Bytes per second, the highest first
+    Bytes,
+    /// Name
+    Name,
+}
+
+fn parse_interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| (0.1..=3600.0).contains(s));
+    seconds.ok_or_else(|| format!("'{text}' is not an interval; use 0.1 to 3600 seconds"))
+}
 
 /// A sample of all counters.
 struct Sample {

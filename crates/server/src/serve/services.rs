@@ -104,6 +104,25 @@ pub(super) struct Services {
     pub background: Vec<JoinHandle<()>>,
 }
 
+/// The settings of the iSCSI portals. At the process of a shard, initiators discover the portals of the node.
+fn iscsi_settings<'a>(
+    config: &'a ServeConfig,
+    own: Option<&'a ShardOf>,
+    groups: &Arc<PortGroups>,
+    known: &Arc<iscsi::KnownHosts>,
+) -> iscsi::Settings<'a> {
+    let portals = own.map(|own| &*own.portals).filter(|portals| !portals.is_empty());
+    iscsi::Settings {
+        limits: config.iscsi_limits,
+        chap_algorithms: &config.chap_algorithms,
+        groups: groups.clone(),
+        known: known.clone(),
+        addresses: &config.iscsi,
+        portals: portals.or(config.iscsi_paths.portals.as_deref()),
+        is_shard: own.is_some(),
+    }
+}
+
 impl Prepared {
     /// Builds the services of `pool`, and resumes connections. A connection that cannot be served any more is
     /// closed.
@@ -133,16 +152,7 @@ impl Prepared {
             nbd::listen(&mut plane, &pool, &config.nbd)?;
         let known_hosts = iscsi::KnownHosts::load(&pool).await;
         let own = own_shard();
-        let portals = own.as_ref().map(|own| &*own.portals).filter(|portals| !portals.is_empty());
-        let settings = iscsi::Settings {
-            limits: config.iscsi_limits,
-            chap_algorithms: &config.chap_algorithms,
-            groups: groups.clone(),
-            known: known_hosts.clone(),
-            addresses: &config.iscsi,
-            portals: portals.or(config.iscsi_paths.portals.as_deref()),
-            is_shard: own.is_some(),
-        };
+        let settings = iscsi_settings(config, own.as_ref(), groups, &known_hosts);
         let disks = iscsi::Disks::Own { pool: pool.clone(), units: units.clone() };
         let iscsi = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings)?;
         let nvme = nvme::listen(

@@ -86,7 +86,7 @@ impl PoolConnection {
     /// nodes of the cluster open the pool. Blocks.
     ///
     /// # Errors
-    /// [`StoreError::Busy`](crate::StoreError::Busy) if a server has the pool, or opens it meanwhile; as
+    /// [`StoreError::Busy`](crate::StoreError::Busy) if a server has the pool, or has opened it by then; as
     /// [`PoolConnection::claim`].
     pub fn enter_cluster(&self, namespace: &str) -> Result<()> {
         block_on(self.entered(namespace))

@@ -139,7 +139,7 @@ fn unchanged(seen: &Header) -> Vec<Step> {
 /// pool from now on.
 ///
 /// # Errors
-/// [`StoreError::Busy`] if a server has the pool, or has taken it meanwhile; as [`take`].
+/// [`StoreError::Busy`] if a server has the pool, or has taken it by then; as [`take`].
 pub(super) async fn enter_cluster(cluster: &dyn Cluster, here: &Owner, name: &str) -> Result<()> {
     let membership = Membership::ShardOf(name.to_owned());
     let seen = Header::read(cluster).await.map_err(taking_failed)?;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::rados::{Site, append, on_a_cluster};
+use forebay_store::StoreError;
 use forebay_store::rados::{Claim, Membership, PoolConnection, RadosStore, Waiting};
-use forebay_store::{Store, StoreError};
 use tokio::time::sleep;
 
 const S: Duration = Duration::from_secs(1);
