@@ -4,6 +4,7 @@ Each node is in a separate namespace of processes, so that the others cannot see
 as on another host. A node is killed with all its processes at once.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -15,6 +16,8 @@ import threading
 import time
 
 from clients_iscsi import secret_file
+from clients_metrics import scrape
+from clients_metrics import text_of as metrics_of
 from clients_rados import CLUSTER
 from clients_rados_handover import Probe
 from clients_rados_paths import MOVED, NOT_FOUND, SECRET, Raw
@@ -23,6 +26,7 @@ from harness import BLOCK, alone, check, equal, needs, test, wait_for
 from hosts import free_port
 from initiator import text_of
 from ledger import block_bytes
+from tools import Unavailable, promtool
 
 # Longest wait for a state of the cluster on a busy machine.
 STATE_S = 90
@@ -40,6 +44,7 @@ class Node:
         self.data = os.path.join(cluster.directory, name)
         self.memory = os.path.join(cluster.memory, name)
         os.makedirs(self.memory, mode=0o700)
+        self.control = os.path.join(self.data, "forebay.sock")
         self.log = cluster.t.path(f"{cluster.name}-{name}.log")
         self.process = None
         cluster.t.defer(self.kill)
@@ -86,7 +91,7 @@ class Node:
 
     def cli(self, *args, check=True):
         """A command at the control socket of the node."""
-        return run(binary(), "--socket", os.path.join(self.data, "forebay.sock"), *args, check=check)
+        return run(binary(), "--socket", self.control, *args, check=check)
 
     def json(self, *args):
         """The result of a command at the control socket of the node."""
@@ -94,8 +99,7 @@ class Node:
 
     def get(self, path):
         """What the API of the cluster returns at this node."""
-        socket = os.path.join(self.data, "forebay.sock")
-        return json.loads(run("curl", "-sS", "--unix-socket", socket, f"http://localhost/api/v1/{path}").stdout)
+        return json.loads(run("curl", "-sS", "--unix-socket", self.control, f"http://localhost/api/v1/{path}").stdout)
 
     def tcp_uri(self, export):
         """As a server of the shard to which the export belongs, for a probe."""
@@ -243,6 +247,37 @@ class ShardedCluster:
                 if done.returncode == 0:
                     return done.stdout
         raise Failed(f"no node has executed {args} in shard {shard}")
+
+
+@needs(CLUSTER)
+@test
+def cluster_nodes_show_the_metrics_of_their_shards(t):
+    cluster = ShardedCluster(t, "figures", 4)
+    cluster.add("n1", "n2", args=["--http", "127.0.0.1:0"])
+    cluster.start("n1", "n2")
+    cluster.wait_owned({"n1": 2, "n2": 2})
+    served = {}
+    for node in cluster.nodes.values():
+        metrics = scrape(node)
+        equal(metrics["forebay_cluster_shards"], 4, "shards")
+        for name in cluster.nodes:
+            equal(metrics[f'forebay_cluster_node_shards{{node="{name}"}}'], 2, f"shards of {name}")
+            equal(metrics[f'forebay_cluster_node_state{{node="{name}",state="up"}}'], 1, f"{name} is up")
+        answers = re.compile(r'forebay_node_shard_answers{shard="(\d+)"}')
+        served[node.name] = {m[1] for m in map(answers.fullmatch, metrics) if m and metrics[m[0]] == 1}
+        # Each shard of the node has its own metrics, and no other shard has any.
+        of_shards = {m[1] for m in (re.search(r'[{,]shard="(\d+)"', key) for key in metrics if "_pool_" in key) if m}
+        equal(of_shards, served[node.name], f"shards with metrics at {node.name}")
+    check(not served["n1"] & served["n2"] and len(served["n1"] | served["n2"]) == 4, f"{served}")
+    with contextlib.suppress(Unavailable):
+        tool, file = promtool(), t.path("metrics")
+        with open(file, "w") as f:
+            f.write(metrics_of(cluster.nodes["n1"]))
+        with open(file) as f:
+            found = run(tool, "check", "metrics", stdin=f, check=False)
+        check(found.returncode == 0, f"promtool check metrics: {found.stdout}{found.stderr}")
+    for node in cluster.nodes.values():
+        node.stop()
 
 
 @needs(CLUSTER)
