@@ -152,9 +152,15 @@ class Browser:
 
     def named(self, kind, name):
         """Visible elements of a kind (CSS) with this text or label; only those of an open dialog."""
-        root = (self.css("dialog[open]") or [self.driver.find_element(By.TAG_NAME, "body")])[-1]
-        found = root.find_elements(By.CSS_SELECTOR, kind)
-        return [e for e in found if name in (e.text.strip(), e.get_attribute("aria-label")) and e.is_displayed()]
+        # In one request: the page may replace an element between two requests.
+        return self.script(
+            "const root = Array.from(document.querySelectorAll('dialog[open]')).pop() ?? document.body;"
+            "const [kind, name] = arguments;"
+            "const isNamed = (e) => [e.innerText.trim(), e.getAttribute('aria-label')].includes(name);"
+            "return Array.from(root.querySelectorAll(kind)).filter((e) => e.checkVisibility() && isNamed(e));",
+            kind,
+            name,
+        )
 
     def click(self, name, kind="button, a"):
         """Clicks the first button or link with this name, as soon as it can be clicked."""
