@@ -65,13 +65,13 @@ def mapped(s, volume):
     return s.json("stats", volume)["space"]["mapped_bytes"]
 
 
-def wait_for_writes(s, guest, count=40):
+def wait_for_writes(s, guest, count=40, timeout=120):
     """Waits until the guest has made `count` more writes on both disks."""
 
     def done():
         return [s.json("stats", v)["write"]["ops"] for v in ("a", "b")]
 
-    want, deadline = [d + count for d in done()], time.monotonic() + 120
+    want, deadline = [d + count for d in done()], time.monotonic() + timeout
     while any(d < w for d, w in zip(done(), want)):
         if time.monotonic() > deadline:
             raise Failed(f"writes have stopped:\n{guest.run('cat /tmp/fio; dmesg | tail -n 20')}")

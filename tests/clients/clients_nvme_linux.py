@@ -3,8 +3,8 @@ that is killed and upgraded under load without an I/O error."""
 
 import os
 import re
-import time
 
+from clients_initiators import LOAD, wait_for_writes
 from harness import MIB, check, equal, run, test, wait_for
 from hosts import GATEWAY, LinuxHost, free_port
 
@@ -13,29 +13,6 @@ SUBSYSTEM = "nqn.2026-01.org.example:disks"
 HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
 KILLS = int(os.environ.get("FOREBAY_NVME_KILLS", "2"))
 COMPLAINTS = re.compile(r"I/O error|EXT4-fs (error|warning)|XFS .*(error|orruption)|critical (medium|target)|BUG:|Oops")
-# Writes and verifies two file systems repeatedly until the file /tmp/stop exists.
-LOAD = """
-(
-  trap '[[ -s /tmp/ended ]] || echo badly >/tmp/ended' EXIT
-  until [[ -e /tmp/stop ]]; do
-    fio --ioengine=libaio --iodepth=8 --direct=1 --rw=randwrite --bsrange=4k-64k --size=6M \
-      --verify=crc32c --verify_fatal=1 --name=a --directory=/mnt/a --name=b --directory=/mnt/b &>/tmp/fio
-  done
-  echo well >/tmp/ended
-) &
-"""
-
-
-def writes(s):
-    return [s.json("stats", v)["write"]["ops"] for v in ("a", "b")]
-
-
-def wait_for_writes(s, guest, count=40):
-    """Waits until the guest has made `count` more writes on both disks."""
-    want, deadline = [d + count for d in writes(s)], time.monotonic() + 240
-    while any(d < w for d, w in zip(writes(s), want)):
-        check(time.monotonic() < deadline, f"writes have stopped:\n{guest.run('cat /tmp/fio; dmesg | tail -n 20')}")
-        time.sleep(0.1)
 
 
 def mapped(s, volume):
@@ -85,13 +62,13 @@ def linux_nvme_host_with_file_systems(t):
     """)
     guest.run(LOAD)
     for n in range(KILLS):
-        wait_for_writes(s, guest)
+        wait_for_writes(s, guest, timeout=240)
         if n % 2:
             s.upgrade()
         else:
             s.kill()
             s.start()
-    wait_for_writes(s, guest)
+    wait_for_writes(s, guest, timeout=240)
     # A live resize: the kernel reads the new size when it is informed of it.
     for volume in ("a", "b"):
         s.cli("volume", "resize", volume, "512M")

@@ -63,14 +63,33 @@ def text_of(keys):
 LOW = (6, 0x38, 7)
 
 
-class Initiator:
+class Connection:
+    """A connection with a target, whose bytes are read in pieces of a wanted length."""
+
+    def __init__(self, address, timeout, source=None):
+        self.socket = socket.create_connection(address, timeout, source)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.buffer = b""
+
+    def read(self, count):
+        while len(self.buffer) < count:
+            try:
+                more = self.socket.recv(1 << 18)
+            except ConnectionError as e:
+                raise Closed from e
+            if not more:
+                raise Closed
+            self.buffer += more
+        out, self.buffer = self.buffer[:count], self.buffer[count:]
+        return out
+
+
+class Initiator(Connection):
     """A session. `chap` is (user, secret), `mutual` the secret that the target must prove, `algorithm` one
     algorithm or a list with commas; the attribute `algorithm` is the one that the target selected."""
 
     def __init__(self, address, target=None, name=NAME, isid=1, chap=None, mutual=None, algorithm=5, keys=(), timeout=60, source=None):
-        self.socket = socket.create_connection(address, timeout, source and (source, 0))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.buffer = b""
+        super().__init__(address, timeout, source and (source, 0))
         self.isid = struct.pack(">BHBH", 0x80, 0, 0, isid)
         self.tag, self.cmd_sn, self.exp_stat_sn = 0, 1, 0
         self.hears_room = False
@@ -131,18 +150,6 @@ class Initiator:
         if data and self.data_digest:
             out += crc32c(padded) if damage != "data" else b"oops"
         self.socket.sendall(out)
-
-    def read(self, count):
-        while len(self.buffer) < count:
-            try:
-                more = self.socket.recv(1 << 18)
-            except ConnectionError as e:
-                raise Closed from e
-            if not more:
-                raise Closed
-            self.buffer += more
-        out, self.buffer = self.buffer[:count], self.buffer[count:]
-        return out
 
     def receive(self):
         """Receives the next PDU: its header and its data."""

@@ -7,7 +7,7 @@ Commands are sent with `submit` and collected with `complete`, or both with `com
 import socket
 import struct
 
-from initiator import Closed, crc32c
+from initiator import Connection, crc32c
 
 HOST = "nqn.2026-01.org.example:host"
 HOST_ID = b"a host of a test"
@@ -56,7 +56,7 @@ class Result:
         self.status, self.result, self.data, self.head = status, result, data, head
 
 
-class Queue:
+class Queue(Connection):
     """A connection. `controller` is set for an I/O queue; `connect` False leaves the queue unconnected."""
 
     def __init__(
@@ -74,9 +74,8 @@ class Queue:
         connect=True,
         timeout=60,
     ):
-        self.socket = socket.create_connection(address, timeout)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.buffer, self.next_id, self.digests = b"", 0, 0
+        super().__init__(address, timeout)
+        self.next_id, self.digests = 0, 0
         self.sent, self.data, self.done = {}, {}, {}
         self.damage = None
         self.holds = set()
@@ -113,18 +112,6 @@ class Queue:
         if data and digests & 2:
             out += crc32c(data) if damage != "data" else b"oops"
         self.socket.sendall(out)
-
-    def read(self, count):
-        while len(self.buffer) < count:
-            try:
-                more = self.socket.recv(1 << 18)
-            except ConnectionError as e:
-                raise Closed from e
-            if not more:
-                raise Closed
-            self.buffer += more
-        out, self.buffer = self.buffer[:count], self.buffer[count:]
-        return out
 
     def receive(self):
         """The header and the data of the next PDU, whose digests are checked."""

@@ -158,15 +158,27 @@ async fn changes(
     position: Position,
 ) -> Answer {
     caller.check(&disk)?;
-    let (control, owner) = (caller.api.control.clone(), caller.principal.owner());
+    let control = &caller.api.control;
     // The caller needs the right for the earlier disk, too, whose full name is found here.
     let since = match from {
         Some(from) => Some(control.pool().since(&disk, &from).map_err(ControlError::from)?.name()),
         None => None,
     };
     since.as_deref().map(|since| caller.check(since)).transpose()?;
+    respond(caller, &disk, since.as_deref(), format, position).await
+}
+
+/// Begins an export, and responds with it. The caller has the rights for both disks.
+async fn respond(
+    caller: Caller,
+    disk: &str,
+    since: Option<&str>,
+    format: Format,
+    position: Position,
+) -> Answer {
+    let (control, owner) = (caller.api.control.clone(), caller.principal.owner());
     let client = caller.principal.name.clone();
-    let request = Request { disk: &disk, format, since: since.as_deref(), position, client: &client, owner };
+    let request = Request { disk, format, since, position, client: &client, owner };
     let begun = export::start(&control, request, move || caller.check_valid()).await?;
     let mut response: Response = Body::new(begun.body).into_response();
     response.extensions_mut().insert(Audited);
@@ -179,22 +191,12 @@ async fn changes(
 
 async fn read(caller: Caller, Param(disk): Param<String>, FormatQuery(format): FormatQuery) -> Answer {
     caller.check(&disk)?;
-    let (control, owner) = (caller.api.control.clone(), caller.principal.owner());
-    let client = caller.principal.name.clone();
-    let request =
-        Request { disk: &disk, format, since: None, position: Position::default(), client: &client, owner };
-    let begun = export::start(&control, request, move || caller.check_valid()).await?;
-    let mut response: Response = Body::new(begun.body).into_response();
-    response.extensions_mut().insert(Audited);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
-    headers.insert(HeaderName::from_static(JOB_HEADER), begun.job.id.into());
-    headers.insert(HeaderName::from_static(SIZE_HEADER), begun.size.into());
+    let mut response = respond(caller, &disk, None, format, Position::default()).await?;
     // RFC 6266 and RFC 8187: the characters of the name are escaped.
     let name = utf8_percent_encode(&disk, NON_ALPHANUMERIC);
     let disposition = format!("attachment; filename*=UTF-8''{name}.{}", format.name());
     if let Ok(disposition) = HeaderValue::try_from(disposition) {
-        headers.insert(header::CONTENT_DISPOSITION, disposition);
+        response.headers_mut().insert(header::CONTENT_DISPOSITION, disposition);
     }
     Ok(response)
 }

@@ -2,18 +2,18 @@
 //! initiator.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use forebay_wire::scsi::PortGroup;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use super::context::{Context, Disks, KnownDisks, StandbyStates};
 use super::groups::relative_port;
 use super::standby::Standby;
 use crate::scsi::{
-    AbortTasks, Closed, Nexus, NexusOwner, Port, Response, Settings, StandbyUnit, Surroundings,
+    AbortTasks, Followed, Nexus, NexusOwner, Port, Response, Settings, StandbyUnit, Surroundings,
     UnitAttention, absent,
 };
 use crate::targets::{Chap, IqnName, Lun, OpenLuns, Target};
@@ -71,12 +71,8 @@ pub(super) struct LunMap {
     left: AtomicBool,
     /// Signalled when another nexus aborts commands, or a nexus is withdrawn.
     pub abort: Notify,
-    /// The commands of removed units that may be in progress.
-    ending: Mutex<Vec<Closed>>,
-    /// Number of the last change of the table that [`LunMap::refresh`] saw.
-    seen: AtomicU64,
-    /// Number of the last change for which [`LunMap::settle`] ended.
-    applied: watch::Sender<u64>,
+    /// The changes of the table that [`LunMap::refresh`] saw.
+    pub followed: Followed,
 }
 
 impl LunMap {
@@ -107,9 +103,7 @@ impl LunMap {
             removed: Mutex::default(),
             left: AtomicBool::new(false),
             abort: Notify::new(),
-            ending: Mutex::default(),
-            seen: AtomicU64::new(0),
-            applied: watch::Sender::default(),
+            followed: Followed::default(),
         })
     }
 
@@ -177,29 +171,8 @@ impl LunMap {
         if !stays {
             self.withdraw(|_, _| true);
         }
-        self.seen.store(change, Relaxed);
+        self.followed.has_seen(change);
         stays
-    }
-
-    /// A channel with the number of the last change of the table that was applied.
-    pub fn applied(&self) -> watch::Receiver<u64> {
-        self.applied.subscribe()
-    }
-
-    /// Whether changes of the table were seen that are not applied yet.
-    pub fn is_behind(&self) -> bool {
-        *self.applied.borrow() < self.seen.load(Relaxed)
-    }
-
-    /// Waits until the commands that change removed units have ended. After that, all changes that were seen
-    /// are applied.
-    pub async fn settle(&self) {
-        loop {
-            let Some(last) = self.ending.lock().last().cloned() else { break };
-            last.empty().await;
-            self.ending.lock().pop();
-        }
-        self.applied.send_replace(self.seen.load(Relaxed));
     }
 
     async fn follow_table(self: &Arc<Self>) -> bool {
@@ -237,7 +210,7 @@ impl LunMap {
             stays
         });
         for nexus in removed.iter().filter_map(Access::nexus) {
-            self.ending.lock().push(nexus.withdraw());
+            self.followed.removed(nexus.withdraw());
             self.removed.lock().insert(nexus.lun());
             if nexus.is_identified() {
                 self.known.lock().insert(nexus.lun(), nexus.disk().uuid());

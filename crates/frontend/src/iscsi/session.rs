@@ -28,7 +28,9 @@ use super::task::Task;
 use super::text::{Invalid, TextRequests};
 use super::watch::{Inbox, NOT_ADMITTED, watch};
 use crate::peer::cookie_of;
-use crate::plane::{Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output, Protocol, Stop, Worker};
+use crate::plane::{
+    Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output, Protocol, Stop, Worker, must_stop,
+};
 use crate::targets::{EndRequest, IqnName, OpenLuns, SessionInfo};
 use crate::throttle::Throttle;
 
@@ -101,7 +103,7 @@ pub(super) async fn session(
             since_ms,
             luns: Arc::<LunMap>::downgrade(&map) as Weak<dyn OpenLuns>,
             end: disconnect.clone(),
-            applied: map.applied(),
+            applied: map.followed.applied(),
         }));
         if !map.refresh().await {
             return Err(End::Ended(NOT_ADMITTED));
@@ -109,7 +111,7 @@ pub(super) async fn session(
         if login.continued.is_none() {
             log_login(&initiator, peer, &target.name);
         }
-        map.settle().await;
+        map.followed.settle().await;
         backlog.account().join(&format!("target {}", target.name));
         end = Some(registered.end.clone());
         luns = Some(map);
@@ -186,14 +188,8 @@ impl Protocol for Session {
         self.inbox.received();
         let mut used = 0;
         while !self.leaving {
-            if output.is_full() {
-                return Ok((used, Stop::Output));
-            }
-            if self.link.backlog.is_full() {
-                return Ok((used, Stop::Backlog));
-            }
-            if self.link.backlog.budget().turn_is_over() {
-                return Ok((used, Stop::Turn));
+            if let Some(stop) = must_stop(output, &self.link.backlog) {
+                return Ok((used, stop));
             }
             if self.worker.is_quiescing() && !self.needs_input() {
                 return Ok((used, Stop::Backlog));

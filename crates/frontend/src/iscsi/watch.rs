@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::lun_map::LunMap;
-use crate::plane::{Backlog, contained};
+use crate::plane::{Backlog, Watching};
 use crate::targets::EndRequest;
 
 /// Time of silence after which an initiator is pinged; after twice this time its session ends.
@@ -92,15 +91,6 @@ impl Inbox {
     }
 }
 
-/// Ends the watch when dropped.
-pub(super) struct Watching(AbortHandle);
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// Watches a session. A discovery session ends after `discovery_idle` without a request. `end` is set when
 /// another session takes the place of this one; `disconnect` is the request of an administrator; `changed`
 /// is the subscription to changes of the target that precedes the first refresh of `luns`.
@@ -132,7 +122,7 @@ pub(super) fn watch(
                         Ok(()) => return,
                         Err(_) => return std::future::pending().await,
                     },
-                    () = luns.settle(), if luns.is_behind() => {}
+                    () = luns.followed.settle(), if luns.followed.is_behind() => {}
                 }
             }
         };
@@ -159,12 +149,9 @@ pub(super) fn watch(
             () = ping(&inbox) => inbox.end("the initiator did not answer a ping"),
         }
     };
-    let watched = async move {
-        if contained("the watch of a session", task).await.is_err() {
-            inbox_of_panic.end("the watch of the session failed");
-        }
-    };
-    Watching(tokio::task::spawn_local(watched).abort_handle())
+    Watching::spawn("the watch of a session", task, move || {
+        inbox_of_panic.end("the watch of the session failed")
+    })
 }
 
 /// Returns when nothing was received for `most`; never returns if `most` is `None`.

@@ -111,7 +111,7 @@ async fn session(
                 return Err(End::Ended(NOT_ADMITTED));
             }
             log_controller(&namespaces.target, namespaces, peer);
-            namespaces.settle().await;
+            namespaces.followed.settle().await;
         }
     }
     let _watching = watch(&inbox, &controller, is_admin.then_some((changed, disconnect)), discovery_idle);
@@ -172,7 +172,7 @@ fn list(
         since_ms: unix_ms(),
         luns: Arc::<Namespaces>::downgrade(namespaces) as Weak<dyn OpenLuns>,
         end: end.clone(),
-        applied: namespaces.applied(),
+        applied: namespaces.followed.applied(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The namespaces of a controller: the units that its target maps and that its host can use.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use forebay_wire::nvme::identify::Namespace;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::context::Context;
 use super::discovery::admits;
-use crate::scsi::{AbortTasks, Closed, Nexus, NexusOwner, Port, Settings};
+use crate::scsi::{AbortTasks, Followed, Nexus, NexusOwner, Port, Settings};
 use crate::targets::{IqnName, Lun, OpenLuns, Target};
 use crate::throttle::Throttle;
 
@@ -32,12 +32,8 @@ pub(super) struct Namespaces {
     entries: Mutex<BTreeMap<u32, Entry>>,
     /// The controller has ended.
     left: AtomicBool,
-    /// The commands to removed namespaces that may be in progress.
-    ending: Mutex<Vec<Closed>>,
-    /// Number of the last change of the table that [`Namespaces::refresh`] saw.
-    seen: AtomicU64,
-    /// Number of the last change for which [`Namespaces::settle`] ended.
-    applied: watch::Sender<u64>,
+    /// The changes of the table that [`Namespaces::refresh`] saw.
+    pub followed: Followed,
     /// Counts the requests to end commands that gather data.
     interrupts: watch::Sender<u64>,
 }
@@ -59,9 +55,7 @@ impl Namespaces {
             port: Arc::new(port),
             entries: Mutex::default(),
             left: AtomicBool::new(false),
-            ending: Mutex::default(),
-            seen: AtomicU64::new(0),
-            applied: watch::Sender::default(),
+            followed: Followed::default(),
             interrupts: watch::Sender::default(),
         })
     }
@@ -104,11 +98,6 @@ impl Namespaces {
         self.interrupts.send_modify(|count| *count += 1);
     }
 
-    /// A channel with the number of the last change of the table that was applied.
-    pub fn applied(&self) -> watch::Receiver<u64> {
-        self.applied.subscribe()
-    }
-
     /// Releases all namespaces at the end of the controller.
     pub fn leave(&self) {
         let mut entries = self.entries.lock();
@@ -126,24 +115,8 @@ impl Namespaces {
         if changed.is_none() {
             self.withdraw(|_, _| true);
         }
-        self.seen.store(change, Relaxed);
+        self.followed.has_seen(change);
         changed
-    }
-
-    /// Whether changes of the table were seen that are not applied yet.
-    pub fn is_behind(&self) -> bool {
-        *self.applied.borrow() < self.seen.load(Relaxed)
-    }
-
-    /// Waits until the commands that change removed namespaces have ended. After that, all changes that were
-    /// seen are applied.
-    pub async fn settle(&self) {
-        loop {
-            let Some(last) = self.ending.lock().last().cloned() else { break };
-            last.empty().await;
-            self.ending.lock().pop();
-        }
-        self.applied.send_replace(self.seen.load(Relaxed));
     }
 
     async fn follow_table(self: &Arc<Self>) -> Option<Vec<u32>> {
@@ -179,7 +152,7 @@ impl Namespaces {
             }
             stays
         });
-        self.ending.lock().extend(removed.iter().map(|(_, nexus)| nexus.withdraw()));
+        removed.iter().for_each(|(_, nexus)| self.followed.removed(nexus.withdraw()));
         if !removed.is_empty() {
             self.interrupt();
         }

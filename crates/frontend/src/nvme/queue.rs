@@ -16,7 +16,7 @@ use super::controller::Controller;
 use super::errors::End;
 use super::link::Link;
 use super::watch::Inbox;
-use crate::plane::{Backlog, Charge, Output, Protocol, Stop, Worker};
+use crate::plane::{Backlog, Charge, Output, Protocol, Stop, Worker, must_stop};
 use crate::throttle::Throttle;
 
 /// The commands that a queue serves.
@@ -121,14 +121,8 @@ impl Protocol for Queue {
         self.controller.touch();
         let mut used = 0;
         while !self.leaving {
-            if output.is_full() {
-                return Ok((used, Stop::Output));
-            }
-            if self.link.backlog.is_full() {
-                return Ok((used, Stop::Backlog));
-            }
-            if self.link.backlog.budget().turn_is_over() {
-                return Ok((used, Stop::Turn));
+            if let Some(stop) = must_stop(output, &self.link.backlog) {
+                return Ok((used, stop));
             }
             if self.worker.is_quiescing() {
                 return Ok((used, Stop::Backlog));

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use forebay_wire::nvme::AsyncEvent;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::controller::Controller;
-use crate::plane::{Backlog, contained};
+use crate::plane::{Backlog, Watching};
 use crate::targets::EndRequest;
 
 /// Why a controller ends if its host has lost its access.
@@ -44,15 +43,6 @@ impl Inbox {
     fn end(&self, why: &'static str) {
         self.ended.set(Some(why));
         self.backlog.wake();
-    }
-}
-
-/// Ends the watch when dropped.
-pub(super) struct Watching(AbortHandle);
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -95,12 +85,7 @@ pub(super) fn watch(
         let why = *controller.ended().borrow();
         inbox.end(why.unwrap_or("its controller ended"));
     };
-    let watched = async move {
-        if contained("the watch of a queue", task).await.is_err() {
-            inbox_of_panic.end("the watch of the queue failed");
-        }
-    };
-    Watching(tokio::task::spawn_local(watched).abort_handle())
+    Watching::spawn("the watch of a queue", task, move || inbox_of_panic.end("the watch of the queue failed"))
 }
 
 /// Follows the table of targets. Returns why the controller has to end.
@@ -112,10 +97,11 @@ async fn administer(
 ) -> &'static str {
     let follows = async {
         loop {
-            let is_behind = controller.namespaces.as_ref().is_some_and(|namespaces| namespaces.is_behind());
+            let is_behind =
+                controller.namespaces.as_ref().is_some_and(|namespaces| namespaces.followed.is_behind());
             let settles = async {
                 match controller.namespaces.as_ref().filter(|_| is_behind) {
-                    Some(namespaces) => namespaces.settle().await,
+                    Some(namespaces) => namespaces.followed.settle().await,
                     None => std::future::pending().await,
                 }
             };

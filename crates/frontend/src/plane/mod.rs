@@ -30,6 +30,7 @@ mod spares;
 mod spin;
 #[cfg(test)]
 pub(crate) mod tests;
+mod watching;
 mod worker;
 
 #[cfg(test)]
@@ -40,7 +41,7 @@ pub(crate) use connections::Cut;
 pub use connections::{ConnectionLimits, LimitsHandle, MAX_LEAVING, network};
 pub(crate) use contain::contained;
 pub use contain::{is_contained, may_report_contained, panics};
-pub(crate) use conversation::{Conversation, Protocol, Stop};
+pub(crate) use conversation::{Conversation, Protocol, Stop, must_stop};
 pub(crate) use delegate::delegate_stream;
 pub use gate::Gate;
 pub(crate) use handover::{Ended, MAX_ASIDE, PlainSocket, Received, Resume, Resumed};
@@ -58,4 +59,5 @@ pub(crate) use scratch::{INPUT, Output, Scratch};
 pub(crate) use server::{Client, FrontEnd};
 pub use server::{Handle, Plane};
 pub use server::{PlaneCounters, Probe};
+pub(crate) use watching::Watching;
 pub(crate) use worker::Worker;

@@ -6,7 +6,8 @@
 //! [`Nexus::admit`], which decodes it and makes all checks that precede a command. It then executes plain
 //! reads and writes itself, or passes the command to [`Nexus::perform`]: `io` reads and changes blocks
 //! (`medium` those changes that depend on the contents), `copy` copies them. A request to abort commands of
-//! other nexuses waits for those that change the unit (`underway`). `admin` shows and clears reservations for
+//! other nexuses waits for those that change the unit (`underway`), and so does a transport that withdraws
+//! units (`followed`). `admin` shows and clears reservations for
 //! administrators. `errors` maps engine errors to sense data. `handover` passes the state of units to another
 //! process. `standby` is a unit of a pool that another server has; it and
 //! [`Nexus`] describe units by `describe`.
@@ -19,6 +20,7 @@ mod attention;
 mod copy;
 mod describe;
 mod errors;
+mod followed;
 mod handover;
 mod io;
 mod medium;
@@ -40,6 +42,7 @@ pub use admin::ReservationState;
 pub use attention::UnitAttention;
 pub use describe::absent;
 pub use errors::sense_of;
+pub use followed::Followed;
 pub use handover::{ResumedUnits, UnitState};
 pub(crate) use io::VERIFIED;
 pub use member::AbortTasks;
@@ -47,6 +50,6 @@ pub use nexus::{Admitted, Arrival, Nexus, NexusOwner};
 pub use port::{Port, Settings};
 pub use response::Response;
 pub use standby::{StandbyState, StandbyUnit, Surroundings, UnitFacts};
-pub use underway::{Closed, Underway};
+pub use underway::Underway;
 pub use unit::LogicalUnit;
 pub use units::Units;

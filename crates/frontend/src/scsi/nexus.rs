@@ -180,25 +180,11 @@ impl Nexus {
             return Err(self.cleared());
         }
         let flags = self.unit.flags();
-        if flags != 0 {
-            let ready = if flags & NOT_READY != 0 { self.unit.check_ready() } else { Ok(()) };
-            if flags & RESERVED != 0 && self.unit.conflicts(&self.member, request.access()) {
-                return Err(Response::conflict());
-            }
-            if let Err(why) = ready
-                && needs_medium(&request)
-            {
-                return Err(self.failed(&why));
-            }
+        let ready = if flags & NOT_READY != 0 { self.unit.check_ready() } else { Ok(()) };
+        if flags & RESERVED != 0 && self.unit.conflicts(&self.member, request.access()) {
+            return Err(Response::conflict());
         }
-        if (self.read_only && is_for_writers(&request)) || (request.changes() && flags & PROTECTED != 0) {
-            return Err(self.protected());
-        }
-        if flags & HAS_TOKENS != 0
-            && let Some((offset, len)) = request.changed_range()
-        {
-            self.unit.note_change(offset, len);
-        }
+        self.admit_to_medium(&request, flags, ready)?;
         Ok(Admitted { request, underway, arrival })
     }
 
@@ -239,12 +225,25 @@ impl Nexus {
         if reports && self.member.is_unidentified() {
             return Err(self.check(&Sense::illegal(codes::LOGICAL_UNIT_NOT_SUPPORTED)));
         }
+        self.admit_to_medium(&request, flags, ready)?;
+        Ok(request)
+    }
+
+    /// The last checks of a command: the unit is ready, and can be written. Tokens of the blocks that the
+    /// command changes are revoked.
+    #[inline]
+    fn admit_to_medium(
+        &self,
+        request: &Request,
+        flags: u32,
+        ready: forebay_engine::Result<()>,
+    ) -> Result<(), Response> {
         if let Err(why) = ready
-            && needs_medium(&request)
+            && needs_medium(request)
         {
             return Err(self.failed(&why));
         }
-        if (self.read_only && is_for_writers(&request)) || (request.changes() && flags & PROTECTED != 0) {
+        if (self.read_only && is_for_writers(request)) || (request.changes() && flags & PROTECTED != 0) {
             return Err(self.protected());
         }
         if flags & HAS_TOKENS != 0
@@ -252,7 +251,7 @@ impl Nexus {
         {
             self.unit.note_change(offset, len);
         }
-        Ok(request)
+        Ok(())
     }
 
     /// Ends the access: commands that were admitted and have not begun fail, and so do tokens that were made

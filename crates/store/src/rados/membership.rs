@@ -31,8 +31,8 @@ impl Membership {
         let refused =
             |reason| Err(StoreError::Io { what: "opening the pool".into(), reason, errno: libc::EPERM });
         match self {
-            _ if seen.shard_of.is_empty() => {}
             Membership::Maintenance => {}
+            _ if seen.shard_of.is_empty() => {}
             Membership::ShardOf(cluster) if *cluster == seen.shard_of => {}
             Membership::ShardOf(_) => {
                 return refused(format!("it is a shard of another cluster, '{}'", seen.shard_of));
