@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const POLL: Duration = Duration::from_millis(5);
 /// How long the output of a killed group is awaited. A process that left the group may hold it open.
 const AFTER_KILL: Duration = Duration::from_secs(2);
-/// Most groups that exist at a time.
+/// Maximum number of groups that exist at a time.
 const MAX_GROUPS: usize = 256;
 
 /// The groups that exist, for the signal handler; 0 marks an unused place.

@@ -193,7 +193,7 @@ fn run_binary(binary: &Binary, filter: &[&str], prefix: &[&str]) -> (bool, Vec<(
     let words: Vec<_> = words.chain(filter.iter().map(OsStr::new)).collect();
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).current_dir(&binary.directory).env("CARGO_MANIFEST_DIR", &binary.directory);
-    // Only a compiler that is not stable is meant to print the time of each test.
+    // The time of each test is an unstable option; the variable permits it with a stable compiler.
     command.args(["-Z", "unstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
     let mut times = Vec::new();
     let ended = limited::run(&mut command, LIMIT).map(|ended| {

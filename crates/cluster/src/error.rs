@@ -31,7 +31,7 @@ pub enum ClusterError {
     /// This node does not own the shard any more.
     #[error("another node has taken shard {0} over")]
     Lost(u32),
-    /// A table of the shard cannot be read, so it is not known what has the name.
+    /// A table of the shard cannot be read, so it is not known whether a disk or a target has the name.
     #[error("it is not known whether {} exists: {reason}", shown(name))]
     Unknown {
         /// The name.

@@ -14,8 +14,8 @@
 //! Which node is to own a shard is part of the map ([`placement`] decides it), so nodes that read the same
 //! map need not talk to each other.
 //!
-//! Every change compares what it depends on within the operation, so a node that was paused, or whose
-//! operation arrives late, changes nothing that another node has changed since.
+//! Every change compares, within the operation, the values on which it depends. So a node that was paused, or
+//! whose operation arrives late, does not overwrite a later change of another node.
 
 pub mod error;
 mod hash;

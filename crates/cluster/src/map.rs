@@ -10,10 +10,10 @@
 //!                    entry log.VERSION     the keys that the change of this version has written
 //! ```
 //!
-//! Every change requires the version that its author has read, and raises it, so changes take place one after
-//! another and each is decided on the state that it changes. The log lets a node that has an older state read
-//! only what has changed: with 1,000 nodes a full read costs 500 KB, and a change that each of them learns of
-//! would cost 500 MB.
+//! Every change requires that the version is still the version that its author has read, and raises the
+//! version. So changes take place one after another, and the author of each change has read the state that it
+//! changes. With the log, a node that has an older state reads only the changes: with 1,000 nodes, a full
+//! read costs 500 KB, so full reads of all nodes after a change would cost 500 MB.
 //!
 //! The map contains the members, and not whether they are alive: whether the owner of a shard lives is
 //! decided at the shard ([`forebay_store::rados`]). A node that takes a shard over from a dead owner marks
@@ -37,9 +37,9 @@ const TOKENS: &str = "access.tokens";
 const FORMAT: u32 = 1;
 /// Changes that the log has: a node that is further behind reads the whole map.
 const LOGGED: u64 = 1024;
-/// Most shards of a cluster.
+/// Maximum number of shards of a cluster.
 pub const MAX_SHARDS: usize = 16_384;
-/// Most members of a cluster.
+/// Maximum number of members of a cluster.
 pub const MAX_NODES: usize = 4_096;
 
 /// What an administrator has decided about a node.

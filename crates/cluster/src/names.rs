@@ -33,7 +33,7 @@
 //! name, and is removed otherwise. The owner reads what the shard has after the fence of the takeover, so no
 //! change of an earlier owner can still be committed.
 //!
-//! **Late operations of an earlier owner** have no effect, or one that the next settling removes:
+//! **Late operations of an earlier owner** have no effect, or have an effect that the next settling removes:
 //!
 //! | late operation | what it does |
 //! |---|---|

@@ -16,7 +16,7 @@
 //!
 //! Homes that follow from the ranking alone, with a bound for each node, were measured first: with shares
 //! rounded up, the failure of one of 100 nodes moved 84 of 400 shards instead of 4, because each shard that
-//! finds its node full displaces another one; with bounds that are wide enough to prevent this, some nodes
+//! finds its node full displaces another shard; with bounds that are wide enough to prevent this, some nodes
 //! had twice their share.
 
 use std::collections::BTreeMap;

@@ -72,7 +72,7 @@ pub struct PoolConfig {
     pub checkpoint_bytes: u64,
     /// Whether small writes are coalesced into large ones.
     pub coalesce: Coalesce,
-    /// Longest time that a commit with waiting requests is delayed to coalesce further requests.
+    /// Maximum time that a commit with waiting requests is delayed to coalesce further requests.
     pub commit_delay: Duration,
     /// Memory budget of the mark, for counts of references and changes of these counts. With a smaller
     /// budget, temporary data is written to the store, and marks read all maps; any size is correct.

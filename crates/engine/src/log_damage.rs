@@ -21,7 +21,7 @@ pub struct LogDamage {
     pub lost_batches: u64,
     /// Number of groups (commits) whose last batch is one of these intact batches.
     pub lost_groups: u64,
-    /// Writes in the intact batches, for each disk. Those in the missing batches are not included.
+    /// Writes in the intact batches, for each disk. Writes in the missing batches are not included.
     pub disks: Vec<DiskLoss>,
     /// Changes to the catalogue in the intact batches.
     pub catalogue: Vec<String>,

@@ -54,8 +54,9 @@ impl State {
         ranges.iter().map(of).sum()
     }
 
-    /// Number of blocks that become occupied or kept by the newest snapshot, and number of blocks that become
-    /// free, if `data` and `zeroes` are written.
+    /// Returns the effect of writing `data` and `zeroes`, in blocks: first the growth, which is the blocks
+    /// that become occupied and the blocks that the newest snapshot then keeps; second the blocks that become
+    /// free.
     fn change(&self, data: &[Range<u64>], zeroes: &[Range<u64>]) -> (u64, u64) {
         let superseded: u64 = data.iter().chain(zeroes).map(|range| self.superseded(range).len()).sum();
         (len(data) - self.occupied(data) + superseded, self.occupied(zeroes))

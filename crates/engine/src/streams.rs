@@ -1,8 +1,8 @@
 //! Sequential readers of one disk: which reads continue each other, and what to read ahead of them.
 //!
-//! A *stream* is a sequence of requests, each of which continues approximately where the one before ended.
-//! Clients of one disk may have several at a time, over one connection or many, and their requests arrive
-//! slightly out of order.
+//! A *stream* is a sequence of requests, each of which continues approximately where the previous request
+//! ended. Clients of one disk may have several streams at a time, over one connection or many, and their
+//! requests arrive slightly out of order.
 //!
 //! **Costs.** A stream reads ahead only after a request that continues it has read the store itself, so that
 //! no cached disk is read ahead of. Reads that are served from RAM without waiting are reported only while
@@ -14,8 +14,8 @@
 //! its use: the window is halved, and grows slowly after that. So it adapts to the cache. A stream
 //! ends when all that it would read is cached, at the end of the disk, and when it is idle during many reads.
 //!
-//! The table is advice: no result of a read depends on it. Its lock is below all others, and is held for one
-//! look-up.
+//! The table only optimizes: no result of a read depends on it. Its lock is below all other locks, and is
+//! held for one look-up.
 
 use std::ops::Range;
 

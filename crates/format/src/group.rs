@@ -1,7 +1,8 @@
 //! Groups: several blocks compressed together, each of which can be read by its number.
 //!
 //! A larger input compresses better, but costs more to read. So groups are small, and a reader that
-//! decompresses one for a single block caches the others, which were neighbours before.
+//! decompresses a group for one block caches the other blocks of the group, which were neighbours when they
+//! were written.
 
 use crate::layout::*;
 use crate::{BLOCK, FormatError, Result};

@@ -1,9 +1,9 @@
 //! A stored node of a block map.
 //!
-//! A node has 256 entries. A *full* node lists all of them; a *sparse* node lists some, and the others are
-//! those of its base, or holes without a base. A base must not be a sparse node with a base: chains end after
-//! one step. In a leaf (level 0) an entry refers to a block; above, to the node of the level below. Values
-//! are encoded as in [`crate::values`].
+//! A node has 256 entries. A *full* node lists all entries. A *sparse* node lists some entries; it inherits
+//! the other entries from its base, or they are holes if it has no base. A base must not be a sparse node
+//! with a base, so a chain of bases has one step. In a leaf (level 0) an entry refers to a block; in a higher
+//! node, it refers to a node of the level below. Values are encoded as in [`crate::values`].
 
 use crate::layout::*;
 use crate::values::{MAX_BYTES, pack, unpack};

@@ -1,7 +1,8 @@
 //! How a node of a cluster serves clients of any shard.
 //!
-//! A volume is in one shard, and a shard has one owner. A client reaches any node, which finds the shard of
-//! the volume in the directory of names, and forwards what the client sends to the owner of the shard:
+//! A volume is in one shard, and a shard has one owner. A client connects to any node. The node finds the
+//! shard of the volume in the directory of names, and forwards the client's requests to the owner of the
+//! shard:
 //!
 //! ```text
 //! client ── node ── link (TLS) ── node of the owner ── UNIX socket ── process of the shard

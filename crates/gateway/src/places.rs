@@ -1,5 +1,5 @@
-//! A limited number of places, of which each client has a share, so that one client does not keep the others
-//! out.
+//! A limited number of places, of which each client has a share, so that one client cannot exclude other
+//! clients.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -4,7 +4,8 @@
 //! **Names.** The file of a pool in Ceph is `forebay-POOL`. A copy of a directory has the same pool id, so
 //! the file of a pool in a directory is `forebay-POOL-DEVICE-INODE-PATH`: device and inode of the superblock
 //! file, and a checksum of the directory's path. The superblock file names the memory, is overwritten in
-//! place, and moves with the pool when the directory is renamed; a copy of the directory has another one.
+//! place, and moves with the pool when the directory is renamed; a copy of the directory has another
+//! superblock file.
 //!
 //! **Whose memory it is.** A memory with the id that the superblock names is used if its name has
 //!
@@ -16,9 +17,10 @@
 //!   distinguished from the original. The file keeps its name, since an upgrade that fails returns the pool
 //!   to a process of that release.
 //!
-//! Any other memory with this id is that of the original of a copy, or the directory was moved in a way that
-//! is not recognised. If a server has it open, this is a copy, and gets a new file. Otherwise the pool is not
-//! opened, since that would lose acknowledged writes in the second case. Neither is it opened if the file
+//! If there is any other memory with this id, one of two things is the case: the directory is a copy, and the
+//! memory belongs to the original; or the directory was moved in a way that is not recognised. If a server
+//! has the memory open, the directory is a copy, and gets a new file. Otherwise the pool is not opened, since
+//! opening it would lose acknowledged writes in the second case. The pool is not opened either if the file
 //! that it would use cannot be read.
 //!
 //! **Files of other users** are never used, and have no effect, since any user can make files in a shared

@@ -1,8 +1,8 @@
 //! The threads on which the engine's CPU work runs, in addition to the engine's thread.
 //!
 //! The caller takes part: a helper that the system does not schedule soon finds nothing left to do. Idle
-//! helpers sleep at once. One that looks for more work before it sleeps, as those of general thread pools do,
-//! stays on the core of the thread that woke it, next to another that is idle.
+//! helpers sleep at once. In general thread pools, a helper looks for more work before it sleeps. Such a
+//! helper stays on the core of the thread that woke it, while another core is idle.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

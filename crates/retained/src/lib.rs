@@ -33,8 +33,9 @@
 //!
 //! Bytes that no kill can leave are damage: a tag that does not match its structure, a number that no writer
 //! reaches or that occurs twice, a record in a chunk of the other kind, or a chunk that is in the table and
-//! has no memory. Then nothing of the memory is used, since what is missing cannot be known, and it is not
-//! changed. Only the bytes of a page can be damaged alone: this is confined to its disk.
+//! has no memory. Then the memory is neither used nor changed, since it cannot be known which records are
+//! missing. Only damage to the bytes of a page leaves the rest of the memory usable: it affects only the disk
+//! of the page.
 //!
 //! Two kinds of damage look like the work of a writer: a tag or an entry of the chunk table that became 0,
 //! and another version of a structure with its matching tag. Neither has a cause but a program that writes
@@ -42,7 +43,7 @@
 //! to check.
 //!
 //! A file that another process truncates or punches while it is mapped raises SIGBUS at the next access. Only
-//! this user and root can do so, and the lock tells servers not to: it is not handled.
+//! this user and root can do this, and the lock keeps servers from doing it. So the signal is not handled.
 
 mod api;
 mod bits;

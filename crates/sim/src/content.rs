@@ -99,8 +99,8 @@ impl Content {
         self.with_runs(range, (write != 0).then_some(run))
     }
 
-    /// Returns this content with the bytes from `at` on replaced by the bytes `range` of another block, whose
-    /// position is `shift` bytes before the new position.
+    /// Returns this content, in which the bytes `range` of the block `from` replace the bytes at `at`. On the
+    /// disk, the copied bytes move by `shift` bytes.
     pub fn with_copy(&self, at: usize, from: &Content, range: Range<usize>, shift: i64) -> Content {
         let clip = |&(s, e, w, moved): &Run| {
             let (s, e) = ((s as usize).max(range.start), (e as usize).min(range.end));

@@ -10,8 +10,8 @@
 //!
 //! In some steps, a task may make the commit that it waits for ([`commit_here`]).
 //!
-//! Tasks belong to processes, which can be killed and paused one by one ([`Executor::kill_process`]). Process
-//! 0 is the one of all tasks for which none is given.
+//! Tasks belong to processes, which can be killed and paused one by one ([`Executor::kill_process`]). Tasks
+//! for which no process is given belong to process 0.
 //!
 //! It cannot detect races between instructions of two threads outside of locks.
 

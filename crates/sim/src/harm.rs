@@ -64,9 +64,10 @@ impl Round {
         Some(report.problems.into_iter().flat_map(|p| p.disks).collect())
     }
 
-    /// Lives, closes, applies `damage` to the medium, and opens again. Every later read returns the right
-    /// data or an error, and for an error a check has named the disk; the same applies to the opening. With
-    /// `all`, no data may be lost. Returns whether the damage was detected.
+    /// Runs the pool through all its openings, closes it, applies `damage` to the medium, and opens the pool
+    /// again. Asserts that every later read returns the right data or an error, and that a check has named
+    /// the disk of each error. The opening may fail as well. With `all`, no data may be lost. Returns whether
+    /// the damage was detected.
     pub fn rot(mut self, damage: Inject, all: bool) -> bool {
         let pool = self.all_lives();
         self.close_in_order(pool);

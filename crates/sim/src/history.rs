@@ -1,14 +1,15 @@
 //! Cells with a history: the possible contents of a block or a name at each time.
 //!
 //! Time is counted in *stamps*: each begin and each end of an operation gets the next number. An operation
-//! takes effect at some unknown moment between its begin and its end; one that never ended, or that failed,
-//! between its begin and never. A version of a cell is *definitely after* another if it began when the other
-//! had certainly taken effect. Therefore a version may be seen at time T exactly if it had begun by T, and no
-//! version that is definitely after it had certainly taken effect by T: its *window* is one interval, and the
-//! times at which some content may be seen are the union of the windows of the versions with that content.
+//! takes effect at some unknown moment between its begin and its end. An operation that never ended, or that
+//! failed, takes effect at any moment after its begin, or never. A version of a cell is *definitely after*
+//! another if it began when the other had certainly taken effect. Therefore a version may be seen at time T
+//! exactly if it had begun by T, and no version that is definitely after it had certainly taken effect by T:
+//! its *window* is one interval, and the times at which some content may be seen are the union of the windows
+//! of the versions with that content.
 //!
-//! The result of a read reduces the uncertainty: the version that it saw had taken effect when the read
-//! ended, and the versions after that one had not when the read began.
+//! The result of a read reduces the uncertainty: the version that the read saw had taken effect when the read
+//! ended, and the versions after this version had not taken effect when the read began.
 
 use std::fmt;
 
@@ -136,8 +137,8 @@ pub struct Version<T> {
     /// No operation made the version: a read observed a state that other versions left. No flush makes a
     /// promise about it.
     pub observed: bool,
-    /// The version is in the log for some time before it is visible: a read of an older version does not
-    /// determine its position in history.
+    /// The version can be in the log before reads return it. So a read of an older version does not prove
+    /// that this version is later in history.
     pub late: bool,
 }
 

@@ -83,9 +83,9 @@ pub struct Seen {
     pub refused: u64,
     /// Operations that ended because the shard had another owner.
     pub lost: u64,
-    /// Interrupted operations that another owner has settled as done, and as not done.
+    /// Number of interrupted operations that a later owner has settled: as done, and as not done.
     pub settled: [u64; 2],
-    /// Owners that were killed, and paused.
+    /// Owners that were killed.
     pub killed: u64,
     /// Owners that were paused.
     pub paused: u64,

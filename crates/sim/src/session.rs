@@ -1,4 +1,4 @@
-//! The successive users of a desktop: none sees the writes of the one before.
+//! The successive users of a desktop: no user sees the writes of the previous user.
 
 use std::rc::Rc;
 use std::sync::Arc;

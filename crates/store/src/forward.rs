@@ -4,9 +4,9 @@
 /// that a method returns, in an `impl Store` block: `forward_store!(inner; except sync)`. The operations that
 /// are listed are implemented by the wrapper.
 ///
-/// A default that is made of another operation is not forwarded if the wrapper changes that operation,
-/// because the inner store's version would bypass the change: `append_synced` with `append`, and `tail` with
-/// `list_lengths_of`.
+/// Two operations have a default that calls another operation: `append_synced` calls `append`, and `tail`
+/// calls `list_lengths_of`. If the wrapper changes the called operation, the default is used and not
+/// forwarded, because the operation of the inner store would bypass the change.
 #[macro_export]
 macro_rules! forward_store {
     ($method:ident(); except $($changed:ident),* $(,)?) => { $crate::forward_store!(@ [$method()] [$($changed)*]); };

@@ -1,4 +1,4 @@
-//! A store with a limit on the space that it uses of another one.
+//! A store that limits the space that it uses in another store.
 //!
 //! Space is accounted as in a directory: the expected length of an object is reserved when it is created, and
 //! returned when it is deleted or trimmed. Objects that existed before count with their length. The
@@ -58,7 +58,7 @@ impl Limited {
     /// that need space fail until enough is freed.
     ///
     /// # Errors
-    /// Those of listing the objects.
+    /// The errors of listing the objects.
     pub async fn new(inner: Arc<dyn Store>, limit: u64) -> Result<Limited> {
         let mut taken = Taken::default();
         for object in inner.list().await? {

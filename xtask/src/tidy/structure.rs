@@ -32,7 +32,7 @@ const OWNERS_PAGE: &str = "ARCHITECTURE.md";
 const OWNERS_HEADING: &str = "## The owners in the engine";
 /// The sentence below the list that names what is lower than all owners.
 const BELOW_OWNERS: &str = "Plain data structures are below all of these:";
-/// Most files of the engine with an inherent `impl Pool`.
+/// Maximum number of files of the engine with an inherent `impl Pool`.
 const MAX_POOL_FILES: usize = 3;
 /// The phrase by which the head of a `lib.rs` claims an order, which is then checked.
 const CLAIM: &str = "groups of modules, lowest first";

@@ -4,7 +4,7 @@ use super::Finding;
 use super::comments::{Line, Prose};
 
 const TABLE: &str = include_str!("words.txt");
-/// Most words of the table in 1,000 lines of comments.
+/// Maximum number of words of the table in 1,000 lines of comments.
 const MAX_PER_THOUSAND: f64 = 3.0;
 
 /// A word or phrase, in lower case, and the ones to write instead.

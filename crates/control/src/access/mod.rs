@@ -4,9 +4,9 @@
 //! - The secret of a token or session exists only at its holder; here only its SHA-256 hash is kept. Secrets
 //!   have 256 random bits, so a hash without salt cannot be inverted, and guesses do not succeed.
 //! - A session never outlives its token: each request looks the token up again.
-//! - Once a token was created, every request over TCP needs one, also after the last was revoked, and also if
-//!   the file of the tokens cannot be read. Only an administrator of the host returns to the former state, by
-//!   removing the file and restarting.
+//! - After the first token was created, every request over TCP needs a token, also after the last token was
+//!   revoked, and also if the file of the tokens cannot be read. Only an administrator of the host can permit
+//!   requests without tokens again, by removing the file and restarting the server.
 //! - What a scoped principal cannot see is answered as if it did not exist.
 
 mod attempts;

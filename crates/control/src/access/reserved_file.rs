@@ -1,9 +1,9 @@
 //! A small file that is replaced durably and atomically, also when the file system is full.
 //!
-//! A second file owns the room for the next contents. A change overwrites that file in place and exchanges
-//! the names of both, so the former file has the room for the change after it. Contents are padded with
-//! spaces, so that a file keeps its blocks. Where the file system gives room for an overwrite only while it
-//! has some (btrfs, ZFS), it has to have room for a change.
+//! A second file owns the room for the next contents. A change overwrites the second file in place and
+//! exchanges the names of both files. So the former file has the room for the next change. Contents are
+//! padded with spaces, so that a file keeps its blocks. On file systems that need free room for an overwrite
+//! (btrfs, ZFS), a change needs free room.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};

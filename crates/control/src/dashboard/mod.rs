@@ -3,8 +3,8 @@
 //! Only static files are served here, to everyone who reaches the listener; they contain no data. All data
 //! is read from the API with the rights of the session, so access is decided in one place.
 //!
-//! **Loading.** The shell names all modules, so that the browser requests them at once, rather than those
-//! that a module imports when it has that module.
+//! **Loading.** The shell names all modules, so that the browser requests all modules at once. Otherwise it
+//! would request the imports of a module only after it has loaded the module.
 //!
 //! **Caching.** The paths of all files but the shell contain a hash of the whole set, so browsers keep them,
 //! and a page never combines files of two releases. The shell, `/`, is requested each time.

@@ -208,7 +208,7 @@ pub(crate) struct ExportBody {
     pieces: mpsc::Receiver<Bytes>,
     /// The bytes that were not sent yet, if the length is known.
     left: Option<u64>,
-    /// The end of the export, after its last piece; `None` when it was received.
+    /// Reports the end of the export, after its last piece; `None` after this report was received.
     end: Option<oneshot::Receiver<Result<()>>>,
 }
 

@@ -1,8 +1,8 @@
 //! GET requests over HTTP/1.1, directly or through a proxy.
 //!
 //! Each request has a new connection. So no request meets a connection that the server is closing, and the
-//! addresses of each host are checked ([`AddressFilter`]). hyper parses the responses, and passes over the
-//! interim ones (1xx).
+//! addresses of each host are checked ([`AddressFilter`]). hyper parses the responses, and skips interim
+//! responses (1xx).
 
 use std::io;
 use std::sync::Arc;

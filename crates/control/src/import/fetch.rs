@@ -3,8 +3,9 @@
 //! Disk formats need random access, which many servers do not support. So the whole file is downloaded to an
 //! unnamed file in the data directory ([`Spool`]). A broken download is resumed if the server supports it.
 //!
-//! The server of the image is not trusted with the resources of this one: the download is bounded in size, in
-//! time and in the room that it may take, and a server that sends almost nothing does not hold it for long.
+//! The server of the image must not be able to exhaust the resources of this server: the download is bounded
+//! in size, in time and in the room that it may take, and a download from a server that sends almost nothing
+//! ends soon.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

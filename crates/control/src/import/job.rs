@@ -182,7 +182,7 @@ impl Opened {
         }
     }
 
-    /// Detects what a file has that is not compressed as a whole.
+    /// Detects the format of a file that is not compressed as a whole.
     fn of_unpacked(file: ImageFile, choice: &Choice) -> Result<Opened> {
         Ok(match detect::open(file, choice.format, choice.disk.as_deref())? {
             detect::Opened::Image(format, image) => Opened::Image(format, image),

@@ -1,9 +1,9 @@
 //! qcow2, the format of QEMU, versions 2 and 3 (QEMU, docs/interop/qcow2.rst).
 //!
-//! A two-level table maps guest clusters to host clusters, those of the file: an L1 entry refers to an L2
-//! table, and an L2 entry to a cluster, which is uncompressed, compressed or zero. Unallocated clusters are
-//! zero, because a file with a backing file is refused. Internal snapshots are ignored: the active state of
-//! the disk is imported. Reference counts are not needed to read.
+//! A two-level table maps guest clusters to host clusters, which are the clusters of the file. An L1 entry
+//! refers to an L2 table, and an L2 entry refers to a cluster, which is uncompressed, compressed or zero.
+//! Unallocated clusters are zero, because a file with a backing file is refused. Internal snapshots are
+//! ignored: the active state of the disk is imported. Reference counts are not needed to read.
 
 use super::compress::{Compression, decompress};
 use super::error::Remedy;

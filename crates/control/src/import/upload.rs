@@ -10,8 +10,8 @@
 //! the server, also by an upgrade. The memory of a request contains one piece, as any other body.
 //!
 //! **A new upload** that exceeds a bound or the free room ends the upload that has received nothing for the
-//! longest time, and further ones if that does not suffice; none that received a byte within
-//! [`ABANDONED_AFTER`]. So an abandoned upload holds its room only until the room is needed.
+//! longest time, and further uploads if that does not suffice. It does not end an upload that received a byte
+//! within [`ABANDONED_AFTER`]. So an abandoned upload holds its room only until the room is needed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,7 +53,8 @@ pub struct Uploads(Arc<Mutex<All>>);
 #[derive(Default)]
 struct All {
     uploads: BTreeMap<u64, Arc<Upload>>,
-    /// Least number of the next upload. A number is not used again: a late piece must not reach another file.
+    /// Minimum for the number of the next upload. A number is not used again: a late piece must not reach
+    /// another file.
     next: u64,
 }
 
@@ -158,7 +159,7 @@ impl Uploads {
         };
         let Some(upload) = removed else { return false };
         tracing::info!(by = upload.client, "ended the abandoned upload of {}", quoted(&upload.file_name));
-        // A file system frees a large file for seconds.
+        // Dropping the upload removes its file. For a large file this can take the file system seconds.
         let _ = tokio::task::spawn_blocking(move || drop(upload)).await;
         true
     }

@@ -4,7 +4,7 @@
 //! after a prologue whose length the header states. A fixed image is the same with all blocks allocated. The
 //! file of a snapshot has only the blocks that differ from its parent, so it is refused.
 //!
-//! The map is read in pages, since that of a large disk has hundreds of MiB.
+//! The map is read in pages, since the map of a large disk has hundreds of MiB.
 
 use super::error::Remedy;
 use super::file::ImageFile;

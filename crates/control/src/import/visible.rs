@@ -16,8 +16,8 @@ pub(super) fn of_server(path: &Path) -> &'static str {
     in_table(&String::from_utf8_lossy(&mounts), path)
 }
 
-/// The same by a table of mounts, `/proc/PID/mountinfo`: the fourth field of a line is the directory of its
-/// file system that is mounted, the fifth is where.
+/// Works like [`of_server`] for a table of mounts, `/proc/PID/mountinfo`. The fourth field of a line is the
+/// mounted directory of the file system, the fifth is the mount point.
 fn in_table(mounts: &str, path: &Path) -> &'static str {
     let lines = mounts.lines().map(|line| line.split(' ').skip(3).take(2).collect::<Vec<_>>());
     // Later mounts hide earlier mounts at the same place.

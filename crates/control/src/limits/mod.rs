@@ -166,7 +166,7 @@ impl LimitTable {
     }
 }
 
-/// Applies what differs from what the engine has.
+/// Sets those limits in the engine that differ from the table.
 fn apply_all(pool: &Pool, table: &Table) {
     let tenants: BTreeMap<_, _> = pool.tenants().into_iter().map(|t| (t.name, t.limits)).collect();
     for (name, limits) in &table.tenants {

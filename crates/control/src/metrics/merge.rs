@@ -2,8 +2,8 @@
 //! shard.
 //!
 //! The text format requires that all series of a metric follow its description, so the texts are taken apart
-//! by metric. They are texts of this program, of this release or another one; lines that do not belong to a
-//! described metric are left out.
+//! by metric. The texts come from servers of this release or of another release; lines that do not belong to
+//! a described metric are left out.
 
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -5,7 +5,7 @@
 //! for the store only to learn its free room, and not longer than `POOL_WAIT`: without an answer, it
 //! reports everything else.
 //!
-//! **Size.** The number of series is fixed, apart from those of single volumes, which are an option and
+//! **Size.** The number of series is fixed, apart from the series of single volumes, which are optional and
 //! limited ([`VolumeSeries`](crate::operations::VolumeSeries)).
 //!
 //! A node of a cluster returns metrics of the node ([`node`]), and the metrics of the servers of its shards,

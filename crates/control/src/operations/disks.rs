@@ -1,4 +1,4 @@
-//! Images, volumes and snapshots: what the operations on all of them share.
+//! Code that the operations on images, volumes and snapshots share.
 
 use forebay_api::DiskView;
 use forebay_engine::{DiskInfo, Error as EngineError, Role};

@@ -31,7 +31,7 @@ impl Control {
         let permit = self.job_permit().await?;
         let (this, owner) = (self.clone(), owner.to_owned());
         let run = async move {
-            // The tenant of a disk is known before its removal.
+            // The event of a removal names the tenant of the disk, which is known only before the removal.
             let before = operation.event_disk().map(|name| this.event_disk(&name));
             let executed = this.execute_with_retry(&operation, &owner).await;
             let mut result = executed.map_err(|e| this.with_clients(e));

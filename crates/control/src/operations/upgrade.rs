@@ -1,5 +1,5 @@
-//! Upgrades, and handovers of the pool: requested here, performed by the loop of the server, which owns what
-//! is handed over.
+//! Requests for upgrades and for handovers of the pool. The main loop of the server performs them, because it
+//! owns the state that is handed over.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 

@@ -17,7 +17,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum number of clients that an error names.
 const MAX_NAMES: usize = 3;
-/// Longest number of a client in an error, in characters.
+/// Maximum length of the number of a client in an error, in characters.
 pub(super) const MAX_ID: usize = 20;
 
 pub(super) fn routes() -> Vec<Route> {

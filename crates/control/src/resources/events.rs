@@ -1,8 +1,8 @@
 //! `/events`: events as they happen (server-sent events, WHATWG HTML, section 9.2).
 //!
 //! A stream holds a position in the ring of events and one event on its way to the client. A client that
-//! reads slowly gets an event `missed` in place of those that the ring does not have any more. A stream ends
-//! when the session or the token of its client is not valid any more, when the client does not read for
+//! reads slowly gets an event `missed` in place of events that are no longer in the ring. A stream ends when
+//! the session or the token of its client is not valid any more, when the client does not read for
 //! [`KEEP_ALIVE`], after [`LIFETIME`], and when another client needs its place ([`Streams`]). Browsers
 //! connect again automatically, and continue after the last event that they received.
 

@@ -209,7 +209,7 @@ pub(crate) fn stats_view(s: &PoolStats, memory_bytes: u64) -> StatsView {
     }
 }
 
-/// The part of the store that is in use, of what writers can use.
+/// The share of the usable space that is in use. Usable is the space without the reserve.
 fn in_use(s: &PoolStats) -> Option<f64> {
     let usable = s.store_total_bytes.saturating_sub(s.store_reserve_bytes);
     let left = match s.room {

@@ -295,7 +295,7 @@ async fn errors_do_not_name_what_is_outside_of_the_scope() {
         let (_, code, problem) = answer(&local, Method::DELETE, &path, None, Value::Null).await;
         assert!(code == expected && problem.to_string().contains("merger"), "{problem}");
     }
-    // A clone in the scope is named.
+    // The error names a clone that is in the scope of the token.
     let path = "/volumes/web-1/snapshots/cloned";
     let (_, _, problem) = answer(&api, Method::DELETE, path, Some(&wider), Value::Null).await;
     assert!(problem["detail"].as_str().unwrap().contains("merger-acme"), "{problem}");
@@ -409,7 +409,8 @@ async fn a_session_lasts_until_logout_or_until_its_token_is_revoked() {
         let mut foreign = with(Method::GET, "/session", &one);
         foreign.headers_mut().insert(header::ORIGIN, "https://evil.example".parse().unwrap());
         assert_eq!(api.send(foreign).await.0, StatusCode::FORBIDDEN);
-        // Neither can one without TLS, which others can change, if this server has TLS.
+        // If this server has TLS, a page of the same host without TLS cannot use the cookie either, because
+        // an attacker on the network can change such a page.
         for (origin, is_tls) in [("http://localhost", false), ("https://localhost", true)] {
             let mut request = with(Method::GET, "/session", &one);
             request.headers_mut().insert(header::ORIGIN, origin.parse().unwrap());

@@ -384,7 +384,7 @@ async fn a_disk_that_shrinks_while_it_is_scanned_ends_the_scan() {
         }
         drop(v);
         pool.close().await.unwrap();
-        // The scan now waits for each of 64 leaves, and the change for fewer.
+        // The scan now waits for the read of each of 64 leaves. The change waits for fewer reads.
         let pool = open().await;
         store.set_delay(50);
         let peek = pool.peek("v").unwrap();

@@ -29,7 +29,7 @@ struct World {
     handles: BTreeMap<String, Arc<DiskHandle>>,
     random: u64,
     written: u64,
-    /// Blocks were written again with contents that exist elsewhere.
+    /// Whether blocks were written with contents that other blocks have as well.
     has_copies: bool,
     blocks: u64,
 }

@@ -264,7 +264,7 @@ async fn a_damaged_leaf_loses_no_flushed_write() {
             pool = open(&store).await;
         }
         if how == How::Sector {
-            // A leaf that was only made a base is intact when it is readable again.
+            // A damaged leaf that is the base of its stand-in is intact when it is readable again.
             store.mend_sectors();
             let pool = open(&store).await;
             let v = pool.attach("v").unwrap();

@@ -39,7 +39,7 @@ impl Metadata {
     /// Reads metadata of a disk; `None` if it has none of this kind.
     ///
     /// # Errors
-    /// Those of a read; [`Error::Damaged`] if the length is invalid.
+    /// The errors of a read; [`Error::Damaged`] if the length is invalid.
     pub(crate) async fn get(&self, of: &Disk, kind: DiskMetadata) -> Result<Option<Vec<u8>>> {
         self.read(Some(of.id()), kind.name()).await
     }
@@ -47,7 +47,7 @@ impl Metadata {
     /// Replaces metadata of a disk, durably; `None` removes it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if the disk was deleted; [`Error::BadSize`] above 64 MiB; those of a write.
+    /// [`Error::NotFound`] if the disk was deleted; [`Error::BadSize`] above 64 MiB; the errors of a write.
     pub(crate) async fn set(&self, of: &Disk, kind: DiskMetadata, content: Option<&[u8]>) -> Result<()> {
         self.replace(Some(of), kind.name(), content).await
     }
@@ -56,7 +56,7 @@ impl Metadata {
     /// there are no reservations.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of [`Metadata::get`].
+    /// [`Error::NotFound`]; the errors of [`Metadata::get`].
     pub async fn reservations(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let disk = self.editor.catalogue.read().find(name)?;
         self.get(&disk, DiskMetadata::Reservations).await
@@ -66,7 +66,7 @@ impl Metadata {
     /// them.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of a write.
+    /// [`Error::NotFound`]; the errors of a write.
     pub async fn set_reservations(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
         let disk = self.editor.catalogue.read().find(name)?;
         self.set(&disk, DiskMetadata::Reservations, content).await
@@ -75,7 +75,7 @@ impl Metadata {
     /// Reads a document of the pool; `None` if no document has this name.
     ///
     /// # Errors
-    /// Those of [`Metadata::get`].
+    /// The errors of [`Metadata::get`].
     pub async fn document(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.read(None, name).await
     }
@@ -84,7 +84,7 @@ impl Metadata {
     /// one. Document names follow the rules of disk names, and are separate from them.
     ///
     /// # Errors
-    /// [`Error::BadName`]; [`Error::BadSize`] above 64 MiB; those of a write.
+    /// [`Error::BadName`]; [`Error::BadSize`] above 64 MiB; the errors of a write.
     pub async fn set_document(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
         check_name(name)?;
         self.replace(None, name, content).await

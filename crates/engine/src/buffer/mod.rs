@@ -18,11 +18,12 @@
 //!   the contents of a buffer are its generations, one above the other, and in each generation the blocks are
 //!   above the zeroed ranges.
 //! - Zeroing publishes its range before it removes blocks: a process that ends in between leaves the old
-//!   contents or zeroes, never contents from before the old ones.
+//!   contents or zeroes, never contents that are older than the old contents.
 //! - A buffer that was committed drops its zeroed ranges before its blocks: a process that ends in between
 //!   leaves blocks that are also in the map, never zeroes above blocks that are only there.
-//! - What remains of a zeroed range after newer ones cover parts of it keeps the record of the whole range:
-//!   the newer records, of the same or a later generation and order, cover those parts again.
+//! - If newer zeroed ranges cover parts of a zeroed range, the record of the whole range stays. This is
+//!   correct, because the newer records, of the same or a later generation and order, cover these parts
+//!   again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -183,7 +183,7 @@ proptest! {
     }
 }
 
-/// What readers see of all blocks over a map.
+/// Returns all blocks as readers see them: the contents in the map, with the buffers above them.
 fn read_over(map: &[Vec<u8>], overlay: impl Fn(u64, &mut [u8]) -> u8) -> Vec<Vec<u8>> {
     let block = |(b, base): (usize, &Vec<u8>)| {
         let mut out = base.clone();

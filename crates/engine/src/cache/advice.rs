@@ -1,13 +1,14 @@
-//! Advice on the size of the read cache: how many reads of blocks from the store a larger one would save.
+//! Advice on the size of the read cache: how many reads of blocks from the store a larger cache would save.
 //!
 //! **Theory.** Miniature simulation (Waldspurger et al., "Cache Modeling and Optimization using Miniature
-//! Simulations", USENIX ATC 2017). One block of N is *sampled*, chosen by a hash of its address. Caches
-//! of 1/N of the frames receive the look-ups and insertions of sampled blocks, so each of them sees the
-//! same pattern of reuse as a cache of full size sees on all blocks, and has about the same hit rate. The
-//! miniatures are shards without contents: they run the same code as the cache. One has the present size,
-//! the others have those of [`LARGER`]. The share of its misses that a larger one saves, times the misses
-//! of the cache itself, is the advice. Shares are used, rather than numbers times N, because all
-//! miniatures have the same sample, whose error then cancels out for the most part.
+//! Simulations", USENIX ATC 2017). One block of N is *sampled*, chosen by a hash of its address. Caches of
+//! 1/N of the frames receive the look-ups and insertions of sampled blocks, so each of them sees the same
+//! pattern of reuse as a cache of full size sees on all blocks, and has about the same hit rate. The
+//! miniatures are shards without contents: they run the same code as the cache. One miniature represents the
+//! present size, the others represent the sizes of [`LARGER`]. The advice is the share of misses that a
+//! larger miniature saves, compared with the miniature of the present size, times the misses of the cache
+//! itself. The numbers of misses are not multiplied by N: a share is more exact, because all miniatures have
+//! the same sample, whose error mostly cancels out.
 //!
 //! A list of evicted blocks would be simpler, but is right for LRU only, whose larger cache holds
 //! everything that the smaller one holds. The policy here keeps a part of a loop that does not fit, and
@@ -23,9 +24,10 @@
 //! Not counted: reads that a larger cache would save by holding blocks that are read ahead before a guest
 //! requests them. Such reads are not misses.
 //!
-//! **Costs.** A look-up or insertion of a block that is not sampled: one multiplication and one
-//! comparison. Of a sampled one: a few look-ups under a lock. Memory is part of the cache's budget: at
-//! most 64 bytes for each frame of the miniatures, which is under 0.4 % of the budget, and under 2 MiB.
+//! **Costs.** A look-up or insertion of a block that is not sampled costs one multiplication and one
+//! comparison. For a sampled block, it costs a few look-ups under a lock. Memory is part of the cache's
+//! budget: at most 64 bytes for each frame of the miniatures, which is under 0.4 % of the budget, and under 2
+//! MiB.
 
 use std::time::Duration;
 

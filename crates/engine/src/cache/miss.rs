@@ -1,6 +1,6 @@
 //! Misses under way: one store read for each address, however many readers wait.
 //!
-//! The first reader that requests an address is its *leader*; those that arrive during its read are
+//! The first reader that requests an address is its *leader*; readers that arrive during this read are
 //! *followers* and receive its result. A leader that fails, or is dropped before it completes (its client
 //! disconnected), removes the address and sends the followers back to the start, where one of them becomes
 //! the next leader: no reader inherits another reader's error, and no reader waits forever.
@@ -12,8 +12,8 @@
 //!    is still missing, read the store, insert into the cache, then [`Leader::complete`]; as follower, await,
 //!    and on `None` restart.
 //!
-//! A reader that needs several addresses leads all that it can and completes them *before* it awaits those
-//! that others lead; otherwise two such readers could wait for each other.
+//! A reader that needs several addresses leads as many of them as it can, and completes these *before* it
+//! awaits the addresses that other readers lead; otherwise two such readers could wait for each other.
 //!
 //! Followers are woken in the order of their first poll, so that a simulated run is reproducible.
 

@@ -1,16 +1,17 @@
 //! One shard of the read cache: an index, frames, and the S3-FIFO policy (Yang et al., "FIFO Queues are All
 //! You Need for Cache Eviction", SOSP 2023).
 //!
-//! New blocks enter the *small* queue, a tenth of the frames. Those that are used there are promoted to the
-//! *main* queue; the others are evicted early and remembered by the ghost, and enter the main queue if they
-//! are inserted again. A scan therefore passes through the small queue and leaves the main queue alone. A hit
-//! changes only one counter: no queue is reordered.
+//! New blocks enter the *small* queue, a tenth of the frames. Blocks that are used in this queue are promoted
+//! to the *main* queue. The other blocks are evicted early and remembered by the ghost; if such a block is
+//! inserted again, it enters the main queue. A scan therefore passes through the small queue and does not
+//! change the main queue. A hit changes only one counter: no queue is reordered.
 //!
-//! **Shares.** That policy favours the disk that reads most: a busy reader of somewhat more than the cache
-//! holds uses each of its blocks again, and evicts those that quieter disks use more often than that, but too
-//! rarely for the queues. So while such a disk takes more than its share ([`super::share`]), the blocks of
-//! disks below theirs have a separate ghost, which it does not flush, and pass through the main queue many
-//! times once they are used. They still have to be used twice to enter it, so a scan gains nothing.
+//! **Shares.** This policy favours the disk that reads most. If a busy disk repeatedly reads somewhat more
+//! data than the cache holds, each of its blocks is used again. Its blocks then evict the blocks of disks
+//! that read less, although those blocks are used more often. So while a disk takes more than its share
+//! ([`super::share`]), the blocks of disks below their shares get two advantages. They have a separate ghost,
+//! which the busy disk does not fill. And once they are used, they pass through the main queue many times. A
+//! block still has to be used twice to enter the main queue, so a scan gains nothing.
 
 use forebay_format::BLOCK;
 use hashbrown::HashTable;

@@ -1,10 +1,10 @@
 //! Shares of a cache: how many blocks of each disk it holds, and which disks hold less than their share.
 //!
-//! A block belongs to the disk that inserted it, until another one uses it: then it belongs to none, as the
-//! blocks of an image do that clones share. Each active disk has the same share of all blocks. While disks
-//! clearly above their share hold more than half of the blocks, [`super::shard`] keeps what others use for
-//! longer than what these use: blocks of disks below their share, and those that belong to none. Otherwise
-//! nothing differs from a cache without shares.
+//! A block belongs to the disk that inserted it, until another disk uses the block. Then the block belongs to
+//! no disk, like the blocks of an image that clones share. Each active disk has the same share of all blocks.
+//! Shares have an effect only while disks clearly above their share hold more than half of the blocks:
+//! [`super::shard`] then keeps two kinds of blocks longer, blocks of disks below their share, and blocks that
+//! belong to no disk.
 //!
 //! Disks are counted in [`OWNERS`] groups, so that the counts take 2 KiB whatever the number of disks. The
 //! disks of one group have one share together; 255 disks with consecutive numbers are in different groups.

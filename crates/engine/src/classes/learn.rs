@@ -50,7 +50,7 @@ impl Peek {
     /// Reads the current contents of the disk, including all acknowledged writes.
     ///
     /// # Errors
-    /// Those of a read.
+    /// The errors of a read.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.size()) {
             return Err(Error::OutOfRange);
@@ -62,7 +62,7 @@ impl Peek {
     /// was deleted or got other contents since the scan began.
     ///
     /// # Errors
-    /// Those of a write: the result is not kept.
+    /// The errors of a write: the result is not kept.
     pub async fn keep(self, map: ClassMap, file_systems: Vec<Content>) -> Result<()> {
         let learned = Learned { map, file_systems, learned_ms: self.classes.reader.context().host.unix_ms() };
         self.classes.keep(&self.disk, self.contents_version, learned).await

@@ -130,7 +130,7 @@ impl Applier {
     ///
     /// # Errors
     /// A map node that a change needs could not be loaded, for a reason other than damage. This change and
-    /// the later ones were not applied. See [`crate::read::damage`].
+    /// the later changes were not applied. See [`crate::read::damage`].
     pub async fn apply_changes(&self, disk: &Disk, changes: &[Change]) -> Result<()> {
         for some in changes.chunks(CHANGES_AT_A_TIME) {
             let mut remaining = some.iter();
@@ -235,7 +235,7 @@ impl Applier {
         };
         let mut made = Disk::new(record.clone(), tree, self.reader.context().retained.clone());
         if from.is_none() || record.origin == from {
-            // An empty disk, or one that has what its origin has.
+            // The disk is empty, or shares all blocks with its origin, so it uses no space.
             made.used.set(0);
         }
         if let Some(source) = source {

@@ -1,12 +1,13 @@
 //! Checkpoints: maps, catalogue and segment table as of one batch. Recovery reads the log from that batch on.
 //!
 //! A checkpoint is taken *between* groups, under the log's lock: at that moment, maps and catalogue include
-//! exactly the changes in the log up to its head. Taking it copies root pointers only; it is written
-//! concurrently with commits, to the map stream. It takes effect when the superblock references it. Until
-//! then the previous checkpoint is in effect, and nothing that it needs has been freed (ensured by
-//! [`crate::reclaim`]).
+//! exactly the changes in the log up to its head. Under the lock, only root pointers are copied; the
+//! checkpoint is written concurrently with commits, to the map stream. It takes effect when the superblock
+//! references it. Until then the previous checkpoint is in effect, and [`crate::reclaim`] ensures that
+//! nothing that the previous checkpoint needs has been freed.
 //!
-//! It writes what changed since the previous one: map nodes, and the pages of its tables ([`crate::tables`]).
+//! A checkpoint writes what changed since the previous checkpoint: map nodes, and the pages of its tables
+//! ([`crate::tables`]).
 //!
 //! The batches of the checkpoint itself are *after* the batch up to which it is valid, so recovery reads them
 //! again as part of the log, where they have no effect.

@@ -2,28 +2,31 @@
 //! the requests that wait for it.
 //!
 //! One commit runs at a time. It *freezes* the write buffers of all disks at one moment, while it closes the
-//! gate that every write passes. So a group holds whole requests (of those above [`TURN_BYTES`], whole
-//! pieces) and, over all disks, a prefix of the acknowledged writes. Then, strictly in this order:
+//! gate that every write passes. So a group holds whole requests, or whole pieces of requests above
+//! [`TURN_BYTES`]. After each group, all disks together are at a prefix of the acknowledged writes. Then
+//! these steps follow, strictly in this order:
 //!
 //! 1. partial blocks are completed with their bases, which are read through the map;
-//! 2. slice by slice, the blocks that need not be stored are determined ([`super::reduce`]), and the others
-//!    are appended to the log: for each disk first the zeroed ranges, then the blocks; finally the changes to
-//!    the catalogue, copies by reference ([`super::copy`]) among them. While one slice is written, the next
-//!    one is reduced;
+//! 2. slice by slice, the commit determines which blocks need not be stored ([`super::reduce`]), and appends
+//!    the other blocks to the log: for each disk first the zeroed ranges, then the blocks; finally the
+//!    changes to the catalogue, which include copies by reference ([`super::copy`]). While one slice is
+//!    written, the next slice is reduced;
 //! 3. the log is synced, which makes the group durable;
 //! 4. the group is applied to maps and catalogue, by the same code as in recovery ([`super::apply`]);
 //! 5. the frozen buffers are dropped, and waiting requests are completed.
 //!
-//! The freeze states in the retained memory which records the group covers, under the number that the group
-//! will have ([`crate::recovery`]). If no part of the group is written, whatever the reason, the statement is
-//! withdrawn before the log is unlocked: the next group has this number.
+//! With the freeze, the commit states in the retained memory which records the group covers, under the number
+//! that the group will have ([`crate::recovery`]). If no part of the group is written, whatever the reason,
+//! the commit withdraws this statement before it unlocks the log, because the next group gets the same
+//! number.
 //!
 //! A group for which the store has no room is given up: its buffers are put back below newer writes, and the
-//! next attempt freezes everything again. Its waiters fail only if no reclaim may help ([`crate::space`]). So
-//! changes to the catalogue that are requested in between, deletions in particular, still include every write
-//! that was acknowledged before them. Any other failure latches the pool while the log is still held, and
-//! every writer checks that after it has locked the log ([`Committer::write_log`]). Damage of a block or of a
-//! map node is not such a failure ([`crate::read::damage`]).
+//! next attempt freezes all buffers again. The requests that wait for the group fail only if no reclaim can
+//! free enough room ([`crate::space`]). So a change to the catalogue that is requested in between, such as a
+//! deletion, is committed together with every write that was acknowledged before it. Any other failure
+//! latches the pool while the log is still locked, and every writer checks for this after it has locked the
+//! log ([`Committer::write_log`]). Damage of a block or of a map node is not such a failure
+//! ([`crate::read::damage`]).
 //!
 //! [`TURN_BYTES`]: crate::limits::TURN_BYTES
 
@@ -127,7 +130,7 @@ impl Committer {
     /// Locks the log, to write to it. Every writer of the log uses this.
     ///
     /// # Errors
-    /// Those of a pool that has latched: the failure because of which it has may have left a group in the log
+    /// The error of a latched pool: the failure that latched the pool may have left a group in the log
     /// that the maps lack, or the retained memory may have been frozen before it stated what the log has.
     pub async fn write_log(&self) -> Result<MutexGuard<'_, Log>> {
         let log = self.log.lock().await;

@@ -1,4 +1,4 @@
-//! Conversions between desktops and volumes, as far as the state of the commit changes.
+//! Conversions between desktops and volumes: the part that changes the state of the commit.
 //!
 //! The caller holds the lock of the log, so neither a commit nor an overflow runs at the same time.
 

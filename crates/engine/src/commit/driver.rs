@@ -1,18 +1,18 @@
 //! Who runs the commit task: the engine's thread, or the thread that waits for the commit.
 //!
-//! To wake a thread takes some tens of microseconds of CPU on a virtual machine. A lone durable write on a
-//! fast store took two such wake-ups: that of the engine's thread, and that of the thread with the client. So
-//! a thread that has [permission](commit_here) *helps*: it polls the commit task itself until that has to
-//! wait. On a store that completes synced appends on the calling thread, the commit is done then. Otherwise
-//! what the task waits for wakes the engine's thread, which continues.
+//! To wake a thread takes some tens of microseconds of CPU on a virtual machine. A single durable write on a
+//! fast store took two such wake-ups: one of the engine's thread, and one of the thread with the client. So a
+//! thread that has [permission](commit_here) *helps*: it polls the commit task itself until the task has to
+//! wait. If the store completes synced appends on the calling thread, the commit is then complete. Otherwise
+//! the event for which the task waits wakes the engine's thread, which continues the task.
 //!
-//! The task remains one task with one state, polled by one thread at a time, and [`Host::run_step`] keeps the
-//! other tasks of the engine from running at the same time. So it does not matter to the commit which thread
-//! that is. While a thread helps, a wake-up of the task only leaves a note, which the helper passes on at its
-//! end.
+//! The commit task is still one task with one state, polled by one thread at a time, and [`Host::run_step`]
+//! keeps the other tasks of the engine from running at the same time. So the commit does not depend on which
+//! thread polls it. While a thread helps, a wake-up of the task is only recorded. The helper passes the
+//! recorded wake-up on when it stops.
 //!
-//! A helper makes one commit at most ([`Driver::end_turn`]), and none of a group of more than
-//! [`HELPED_BYTES`]: others have data in such a group, and preparing it takes longer than a wake-up.
+//! A helper makes one commit at most ([`Driver::end_turn`]), and never commits a group of more than
+//! [`HELPED_BYTES`]: such a group has data of other clients, and preparing it takes longer than a wake-up.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -34,8 +34,9 @@ thread_local! {
 }
 
 /// Sets whether this thread may make the commits for which its requests wait. An append to a store that was
-/// fast until now may then block the thread. It is useful while the thread serves only one client that waits
-/// for each reply, because then no other client waits for the store. By default a thread may not.
+/// fast until now may then block the thread. The permission is useful while the thread serves only one client
+/// that waits for each reply, because then no other client of the thread waits for the store. By default a
+/// thread has no permission.
 pub fn commit_here(may: bool) {
     MAY_COMMIT.set(may);
 }

@@ -27,7 +27,7 @@ impl Committer {
         let table = self.read_log().await.table().clone();
         let mut segments = segments_with_blocks(&table);
         drop(table);
-        // Segments are taken from the end of the list, so the warm ones are appended in reverse.
+        // Segments are taken from the end of the list, so the warm segments are appended in reverse.
         let listed: HashSet<SegmentId> = warm.iter().copied().collect();
         segments.retain(|s| !listed.contains(s));
         segments.extend(warm.into_iter().rev());

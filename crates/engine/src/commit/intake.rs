@@ -1,8 +1,8 @@
 //! The state that writers share with the commit.
 //!
-//! Every change of a disk passes the *freeze gate*: writers hold it shared. A commit holds it exclusively
-//! while it freezes all buffers, so a group holds whole requests and, over all disks, a prefix of the
-//! acknowledged writes.
+//! Every change of a disk passes the *freeze gate*, a reader-writer lock: writers hold it shared, and a
+//! commit holds it exclusively while it freezes all buffers. So a group holds whole requests, and after each
+//! group all disks are at a prefix of the acknowledged writes.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -203,7 +203,7 @@ impl Intake {
     /// Admits a client's write of `len` bytes that is made at once; `None` if it has to wait.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if waiting would not help; those of a pool that does not run.
+    /// [`Error::NoSpace`] if waiting would not help; the errors of a pool that does not run.
     pub fn try_admit<'a>(&self, disk: &'a Disk, len: u64) -> Result<Option<Admitted<'a>>> {
         if !self.may_write(disk, len)? {
             return Ok(None);
@@ -431,7 +431,7 @@ impl Intake {
     /// Changes the buffers of a disk under the freeze gate. `change` returns by how many bytes they grew.
     ///
     /// # Errors
-    /// Those of a pool that does not run, in which no commit would include the change. A pool that closes
+    /// The errors of a pool that does not run: no commit would include the change. A pool that closes
     /// sets its state while it holds the gate exclusively; so changes that passed the gate before are
     /// committed, and no later change is acknowledged. A pool that latches does not wait for the gate: what
     /// was published after its memory was frozen is not retained, so the state is checked again at the end.

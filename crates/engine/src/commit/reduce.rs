@@ -2,21 +2,22 @@
 //!
 //! For each block, in this order: a block of zeroes needs no slot; a block that the disk has already
 //! (*unchanged*) needs nothing; a block that is stored already, in the pool or earlier in the same group,
-//! becomes a reference; any other block is new, and is compressed if that saves space. This runs after writes
-//! to a disk with a volatile cache were acknowledged; a flush waits for it, as it waits for the append, which
-//! it makes shorter.
+//! becomes a reference; any other block is new, and is compressed if that saves space. On a disk with a
+//! volatile cache, writes are acknowledged before they are reduced. A flush waits for the reduction, as it
+//! waits for the append, which the reduction makes shorter.
 //!
-//! A group is reduced in *slices*: while one is appended to the log, the next one is reduced. Of a slice, the
-//! contents are examined ([`super::examine`]) and compressed on all [workers](crate::workers); what depends
-//! on the order of blocks, the look-ups in maps and index, happens in between, in order.
+//! A group is reduced in *slices*: while one slice is appended to the log, the next slice is reduced. The
+//! contents of a slice are examined ([`super::examine`]) and compressed on all [workers](crate::workers). In
+//! between, one thread does the work that depends on the order of blocks: the look-ups in maps and index.
 //!
-//! **Unchanged** is determined without a store read. The map holds the checksum of the present block; only if
-//! it is equal is the content compared, with the read cache, or by fingerprint with the index. A block over a
-//! range that the same group zeroes is never unchanged, whatever the map still holds; nor is a block that a
-//! read found damaged, so that writing its content again repairs it.
+//! **Unchanged** is determined without a store read. The map holds the checksum of the present block. If the
+//! checksums are equal, the content is compared with the block in the read cache, or by its fingerprint with
+//! the index. Two kinds of blocks are never unchanged: a block over a range that the same group zeroes,
+//! whatever the map still holds; and a block that a read found damaged, so that writing its content again
+//! repairs it.
 //!
 //! Blocks of some [classes](crate::classes), such as those of a page file, are not looked up, indexed or
-//! compressed: the same content is unlikely to be written again, and they are soon overwritten.
+//! compressed: the same content is unlikely to be written again, and these blocks are soon overwritten.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -4,14 +4,14 @@
 //! are not in memory have to be read, and while the log is locked every flush of every disk waits. So that a
 //! guest with scattered writes does not stall all other guests:
 //!
-//! - **Cold writes are limited.** A write is *cold* if its map nodes are not in memory, or, if it covers a
-//!   block partially, the base of that block is not. It is accepted at once as long as its disk has fewer
-//!   than [`COLD_BLOCKS`] cold blocks outstanding; the next write to that disk waits until a task has read
-//!   the nodes and bases of the outstanding ones ([`COLD_READS`] at a time, since other disks use the store
-//!   too).
+//! - **Cold writes are limited.** A write is *cold* if its map nodes are not in memory, or if it covers a
+//!   block partially and the base of this block (its present content) is not in memory. A cold write is
+//!   accepted at once while its disk has fewer than [`COLD_BLOCKS`] cold blocks outstanding. The next write
+//!   to this disk waits until a task has read the nodes and bases of the outstanding blocks ([`COLD_READS`]
+//!   at a time, since other disks use the store too).
 //! - **The commit reads before it locks.** It examines all dirty buffers, reads the missing nodes and bases,
-//!   many at a time, and holds the nodes so that the cache cannot evict them. Under the lock it does so again
-//!   for the writes since then, which are few.
+//!   many at a time, and holds the nodes so that the cache cannot evict them. Under the lock it repeats this
+//!   for the writes that were accepted since then, which are few.
 //!
 //! All of this is best effort: a node or block that cannot be read here is read again by the commit or the
 //! read that needs it, which classifies the failure ([`crate::read::damage`]).

@@ -5,13 +5,13 @@
 //!
 //! **Sampling.** A fingerprint is sampled if its last `coarse` bits are zero and the tag, the bits before
 //! them, is below `limit`. When the table is full, the limit is reduced by an eighth: at once for new
-//! fingerprints, set by set for existing ones. So the table is a uniform sample of all blocks, old and new,
-//! and always nearly full.
+//! fingerprints, set by set for existing fingerprints. So the table is a uniform sample of all blocks, old
+//! and new, and always nearly full.
 //!
 //! **Length of tags.** Bits that determine the sampling or the set are the same in all tags of a set, and do
 //! not distinguish them. A table grows by at most [`DOUBLINGS`], and is rebuilt with a new `coarse` at each
 //! start, so at least about eleven bits remain: a fingerprint that is not in the table matches a tag in one
-//! of some hundreds of look-ups, and only sampled ones are looked up.
+//! of some hundreds of look-ups, and only sampled fingerprints are looked up.
 
 use forebay_format::{Fingerprint, SegmentId};
 

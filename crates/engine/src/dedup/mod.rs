@@ -36,9 +36,9 @@
 //! [`Dedup::find`] and [`Misses::search`] compare all 128 bits; the directory is read after the look-up,
 //! under the same lock of the log, so it lists no slot that was dropped.
 //!
-//! Directories are read while a commit waits. Such a read must be worthwhile: it is paid for by the number of
-//! blocks looked up and, above all, found. Scattered duplicates, one per segment, are therefore left alone.
-//! `evaluation.rs` measures all of this on traces.
+//! Directories are read while a commit waits, so a credit limits these reads: the blocks that are looked up
+//! add a little credit, and the blocks that are found add more. Scattered duplicates, one per segment, are
+//! therefore not searched for. `evaluation.rs` measures all of this on traces.
 
 mod bits;
 mod buckets;

@@ -17,8 +17,9 @@
 //! after a crash that follows the record it has all writes that were acknowledged before, because these were
 //! committed no later than the record.
 //!
-//! **Locking.** An overflow holds the lock of the log from the freeze to the end, as a commit does, and so
-//! does each step here that changes whether a disk is a desktop; so none of these run concurrently.
+//! **Locking.** An overflow holds the lock of the log from the freeze to the end, as a commit does. Each step
+//! in this folder that changes whether a disk is a desktop holds this lock as well. So none of these
+//! operations run concurrently.
 
 mod desktops;
 mod persist;

@@ -1,22 +1,22 @@
 //! Admission to a resource for requests of many threads.
 //!
-//! **Fast path.** While no request waits, one that leaves an eighth of the budget free is admitted without a
-//! lock.
+//! **Fast path.** While no request waits, a request that leaves an eighth of the budget free is admitted
+//! without a lock.
 //!
 //! **No lost wake-up.** A request that waits first enters the queue, which [`Gate::waiting`] counts, and then
 //! the queue is drained. A request that gives bytes back first reduces the use, and then reads that count; if
 //! it is not 0, its caller drains the queue, but for the exception below. Both sequences are sequentially
 //! consistent: either the count is seen, or the drain sees the reduced use. A request is admitted under the
-//! lock of the queue, together with its bytes; one that is dropped leaves the queue under that lock, or gives
-//! the bytes back.
+//! lock of the queue, together with its bytes. A request that is dropped leaves the queue under this lock, or
+//! gives the bytes back.
 //!
-//! **No drain without effect.** A drain looks at each flow that waits. Its end records the use with which it
-//! admitted nothing more, and [`Gate::drain_returned`] does nothing until the use is less than that. The
-//! drain records first and then reads the use again; a caller that gives back first reduces the use and then
-//! reads the record: one of both sees the other. The use of a flow is reduced before that of all, so that a
-//! drain that sees the latter decides with the former. A request that fits for another reason, because the
-//! shares or the budget have changed, waits for [`Gate::drain`], which the owner of the resource calls now
-//! and then.
+//! **No drain without effect.** A drain examines each flow that waits. At its end it records the use at which
+//! it could admit no further request, and [`Gate::drain_returned`] does nothing until the use is less than
+//! this record. The drain first writes the record and then reads the use again. A caller that gives bytes
+//! back first reduces the use and then reads the record. So at least one of them sees the change of the
+//! other. The use of a flow is reduced before the total use, so that a drain that sees the reduced total also
+//! sees the reduced use of the flow. A request can also fit because the shares or the budget have changed.
+//! Such a request waits for [`Gate::drain`], which the owner of the resource calls from time to time.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -219,7 +219,7 @@ impl Waiting<'_> {
     /// Waits until the request is admitted. Then its bytes are the caller's to give back.
     ///
     /// # Errors
-    /// Those of [`Gate::refuse`]; [`Error::Closed`].
+    /// The errors of [`Gate::refuse`]; [`Error::Closed`].
     pub async fn admitted(&mut self) -> Result<()> {
         let Some(receiver) = &mut self.admitted else { return Ok(()) };
         let admitted = receiver.await.unwrap_or(Err(Error::Closed));

@@ -1,25 +1,27 @@
-//! Which requests are admitted to a resource, and the order of those that wait.
+//! Decides which requests are admitted to a resource, and the order of the requests that wait.
 //!
 //! **Shares.** A flow is *active* while it uses the resource or waits for it. The share of an active flow is
 //! the open part of the budget, divided by weight among the active flows and one more flow of the default
-//! weight, which stands for the next one. A flow is *below its share* if the request fits into it, or if it
-//! uses nothing. Such a request may use the whole budget; any other leaves an eighth of it free. So a flow
-//! that uses little finds room at once, however much the others want.
+//! weight, which represents the next flow to become active. A flow is *below its share* if the request fits
+//! into the share, or if the flow uses nothing. A request of such a flow may use the whole budget; any other
+//! request leaves an eighth of the budget free. So a flow that uses little finds room at once, however much
+//! the other flows request.
 //!
 //! **Order.** Each flow has a separate queue, in order of arrival. Flows are served by start-time fair
 //! queueing: the start tag of the request at the front is the end of the flow's last request, but not before
 //! the present virtual time; its end is later by its cost divided by the weight. Requests below their share
-//! are served first, then the others; within each of both, the least start tag is first. The first request
-//! that does not fit ends the round, also if a later one would fit. A flow that was above its share for long
-//! has an old tag; when it is served, its tag is raised to [`MAX_LAG`] before the present, so that it does
-//! not precede the others for as long as it lacked.
+//! are served first, then the other requests; in both classes, the request with the lowest start tag is
+//! first. The first request that does not fit ends the round, even if a later request would fit. A flow that
+//! was above its share for a long time has an old tag. When this flow is served, its tag is raised to
+//! [`MAX_LAG`] before the present virtual time, so that the flow does not precede the other flows for as long
+//! as it waited.
 //!
 //! **No starvation.** The resource is given back after a finite time, and a request of any size fits when
-//! nothing is used. Consider the request with the least tag among those below their share: none is admitted
-//! before it, not even a new one ([`Queue::may_pass`]), so the use falls until it fits. The tags of later
-//! requests are larger by at least the cost of a request each time a flow is served, so every such request
-//! becomes the least. A request above its share becomes one below it when its flow uses nothing, at the
-//! latest: its flow gets nothing before it.
+//! nothing is used. Consider the request with the lowest tag among the requests below their share. No request
+//! is admitted before it, not even a new request ([`Queue::may_pass`]), so the use falls until the request
+//! fits. Each time a flow is served, the tags of its later requests rise by at least the cost of a request.
+//! So every request below its share has the lowest tag in the end. A request above its share is below its
+//! share at the latest when its flow uses nothing, and no other request of its flow is admitted before it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;

@@ -75,7 +75,7 @@ impl DiskHandle {
     /// range is reported as changed, which is always a valid answer.
     ///
     /// # Errors
-    /// Those of a read of the block map.
+    /// The errors of a read of the block map.
     pub async fn changes(&self, since: &Since, offset: u64, len: u64, max: usize) -> Result<Vec<Changed>> {
         self.check(offset, len)?;
         let unknown = vec![Changed { len, changed: true, zero: false }];

@@ -54,7 +54,7 @@ impl DiskHandle {
     ///
     /// # Errors
     /// [`Error::Overlap`] if both ranges are on the same disk and overlap; [`Error::OutOfRange`] for either
-    /// range; those of [`DiskHandle::read`] and [`DiskHandle::write`].
+    /// range; the errors of [`DiskHandle::read`] and [`DiskHandle::write`].
     pub async fn copy_from(
         &self,
         offset: u64,

@@ -184,7 +184,7 @@ impl DiskHandle {
     /// The persistent reservations that a front end stores with this disk; `None` if it has none.
     ///
     /// # Errors
-    /// Those of a read; [`Error::Damaged`] if they cannot be read.
+    /// The errors of a read; [`Error::Damaged`] if they cannot be read.
     pub async fn reservations(&self) -> Result<Option<Vec<u8>>> {
         self.metadata.get(&self.disk, DiskMetadata::Reservations).await
     }
@@ -193,7 +193,7 @@ impl DiskHandle {
     /// rollback or reset, and are not copied to clones.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if the disk was deleted; those of a write.
+    /// [`Error::NotFound`] if the disk was deleted; the errors of a write.
     pub async fn set_reservations(&self, content: Option<&[u8]>) -> Result<()> {
         self.metadata.set(&self.disk, DiskMetadata::Reservations, content).await
     }

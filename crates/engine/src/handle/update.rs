@@ -46,7 +46,7 @@ impl DiskHandle {
     /// which `Break` was decided are durable as well.
     ///
     /// # Errors
-    /// Those of [`DiskHandle::read`] and [`DiskHandle::write`].
+    /// The errors of [`DiskHandle::read`] and [`DiskHandle::write`].
     pub async fn update<T>(
         &self,
         offset: u64,

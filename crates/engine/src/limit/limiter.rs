@@ -2,10 +2,10 @@
 //!
 //! A request takes tokens of its disk and of its tenant at one moment, so it holds none while it waits.
 //! **Order**: requests wait in a queue of their disk, and the first of them, when its disk has the tokens, in
-//! the queue of its tenant: a slow disk does not delay the others of its tenant. Each queue is an
+//! the queue of its tenant: a slow disk does not delay other disks of its tenant. Each queue is an
 //! asynchronous lock, which is granted in order of arrival; its holder waits for the tokens. Reads and writes
 //! have separate queues, unless a limit applies to both together: otherwise small requests of one kind could
-//! take the tokens for which a large one of the other kind waits. A request that is dropped leaves its
+//! take the tokens for which a large request of the other kind waits. A request that is dropped leaves its
 //! queues. **Cost without limits**: one relaxed load for each request.
 
 use std::collections::BTreeMap;

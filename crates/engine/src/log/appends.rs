@@ -1,4 +1,4 @@
-//! The appends of a group that are under way.
+//! The appends of a group that have begun and not ended.
 
 use forebay_store::{BoxFuture, Completion, IoBuf, StoreError};
 use futures_util::future::{Either, join_all, select};

@@ -2,9 +2,9 @@
 //! does not drop these blocks, because the mark may have found them dead; see [`crate::reclaim`].
 //!
 //! **Memory.** Slots are kept in a bitmap for each segment, which takes 2 bytes for each slot. If there are
-//! more than [`BARRIER_SLOTS`] slots in all, a segment that is referred to afterwards is kept as a whole: all
-//! of its slots count as referred to. The cleaner then keeps more than it needs to until the next mark, but
-//! never less.
+//! more than [`BARRIER_SLOTS`] slots in all, each segment that a commit refers to afterwards is recorded as a
+//! whole: all its slots count as referred to. Until the next mark, the cleaner then keeps more slots than
+//! necessary, but never fewer.
 
 use forebay_format::{Address, SegmentId};
 use hashbrown::HashMap;

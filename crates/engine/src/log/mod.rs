@@ -1,70 +1,72 @@
 //! The log: the only writer of segments and of the superblock.
 //!
 //! **The commit argument.** A *group* is the output of one commit: one or more batches, the last of which is
-//! marked. [`Log::append`] appends them in order, each linked to its predecessor by sequence number and
-//! checksum. A batch is prepared while its predecessor is written, and its append begins when the append of
-//! the predecessor has ended.
-//! The footer of a segment that ends within the group is written next to the first batch of the next one.
-//! [`Log::end_group`] then syncs every segment that the group touched. Only after that does the caller change
-//! maps and answer guests. Therefore, after a crash:
+//! marked. [`Log::append`] appends the batches in order, each linked to its predecessor by sequence number
+//! and checksum. A batch is prepared while its predecessor is written, and its append begins when the append
+//! of the predecessor has ended. If a segment ends within the group, its footer is written at the same time
+//! as the first batch of the next segment. [`Log::end_group`] then syncs every segment to which the group was
+//! appended. Only after that does the caller change maps and answer guests. Therefore, after a crash:
 //!
 //! - during an append: the group has no valid end and recovery drops it; it was not reported as durable to
 //!   any client;
 //! - between append and sync: the group may be present in full, in part or not at all; recovery either
 //!   applies it as a whole (unacknowledged writes may take effect) or drops it;
-//! - after the sync: the group is complete, and so is every group before it, because each was synced before
-//!   the next one began; the chain from the checkpoint reaches it.
+//! - after the sync: the group is complete, and so is every earlier group, because each group was synced
+//!   before the next group began; the chain from the checkpoint reaches the group.
 //!
-//! **When the store is full**, the log can continue only where nothing was promised yet, that is, at an
-//! append:
+//! **When the store is full**, the log can continue only if the failed operation belongs to data that was not
+//! promised to any client, that is, at an append:
 //!
 //! | the store is full at | state of the store | action of the log |
 //! |---|---|---|
 //! | an append of a group, or the footer of a segment that ends within it | nothing was synced; the group is incomplete, or only the footer is missing | abandons the group: leaves the segment, deletes those that the group began, returns to its start; [`StoreError::Full`], and the caller may write it again. If a complete group cannot be deleted, fails permanently |
 //! | the footer of a segment that is ended outside of a group | as above | ends the segment without a footer; no error |
 //! | a sync | the bytes since the last sync are undefined, permanently (delayed allocation, thin volumes, quotas) | fails permanently, as after any failed sync |
-//! | a superblock write: checkpoint, new epoch, a copy renewed for the cleaner | that copy may be old, new or torn; the other one is intact | fails permanently; a restart begins from an intact copy, and either is valid |
+//! | a superblock write: checkpoint, new epoch, a copy renewed for the cleaner | that copy may be old, new or torn; the other copy is intact | fails permanently; a restart begins from an intact copy, and both copies are valid starting points |
 //! | a deletion | the object may still exist | not handled by the log: [`crate::reclaim`] retries it |
 //!
-//! After a group is abandoned, the epoch is raised by one before the next append: remains of the failed group
-//! cannot be mistaken for the new one, since for one sequence number the highest epoch wins. The same applies
-//! after a footer for which there was no room. A permanent failure latches the pool; the log is not used
-//! again. Such an error is never [`StoreError::Full`] ([`for_good`]), so that no caller treats it as
-//! recoverable.
+//! After a group is abandoned, the epoch is raised by one before the next append. So recovery cannot take
+//! remains of the abandoned group for the new group: of several batches with one sequence number, it uses the
+//! batch of the highest epoch. The epoch is also raised after a footer for which there was no room. A
+//! permanent failure latches the pool; the log is not used again. Such an error is never [`StoreError::Full`]
+//! ([`for_good`]), so that no caller treats it as recoverable.
 //!
 //! A new segment is preallocated, so that a full store is noticed when a segment begins. After a group was
-//! abandoned, checkpoints and the cleaner begin segments without that: a store with less room than a segment
-//! could not free any otherwise.
+//! abandoned, checkpoints and the cleaner begin segments without preallocation: otherwise a store with less
+//! room than one segment could not free any room.
 //!
-//! **When an object does not answer** while others do, for example because an OSD hangs, a group need not
-//! wait for it: if an append is overdue ([`Store::overdue`]), the log abandons the group, and the caller
-//! writes it again at once ([`StoreError::Overdue`]), into a segment whose object was just created. Unlike a
-//! failed append, an append that was given up may still take effect, at any time. It does no harm:
+//! **When an object does not answer** while other objects do, for example because an OSD hangs, a group need
+//! not wait for this object. If an append is overdue ([`Store::overdue`]), the log abandons the group, and
+//! the caller writes the group again at once ([`StoreError::Overdue`]), into a segment whose object was just
+//! created. Unlike a failed append, an abandoned append may still take effect, at any time. This does no
+//! harm:
 //!
-//! | it takes effect | recovery |
+//! | the abandoned append takes effect | recovery |
 //! |---|---|
-//! | and the group is not durable elsewhere | may find the group complete, and applies it: no other group was acknowledged in its place, and the same one was to be written again |
-//! | and the group is durable in another segment | finds its numbers twice, and takes those of the higher epoch |
+//! | and the group is not durable elsewhere | may find the group complete, and applies it: no other group was acknowledged in its place, and the same group was to be written again |
+//! | and the group is durable in another segment | finds each number of the group twice, and uses the batch of the higher epoch |
 //! | after another owner has taken the pool over | does not happen: the store fences its object |
 //! | after a checkpoint | does not read it: the segment is not open any more |
 //!
 //! Recovery never combines batches of the abandoned group with batches of its second copy: a batch links to
-//! its predecessor by checksum, which includes the epoch. One case remains: if the group is written again and
-//! finds no room, it must not be reported as abandoned, since recovery could still find it. Then the log
-//! fails permanently. For this reason, no room is reserved for the rest of the segment when a group is
-//! written again.
+//! its predecessor by checksum, which includes the epoch. One case remains: there may be no room for the
+//! second copy of the group. The group must then not be reported as abandoned, since recovery could still
+//! find its first copy, so the log fails permanently. To make this case rare, no room is preallocated for the
+//! rest of the segment when a group is written again.
 //!
-//! A group of the cleaner is given up as often as an append is overdue, since commits wait for the log. It is
-//! not written again, because the slots that it moves must be in the object of earlier ones: its segment
-//! stays where it is. The group may take effect as well. Copies to which nothing
-//! refers do no harm; and the publication of a segment ([`crate::reclaim`]) is valid until a later group
-//! refers to a slot that it leaves out, and then that group has its numbers and a higher epoch.
+//! A group of the cleaner is abandoned whenever an append is overdue, since commits wait for the log. The
+//! group is not written again, because all slots of a segment must be moved into one object: the segment
+//! stays where it is. The abandoned group may take effect later as well. If it holds copies, nothing refers
+//! to them. If it is the publication of a segment ([`crate::reclaim`]), the publication is valid until a
+//! later group refers to a slot that the publication leaves out. But such a later group has the same numbers
+//! and a higher epoch, so recovery uses it in place of the publication.
 //!
-//! The object of the next segment is *prepared* when an open one is half full: it exists, empty, before any
-//! stream needs it, and a commit waits for its creation only if it is not completed by then. To recovery, the
-//! object is like a segment whose first append a crash interrupted: it holds nothing. All streams share the
-//! prepared object, since they share the numbers of segments. A prepared object that is not used any more is
-//! deleted. The prepared object of a crashed server is in no table, so a reclaim deletes it.
+//! The object of the next segment is *prepared* when an open segment is half full: the empty object is
+//! created before a stream needs it, and a commit waits for its creation only if the creation is not complete
+//! by then. For recovery, the object is like a segment whose first append was interrupted by a crash: it
+//! holds nothing. All streams share the prepared object, since they share the numbers of segments. A prepared
+//! object that is no longer needed is deleted. The prepared object of a crashed server is in no table, so a
+//! reclaim deletes it.
 
 mod appends;
 mod barrier;
@@ -114,7 +116,7 @@ pub(crate) struct Writing<'a> {
     stream: Stream,
     /// The newest batch before the group.
     start: Head,
-    /// Record of the segment in which the group begins, from before the group.
+    /// Record of the segment in which the group begins, as it was before the group.
     before: Option<SegmentRecord>,
     /// The first segment that belongs to the group; all later segments belong to it too.
     first_new: SegmentId,

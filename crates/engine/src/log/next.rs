@@ -1,4 +1,5 @@
-//! The numbers of segments, which all streams share, and objects that are created ahead of use.
+//! The numbers of new segments, which all streams share, and the objects that are created before their first
+//! append.
 
 use std::ops::Range;
 use std::sync::Arc;

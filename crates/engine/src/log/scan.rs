@@ -1,15 +1,16 @@
 //! Reads the log back: its batches, and the gaps between them.
 //!
-//! Batches follow each other directly. At a location where none begins, a scan continues block by block,
-//! since further batches may follow a torn or damaged one: [`crate::history`] determines from these whether
-//! the log ends there. A batch is accepted only if it contains, under its checksum, the pool id, which guests
-//! do not know, the segment number and the offset: guest data that resembles a batch, or is a copy of one
-//! from another location, is rejected. Each block is read once, and a second time as part of a batch if one
-//! may begin there, so a scan costs at most two reads of the segment. Preallocated room that was never
-//! written is read as zeroes without disk access.
+//! Batches follow each other directly. At a location where no batch begins, a scan continues block by block,
+//! since further batches may follow an incomplete or damaged batch. From these further batches,
+//! [`crate::history`] determines whether the log ends at this location. A batch is accepted only if it
+//! contains the pool id, which guests do not know, the segment number and the offset, all covered by its
+//! checksum. So guest data that resembles a batch, or is a copy of a batch from another location, is
+//! rejected. Each block is read once, and a second time as part of a batch if a batch may begin there, so a
+//! scan costs at most two reads of the segment. Preallocated room that was never written is read as zeroes
+//! without disk access.
 //!
-//! Where the medium cannot return a block, recovery's scan continues after it: that is a gap as well, one
-//! that is known to be damaged. For all other readers it is an error.
+//! If the medium cannot return a block, the scan of recovery continues after this block. The block is then a
+//! gap that is known to be damaged. For all other readers, such a block is an error.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -2,8 +2,8 @@
 //!
 //! The records are in *pages* by ranges of segment numbers. A copy of the table shares its pages, and a
 //! change to a shared page copies that page first. A copy of the table of a large pool therefore takes less
-//! than a millisecond, and loops over all records use a copy, without the log's lock. A checkpoint has the
-//! same pages: it stores those pages that differ from what the last checkpoint stored.
+//! than a millisecond, and loops over all records use a copy, without the log's lock. A checkpoint stores the
+//! same pages: it writes the pages that differ from the pages of the last checkpoint.
 //!
 //! Sums over all records are kept up to date with each change.
 

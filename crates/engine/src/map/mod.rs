@@ -41,11 +41,11 @@
 //!
 //! # Loading
 //!
-//! Operations never wait. One that reaches a node which is not in memory returns [`NeedNode`]; the caller
-//! reads the bytes, has them checked by [`NeedNode::accept`], inserts the node into the [`NodeCache`] and
-//! retries. That is sound because every operation is idempotent: a retry repeats the work of the interrupted
-//! attempt with the same outcome. The cache always holds at least the nodes of one descent, so retrying
-//! terminates.
+//! Operations never wait. An operation that reaches a node which is not in memory returns [`NeedNode`]. The
+//! caller reads the bytes, has them checked by [`NeedNode::accept`], inserts the node into the [`NodeCache`]
+//! and retries the operation. This is correct because every operation is idempotent: a retry repeats the work
+//! of the interrupted attempt with the same outcome. The cache always holds at least the nodes of one
+//! descent, so retrying terminates.
 //!
 //! # Memory
 //!

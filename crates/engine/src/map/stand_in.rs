@@ -1,12 +1,12 @@
 //! Replaces a node that cannot be read, so that the map still accepts changes below it.
 //!
-//! **A stand-in** has no more content than the damaged node could supply, which is none, and keeps referring
-//! to that node:
+//! **A stand-in** has no content, because the damaged node supplies none, and keeps a reference to the
+//! damaged node:
 //!
-//! - for a leaf: a sparse leaf without listed entries, with the damaged one as its base;
-//! - for a higher node: one whose 256 entries all hold the address of the damaged one. A descent there meets
-//!   the same damage; if those bytes become readable again, they are refused because their node index
-//!   differs;
+//! - for a leaf: a sparse leaf without listed entries, with the damaged leaf as its base;
+//! - for a higher node: a node whose 256 entries all hold the address of the damaged node. A descent through
+//!   an entry meets the same damage; if the damaged node becomes readable again, it is refused at this place
+//!   because its node index differs;
 //! - for the base of a leaf, if the leaf must be merged with it or is copied value by value: the leaf without
 //!   a base, with a lost block ([`crate::lost::lost`]) in each entry that it does not list.
 //!

@@ -1,9 +1,9 @@
 //! Marks: which disks have writes that were answered before they are durable, and what a loss of the memory
 //! that holds such writes means for their clients.
 //!
-//! **The rule.** An acknowledged write stays visible to its client for as long as the client lives; where
-//! that cannot be kept, the client is refused. The writes themselves are kept in memory that outlives the
-//! server process. This module is for the case that this memory is lost.
+//! **The rule.** An acknowledged write stays visible to its client for as long as the client lives; if that
+//! is impossible, the client is refused. The writes are kept in memory that outlives the server process. This
+//! module handles the loss of this memory.
 //!
 //! **Invariant.** Whenever a client has an answer to a change that is not durable, the log holds a mark of
 //! the disk for this kind of client (local, or remote, which includes local), or the mark *lost*.
@@ -12,19 +12,20 @@
 //!   checks the mark under the freeze gate, in the same step in which the data goes into the buffer
 //!   ([`Intake::write_sectors`](crate::commit::Intake::write_sectors)). The answer after
 //!   waiting checks it when the change is in the buffer.
-//! - *A mark is removed* when the gate is closed exclusively and the buffers of the disk are clean:
-//!   everything answered before is durable, and everything after finds the disk unmarked, although the
-//!   removal reaches the log later. One task makes and removes marks, one commit after another, so no mark is
-//!   under way when one is removed. Closing the pool removes marks in its last group, which holds all changes
-//!   before it.
-//! - A desktop's buffer is never clean: its mark is removed when its contents are replaced, by a reset, whose
-//!   clients have left. So it is with a rollback.
+//! - *A mark is removed* when the gate is closed exclusively and the buffers of the disk are clean. All
+//!   changes that were answered before are then durable, and all later changes find the disk without a mark,
+//!   although the removal reaches the log later. One task makes and removes marks, one commit after another,
+//!   so no mark is being made when a mark is removed. A pool that is closed removes marks in its last group,
+//!   which holds all changes before it.
+//! - A desktop's buffer is never clean. The mark of a desktop is removed when a reset replaces its contents,
+//!   which requires that its clients have left. In the same way, a rollback removes the mark of a volume.
 //!
 //! **Opening.** The superblock names the memory that belongs to the pool, and the boot of the host in which
 //! local clients were served last. If the pool is opened without that memory, [`Marks::settle`] replaces the
 //! marks in one commit, and then the superblock names the new memory and the present boot, all before the
-//! first client. Wherever a crash interrupts this, the next opening finds either the old marks and a memory
-//! that is not the one named, and decides the same, or the result.
+//! first client is served. If a crash interrupts this, the next opening finds one of two states: the result,
+//! or the old marks and a memory that the superblock does not name. In the second state, it decides in the
+//! same way again.
 //!
 //! | mark | the memory is lost, same boot | lost, another boot |
 //! |---|---|---|
@@ -34,7 +35,7 @@
 //! | lost, of remote clients | lost, as of now | lost; all clients of this host are newer |
 //!
 //! **A shared store** may have been opened by another host in between, so another boot does not mean that the
-//! clients of the last one have died:
+//! clients of the previous boot have ended:
 //!
 //! | mark | the memory is lost, another boot, shared store |
 //! |---|---|
@@ -42,8 +43,9 @@
 //! | remote | as above |
 //! | lost | lost, as of now: this host may have had the pool, and the clients, before the other one |
 //!
-//! A client of the same host that started after the loss was detected is admitted ([`Marks::check`]): it had
-//! no answers. Its own answers need no further mark: the mark *lost* is replaced as of the next loss.
+//! A client of the same host that started after the loss was detected is admitted ([`Marks::check`]), because
+//! no answer to it was lost. Answers to this client need no further mark: at the next loss, the mark *lost*
+//! gets the time of that loss.
 
 mod settle;
 mod task;
@@ -114,7 +116,7 @@ impl Marks {
     /// Waits until the disk is marked for such clients, durably.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if the store has no room for the mark; those of a pool that does not run.
+    /// [`Error::NoSpace`] if the store has no room for the mark; the errors of a pool that does not run.
     pub async fn ensure(&self, disk: &Arc<Disk>, clients: Clientele) -> Result<()> {
         while !disk.is_marked_for(clients) {
             if matches!(disk.record().mark, Mark::Lost { .. }) {
@@ -151,7 +153,7 @@ impl Marks {
     /// lock of the catalogue's editor.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// The errors of a commit.
     pub async fn resume(&self, disk: &Arc<Disk>, name: &str) -> Result<()> {
         if !matches!(disk.record().mark, Mark::Lost { .. }) {
             return Ok(());

@@ -46,7 +46,7 @@ impl Marks {
     /// stays in the retained memory until the decisions are durable.
     ///
     /// # Errors
-    /// Those of a commit, and of writing the superblock, apart from [`Error::NoSpace`].
+    /// The errors of a commit, and of writing the superblock, apart from [`Error::NoSpace`].
     pub(crate) async fn settle(&self, loss: &MemoryLoss, evidence: Vec<DamagedPage>) -> Result<()> {
         *self.evidence.lock() = evidence;
         self.decide(loss).await;
@@ -92,7 +92,7 @@ impl Marks {
     /// now.
     ///
     /// # Errors
-    /// Those of [`Marks::record_decisions`].
+    /// The errors of [`Marks::record_decisions`].
     pub(crate) async fn ensure_settled(&self) -> Result<()> {
         if self.is_settled.load(Acquire) { Ok(()) } else { self.record_decisions().await }
     }
@@ -101,7 +101,7 @@ impl Marks {
     /// superblock.
     ///
     /// # Errors
-    /// Those of a commit, and of writing the superblock.
+    /// The errors of a commit, and of writing the superblock.
     async fn record_decisions(&self) -> Result<()> {
         let mut decisions = self.decisions.lock().await;
         if self.is_settled.load(Relaxed) {

@@ -1,20 +1,21 @@
-//! Determines which segments must have a footer: those that are known to have been ended in order, and
-//! durably.
+//! Determines which segments must have a footer: segments that are known to have been ended in order, and
+//! whose end is durable.
 //!
-//! The sealed state does not imply that: a segment that was open at a crash is sealed too, without a footer
-//! or with a torn one, and so is one that was left in the middle of a group that was abandoned. The
-//! following segments are known to have a footer:
+//! A segment in the state *sealed* need not have a footer. A segment that was open at a crash is sealed
+//! without a footer, or with a torn footer. So is a segment that was left in the middle of a group that was
+//! abandoned. The following segments are known to have a footer:
 //!
-//! - segments for which the checkpoint records it. It does so from the time at which a footer was written and
-//!   synced, in whichever life of the pool that was.
-//! - segments that were ended since the last checkpoint of a life that ended with a crash. The *epoch* is
-//!   raised by every opening, and before anything is written after a group was abandoned, so within one epoch
-//!   writing the footer is the only way to leave a segment. One after which its stream began another one of
-//!   the same epoch was ended no later than in the group of that one's first batch. When a later group of
-//!   that epoch began, that group had been synced, including the footer.
+//! - segments for which the checkpoint records a footer. A checkpoint records the footer after it was written
+//!   and synced, in any opening of the pool.
+//! - segments that were ended after the last checkpoint before a crash, under the following conditions. Every
+//!   opening raises the *epoch*, and so does the first write after a group was abandoned. So within one
+//!   epoch, a stream can leave a segment only by writing its footer. Suppose that the stream began another
+//!   segment of the same epoch after this segment. Then this segment was ended at the latest in the group of
+//!   the first batch of the other segment. If a later group of the same epoch began, that group had been
+//!   synced, including the footer.
 //!
-//! Segments that were ended in the last group before a crash are excluded: their footer may be torn. All
-//! information in a damaged footer is also found in the batches
+//! Segments that were ended in the last group before a crash are excluded, because their footers may be torn.
+//! All information in a damaged footer is also found in the batches
 //! ([`crate::read::StoreReader::read_directory`]), so no data is lost.
 
 use std::collections::BTreeMap;

@@ -34,7 +34,7 @@ pub struct LossReport {
 /// lost writes.
 ///
 /// # Errors
-/// [`Error::OtherLoss`] if `accept` does not name the existing damage; those of opening a pool.
+/// [`Error::OtherLoss`] if `accept` does not name the existing damage; the errors of opening a pool.
 pub async fn recover_log(
     store: Arc<dyn Store>,
     host: Arc<dyn Host>,

@@ -1,18 +1,20 @@
 //! What a commit costs: the estimate on which the loops of this folder depend.
 //!
 //! **Formula.** A commit of `bytes` takes `fixed + bytes * per_byte` seconds ([`Cost`]). Groups of at most
-//! [`SMALL_GROUP`] show `fixed`, larger ones `per_byte`. Three costs are known, for three questions:
+//! [`SMALL_GROUP`] determine `fixed`, larger groups determine `per_byte`. Three costs are measured, for three
+//! questions:
 //!
 //! - *recent*: how many bytes of the buffers does the store commit in a given time? The mean of commits, from
 //!   the freeze until the maps are changed, each with a weight of one eighth; of bytes in the write buffers.
-//! - *calm*: how long would a commit take if nothing slowed it? The least of the last 1,000 to 2,000 commits
-//!   that were made while disks flushed; of bytes in the log.
-//! - *of the store*: what does a separate commit cost, instead of more bytes in one? The mean of an append
-//!   and a sync, less the bytes in the log at an assumed rate ([`STORE_PER_BYTE`]).
+//! - *calm*: how long would a commit take if nothing slowed it? The minimum of the last 1,000 to 2,000
+//!   commits that were made while disks flushed; of bytes in the log.
+//! - *of the store*: what does a separate commit cost, compared with more bytes in another commit? The mean
+//!   time of an append and a sync, minus the time of the bytes in the log at an assumed rate
+//!   ([`STORE_PER_BYTE`]).
 //!
-//! One cost does not answer all three. Under load, the mean is above the calm cost. Data takes less room in
-//! the log than in the buffers, and the time to reduce it is not that of the store. Commits that gather
-//! requests are all of about the same size, which does not show `per_byte`.
+//! One cost does not answer all three questions. Under load, the mean is above the calm cost. Data takes less
+//! room in the log than in the buffers, and the store does not need the time for reducing the data. Commits
+//! that gather requests all have about the same size, so they do not determine `per_byte`.
 
 use std::time::Duration;
 

@@ -1,15 +1,16 @@
 //! The bound on the data in the write buffers while clients wait for flushes.
 //!
-//! A commit takes everything that is dirty (ADR 3), so a flush of one disk also waits for the data of all
-//! others. While a disk flushes, the others may therefore buffer only as much as the store commits in a
-//! multiple of what a small commit takes ([`super::cost`]): a flush then waits for the rest of one
-//! group and for its own, and together these hold that much data of others once. A disk's own flushes do not
-//! bound its own data, so a single writer that flushes keeps the whole buffer.
+//! A commit writes all dirty data (ADR 3), so a flush of one disk also waits for the data of all other disks.
+//! While a disk flushes, the other disks may therefore buffer only a limited amount of data: the amount that
+//! the store commits in a multiple of the time of a small commit ([`super::cost`]). A flush waits for the
+//! rest of the present group and for its own group, and these two groups together contain this amount of
+//! other disks' data once. The flushes of a disk do not bound the data of the same disk, so a single writer
+//! that flushes can use the whole buffer.
 //!
-//! The price is throughput, because smaller groups spend more of their time on what each commit costs. So
-//! there are two bounds. The *tight* one ([`TIGHT`]) applies while exactly one disk flushes, and does so
-//! *frequently*: its client waits for commits much of the time, and no other does. Otherwise the *wide*
-//! one ([`WIDE`]) applies. Disks that all flush wait for the same commits, so small groups would not help
+//! The bound costs throughput, because with smaller groups the fixed cost of each commit is a larger part. So
+//! there are two bounds. The *tight* bound ([`TIGHT`]) applies while exactly one disk flushes, and flushes
+//! *frequently*: the client of this disk waits for commits much of the time. Otherwise the *wide* bound
+//! ([`WIDE`]) applies. If several disks flush, they wait for the same commits, so small groups would not help
 //! them.
 
 use std::time::Duration;

@@ -1,12 +1,13 @@
 //! The bound on reads of guests at the store while other disks wait for flushes.
 //!
 //! I/O schedulers and disks serve reads before synced writes: next to a deep queue of large reads, a durable
-//! write may take a hundred times as long as alone. So while a disk flushes, the reads of others are bounded
-//! so that few commits take more than [`SLOWED`] times as long as calm ones. One that does halves the bound,
-//! any other increases it by a thirty-second if a read waits: so about one commit of 25 is slowed.
+//! write may take a hundred times as long as alone. So while a disk flushes, the reads of other disks are
+//! bounded, so that few commits take more than [`SLOWED`] times as long as calm commits. A commit that takes
+//! longer halves the bound; any other commit increases the bound by a thirty-second if a read waits. So about
+//! one commit of 25 is slowed.
 //!
-//! What a calm commit takes is the least that was measured recently ([`super::cost`]). The bound begins at
-//! its least value, and returns to it each time that old measurements are dropped: otherwise commits that
+//! The time of a calm commit is the minimum of recent measurements ([`super::cost`]). The bound begins at its
+//! minimum, and returns to its minimum each time that old measurements are dropped. Otherwise, commits that
 //! are always slowed would count as calm.
 
 use std::time::Duration;

@@ -1,21 +1,22 @@
 //! The commit scheduler: when a commit begins.
 //!
 //! Without other triggers, dirty data waits for [`DIRTY_AGE`]; thus many small writes become one large
-//! append. A flush, a write-through write or a buffer that fills up makes a commit *urgent*. All requests
-//! that become urgent while one commit runs are served by the next, so a slow store gets large groups without
-//! further measures.
+//! append. A flush, a write-through write or a buffer that becomes full makes a commit *urgent*. The next
+//! commit serves all requests that become urgent while a commit runs, so groups are large on a slow store
+//! without further measures.
 //!
 //! With [`Coalesce::Adaptive`] an urgent commit also waits a little to *gather* requests that are likely to
-//! follow: as many as the last commit served, since their clients can send the next ones now. It begins when
-//! they have arrived, and at the latest after a part of what a commit costs, whatever its size, which never
-//! exceeds the configured bound. So on a slow store clients that write in lockstep, and the requests in
-//! flight of one client, share a commit instead of falling into two that alternate. A single guest that
-//! flushes is never delayed.
+//! follow: as many requests as the last commit served, since their clients can now send the next requests.
+//! The commit begins when these requests have arrived, and at the latest after a part of the fixed cost of a
+//! commit, which never exceeds the configured bound. So on a slow store, clients that write at the same time
+//! share a commit, as do the requests in flight of one client; without the wait, they would be divided
+//! between two commits that alternate. A single guest that flushes is never delayed.
 //!
-//! Gathering pays only while it saves more than it takes. On a fast store two groups that alternate are
-//! quicker: clients and network are busy with one while the other one is prepared and written. So a commit
-//! does not gather if the requests of earlier ones took longer to *return* than it could wait, and it gathers
-//! no more when the group is *large*: when its bytes take as long as a commit costs.
+//! Gathering pays only while it saves more time than it takes. On a fast store, two groups that alternate are
+//! faster: clients and network are busy with one group while the other group is prepared and written. So a
+//! commit does not gather if the clients of earlier commits took longer to *return* with their next requests
+//! than the commit could wait. A commit stops gathering when the group is *large*, that is, when its bytes
+//! take as long as the fixed cost of a commit.
 //!
 //! A request that arrives while a commit gathers wakes the commit task only if it is the last one expected,
 //! or makes the group large. If the task and the request miss each other, the deadline ends the wait.

@@ -1,4 +1,4 @@
-//! Writers are paced to the rate at which room is freed (ADR 12), where room is short.
+//! While room is short, writers are slowed down to the rate at which room is freed (ADR 12).
 //!
 //! [`FreeingRate`] measures how fast reclaims free room, [`crate::space`] derives the rate of all guests from
 //! it, and [`WritePace`] delays writes so that they keep this rate. A write is delayed before it is admitted.

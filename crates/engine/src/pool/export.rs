@@ -43,7 +43,7 @@ impl Export {
     /// the range is empty. Equal requests return equal extents.
     ///
     /// # Errors
-    /// Those of a read of the block map.
+    /// The errors of a read of the block map.
     pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.handle.extents_without_flush(offset, len, max).await
     }
@@ -68,7 +68,7 @@ impl Export {
     /// and holes and zeroes have not.
     ///
     /// # Errors
-    /// Those of a read of the block map.
+    /// The errors of a read of the block map.
     pub async fn changes(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Changed>> {
         let Some(since) = &self.since else {
             let extents = self.extents(offset, len, max).await?.into_iter();
@@ -89,7 +89,7 @@ impl Export {
     /// share of the store like the read of a client.
     ///
     /// # Errors
-    /// Those of a read.
+    /// The errors of a read.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.handle.read_in_background(offset, out).await
     }

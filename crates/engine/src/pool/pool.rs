@@ -166,7 +166,7 @@ impl Pool {
     /// Works like [`Pool::attach_as`], for a client of this host whose age is unknown.
     ///
     /// # Errors
-    /// Those of [`Pool::attach_as`].
+    /// The errors of [`Pool::attach_as`].
     pub fn attach(&self, name: &str) -> Result<Arc<DiskHandle>> {
         self.attach_as(name, Client::Local { started_ms: None })
     }
@@ -197,7 +197,7 @@ impl Pool {
     /// disk.
     ///
     /// # Errors
-    /// Those of [`Pool::attach_as`], apart from [`Error::MemoryLost`].
+    /// The errors of [`Pool::attach_as`], apart from [`Error::MemoryLost`].
     pub fn attach_visible(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         let disk = self.components.catalogue.read().find(name)?;
         let refused = self.components.marks.check(&disk, client, name).is_err();
@@ -211,7 +211,7 @@ impl Pool {
     /// Works like [`Pool::attach_when_reset_as`], for a client of this host whose age is unknown.
     ///
     /// # Errors
-    /// Those of [`Pool::attach_when_reset_as`].
+    /// The errors of [`Pool::attach_when_reset_as`].
     pub async fn attach_when_reset(&self, name: &str) -> Result<Arc<DiskHandle>> {
         self.attach_when_reset_as(name, Client::Local { started_ms: None }).await
     }
@@ -220,7 +220,7 @@ impl Pool {
     /// after its last client, waits for the reset, at most 10 seconds.
     ///
     /// # Errors
-    /// Those of [`Pool::attach_as`], [`Error::Resetting`] after that time, [`Error::Latched`] and
+    /// The errors of [`Pool::attach_as`], [`Error::Resetting`] after that time, [`Error::Latched`] and
     /// [`Error::Closed`].
     pub async fn attach_when_reset_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         let mut progress = self.components.progress.subscribe();
@@ -267,7 +267,7 @@ impl Pool {
     /// other writers.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub async fn check_room(&self) -> Result<Capacity> {
         self.components.committer.check_space().await
     }

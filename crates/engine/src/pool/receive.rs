@@ -102,7 +102,7 @@ impl Receiving {
     /// Writes data that was received.
     ///
     /// # Errors
-    /// Those of a write.
+    /// The errors of a write.
     pub async fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.handle.write(offset, data, false).await
     }
@@ -110,7 +110,7 @@ impl Receiving {
     /// Zeroes a range.
     ///
     /// # Errors
-    /// Those of a write.
+    /// The errors of a write.
     pub async fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.handle.discard(offset, len, false).await
     }

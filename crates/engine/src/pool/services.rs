@@ -45,7 +45,7 @@ impl Pool {
     /// there are none.
     ///
     /// # Errors
-    /// [`crate::Error::NotFound`]; those of a read; [`crate::Error::Damaged`].
+    /// [`crate::Error::NotFound`]; the errors of a read; [`crate::Error::Damaged`].
     pub async fn reservations(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.components.metadata.reservations(name).await
     }
@@ -54,7 +54,7 @@ impl Pool {
     /// them.
     ///
     /// # Errors
-    /// [`crate::Error::NotFound`]; those of a write.
+    /// [`crate::Error::NotFound`]; the errors of a write.
     pub async fn set_reservations(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
         self.components.metadata.set_reservations(name, content).await
     }
@@ -62,7 +62,7 @@ impl Pool {
     /// Reads a document of the pool; `None` if no document has this name.
     ///
     /// # Errors
-    /// Those of a read; [`crate::Error::Damaged`].
+    /// The errors of a read; [`crate::Error::Damaged`].
     pub async fn document(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.components.metadata.document(name).await
     }
@@ -71,7 +71,7 @@ impl Pool {
     /// one. Document names follow the rules of disk names, and are separate from them.
     ///
     /// # Errors
-    /// [`crate::Error::BadName`]; [`crate::Error::BadSize`] above 64 MiB; those of a write.
+    /// [`crate::Error::BadName`]; [`crate::Error::BadSize`] above 64 MiB; the errors of a write.
     pub async fn set_document(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
         self.components.metadata.set_document(name, content).await
     }
@@ -174,7 +174,7 @@ impl Pool {
     /// Works like [`Pool::begin_export`], for the changes since an earlier disk, which [`Pool::since`] names.
     ///
     /// # Errors
-    /// Those of [`Pool::begin_export`] and [`Pool::since`].
+    /// The errors of [`Pool::begin_export`] and [`Pool::since`].
     pub async fn begin_export_since(&self, name: &str, earlier: Option<&str>) -> Result<Export> {
         export::begin(self, name, earlier).await
     }
@@ -206,7 +206,7 @@ impl Pool {
     /// Discards what was received.
     ///
     /// # Errors
-    /// Those of the removal of a disk.
+    /// The errors of the removal of a disk.
     pub async fn abandon_receive(self: &Arc<Pool>, receiving: Receiving) -> Result<()> {
         self.abandon_import(receiving.into_hidden()).await
     }
@@ -224,7 +224,7 @@ impl Pool {
     /// Ends an export, and removes its copy of the disk.
     ///
     /// # Errors
-    /// Those of a commit. The next opening of the pool removes the copy.
+    /// The errors of a commit. The next opening of the pool removes the copy.
     pub async fn end_export(self: &Arc<Pool>, export: Export) -> Result<()> {
         export::end(self, export).await
     }

@@ -3,9 +3,9 @@
 //!
 //! **Recording.** A recording ([`crate::recordings`]) lists the blocks that the first client of a clone reads
 //! through the block map, in the order in which it reads them, if the clone's image has no profile yet. It
-//! ends when no new block was read for some time. A list too short for a boot is discarded, and so is that of
-//! a copy, which reads the disk sequentially from end to end. The list is stored as metadata of the image
-//! ([`crate::admin`]): it is durable, is deleted with the image, and is only advice.
+//! ends when no new block was read for some time. A list that is too short for a boot is discarded. So is the
+//! list of a client that copies the disk, that is, reads it sequentially from end to end. The list is stored
+//! as metadata of the image ([`crate::admin`]): it is durable, is deleted with the image, and is only advice.
 //!
 //! **Prefetching** sorts the blocks that are not cached by their location on the store, and reads them in few
 //! large reads, including the gaps between them ([`crate::read`]); the read with the first recorded block is

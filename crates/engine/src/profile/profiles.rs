@@ -274,9 +274,9 @@ impl BootProfiles {
         Ok(self.prefetch_profile(&image, &profile, true).await)
     }
 
-    /// Prefetches as much of a profile as is worth keeping in the read cache, unless a prefetch of the image
-    /// is under way or, if this one is not `requested`, was just made. Read errors are ignored: a guest that
-    /// needs the block gets its own error.
+    /// Prefetches the part of a profile that the read cache should hold. Does nothing if a prefetch of the
+    /// image is under way; unless the prefetch was `requested`, also if one was made just before. Read errors
+    /// are ignored: a guest that needs the block gets an error from its own read.
     async fn prefetch_profile(&self, image: &Disk, profile: &Profile, requested: bool) -> Prefetched {
         let mut done = Prefetched::default();
         // The other part of the cache is for blocks that the recorded boot did not read.

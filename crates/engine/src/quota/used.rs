@@ -3,17 +3,18 @@
 //! origin of its volume. Writes that are not committed yet do not count.
 //!
 //! **By difference.** A disk that changed is counted from a map whose number is known, by the parts in which
-//! the present map differs from it. Subtrees that both maps share are skipped, so the work is proportional
-//! to what changed; a clone that was not written costs one comparison of two roots. The known map is that of
-//! a checkpoint: it is only an address, and holds no node in memory that a write would have to copy. Each
-//! checkpoint is counted once, and its map becomes the known one. Before the first count, the known map is
-//! that of the origin, of which a disk uses nothing.
+//! the present map differs from it. Subtrees that both maps share are skipped, so the work is proportional to
+//! the number of changes; a clone that was not written costs one comparison of two roots. The known map is a
+//! map of a checkpoint: it is only an address, and holds no node in memory that a write would have to copy.
+//! Each checkpoint is counted once, and its map becomes the known map. Before the first count, the known map
+//! is the map of the origin, because a disk uses no blocks of its origin.
 //!
 //! **Cost.** Nothing on the path of a request; a commit adds the number of each disk that it changed to a
 //! set. The counter works for at most one part in [`PAUSE_FACTOR`] + 1 of the time of its thread, and begins
-//! [`DELAY`] after the commit. So a number is some seconds old, and older only while guests change more maps
-//! than this share can read: 1,000 leaves (of 1 MiB of a disk each) in a second if none of them is cached.
-//! Memory: some 100 bytes for each disk, 2 MB for 20,000 disks, whether they have 1 TB of data or 100 TB.
+//! [`DELAY`] after the commit. So a number is some seconds old. It is older only while guests change more of
+//! the maps than the counter can read in its share of the time: 1,000 leaves in a second if no leaf is
+//! cached, where a leaf covers 1 MiB of a disk. Memory: some 100 bytes for each disk, 2 MB for 20,000 disks,
+//! whether they have 1 TB of data or 100 TB.
 //!
 //! **After a start** nothing is known, and each disk is counted once from its origin. Only leaves that the
 //! origin does not share are read: one for each MiB, 100 µs each (`used_by_size` in the tests measures it),
@@ -54,9 +55,9 @@ const BURST: Duration = Duration::from_millis(5);
 
 /// Steps of a disk until the next disk is counted: up to 4 GiB of its blocks.
 const SLICE: u64 = 4096;
-/// Most steps of the last part, between the newest checkpoint and the present map. A disk that differs in
-/// more is counted after the next checkpoint: as long as the last part lasts, writes copy the nodes of the
-/// map.
+/// Maximum number of steps of the last part, between the newest checkpoint and the present map. A disk that
+/// differs in more is counted after the next checkpoint: as long as the last part lasts, writes copy the
+/// nodes of the map.
 const LAST_PART: u64 = SLICE;
 /// Budget of the cache of nodes, in bytes.
 const NODES: u64 = 4 << 20;

@@ -2,14 +2,14 @@
 //! other disks by a few milliseconds only.
 //!
 //! The bytes that guests read from the store at a time are limited, and are shared fairly ([`crate::fair`]).
-//! A reader waits for its permit before it enters the table of misses, so every reader for which others wait
-//! there has its permit already, and nothing that a reader waits for while it has a permit needs a second
-//! one. Reads on which commits depend need no permit. While other disks flush, the limit is lower
-//! ([`crate::pacing`]).
+//! A reader waits for its permit before it enters the table of misses. So every reader for which other
+//! readers wait in this table has its permit already, and a reader with a permit never waits for something
+//! that needs a second permit. Reads on which commits depend need no permit. While other disks flush, the
+//! limit is lower ([`crate::pacing`]).
 //!
-//! Reading ahead has separate permits, which are shared fairly as well. It never waits for one: while readers
-//! wait, or its share is used up, nothing is read ahead; and only a little while clients of other disks read
-//! or flush.
+//! Reading ahead has separate permits, which are shared fairly as well. It never waits for a permit: while
+//! readers wait, or while its share is used up, nothing is read ahead. While clients of other disks read or
+//! flush, only little is read ahead.
 
 use std::sync::Arc;
 

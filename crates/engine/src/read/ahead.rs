@@ -1,22 +1,22 @@
 //! Reading ahead of the sequential readers of a disk ([`crate::streams`]): the blocks that a stream requests
-//! next are read into the cache before it does.
+//! next are read into the cache before they are requested.
 //!
-//! **Stale data.** Reading ahead inserts blocks only into the read cache, and the cache
-//! holds blocks by address, whose content never changes ([`crate::cache`]). It looks addresses up in the map
-//! and passes none of them on: a client's read finds its own addresses, after it has looked into the write
-//! buffers ([`super::reader`]). So a block that is written, discarded or rolled back in between has another
-//! address, or none, when it is requested, and what was read ahead of it is never looked up. The location of
-//! an address is held valid as in every read, by a token ([`super::relocation`]).
+//! **Stale data.** Reading ahead inserts blocks only into the read cache, and the cache holds blocks by
+//! address, whose content never changes ([`crate::cache`]). It looks addresses up in the map, but passes no
+//! address to a client's read: this read looks up the addresses itself, after it has looked into the write
+//! buffers ([`super::reader`]). So if a block is written, discarded or rolled back in between, it has another
+//! address, or none, when it is requested, and the data that was read ahead is never used. The location of an
+//! address is held valid by a token, as in every read ([`super::relocation`]).
 //!
 //! **One read.** Blocks that are read ahead are registered as misses under way before the store read begins.
-//! A client that requests one of them waits for that read, as for that of another client.
+//! A client that requests such a block waits for this read, as it would wait for the read of another client.
 //!
-//! **Damage and failures** are reported to a client that requests the block: it is then read again. What
-//! cannot be located without a read of a relocation map is left to the client's read.
+//! **Damage and failures** are reported only when a client requests the block: the block is then read again.
+//! Blocks that cannot be located without reading a relocation map are not read ahead.
 //!
 //! **Other readers** are not delayed: each read ahead needs a permit ([`super::admission`]), and is skipped
-//! rather than wait for one. Its blocks do not evict those that were used again ([`Rank::Low`]). Each chunk
-//! is a task of the engine, which other tasks can run between.
+//! if no permit is free. Its blocks do not evict blocks that were used again ([`Rank::Low`]). Each chunk is a
+//! separate task of the engine, so other tasks can run in between.
 
 use std::ops::Range;
 use std::sync::Arc;

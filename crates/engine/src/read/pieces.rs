@@ -43,7 +43,7 @@ impl StoreReader {
     /// in any order.
     ///
     /// # Errors
-    /// Those of the store; [`crate::Error::Damaged`] if a piece is damaged; those of `each`.
+    /// The errors of the store; [`crate::Error::Damaged`] if a piece is damaged; the errors of `each`.
     pub async fn read_pieces(
         &self,
         pieces: &[BlobRef],

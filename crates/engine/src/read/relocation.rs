@@ -8,17 +8,17 @@
 //! epoch before it looks a location up, and holds it until it has read the bytes. A move changes the list
 //! first, and begins a new epoch afterwards. An object from which a segment was moved away is deleted only
 //! when no token of an earlier epoch is held ([`Relocation::is_settled`]). So a reader that has looked a
-//! location up also finds the bytes there: if the look-up preceded the change of the list, its token was
-//! taken before that, and is therefore of an earlier epoch than the one that began after the change.
+//! location up also finds the bytes at this location. If the look-up preceded the change of the list, the
+//! token was taken before the change, so its epoch is earlier than the epoch that began after the change.
 //! Otherwise the look-up returned the new location.
 //!
-//! A new epoch is not needed if no token of the current one is held: a reader that takes one from now on
-//! looks up later than the change.
+//! A new epoch is not needed if no token of the current epoch is held: a reader that takes a token from now
+//! on looks locations up after the change.
 //!
 //! **Unlisted slots.** A slot that a relocation map does not list was not live when its segment was moved. A
-//! reader can request one only if it took the reference from a block map before the block was overwritten. It
-//! gets the same error as for a freed segment, that the object does not exist, and looks the block up again.
-//! If the map still has the same reference, it is damage.
+//! reader can request such a slot only if it took the reference from a block map before the block was
+//! overwritten. The reader gets the same error as for a freed segment, that the object does not exist, and
+//! looks the block up again. If the map still has the same reference, this is damage.
 
 use std::sync::{Arc, Weak};
 

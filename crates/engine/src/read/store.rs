@@ -49,7 +49,7 @@ impl StoreReader {
     /// Reads exactly `len` bytes of an object; `offset` and `len` need not be aligned.
     ///
     /// # Errors
-    /// Those of the store; [`Error::Damaged`] if the object ends before.
+    /// The errors of the store; [`Error::Damaged`] if the object ends before.
     pub async fn read_exact(&self, object: SegmentId, offset: u64, len: usize) -> Result<IoBuf> {
         match self.read_if_whole(object, offset, len).await? {
             Some(bytes) => Ok(bytes),

@@ -3,14 +3,15 @@
 //! **The steps.** The live slots of a segment, its *survivors*, are read, verified, packed and written into a
 //! *container*, a segment of the `moved` stream, piece by piece. Each write is a separate group of the log,
 //! so that commits can run in between. Then a last group is written, which holds the relocation map and
-//! records that the segment is stored there: the *publication*. When it is durable, the segment table and the
-//! locations in [`crate::read`] are updated.
+//! records that the segment is stored in the container. This group is the *publication*. When it is durable,
+//! the segment table and the locations in [`crate::read`] are updated.
 //!
-//! **Crash safety of a publication.** Before the publication nothing refers to the copies. After it nothing
-//! refers to the originals except readers that looked up a location before; they hold a token, and the object
-//! is not deleted while they do, nor before a checkpoint contains the publication ([`super`]). A crash before
-//! the publication leaves pieces that no map lists, in a container that is cleaned like any other; a crash
-//! after it leaves an object in which no segment is stored, which the next reclaim deletes.
+//! **Crash safety of a publication.** Before the publication, nothing refers to the copies. After the
+//! publication, nothing refers to the originals except readers that looked up a location before. These
+//! readers hold a token. The object is not deleted while a reader holds a token, nor before a checkpoint
+//! contains the publication ([`super`]). A crash before the publication leaves pieces that no map lists, in a
+//! container that is cleaned like any other object. A crash after the publication leaves an object in which
+//! no segment is stored, which the next reclaim deletes.
 //!
 //! A slot that the relocation map does not list is lost for good. Therefore, before the publication is
 //! written:
@@ -21,7 +22,7 @@
 //! - no reference to a slot that the map leaves out was made since the mark began. This is checked against
 //!   the barrier under the lock of the log, under which such references are made;
 //! - both superblock copies reference the checkpoint of the mark or a later one. So recovery never begins
-//!   from maps in which more was live, whichever copy it reads.
+//!   from maps in which more slots were live, whichever copy it reads.
 //!
 //! Survivors keep their order, so slots that were written together stay adjacent. Blocks are compressed with
 //! zstd in groups if that takes less room than their current form ([`crate::stored`]).

@@ -4,14 +4,14 @@
 //!
 //! - the count of a node in `nodes` is the number of references to it as a child: from roots, and from the
 //!   entries of nodes whose own count is above zero. Its value is the number of blocks below it;
-//! - the count of a slot in `slots` is the number of entries of such leaves that refer to it, where the
-//!   entries of a base that a leaf leaves to it ([`Node::uncovered`](crate::map::Node::uncovered)) are
-//!   entries of that leaf; plus the number of such leaves whose base is stored there; plus one if `nodes` has
-//!   a count for it.
+//! - the count of a slot in `slots` is the sum of three numbers: the entries that refer to the slot, in
+//!   leaves whose own count is above zero; the number of such leaves whose base is stored in the slot; and
+//!   one if `nodes` has a count for the slot. The entries that a leaf inherits from its base
+//!   ([`Node::uncovered`](crate::map::Node::uncovered)) count as entries of the leaf.
 //!
-//! So a slot is live, as [`super::mark`] defines it, exactly if it has a count in `slots`. A node is final
-//! once it is stored, and a segment number is never used again: the counts depend on the roots alone, and
-//! stay valid while segments are moved. A segment that is dropped has no counts.
+//! So a slot is live, as [`super::mark`] defines it, exactly if it has a count in `slots`. A stored node
+//! never changes, and a segment number is never used again. Therefore the counts depend on the roots alone,
+//! and stay valid while segments are moved. A segment that is dropped has no counts.
 
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@
 //! ([`super::scratch`]). A merge reads all runs side by side. The budget therefore limits the memory even for
 //! a large pool.
 //!
-//! The longest step is sorting one run, a few milliseconds; other tasks run between two steps.
+//! The longest step is sorting one run, which takes a few milliseconds; other tasks run between two steps.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -1,5 +1,5 @@
-//! Measures a mark: nodes read, memory and temporary data, by the size of the pool and by what changed.
-//! `cargo test --workspace --lib --release -- --ignored --nocapture marks_by_size`
+//! Measures a mark: nodes read, memory and temporary data, by the size of the pool and by the number of
+//! changes. `cargo test --workspace --lib --release -- --ignored --nocapture marks_by_size`
 
 use std::sync::Arc;
 use std::time::Instant;

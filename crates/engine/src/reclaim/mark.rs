@@ -1,57 +1,58 @@
 //! The mark: finds the live slots, and the space that each disk uses, in total and exclusively.
 //!
 //! A slot is live if a block map of the checkpoint reaches it: the node or block in it can be read through
-//! some disk. Of the base of a leaf, only the blocks count that the leaf does not list itself
+//! some disk. Through the base of a leaf, a map reaches only the blocks that the leaf does not list itself
 //! ([`Node::uncovered`](crate::map::Node::uncovered)). A base may belong to several leaves, and be an
 //! ordinary leaf of another map: a slot is live if it is reached in any of these ways.
 //!
 //! **By difference.** The counts of the last mark ([`super::counts`]) are kept in memory. The next mark
-//! carries the differences of the roots down to them ([`super::walk`]): it reads the nodes that only one of
-//! the two checkpoints has, and no others. Its work is therefore proportional to what changed. Without
-//! counts, the same walk begins with no disk, which is a *full mark*. The counts of the last checkpoint stay
-//! valid until then, and the nodes that it needs to read them down are live by these counts: a reclaim frees
-//! what is not live in the newer of the two checkpoints only after the older one was released.
+//! carries the differences of the roots down to these counts ([`super::walk`]): it reads the nodes that only
+//! one of the two checkpoints has, and no other nodes. Its work is therefore proportional to the number of
+//! changes. Without counts, the same walk begins with the counts of an empty pool, which is a *full mark*.
+//! The nodes of the older checkpoint can still be read in the next mark: a reclaim frees what is not live in
+//! the newer of the two checkpoints only after the mark has released the older one.
 //!
-//! The counts are given up, and a full mark is made at once, if they cannot be right (a count below zero) or
-//! if a node cannot be read. They are given up after a failed mark, after a full mark that could not read all
-//! nodes, if they do not fit into the memory budget, and when the pool is closed. That costs time, never
-//! data.
+//! The counts are given up, and a full mark is made at once, if a count is below zero, which is impossible
+//! for right counts, or if a node cannot be read. They are also given up after a failed mark, after a full
+//! mark that could not read all nodes, if they do not fit into the memory budget, and when the pool is
+//! closed. The loss of the counts costs time, never data.
 //!
 //! **Memory.** The counts, and the changes under way, take at most
 //! [`PoolConfig::mark_memory`](crate::PoolConfig::mark_memory); what does not fit is written to the store
 //! until the end of the reclaim ([`super::scratch`]).
 //!
-//! **Checkpoints** are made while a mark is under way. It works on two fixed checkpoints, and nothing that it
-//! reads is freed or changed: only reclaims free, one at a time.
+//! **Checkpoints** can be made while a mark is under way. The mark works on two fixed checkpoints, and
+//! nothing that it reads is freed or changed: only reclaims free data, and one reclaim runs at a time.
 //!
 //! **Why the mark is safe while guests write.** Guests cannot make a dead slot live again. A write creates
 //! new slots. A clone, a rollback or a reset shares nodes that a disk of the checkpoint had, or that were
-//! created since. So does a copy of a range, which shares nodes and the addresses in them: it copies the
-//! source's map at that moment. Each address in that map is in the checkpoint, is newer than the checkpoint,
-//! or was added by a reference to a stored block, which was recorded as described next. A leaf never loses an
-//! entry that hides its base: a discard lists a hole. The one way to make a dead slot live is a reference
-//! that a commit makes to a block that is stored already. These references are recorded in the barrier of the
-//! log from before the checkpoint until the end of the reclaim, and the cleaner checks the barrier before it
-//! drops a slot ([`super::clean`]). References made between two reclaims are in the next checkpoint, which
+//! created since. A copy of a range shares nodes of the source's map, and the addresses in them, as of the
+//! moment of the copy. Each address in that map is in the checkpoint, is newer than the checkpoint, or was
+//! added by a reference to a stored block, which was recorded as described next. A leaf never loses an entry
+//! that hides an entry of its base: a discard adds a hole to the leaf. Only one action makes a dead slot live
+//! again: a commit refers to a block that is already stored. These references are recorded in the barrier of
+//! the log from before the checkpoint until the end of the reclaim, and the cleaner checks the barrier before
+//! it drops a slot ([`super::clean`]). References made between two reclaims are in the next checkpoint, which
 //! counts them.
 //!
-//! **A node that cannot be read** does not end a full mark. Its references are unknown, but older than the
-//! node: a node is written after everything below it (children, base and blocks), and no address is assigned
-//! twice. So each slot below it was written by a batch with a lower number than the last batch of the segment
-//! in which the node was written. The highest of these numbers is the *horizon* of the mark. A segment that
-//! began before the horizon may hold live slots that the mark cannot see: none of its slots is dropped or
-//! moved, whether found live or not. A segment that began later holds no such slot, and is treated as usual.
-//! So a pool continues to free segments that were written since the damage. The older segments become
-//! reclaimable when no disk reaches the damaged node any more. The affected disks are found by descending
-//! from each root to the indexes of these nodes; they are reported to the caller of the reclaim, and once in
-//! the log. (If damage has cost the node's segment its entry in the table, the horizon is the end of history
-//! as recovery found it: all segments written since the pool was opened are in the table.)
+//! **A node that cannot be read** does not end a full mark. The references in the node are unknown. But all
+//! slots to which it refers are older than the node: a node is written after everything below it (children,
+//! base and blocks), and no address is assigned twice. So each slot below the node was written by a batch
+//! with a lower number than the last batch of the segment in which the node was written. The highest such
+//! number, over all unreadable nodes, is the *horizon* of the mark. A segment that began before the horizon
+//! may hold live slots that the mark cannot see: none of its slots is dropped or moved, whether found live or
+//! not. A segment that began later holds no such slot, and is dropped and moved as usual. So a pool continues
+//! to free segments that were written after the damage. The older segments become reclaimable when no disk
+//! reaches the damaged node any more. The affected disks are found by descending from each root to the
+//! indexes of these nodes; they are reported to the caller of the reclaim, and once in the log. (If damage
+//! has cost the node's segment its entry in the table, the horizon is the end of history as recovery found
+//! it: all segments written since the pool was opened are in the table.)
 //!
-//! **Exclusive space** of a disk is what its removal would free: it is found by removing its root and adding
-//! up the slots whose count would fall to zero, without changing the counts. That reads the nodes that no
-//! other disk shares. Each mark does so for as many disks as it may read nodes, which is as many as it had to
-//! read otherwise and at least [`MARK_CREDIT`]; the disks take turns. So in a large pool a figure may be some
-//! marks old.
+//! **Exclusive space** of a disk is the space that its removal would free. The mark computes what would
+//! happen to the counts if the root of the disk were removed, and adds up the slots whose count would fall to
+//! zero. This reads the nodes that no other disk shares. The mark limits the nodes that it reads for this
+//! purpose: to the number of nodes that it reads for the counts, or to [`MARK_CREDIT`] if that is more. The
+//! disks take turns, so in a large pool the figure of a disk may be some marks old.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The owner of space reclamation: its entry points, and the results of the last mark. One reclaim under way
-//! is a [`Reclaim`]; its crash safety is argued in [`super`].
+//! The owner of space reclamation: its entry points, and the results of the last mark. A [`Reclaim`] is one
+//! reclaim that is under way; [`super`] argues its crash safety.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -83,8 +83,8 @@ impl Reclaimer {
         }
     }
 
-    /// Marks live slots and frees the others, as far as it is worthwhile; returns the bytes freed. Calls
-    /// `progress` from time to time.
+    /// Marks live slots, and frees dead slots where this frees enough for its cost; returns the bytes freed.
+    /// Calls `progress` from time to time.
     ///
     /// The reclaim runs in a separate task and completes even if the caller is dropped: a container must not
     /// be left half written, nor the barrier set.
@@ -174,7 +174,7 @@ impl Reclaimer {
         );
         *counts = marked.into_counts();
         if let Some(space) = &mut self.figures.lock().pool {
-            // The live data that was moved takes less now, most of all that of images.
+            // Live data that was moved, in particular data of images, takes less room now.
             let GcProgress { freed_bytes, moved_bytes, .. } = reclaim.progress;
             let dead = freed_bytes.saturating_sub(reclaim.moved_live);
             space.live_bytes = (space.live_bytes + moved_bytes).saturating_sub(reclaim.moved_live);

@@ -35,7 +35,7 @@ struct Headroom {
     /// The free room that the cleaner maintains.
     target: u64,
     total: u64,
-    /// The store holds less room than it was requested to own, and no other room counts as free.
+    /// The store owns less room than was requested, so the room that the file system reports does not count.
     is_short: bool,
 }
 

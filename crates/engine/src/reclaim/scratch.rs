@@ -1,8 +1,9 @@
-//! Temporary data of a mark on the store, for which there is no room in its budget.
+//! Temporary data of a mark that does not fit into the memory budget of the mark, and is written to the
+//! store.
 //!
-//! It is appended to the map stream as blobs, in segments that the checkpoint of the mark does not cover: no
-//! step of the same reclaim drops, moves or deletes them ([`super`]). Nothing refers to them afterwards, so
-//! they are ordinary garbage for the next reclaim, and after a crash.
+//! The data is appended to the map stream as blobs, in segments that the checkpoint of the mark does not
+//! cover. So no step of the same reclaim drops, moves or deletes these segments ([`super`]). After the
+//! reclaim, or after a crash, nothing refers to the blobs, so they are ordinary garbage for the next reclaim.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Counts of slots, as one encoded record for each segment.
 //!
-//! A record lists the slots with a count above zero, in order, each as its distance from the one before: a
-//! byte or two for a slot that is referenced once. A count other than one follows its slot.
+//! A record lists the slots with a count above zero, in order. Each slot is stored as its distance from the
+//! previous slot, which takes a byte or two for a slot that is referenced once. A count other than one
+//! follows its slot.
 //!
 //! ```text
 //! slot     | distance from the slot before, less one; lowest bit: a count follows | count | value |

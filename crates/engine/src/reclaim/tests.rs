@@ -1,4 +1,4 @@
-//! Compares marks by difference with marks from nothing, and with a walk of each disk alone.
+//! Compares marks by difference with full marks, and with a separate walk of each disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -90,7 +90,7 @@ fn mark<'a>(reclaimer: &'a Reclaimer, scratch: &'a Arc<Scratch>) -> Mark<'a> {
     Mark { reader: &reclaimer.reader, committer: &reclaimer.committer, scratch, progress: &|_| () }
 }
 
-/// Compares a mark by difference with one from nothing, and both with the model. Returns the counts.
+/// Compares a mark by difference with a full mark, and both with the model. Returns the counts.
 async fn compare(reclaimer: &Reclaimer, kept: Option<Counts>, with_exclusive: bool) -> Option<Counts> {
     let scratch = Arc::new(Scratch::new(
         reclaimer.reader.clone(),

@@ -1,17 +1,17 @@
 //! Selects the objects that are worth cleaning.
 //!
-//! Every object is judged by its *gain*: the bytes that would be freed if its live slots were packed
-//! elsewhere. So neither the headers of a packed object nor a relocation map count as garbage, and an object
-//! that was just written is never cleaned again at once.
+//! Every object is judged by its *gain*: the bytes that would be freed if its live slots were packed into
+//! another object. The headers of a packed object and a relocation map would be written again, so they do not
+//! count as garbage. An object that was just written is therefore never cleaned again at once.
 //!
 //! Objects with an image's blocks are moved once, however full they are: many clones will read these blocks,
-//! and in groups they take less room ([`crate::stored`]). Blocks that did not compress before are not tried
-//! again.
+//! and the blocks take less room in groups ([`crate::stored`]). Blocks that could not be compressed before
+//! are not compressed again.
 //!
-//! Otherwise, while there is room, only the sparsest objects are cleaned. When room is short, the order is by
-//! benefit over cost (gain, times age, over the bytes to be read and written): an object that has not changed
-//! for long is unlikely to become sparser, a young one may. A requested reclaim cleans all objects that are
-//! worth it, by relative gain.
+//! Of the other objects, only the sparsest are cleaned while there is room. When room is short, the order is
+//! by benefit over cost: gain, times age, divided by the bytes to be read and written. The age counts because
+//! an object that has not changed for long is unlikely to become sparser, while a young object may. A reclaim
+//! that was requested cleans all objects with a sufficient gain, in the order of their relative gain.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

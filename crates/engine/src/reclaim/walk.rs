@@ -3,8 +3,9 @@
 //! Changes of the counts of nodes are collected for each level, from the roots down, and applied level by
 //! level: all references to the nodes of a level are in the level above. A node whose count rises from zero
 //! is read, and adds its references; a node whose count falls to zero is read and removes them. All other
-//! nodes are not read: what is below them does not change. A leaf that changes removes the references of its
-//! old form and adds those of the new one, which cancel before they reach the counts.
+//! nodes are not read: the counts below them do not change. When a leaf changes, the references of the old
+//! leaf are removed and the references of the new leaf are added. For unchanged entries, the two changes
+//! cancel before they reach the counts.
 //!
 //! Within a level, nodes are visited in the order in which they are stored, so that many are read at once.
 
@@ -170,7 +171,7 @@ impl<'a> Walk<'a> {
             if by != 0 || (delta.of_image && after > 0) {
                 visits.push(Visit { node, by, of_image: delta.of_image });
             } else if self.unreadable_at.contains(&delta.at.addr) {
-                // A stand-in refers to a damaged node by other indexes than that of the node.
+                // A stand-in refers to a damaged node by indexes that differ from the index of the node.
                 again.push(node);
             }
         };

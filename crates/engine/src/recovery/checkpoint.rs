@@ -19,7 +19,7 @@ fn invalid(field: &'static str) -> FormatError {
 /// for a new pool.
 ///
 /// # Errors
-/// Those of the store; [`crate::Error::Damaged`] and [`crate::Error::Format`] if a piece or a page is
+/// The errors of the store; [`crate::Error::Damaged`] and [`crate::Error::Format`] if a piece or a page is
 /// damaged.
 pub(super) async fn read_checkpoint(
     source: &StoreReader,

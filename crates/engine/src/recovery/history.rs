@@ -1,5 +1,4 @@
-//! Determines which of the scanned batches are history, and whether history continues after the point at
-//! which it can no longer be followed.
+//! Determines which of the scanned batches are history, and whether damage hides a part of history.
 //!
 //! **History** is everything that can be reached from the checkpoint: complete group after complete group, as
 //! long as sequence numbers are consecutive, each batch links to its predecessor, and the epoch does not
@@ -15,34 +14,34 @@
 //! - Reason: its writer began that group, at `g`, when every batch below `g` was durable: either the writer
 //!   had synced them itself, for each group is synced before the next one begins, or its recovery had found
 //!   and synced them. So the batches from `G` to `g - 1` were once durable, and the group at `G` is missing.
-//! - A stop at any moment leaves no such proof. Any remains after the end of history belong to the one group
-//!   that was not synced, whichever of its batches are intact and in whichever segments they are, and that
-//!   group begins at `G`. The same holds for a group that was abandoned, which the next one of a higher epoch
-//!   replaces, and for remains of earlier lives of the pool (a life is the time from one opening to the
-//!   next): each left one group, begun where its history ended, and later lives continued from there. So the
-//!   group of any such remains begins at `G` or before.
+//! - A stop at any moment leaves no such proof. Batches after the end of history then belong to the one group
+//!   that was not synced. This group begins at `G`, whichever of its batches are intact and in whichever
+//!   segments they are. The same holds for a group that was abandoned, because the next group of a higher
+//!   epoch has the same numbers. Remains can also come from earlier openings of the pool. Each opening left
+//!   at most one group that was not synced, which began where the history of this opening ended, and later
+//!   openings continued from there. So the group of any such remains begins at `G` or before.
 //! - A group that was abandoned because an object did not answer may become complete later ([`crate::log`]).
-//!   If the group in its place is damaged, history continues with the abandoned group, and the next group
-//!   begins at `G`, not after it. The next group proves damage by its link: it links to a batch of a later
-//!   epoch, and not to the last batch of history.
+//!   If the second copy of the group is damaged, the abandoned group becomes part of history, and the next
+//!   group begins at `G`, not after it. The next group proves damage by its link: it links to a batch of a
+//!   later epoch, and not to the last batch of history.
 //! - One exception: after a loss was accepted ([`crate::offline`]), complete groups of earlier epochs remain
 //!   after the end of history. History continues from there with a higher epoch, so a batch proves nothing if
 //!   its epoch is below that of the end of history. Until the first batch of that epoch is durable, the same
 //!   damage is detected again.
 //!
-//! Damage to the last group cannot be detected: it is indistinguishable from a group that was not synced. But
-//! if the medium cannot read a location that may hold the next batch, its writer must be assumed to have
-//! completed that write: this counts as damage.
+//! Damage to the last group cannot be detected: a damaged group is indistinguishable from a group that was
+//! not synced. But if the medium cannot read a location that may hold the next batch, this counts as damage,
+//! since the writer may have completed and synced this batch.
 //!
 //! **Damage without loss.** Batches of the map stream hold map nodes and pieces of checkpoints, which
 //! recovery does not apply: recovery reads and verifies the nodes and pieces that it needs separately. So
-//! history continues after a damaged batch if the batch certainly was of this stream: its group was durable
-//! as above; in a segment of the map
-//! stream there is a gap between two batches of one epoch (or after a batch that is followed by the footer);
-//! and all numbers between these two except the missing one are found intact, in that epoch. The gap held at
-//! least one batch, and in that epoch each number occurs once, so the missing batch was in the gap. The
-//! checksum to which the next batch would have to link is then unknown; that batch is accepted by its number,
-//! its epoch and the start of its group.
+//! history continues after a damaged batch if the batch was certainly of this stream. This is certain if
+//! three conditions hold: its group was durable, by the proof above; a segment of the map stream has a gap
+//! between two batches of one epoch (or between a batch and the footer); and all numbers between these two
+//! batches except the missing number are found intact, in that epoch. The gap held at least one batch, and in
+//! that epoch each number occurs once, so the missing batch was in the gap. The checksum to which the next
+//! batch must link is then unknown, so the next batch is accepted by its number, its epoch and the start of
+//! its group.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -114,8 +113,8 @@ pub(crate) fn history(scans: Vec<SegmentScan>, head: Head) -> History {
     }
     let first = at.seq.saturating_add(1);
     let (next, another) = (end.seq.saturating_add(1), found.follows_another(end, end_epoch));
-    // The damaged group may have the same numbers as an abandoned group: one that took effect late, or one of
-    // which only the first batches are found.
+    // The damaged group may have the same numbers as an abandoned group that took effect late, or as an
+    // abandoned group of which only the first batches are found.
     let from = applied.last().filter(|_| another).map_or(next, |batch| batch.header.group);
     let unreadable = gaps.iter().any(|gap| gap.unreadable && gap.may_hold(from, first));
     let proven = unreadable || another || found.proves_damage(next, end_epoch);

@@ -1,4 +1,4 @@
-//! Measures the loss of flushed writes that damage to the log has made unreachable.
+//! Determines which flushed writes are lost because damage to the log has made them unreachable.
 
 use std::collections::BTreeMap;
 

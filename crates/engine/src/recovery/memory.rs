@@ -1,35 +1,38 @@
 //! The retained memory of a pool: opened with the pool, and given back to the buffers of its disks.
 //!
-//! **Whose it is.** The superblock names the memory that belongs to the pool. An opening that does not have
-//! that memory replaces the name ([`MemoryState::Lost`]), after the loss is durably recorded with the disks
-//! and before any client is served. So memory is used only if no other opening of the pool has come in
-//! between. If an opening is interrupted before it replaces the name, the next opening finds the loss again.
-//! An opening that fails leaves the memory as it was.
+//! **The memory belongs to the pool.** The superblock names the memory that belongs to the pool. An opening
+//! that does not find this memory replaces the name ([`MemoryState::Lost`]), after the loss is durably
+//! recorded with the disks and before any client is served. So a memory is used only if the pool was not
+//! opened without it in between. If an opening is interrupted before it replaces the name, the next opening
+//! finds the loss again. An opening that fails leaves the memory as it was.
 //!
-//! **What is in the log already.** Under the lock of the log, a commit freezes the buffers, states in the
-//! memory's *cover* that all records so far are in the log if its history reaches the group's first batch,
-//! and writes the group. A group is in history as a whole or not at all, and no other batch can have its
-//! number: if no part of a group is written, for whatever reason, the commit withdraws the cover before it
-//! unlocks the log; after any other failure of a group, no writer of this process gets the log
-//! ([`crate::commit`]); and an opening withdraws the cover before it writes its first batch. If history
-//! reaches the cover, its records are dropped:
+//! **Records that are already in the log.** Under the lock of the log, a commit freezes the buffers and
+//! states the following in the memory's *cover*: if history reaches the first batch of the group, all records
+//! so far are in the log. Then the commit writes the group. A group is in history as a whole or not at all.
+//! No batch of another group can have the number in the cover, for three reasons. If no part of a group is
+//! written, for whatever reason, the commit withdraws the cover before it unlocks the log. After any other
+//! failure of a group, no writer of this process gets the log ([`crate::commit`]). And an opening withdraws
+//! the cover before it writes its first batch. If history reaches the cover, the records that it covers are
+//! dropped:
 //!
 //! - The records of a disk that is committed are all dropped: its map has their data, or newer data from the
 //!   same group, such as a copy.
 //! - The records of a desktop are dropped only if the group replaced its contents. Otherwise an overflow is
 //!   both in its map and in its records, with the same data.
 //!
-//! If history does not reach the cover, its records are kept, although batches of the interrupted group may
+//! If history does not reach the cover, the records are kept, although batches of the interrupted group may
 //! be on the store.
 //!
-//! **That history is this one.** A commit states in the memory's *floor* which batch history has reached
-//! before it drops the records of its group. History that does not reach the floor lacks them: the store was
-//! replaced by an older copy, or lost what it had synced, or a copy of the pool has used the memory. What is
-//! left in the memory is not a prefix then, and all of it is lost. Before anything is removed from it, the
-//! superblock disowns it, since history may reach the floor when the next opening looks.
+//! **The history belongs to the memory.** Before a commit drops the records of its group, it states in the
+//! memory's *floor* which batch history has reached. If history does not reach the floor, it lacks the
+//! dropped records: the store was replaced by an older copy, or lost data that it had synced, or a copy of
+//! the pool has used the memory. The writes that are left in the memory then lack earlier writes, so they are
+//! not a prefix, and the whole memory counts as lost. Before anything is removed from the memory, the
+//! superblock ceases to name it, since history may reach the floor at the next opening.
 //!
-//! **Desktops** keep their contents if the memory was kept and states that they are valid: they are from the
-//! first client on, until a reset is due. All others are reset ([`crate::desktop`]).
+//! **Desktops** keep their contents if the memory was kept and states that the contents are valid. The
+//! contents of a desktop are valid from its first client on, until a reset is due. All other desktops are
+//! reset ([`crate::desktop`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

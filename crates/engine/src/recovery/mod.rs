@@ -1,10 +1,10 @@
 //! Recovery: restores the pool from the store when it is opened, after a crash or a clean stop.
 //!
-//! 1. The newer valid superblock copy is selected and replaced by one with the next epoch: from here on, a
-//!    process that held the pool before is fenced out.
+//! 1. The newer valid superblock copy is selected, and a superblock with the next epoch is written: from here
+//!    on, a process that held the pool before is fenced out.
 //! 2. The checkpoint is read: it contains catalogue, roots and segment table.
-//! 3. The segments that may hold later batches are scanned: those that the checkpoint lists as open, from the
-//!    recorded end on, and those with numbers that were not assigned yet when the checkpoint was made.
+//! 3. The segments that may hold later batches are scanned: segments that the checkpoint lists as open, from
+//!    the recorded end on, and segments with numbers that were not assigned yet when the checkpoint was made.
 //! 4. History is determined ([`history`]); if it ends because of damage, the pool is not opened
 //!    ([`crate::offline`]). The batches of history are applied in order, and their segments are synced: a
 //!    batch that is only in a cache must not become part of the history on which later batches build.
@@ -12,25 +12,25 @@
 //!    can never become history: the next batch has a higher epoch, and later batches link to it.
 //!
 //! **Moved segments.** All relocations in history are recorded before any batch is applied, regardless of
-//! their position: to apply a batch, map nodes are read, and the object in which they were stored when the
-//! checkpoint was made may have been deleted since. Each node that is read then is reached by the checkpoint.
-//! It is located where the last relocation lists it, because the cleaner moves all slots that its own mark
-//! found live, and it publishes and deletes only after both superblock copies reference the checkpoint of
-//! that mark or a later one. So whichever copy recovery begins from, its checkpoint reaches no slot in a
-//! moved segment that the mark had not found. If only one copy referenced a checkpoint of that age, the maps
-//! of the older one could need nodes that the move left out.
+//! their position. The reason: to apply a batch, map nodes are read, and the object in which a node was
+//! stored when the checkpoint was made may have been deleted since. The checkpoint reaches each node that is
+//! read. The last relocation of the segment lists this node, for two reasons: the cleaner moves all slots
+//! that its own mark found live; and it publishes and deletes only after both superblock copies reference the
+//! checkpoint of that mark or a later checkpoint. So the checkpoint of either copy reaches no slot in a moved
+//! segment that the mark had not found. If one copy referenced an earlier checkpoint, the maps of this
+//! checkpoint could need nodes that the move left out.
 //!
 //! The objects of step 3 are found without listing all objects, of which a store may have millions; the
-//! upkeep task finds those that a crash left behind ([`crate::reclaim`]).
+//! upkeep task finds the objects that a crash left behind ([`crate::reclaim`]).
 //!
-//! The duration is bounded by the bytes of log since the checkpoint, and by the preallocated room in the
-//! segments that were open. Recovery deletes nothing.
+//! The duration of recovery is bounded by the bytes of log since the checkpoint, and by the preallocated room
+//! in the segments that were open. Recovery deletes nothing.
 //!
 //! **Effects of damage.** "After the checkpoint" refers to batches that the checkpoint does not cover.
 //!
 //! | damaged or missing | effect on opening |
 //! |---|---|
-//! | one superblock copy | opens from the other one, whose checkpoint may be older: the log since then is complete |
+//! | one superblock copy | opens from the other copy. Its checkpoint may be older, but the log since that checkpoint is complete |
 //! | both superblock copies | refuses: the checkpoint cannot be located |
 //! | a piece or a page of the checkpoint | refuses: it contains catalogue and maps |
 //! | after the checkpoint, a batch, a segment or a segment header, and a batch of a later group exists | refuses, and reports the loss ([`crate::offline`]); opens if only map nodes are affected |

@@ -1,4 +1,4 @@
-//! The steps of recovery; their correctness is argued in [`super`].
+//! The steps of recovery; [`super`] argues their correctness.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -82,7 +82,8 @@ pub(crate) struct Recovered {
 /// Recovers the pool on a store, or creates a new pool if the store is empty.
 ///
 /// # Errors
-/// [`Error::LogDamaged`] if flushed writes are lost and `on_loss` does not accept this; those of the store.
+/// [`Error::LogDamaged`] if flushed writes are lost and `on_loss` does not accept this; the errors of the
+/// store.
 pub(crate) async fn recover(
     store: Arc<Metered>,
     host: Arc<dyn Host>,

@@ -1,8 +1,9 @@
 //! The bytes in the write buffers, and the limits on them that do not depend on the disk.
 //!
-//! A commit is requested when the buffers become half full, so that writers need not wait for its end. What
-//! is full depends on the configuration, on the memory there is, and on the bound next to flushes. The room
-//! in the store limits admission only: a commit does not make more of it.
+//! A commit is requested when the buffers become half full, so that writers need not wait for its end. The
+//! size at which the buffers are full depends on the configuration, on the memory that tmpfs could provide,
+//! and on the bound on dirty data while clients wait for flushes. The free room of the store limits
+//! admission, but does not cause a commit, because a commit does not free room in the store.
 
 use std::time::Duration;
 

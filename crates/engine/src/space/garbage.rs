@@ -1,8 +1,9 @@
-//! What indicates garbage: bytes appended, overwritten and discarded since the last mark began.
+//! Indications of garbage in the store: the bytes appended, overwritten and discarded since the last mark
+//! began.
 //!
-//! Counters only grow; a mark records their values when its checkpoint is made, since it finds the garbage of
-//! all earlier changes. A discard counts once its commit is complete: until then, a mark would still find the
-//! data live.
+//! The counters only grow. A mark records their values when its checkpoint is made, because the mark finds
+//! the garbage of all earlier changes. A discard is counted when its commit is complete: until then, a mark
+//! would still find the discarded data live.
 
 use std::sync::Arc;
 
@@ -49,7 +50,7 @@ impl Garbage {
         self.appended.load(Relaxed)
     }
 
-    /// Bytes appended since the last mark began, without those that the cleaner wrote.
+    /// Bytes appended since the last mark began, without the bytes that the cleaner wrote.
     pub fn appended_since_mark(&self) -> u64 {
         self.appended().saturating_sub(self.marked_at.load(Relaxed))
     }

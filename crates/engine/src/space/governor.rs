@@ -1,25 +1,26 @@
 //! The owner of all numbers about room.
 //!
 //! Writers request admission, commits report free room and new garbage, and reclaims report the room that
-//! they free. Each number is an atomic that is read without a lock: a decision may use values of slightly
-//! different moments. It is made again at the next commit, at the latest [`SPACE_CHECK`](super::SPACE_CHECK)
-//! later.
+//! they free. Each number is an atomic that is read without a lock, so a decision may use values of slightly
+//! different moments. Each decision is made again at the next commit, at the latest after
+//! [`SPACE_CHECK`](super::SPACE_CHECK).
 //!
 //! **Admission to the write buffers.** The buffers are shared fairly: [`crate::fair`] decides which request
-//! is admitted, and states why none starves and no wake-up is lost. A request that can complete without
+//! is admitted, and states why no request starves and no wake-up is lost. A request that can complete without
 //! waiting calls [`SpaceGovernor::may_buffer`] and writes at once; such requests exceed the budget by at most
 //! one request for each thread. A request that can wait between admission and write holds an [`Admission`].
-//! Its bytes count as used, also while it reads the blocks at its edges. Bytes move from the admission to the
-//! buffers piece by piece, first out of the admission and then into the buffers: a byte on its way is counted
-//! once or not at all, never twice, which could refuse a request that fits.
+//! The bytes of the admission count as used, also while the request reads the blocks at its edges. Bytes are
+//! moved from the admission to the buffers piece by piece: a piece is first subtracted from the admission and
+//! then added to the buffers. So a byte is never counted twice, which could refuse a request that fits; for a
+//! moment it is not counted at all.
 //!
 //! A request that waits is admitted when bytes are given back, or when the state of the store permits more.
-//! Each such event calls [`SpaceGovernor::admit_waiting`]: the end of a commit, which has written buffers; a
-//! request that waits and is dropped; an observation of the store; a refusal; the end of a reclaim. So do a
-//! write that replaces data in the buffers and the end of an admission, if less is used than when the
-//! requests were looked at last. The commit that a waiting request needs is requested when it begins to wait,
-//! when a commit ends and requests still wait, and when a buffer becomes dirty while requests wait
-//! ([`crate::commit`]). When the pool stops, all are refused.
+//! Each of these events calls [`SpaceGovernor::admit_waiting`]: the end of a commit, which has written
+//! buffers; the drop of a request that waits; an observation of the store; a refusal; the end of a reclaim.
+//! Two further events call it if fewer bytes are used than at the last call: a write that replaces data in
+//! the buffers, and the end of an admission. A waiting request needs a commit. The commit is requested when a
+//! request begins to wait, when a commit ends and requests still wait, and when a buffer becomes dirty while
+//! requests wait ([`crate::commit`]). When the pool stops, all waiting requests are refused.
 
 use std::sync::Arc;
 use std::time::Duration;

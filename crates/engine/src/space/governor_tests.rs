@@ -1,4 +1,4 @@
-//! The governor without a pool: admission, what the store reports, and reclaims, as tables.
+//! Tests the governor without a pool, by tables: admission, observations of the store, and reclaims.
 
 use std::sync::Arc;
 use std::time::Duration;

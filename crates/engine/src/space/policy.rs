@@ -3,16 +3,16 @@
 //! the tests are tables.
 //!
 //! **Four levels**, by the free room above the reserve. At *plenty* a reclaim begins when garbage is likely
-//! to be a considerable share of the stored data. At *tight* marks are made more often, so that dead segments
-//! are dropped early. At *short* the cleaner's share of the time grows as the room shrinks, and writers are
-//! slowed down gradually: their rate follows the rate at which room is freed, so that both become equal
-//! before the reserve is reached. At *full* writers wait.
+//! to be a considerable share of the stored data. At *tight*, marks are made more often, so that dead
+//! segments are dropped early. At *short*, the cleaner's share of the time grows as the room shrinks, and
+//! writers are slowed down gradually: their rate follows the rate at which room is freed, so that both rates
+//! become equal before the reserve is reached. At *full*, writers wait.
 //!
-//! **ENOSPC** is returned to a writer for which waiting is useless: no reclaim is under way, the last one
-//! moved all worthwhile data and gained almost nothing, and nothing was overwritten, discarded or deleted
-//! since its mark began. The wait is bounded if nothing can be freed: after [`PATIENCE`] reclaims in a row
-//! that gained too little, writers are refused until one gains enough. A deletion justifies waiting for one
-//! more reclaim.
+//! **ENOSPC** is returned to a writer if a wait would not help: no reclaim is under way, the last reclaim
+//! moved all data worth moving and gained almost nothing, and nothing was overwritten, discarded or deleted
+//! since its mark began. The wait is bounded if nothing can be freed: after [`PATIENCE`] successive reclaims
+//! that gained too little, writers are refused until a reclaim gains enough. A deletion justifies waiting for
+//! one more reclaim.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ pub(crate) struct Situation {
     pub segment: u64,
     /// Bytes in the store, as of the last mark.
     pub stored: u64,
-    /// Bytes appended to the log since the last mark began, except those that the cleaner moved.
+    /// Bytes appended to the log since the last mark began, without the bytes that the cleaner moved.
     pub appended: u64,
     /// Bytes written by guests since the last mark began: the data that they overwrote became garbage.
     pub written: u64,

@@ -1,10 +1,10 @@
-//! The reclaims so far: whether one is under way, what they gained, and how fast they freed room.
+//! The reclaims so far: whether a reclaim is under way, the gain of each, and how fast they freed room.
 //!
-//! **Gain** is what a reclaim freed, minus what checkpoints and the cleaner wrote. Several reclaims that gain
-//! too little are judged together: each may free no more than what the previous one wrote, so that every
-//! second reclaim alone would seem to gain, and writers would wait for ever. **Patience** is the number of
-//! such reclaims for which writers still wait; a sufficient gain restores it, and new garbage raises it to
-//! one.
+//! **Gain** is the room that a reclaim freed, minus what checkpoints and the cleaner wrote. Successive
+//! reclaims that gain too little are judged together. The reason: each reclaim may free only what the
+//! previous reclaim wrote. Judged alone, every second reclaim would then seem to gain, and writers would wait
+//! for ever. **Patience** is the number of further such reclaims for which writers wait; a sufficient gain
+//! restores it, and new garbage raises it to one.
 
 use std::time::Duration;
 

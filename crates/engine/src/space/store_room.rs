@@ -1,9 +1,9 @@
 //! The free room of the store, as last observed, and whether the store accepts data.
 //!
-//! A query of the capacity costs as much as a small commit, so it is made again only when enough was written
-//! to matter, or after [`OBSERVED_EACH`]. A capacity does not reflect quotas and other writers: after the
-//! store has refused data, it is full until it accepts a group, has more room than when it refused, or no
-//! write waits.
+//! A query of the capacity costs as much as a small commit. It is therefore repeated only after
+//! [`OBSERVED_EACH`], or when the data written since the last query could change a decision. The reported
+//! capacity does not include quotas and other writers. So after the store has refused data, it counts as full
+//! until it accepts a group, reports more room than at the refusal, or no write waits.
 
 use std::time::Duration;
 

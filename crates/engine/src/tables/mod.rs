@@ -20,9 +20,9 @@
 //! and an object to which anything was written after the first checkpoint is not deleted either.
 //!
 //! **No object is kept long** because of its pages: the first checkpoint of a reclaim also stores the oldest
-//! pages again, a bounded number of them. So it frees the objects that hold the oldest pages, and some
-//! reclaims later all of them have moved on. Directory pages need no separate rule: one is stored again with
-//! any page below it, and so is never older than these.
+//! pages again, a bounded number of them. So the objects that hold the oldest pages can be freed, and after
+//! some reclaims all pages have moved to other objects. Directory pages need no separate rule: a directory
+//! page is stored again together with any page below it, so it is never older than these pages.
 
 mod paged;
 mod stored;

@@ -11,7 +11,7 @@ pub struct Counting;
 thread_local! {
     /// Bytes in use.
     static IN_USE: Cell<isize> = const { Cell::new(0) };
-    /// Most bytes in use since the last reset.
+    /// Maximum of the bytes in use since the last reset.
     static PEAK: Cell<isize> = const { Cell::new(0) };
     /// Bytes allocated in all, freed or not.
     static ALLOCATED: Cell<usize> = const { Cell::new(0) };

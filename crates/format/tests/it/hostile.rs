@@ -262,7 +262,7 @@ fn invalid_roots_of_checkpoints_are_refused() {
     assert_eq!(forge(28, &[0xff; 4]), FormatError::Truncated(WHAT));
     assert_eq!(forge(28, &[1]), value(WHAT, "length"));
     assert_eq!(forge(32, &[65]), value(WHAT, "sampling"));
-    // The second directory page again the first; a page in segment 0.
+    // The second reference has the number of the first directory page; the first refers to segment 0.
     assert_eq!(forge(48 + 32 + 4, &[0]), value(WHAT, "directories"));
     assert_eq!(forge(48 + 8, &[0]), value(WHAT, "page"));
 }

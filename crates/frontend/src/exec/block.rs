@@ -104,7 +104,8 @@ pub(crate) trait Reply: 'static {
     /// How the data of a read is sent.
     fn layout(&self) -> Layout;
 
-    /// Completes a message with data: encodes its first [`Layout::header`] bytes, or replaces the message.
+    /// Completes a message that contains the data of a read: encodes the header of the reply in the first
+    /// [`Layout::header`] bytes, or replaces the whole message by an error.
     fn data(&self, message: &mut Vec<u8>, piece: Piece);
 
     /// Encodes the reply to [`Io::Extents`].

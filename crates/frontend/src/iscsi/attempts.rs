@@ -2,8 +2,8 @@
 //!
 //! Failures are counted per [`Account`], an entry of a target's access list. So a success with another
 //! account, a change of address, or the use of many addresses does not speed up guesses. Attempts on an
-//! account are serialized, and each waits longer the more have failed before it: concurrent guesses test no
-//! more secrets than sequential ones.
+//! account are serialized, and an attempt waits longer the more attempts have failed before it. So concurrent
+//! guesses test no more secrets than sequential guesses.
 //!
 //! An address from which a host succeeded has a separate lane, so that guesses from other addresses cannot
 //! delay a host that reconnects ([`super::known`]).
@@ -15,7 +15,7 @@
 //! for each of them.
 //!
 //! **Bounds.** Accounts are entries of access lists, which administrators create: unknown initiator names
-//! share one account. From [`MANY`] lanes on, those without failures are dropped.
+//! share one account. If there are [`MANY`] lanes or more, lanes without failures are dropped.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

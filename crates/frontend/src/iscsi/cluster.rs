@@ -2,10 +2,10 @@
 //! the owner of the shard that has the target.
 //!
 //! **Who learns what.** The answer depends on the name of the target, so it must not reveal targets. A login
-//! is redirected only if the target admits the initiator by its access list. An unknown target and one that
-//! does not admit the initiator are answered alike, and after the same work: both are refused only after
-//! everything that the owners published was read again. The owner of the shard decides by its own table, and
-//! authenticates the initiator; what is known here is older.
+//! is redirected only if the target admits the initiator by its access list. A login to an unknown target and
+//! a login to a target that does not admit the initiator get the same answer, after the same work: both are
+//! refused only after everything that the owners published was read again. The owner of the shard decides by
+//! its own table, and authenticates the initiator; the node's knowledge of targets is older.
 //!
 //! **Which refusals are final.** Initiators give up when a target is not found, and repeat a login when the
 //! service is unavailable. So a target is reported as not found only if the notices of all shards could be

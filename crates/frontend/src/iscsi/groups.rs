@@ -1,7 +1,7 @@
 //! The target port groups of a pool: one for each server that can serve it. Its number is also the portal
 //! group tag of the server's portals (RFC 7143, 4.4.1).
 //!
-//! One group is active: that of the server that has the pool. Each target has one port in each group.
+//! One group is active: the group of the server that has the pool. Each target has one port in each group.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

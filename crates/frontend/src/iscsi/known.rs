@@ -1,10 +1,10 @@
 //! The addresses from which hosts have proved their credentials, by account.
 //!
 //! An attempt from such an address does not wait for attempts from other addresses ([`super::attempts`]). So
-//! that a host is known after a restart of the server, and to a server that takes the pool over, the table
-//! is a document of the pool. It changes only when a host succeeds from a new address, and is written some
-//! time later by [`remember`]. A crash loses at most the addresses of the last moments: their hosts wait
-//! like unknown ones.
+//! that a host is known after a restart of the server, and to a server that takes the pool over, the table is
+//! a document of the pool. It changes only when a host succeeds from a new address, and is written some time
+//! later by [`remember`]. A crash loses at most the addresses of the last moments: their hosts then wait like
+//! unknown hosts.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! The logical units that a session can use: those that its target maps and that are visible to its
+//! The logical units that a session can use: the units that its target maps and that are visible to its
 //! initiator.
 
 use std::collections::{BTreeMap, BTreeSet};

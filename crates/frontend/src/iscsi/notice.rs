@@ -1,6 +1,6 @@
-//! What the owner of a pool publishes for servers that wait for it: its portals, and what they need to serve
-//! its targets in the state *standby*. It contains the secrets of CHAP, and is as well protected as the pool,
-//! where they are as well.
+//! The notice that the owner of a pool publishes for servers that wait for the pool: the owner's portals, and
+//! the data that a standby needs to serve the targets in the state *standby*. The notice contains the secrets
+//! of CHAP. It is protected like the pool, which contains these secrets as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

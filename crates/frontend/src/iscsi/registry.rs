@@ -1,9 +1,9 @@
 //! The sessions of all threads: at most one for each initiator port and target, within the configured limits.
 //!
 //! **Shares.** Any client can begin sessions at a target without CHAP. So when a limit is reached, a new
-//! session is not simply refused: it takes the place of a session of the target that has most, and there of
-//! the address that has most, unless it belongs to this target and address itself. The hosts of other
-//! targets, and other hosts of the same target, keep their sessions and can begin new ones.
+//! session is not simply refused. It replaces a session of the target that has most sessions, and of these a
+//! session of the address that has most. It is refused if it belongs to this target and address itself. The
+//! hosts of other targets, and other hosts of the same target, keep their sessions and can begin new ones.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,8 +1,8 @@
-//! The knowledge of a server that waits for the pool of another one, and its answer to logins.
+//! The knowledge of a server that waits for a pool which another server has, and its answers to logins.
 //!
-//! **Stale knowledge is harmless.** What a session can do here depends on what the owner published, which is
-//! some seconds old. It reveals at most the identity and the size of units to an initiator that has lost its
-//! access within these seconds. Blocks are not accessible, and when this server takes the pool over, each
+//! **Stale knowledge is harmless.** The rights of a session at a standby depend on the notice of the owner,
+//! which is some seconds old. An initiator that has lost its access within these seconds sees at most the
+//! identity and the size of units. Blocks are not accessible, and when this server takes the pool over, each
 //! session is checked by the targets and the secrets in the pool before its first command.
 
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! The commands of a session that are under way, and how they are aborted (RFC 7143, 4.2.3.3 and 11.5).
 //!
 //! A task gathers its data, which is solicited once the session has memory for all of it; then it runs. An
-//! abort ends a task that gathers at once, and one that only reads blocks at its next wait. Other running
-//! tasks cannot be stopped: they finish without a response, and the request to abort them is answered
-//! afterwards. So an aborted task has no effect after that answer.
+//! abort ends a task that gathers data at once, and a task that only reads blocks at its next wait. Other
+//! running tasks cannot be stopped: they finish without a response, and the request to abort them is answered
+//! afterwards. So an aborted task has no effect after the answer to the request.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -481,7 +481,8 @@ mod tests {
         assert!(!verify(most, VerifyCheck::Data));
     }
 
-    /// A node of a cluster can be fenced even while other clients use up the memory.
+    /// These commands wait for no memory of data, so that a host can fence another node of its cluster even
+    /// while other clients use all of the memory.
     #[test]
     fn commands_with_a_parameter_list_need_only_the_list() {
         assert_eq!(work(&Request::ModeSelect { ten: true, length: 24 }), 0);

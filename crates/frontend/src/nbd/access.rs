@@ -1,9 +1,9 @@
 //! Access control: the exports that clients of a listener see.
 //!
-//! A listener offers the disks that its export patterns match. If it lists clients, each client needs a
-//! certificate: it sees those of the offered disks that are matched by a pattern of any entry that matches
-//! its certificate. For every option, an export that a client cannot see is answered like one that does not
-//! exist.
+//! A listener offers the disks that its export patterns match. If the listener lists clients, each client
+//! needs a certificate. The client sees an offered disk if an entry of the list matches its certificate, and
+//! a pattern of this entry matches the disk. For every option, an export that a client cannot see is answered
+//! as if it did not exist.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,5 @@
-//! The connections that are attached to each disk, so that a new one starts only after those that are gone
-//! have ended.
+//! The connections that are attached to each disk. A new connection starts only after earlier connections
+//! whose peers are gone have ended.
 //!
 //! **Invariant.** When [`Attachments::attach`] returns, no request of an earlier connection whose peer had
 //! closed or lost its socket before the call can change the disk any more. Without it, a write that a client
@@ -18,14 +18,15 @@
 //! The end of a TCP stream cannot be seen before all bytes that precede it were received, and the server does
 //! not receive from a throttled client. So while a TCP connection has input that was not read, an attachment
 //! waits until this input, and what the buffers of both hosts may hold behind it, was executed
-//! ([`IN_FLIGHT`]). It is refused if that takes longer than [`CATCH_UP`]. After much input was read, more may
-//! follow from the buffers of the client's host, for which there was no room in those of this one. So for
-//! [`AFTER_BURST`] the attachment waits for the end of such a connection.
+//! ([`IN_FLIGHT`]). It is refused if that takes longer than [`CATCH_UP`]. After much input was read, more
+//! input may follow from the buffers of the client's host, for which the buffers of this host had no room. So
+//! for [`AFTER_BURST`] the attachment waits for the end of such a connection.
 //!
-//! A busy client would lengthen this wait with each burst. But a peer that acknowledges bytes which were sent
-//! after the call is connected: a host answers data for a closed socket with RST (RFC 1122, 4.2.2.13). Then
-//! later bursts do not count. The rest of the wait stays, for clients behind a proxy, whose host acknowledges
-//! what they do not receive any more.
+//! A busy client would lengthen this wait with each burst of input. But if a peer acknowledges bytes that
+//! were sent after the attachment began, the peer is connected: a host answers data for a closed socket with
+//! RST (RFC 1122, 4.2.2.13). After such an acknowledgement, later bursts do not lengthen the wait. The wait
+//! that has begun is completed, because the client may be behind a proxy: the host of the proxy acknowledges
+//! bytes that the client no longer receives.
 //!
 //! **Late packets.** The end of a TCP connection is not visible if the network dropped the last packets of a
 //! client. The client's kernel sends them again, for minutes, also after the client has closed its socket and

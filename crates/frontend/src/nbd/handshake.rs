@@ -5,9 +5,9 @@
 //! handshake thread, and returns with the established TLS session. The number of handshakes is limited; a
 //! client that needs longer than [`HANDSHAKE_TIMEOUT`], including the time in the queue, is disconnected.
 //!
-//! Until the handshake is complete, the TLS library keeps what the client has sent of it, up to 64 KiB and
-//! more for one message. So a client can send no more than [`MAX_HANDSHAKE`], which its connection is
-//! charged for ([`super::negotiate`]).
+//! Until the handshake is complete, the TLS library keeps the received part of a message in memory, up to 64
+//! KiB and more. So a client can send no more than [`MAX_HANDSHAKE`], and its connection is charged for this
+//! memory ([`super::negotiate`]).
 
 use std::io;
 use std::pin::Pin;

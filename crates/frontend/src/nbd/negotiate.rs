@@ -465,9 +465,9 @@ impl<'a> Negotiation<'a> {
         if self.context.pool.is_fenced() { Err(Fenced.into()) } else { Ok(done) }
     }
 
-    /// Opens a disk, after the earlier connections to it whose peers are gone have ended. These connections
-    /// end before the option is answered, and before the disk is opened: one of them may have disconnected in
-    /// order, and then a desktop is reset first.
+    /// Opens a disk for the client. Earlier connections to the disk whose peers are gone end first: before
+    /// the option is answered, and before the disk is opened. The order matters for a desktop: if the client
+    /// of such a connection has disconnected in order, the desktop is reset before it is opened.
     async fn try_attach(&self, about: DiskInfo) -> Result<(Attached, DiskInfo), Denied> {
         let is_writable = about.role == Role::Volume && !self.context.access.read_only;
         let relayed = self.relayed.as_ref();

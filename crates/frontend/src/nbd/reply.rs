@@ -1,7 +1,7 @@
 //! The reply to a request of the transmission phase.
 //!
 //! A request of a connection that is gone is dropped, wherever it waits ([`super::attachments`]): the futures
-//! of the engine release what they hold, and a write that is dropped has written whole blocks only.
+//! of the engine release their memory and permits, and a write that is dropped has written whole blocks only.
 
 use forebay_engine::{Changed, Extent, Result};
 use forebay_wire::nbd::{

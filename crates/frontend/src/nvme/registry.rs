@@ -5,8 +5,8 @@
 //! of the sockets in the kernel, since a connection does not notice the end of its peer while it is
 //! throttled. A host can have several connected controllers at a subsystem, which are its paths: these stay.
 //!
-//! **Limits.** Any host can create controllers at an open target. Their number is limited in all and for each
-//! address, so that an address cannot exclude others.
+//! **Limits.** Any host can create controllers at an open target. The number of controllers is limited in
+//! total and for each address, so that one address cannot exclude other addresses.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! The time for which one connection may occupy its thread, so that no request of one connection delays the
-//! others by more than a fraction of a millisecond.
+//! The time for which one connection may occupy its thread, so that no request of one connection delays other
+//! connections by more than a fraction of a millisecond.
 //!
 //! **Rounds.** Between two polls of the sockets of a thread, every connection may use [`ROUND`] of the
 //! thread's time, in its own loop and in the tasks of its requests together. The rest of its work waits for

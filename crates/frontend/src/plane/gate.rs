@@ -1,9 +1,9 @@
 //! Whether replies may leave the server.
 //!
-//! A server whose pool another one may have taken over must not answer from its caches: the client, or
-//! another one, may have changed the data through the other server. So each reply leaves only while the
-//! server is certain to own the pool. A check immediately before each write to a socket suffices: a server
-//! that is paused between the check and the write sends what was true at the check.
+//! A server whose pool another server may have taken over must not answer from its caches: a client may have
+//! changed the data through the other server. So each reply is sent only while the server is certain to own
+//! the pool. A check immediately before each write to a socket suffices: if the server is paused between the
+//! check and the write, the reply was correct at the time of the check.
 
 use std::future::Future;
 use std::pin::Pin;

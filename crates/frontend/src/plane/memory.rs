@@ -8,18 +8,19 @@
 //!   charged to the budget again, so a client with one small request at a time is always served.
 //! - **Small charges are forced** ([`MemoryAccount::force`]): the bytes that one pass of a connection
 //!   received, and replies to them. A connection gets full passes only while the budget has room
-//!   ([`Memory::is_full`]), so each thread exceeds it by one pass at most, some 2 MiB. After that it gets
-//!   passes of some KiB, and one request at a time.
+//!   ([`Memory::is_full`]), so each thread exceeds the budget by one pass at most, some 2 MiB. While the
+//!   budget has no room, a connection gets passes of some KiB, and one request at a time.
 //! - **All other charges wait** ([`Claim`]) in one queue. The connection that returns memory grants it to
-//!   waiting claims; a grant does not depend on whether, or when, the connection is polled. Connections that
-//!   hold least, together with what they wait for, precede the others, and a part of the budget is for those
-//!   that hold little ([`MEDIUM`]), so greedy clients wait for each other.
-//! - **Connections to the same disk or target are one party** ([`Party`]). A party counts as holding what all
-//!   of its connections hold, and gets at most [`PARTY`] of the budget. So requests that wait for the limit
-//!   of one volume, from however many connections, leave memory for the clients of others.
-//! - **The reserve** ([`RESERVE`]) has room for the longest request. It is granted to the claim that has
-//!   waited longest, one at a time. So connections that hold memory and wait for more cannot deadlock: one of
-//!   them always continues.
+//!   waiting claims; a grant does not depend on whether, or when, the connection is polled. Claims are
+//!   ordered by the memory that their connection would hold: the smallest is first. A part of the budget is
+//!   reserved for connections that hold little ([`MEDIUM`]). So clients that hold much memory wait for each
+//!   other.
+//! - **Connections to the same disk or target are one party** ([`Party`]). A party holds the sum of the
+//!   memory of its connections, and gets at most [`PARTY`] of the budget. So requests that wait for the limit
+//!   of one volume, from any number of connections, leave memory for the clients of other volumes.
+//! - **The reserve** ([`RESERVE`]) has room for the longest request. It is granted to one claim at a time,
+//!   the claim that has waited longest. So connections that hold memory and wait for more memory cannot
+//!   deadlock: one of them always continues.
 //! - **Stalled clients.** A client that holds memory and makes no progress (stops inside a message, does not
 //!   read its replies) is cut while other connections wait for memory ([`Stall`]).
 //!

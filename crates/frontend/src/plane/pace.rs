@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use super::spin::{ClientNumber, Spin};
 
-/// The shortest pause of a thread.
+/// Minimum and maximum pause of a thread.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(120);
 /// Number of sleeps without a pause before the next probe: initially, and at most.

@@ -14,9 +14,9 @@
 //! coalesce. A thread for which this is so ([`super::pace`]) does not look at all.
 //!
 //! **Other clients.** While it looks, the thread serves no other wake-up, and its core serves no other
-//! thread. So a thread that serves several clients does not look, nor does one while as many as half of the
-//! cores are occupied by others that look ([`Looking`]): several clients that wait for each reply keep the
-//! threads awake by themselves.
+//! thread. So a thread that serves several clients does not look. A thread does not look either while half of
+//! the cores are occupied by threads that look ([`Looking`]). In both cases, several clients that wait for
+//! each reply keep the threads awake in any case.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;

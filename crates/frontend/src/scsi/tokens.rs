@@ -1,8 +1,8 @@
 //! Tokens of POPULATE TOKEN: each represents ranges of a unit as of the moment when it was made.
 //!
 //! No data is copied for a token, so a change of its ranges invalidates it (ROD type "point in time copy,
-//! change vulnerable", SPC-4). A command that changes a unit with tokens revokes those that it overlaps
-//! before it begins (`Nexus::admit`); WRITE USING TOKEN checks for a revocation again after its read. The
+//! change vulnerable", SPC-4). Before a command changes a unit with tokens, it revokes the tokens whose
+//! ranges it overlaps (`Nexus::admit`). WRITE USING TOKEN checks for a revocation again after its read. The
 //! effect of a write that was already under way when the token was made is undefined. Changes through another
 //! front end to a disk that is also a unit are not detected.
 //!
@@ -33,8 +33,8 @@ const SERVER_MAX: usize = 4096;
 
 /// The nexus on which a token was made.
 pub(super) trait TokenSource: Send + Sync {
-    /// Begins to read a range for a copy: returns the disk, and the entry that a withdrawal of the access
-    /// waits for.
+    /// Begins to read a range for a copy. Returns the disk, and a guard: while the guard exists, a withdrawal
+    /// of the access waits.
     ///
     /// # Errors
     /// The access was withdrawn, or a reservation excludes it.

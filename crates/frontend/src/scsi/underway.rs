@@ -2,9 +2,9 @@
 //!
 //! A request to abort the commands of another nexus, such as PREEMPT AND ABORT or a reset, is answered only
 //! after the last of them has made its changes (SAM-5, "Aborting commands"): otherwise the writes of a host
-//! that was fenced off could overwrite later ones of its successor. Running commands cannot be stopped, so
-//! the request waits for them. It does not wait for commands that arrive later: these enter through a new
-//! gate, and their checks already see the change for which the old gate was closed.
+//! that was fenced off could overwrite later writes of the host that fenced it. Running commands cannot be
+//! stopped, so the request waits for them. It does not wait for commands that arrive later: these enter
+//! through a new gate, and their checks already see the change for which the old gate was closed.
 
 use std::sync::Arc;
 

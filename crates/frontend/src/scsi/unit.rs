@@ -26,7 +26,7 @@ pub struct LogicalUnit {
     identity: Identity,
     /// The size in bytes that nexuses last saw.
     pub(super) size: AtomicU64,
-    /// Reasons to check a command more closely; almost always 0.
+    /// One bit for each reason why commands need further checks before they run; almost always 0.
     flags: AtomicU32,
     descriptor_sense: AtomicBool,
     /// The store was low on room at the last check.

@@ -106,7 +106,7 @@ fn text_request(random: &mut Random) -> Pdu {
         text::push(&mut data, random.pick(&["SendTargets", "SendTargets", "X-other"]), value);
     }
     let mut header = header(0x04, random.pick(&[0x80, 0x80, 0x40, 0xc0]), random);
-    // A request that starts an exchange, or continues one: the target counts its tags from 0.
+    // The request starts an exchange, or continues an exchange by a tag of the target, which counts from 0.
     let transfer_tag = if random.once_in(3) { random.below(8) as u32 } else { NO_TAG };
     header[20..24].copy_from_slice(&transfer_tag.to_be_bytes());
     Pdu { how: 0, header, data }

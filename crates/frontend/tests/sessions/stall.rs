@@ -6,7 +6,7 @@ use forebay_frontend::fuzzing::{self, SIZE, SPARSE_SIZE};
 use forebay_wire::iscsi::BHS;
 use forebay_wire::nbd::*;
 
-/// Longest permitted delay, in CPU time of the thread. The documented limit is 5 ms for release builds; this
+/// Maximum permitted delay, in CPU time of the thread. The documented limit is 5 ms for release builds; this
 /// is a test build. CPU time is measured, because the machine may run other work too.
 const MOST: Duration = Duration::from_millis(15);
 /// Attempts: a script that delays others does so in each attempt. Time that the host takes away from a

@@ -1,9 +1,9 @@
 //! Lists from all shards, merged in order.
 //!
-//! Each shard is asked for its list in pages, and the merged list is sent while it is produced, so a list
-//! of any length occupies one page of each shard; pages are the shorter, the more shards there are. The
-//! number of lists is limited, for all clients and for each of them ([`Lists`]). A shard that does not
-//! answer is named in a header of the response: what it has is unknown, and is not in the list.
+//! Each shard is asked for its list in pages, and the merged list is sent while it is produced, so a list of
+//! any length occupies one page of each shard; pages are the shorter, the more shards there are. The number
+//! of lists is limited, for all clients and for each of them ([`Lists`]). If a shard does not answer, the
+//! list does not contain its elements, and a header of the response names the shard.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,12 +27,12 @@ use crate::places::{Place, Places};
 const PAGES: usize = 4_000;
 const LEAST_PAGE: usize = 20;
 const PAGE: usize = 200;
-/// Most elements of one page of the merged list, as of a list at a server.
+/// Maximum number of elements of one page of the merged list, as in a list of a single server.
 const MAX_LIMIT: usize = 10_000;
-/// Most lists at the same time, and those of one client.
+/// Maximum number of lists at the same time: of all clients, and of one client.
 const MAX_LISTS: usize = 64;
 const MAX_LISTS_OF_ONE: usize = 8;
-/// Longest page of a shard in bytes.
+/// Maximum length of a page of a shard, in bytes.
 const MAX_PAGE: usize = 8 << 20;
 /// How long a list waits for a shard without an owner that answers.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -1,8 +1,8 @@
-//! The HTTP API of a cluster, at any of its nodes: the API of the servers of its shards, in front of which
-//! the gateway decides which server gets a request.
+//! The HTTP API of a cluster, which each node serves. The servers of the shards implement the API; the
+//! gateway decides which server gets a request.
 //!
 //! - A request that concerns a disk goes to the owner of the shard that has the disk ([`route`]). The names
-//!   of disks are those of the cluster.
+//!   of disks are unique in the cluster.
 //! - Lists of disks and of jobs are merged from all shards ([`lists`]); so is the health.
 //! - A new volume, or an image that is imported, gets into a shard of this node; so does a target, unless the
 //!   request names a disk: all disks of a target are in the target's shard.
@@ -40,17 +40,17 @@ use self::problem::Failure;
 use self::route::{Destination, destination};
 use crate::{BoxFuture, Shards, Stream};
 
-/// Longest body of a request in bytes, and the time in which it has to arrive.
+/// Maximum length of the body of a request in bytes, and the time in which the body has to arrive.
 const MAX_BODY: usize = 2 << 20;
 const BODY_TIME: Duration = Duration::from_secs(20);
-/// Longest response that the gateway reads itself, in bytes.
+/// Maximum length of a response that the gateway reads itself, in bytes.
 const MAX_RESPONSE: usize = 32 << 20;
-/// Most volumes that one request resets.
+/// Maximum number of volumes that one request resets.
 const MAX_RESETS: usize = 10_000;
-/// How long the health waits for a shard, and how long metrics do.
+/// How long a request for the health waits for a shard, and how long a request for metrics does.
 const HEALTH: Duration = Duration::from_secs(3);
 
-/// The cluster as its API needs it.
+/// The operations of a cluster that its API needs.
 pub trait Cluster: Shards {
     /// Opens a stream to the API of the present owner of a shard. It fails at once if the shard has no owner
     /// that answers.

@@ -1,8 +1,8 @@
 //! The identity of a cluster on its links: one key and certificate that all nodes have.
 //!
 //! Each node reads the identity from the objects of the cluster, so the key of the Ceph user decides which
-//! hosts are members, and no certificate is issued or installed. Both ends of a link prove that they have
-//! the key, and accept no certificate but this one. It has no date at which it expires: it is replaced when
+//! hosts are members, and no certificate is issued or installed. Both ends of a link prove that they have the
+//! key, and accept only the certificate of the cluster. The certificate does not expire; it is replaced when
 //! a node is removed.
 
 use std::sync::Arc;

@@ -1,13 +1,14 @@
 //! Links: streams of bytes between nodes, to the processes of the shards that the other node owns.
 //!
 //! A link is a TCP connection with TLS 1.3, on which both ends prove that they are nodes of the cluster
-//! ([`identity`]). The node that connects names a shard and a service; the other one opens the
-//! socket of the process of the shard, and from then on bytes pass in both directions.
+//! ([`identity`]). The node that connects names a shard and a service. The other node opens the socket of the
+//! shard's process, and from then on bytes pass in both directions.
 //!
-//! **A link that was closed delivers nothing later.** The kernel of the sender usually sends what was written
-//! before a close for minutes, and a write could arrive after the client has written newer data by another
-//! way. So a link is reset when it is closed (`SO_LINGER` with a time of zero), also if the process of the
-//! node is killed. An end that has to deliver everything waits until the other end has closed.
+//! **A link that was closed delivers nothing later.** After a normal close, the kernel of the sender
+//! continues to send unacknowledged data for minutes. So a write could arrive after the client has written
+//! newer data over another connection. So a link is reset when it is closed (`SO_LINGER` with a time of
+//! zero), also if the process of the node is killed. An end that has to deliver everything waits until the
+//! other end has closed.
 
 pub mod identity;
 
@@ -32,11 +33,11 @@ pub use self::identity::{Identity, IdentityError, new_identity};
 use crate::places::Places;
 use crate::{BoxFuture, NbdClient, Stream};
 
-/// Longest time until a link is connected, and until its beginning has been exchanged.
+/// Maximum time until a link is connected, and until its first messages have been exchanged.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Longest time for which data that was sent is not acknowledged.
+/// Maximum time for which sent data may stay unacknowledged.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
-/// Longest message at the beginning of a link, in bytes.
+/// Maximum length of a message at the beginning of a link, in bytes.
 const MAX_MESSAGE: usize = 4096;
 /// Bytes that a link holds in each direction.
 const BUFFER: usize = 64 << 10;

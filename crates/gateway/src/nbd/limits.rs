@@ -17,7 +17,8 @@ pub(super) const OWN: usize = 160 << 10;
 pub(super) const REQUEST: usize = 512;
 /// Memory of the reply to a block status request: 8192 descriptors.
 pub(super) const BLOCK_STATUS_REPLY: usize = 64 << 10;
-/// Least memory of all connections together, in addition to what each connection has without asking.
+/// Minimum memory of all connections together, in addition to the memory that each connection has without a
+/// request.
 pub(super) const LEAST_MEMORY: usize = 2 * MAX_HELD;
 
 /// Bytes that are received from a client in one call. Payloads that are longer are received in place.

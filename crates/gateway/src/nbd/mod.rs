@@ -13,11 +13,11 @@
 //!
 //! *Answers last.* The owner's process serves nodes on a separate listener (the relay listener), so it
 //! answers writes only when they are durable, whatever the pool's setting for remote clients is, and reads
-//! return only what is durable. What the client has an answer to is part of the pool that the next owner
-//! opens. Volumes that are never synced, and desktops, are an exception: their writes are answered in memory.
-//! The owner names this memory ([`RelayInfo::memory`](forebay_wire::nbd::RelayInfo)). An owner with another
-//! memory is not continued with: the connection ends. The engine refuses such a client too, until an
-//! administrator has resumed the disk.
+//! return only durable data. So every write that was answered to the client is in the pool that the next
+//! owner opens. Volumes that are never synced, and desktops, are an exception: their writes are answered in
+//! memory. The owner names this memory ([`RelayInfo::memory`](forebay_wire::nbd::RelayInfo)). If the next
+//! owner names another memory, the node does not continue the connection: the connection ends. The engine
+//! refuses such a client too, until an administrator has resumed the disk.
 //!
 //! *The contents are the same.* A rollback, a reset and a shrinking need a disk without clients, which a disk
 //! is in an outage. The owner counts them for each opening of the pool
@@ -53,15 +53,16 @@
 //!
 //! # A client that moves to another node
 //!
-//! A client that loses its node connects to another one, and repeats its unanswered requests there. What the
-//! former node still holds must not overwrite what the client writes then. While the former node is connected
-//! to the owner, it ends its stream when it sees the end of its client, and the owner's doubt covers the time
-//! until then. If the former node was cut off as well, it connects again later. With unanswered changes, or
-//! bytes that may be a part of one, it then needs a proof that its client is still connected ([`Presence`]):
+//! A client that loses its node connects to another one, and repeats its unanswered requests there. Requests
+//! that the former node still holds must not overwrite the client's later writes. While the former node is
+//! connected to the owner, it ends its stream when it sees the end of its client, and the owner's doubt
+//! covers the time until then. If the former node was cut off as well, it connects again later. With
+//! unanswered changes, or bytes that may be a part of one, it then needs a proof that its client is still
+//! connected ([`Presence`]):
 //!
-//! - if another client has opened the disk since the owner was last heard of, according to the owner;
-//! - and in any case if the owner has opened the pool again: the node of another client may not have told it
-//!   yet of this client. This does not apply to a client that has sent `NBD_CMD_DISC`.
+//! - if the owner reports that another client has opened the disk since the last answer of the owner;
+//! - and in any case if the owner has opened the pool again, because the owner may not yet know of the other
+//!   client. This does not apply to a client that has sent `NBD_CMD_DISC`.
 //!
 //! The proof is of the time after the owner was connected: from then on, the owner's doubt applies. Bytes of
 //! the client are no proof, since they can be older than the end of the client.

@@ -1,10 +1,10 @@
-//! The unanswered requests of a client: what has to be sent to the owner, and sent again to the next owner.
-//! This module does no I/O.
+//! The unanswered requests of a client: requests that have to be sent to the owner, and sent again to the
+//! next owner. This module does no I/O.
 //!
 //! Each request gets a cookie of this side, since clients may give one cookie to several requests. Requests
 //! are sent in the order in which they arrived, with one exception: **a change that overlaps an earlier
-//! change waits until the earlier one is answered.** So of the changes of a connection to any byte, at most
-//! one is at the owner at any time. [`super`] argues why this makes it safe to send requests again.
+//! change waits until the earlier change is answered.** So of the changes of a connection to any byte, at
+//! most one is at the owner at any time. [`super`] argues why this makes it safe to send requests again.
 
 use std::collections::VecDeque;
 

@@ -394,7 +394,8 @@ impl<C: AsyncRead + AsyncWrite + Send + Unpin> Transmission<C> {
                 self.in_place = Some((slot, 0));
             }
         }
-        // The owner learns it last: a desktop is reset then, and no request may be repeated after that.
+        // The disconnect is sent to the owner last: it resets a desktop, and no request may be repeated after
+        // a reset.
         if self.is_leaving && self.requests.is_empty() && !self.is_disconnecting {
             self.out.extend_from_slice(&disconnect());
             self.is_disconnecting = true;

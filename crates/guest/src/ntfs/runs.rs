@@ -1,7 +1,7 @@
 //! Mapping pairs, which encode the runs of a non-resident attribute.
 //!
-//! Each pair is a length and the distance of its first cluster from that of the previous pair; without a
-//! distance, the run is sparse. The byte before a pair contains the sizes of both fields.
+//! Each pair is a length, and the distance of its first cluster from the first cluster of the previous pair;
+//! without a distance, the run is sparse. The byte before a pair contains the sizes of both fields.
 
 /// A run: clusters of a stream that are contiguous on the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

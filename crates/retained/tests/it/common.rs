@@ -16,7 +16,7 @@ pub fn create(memory: &Arc<HeapMemory>) -> Arc<Retained> {
     Retained::create(memory.clone(), &IDENTITY, ID, LIMIT).unwrap()
 }
 
-/// What a kill at this moment leaves.
+/// Opens the memory as it would be if the process were killed at this moment.
 pub fn reopen(memory: &HeapMemory) -> Result<(Arc<Retained>, Contents), Lost> {
     Retained::open(Arc::new(memory.snapshot()), &IDENTITY, LIMIT)
 }

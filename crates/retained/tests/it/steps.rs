@@ -1,5 +1,5 @@
-//! A kill after every store: whatever the moment, what is published and not dropped is found, and what was
-//! dropped is not.
+//! A kill after every store: at every moment, records that are published and not dropped are found, and
+//! dropped records are not found.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Default memory budgets that fit the RAM of the host, or the limit of the control group.
 //!
-//! The usual defaults apply if they fit. Otherwise the budgets that are not configured share the room that
-//! the configured ones leave, in proportion to their usual sizes. Each has a least size, below which the
-//! server would be slow, so that the sum can still exceed a very small limit.
+//! The usual defaults apply if they fit. Otherwise the budgets that are not configured share the memory that
+//! the configured budgets leave, in proportion to their usual sizes. Each budget has a minimum size, below
+//! which the server would be slow, so the sum can still exceed a very small limit.
 
 /// Memory of the server in addition to its budgets: a fixed part, and this part of the budgets (see
 /// "Sizing" in `docs/operations.md`).

@@ -1,7 +1,8 @@
 //! What a node does about one shard: a function of what the node sees.
 //!
-//! The node that is first in the ranking of a shard, its *home*, is to own the shard. The others take it only
-//! if its owner has died, one after another, so that usually one process starts:
+//! The node that is first in the ranking of a shard, its *home*, is to own the shard. The other nodes take
+//! the shard only if its owner has died. They do so one after another, so that usually only one process
+//! starts:
 //!
 //! | the pool of the shard | the home | a node of rank r |
 //! |---|---|---|
@@ -11,7 +12,7 @@
 //! | has an owner that lives | starts a standby, to which the owner hands the pool over | nothing |
 //!
 //! All members have a rank, so a shard has an owner in the end if any node lives. The nodes of the first
-//! ranks look at the pool each second, and the others less often ([`RANKS`]).
+//! ranks look at the pool each second, and the other nodes less often ([`RANKS`]).
 //!
 //! An owner that is not the home hands the pool over as soon as the standby of the home waits, but not before
 //! the home has been a member that answers for a minute: a node that is restarted would otherwise cause two

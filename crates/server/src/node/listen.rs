@@ -1,4 +1,4 @@
-//! The listeners of a node: those of the API and of NBD, its iSCSI portals, and the links of other nodes.
+//! The listeners of a node: for the API, for NBD, for iSCSI (its portals), and for the links of other nodes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::serve::listen::https::HttpsCertificate;
 use crate::serve::listen::socket::ControlSocket;
 use crate::serve::{Descriptors, ServeError};
 
-/// Most connections of each listener of the API.
+/// Maximum number of connections of each listener of the API.
 const API_CONNECTIONS: usize = 256;
 
 /// The listeners of a node, before it has joined.

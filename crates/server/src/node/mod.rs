@@ -58,7 +58,7 @@ use crate::serve::{ServeError, Signals, notify, open_audit};
 const REFRESH: Duration = Duration::from_secs(1);
 /// Time for an answer of Ceph, after which the node reports that Ceph does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest time for the orderly stop of all shards.
+/// Maximum time for the orderly stop of all shards.
 const STOP: Duration = Duration::from_secs(25);
 /// Shards of a cluster that its first node creates.
 pub(crate) const DEFAULT_SHARDS: u32 = 16;

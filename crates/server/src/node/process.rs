@@ -23,14 +23,15 @@ use crate::config::{NodeConfig, SOCKET_NAME};
 use crate::log::LogFormat;
 use crate::serve::{SHARD_PROCESS, SILENT_OWNER, ShardOf};
 
-/// Longest time for the orderly stop of a process, after which it is killed: as safe as a crash.
+/// Maximum time for the orderly stop of a process. After that the process is killed, which is as safe as a
+/// crash.
 const STOP: Duration = Duration::from_secs(20);
-/// Longest time for an answer of the process to a question, and for a handover.
+/// Maximum time for an answer of the process to a question, and for a handover.
 const ANSWER: Duration = Duration::from_secs(2);
 const HANDOVER: Duration = Duration::from_secs(60);
-/// Longest line of the log of a process.
+/// Maximum length of a line of the log of a process.
 const MAX_LINE: usize = 64 << 10;
-/// Least read cache of a shard, in bytes.
+/// Minimum read cache of a shard, in bytes.
 const LEAST_CACHE: u64 = 16 << 20;
 
 /// The ready line of a server.
@@ -195,7 +196,7 @@ impl ShardProcess {
 /// Writes a line of a process to the log of the node. A log that cannot be written is not an error.
 fn log_line(shard: u32, line: &str) {
     let mut out = io::stderr().lock();
-    // A line of a log in JSON stays an object.
+    // A line that is a JSON object gets the shard as a member, so that the line is still an object.
     let _ = match line.strip_prefix('{').filter(|rest| rest.ends_with('}')) {
         Some(rest) => writeln!(out, "{{\"shard\":{shard},{rest}"),
         None => writeln!(out, "shard {shard:05}: {line}"),

@@ -1,5 +1,5 @@
-//! A stream that ends when a future completes. What the future holds is held for as long as the stream
-//! exists.
+//! A stream that ends when a future completes. The stream owns the future, and with it all values of the
+//! future.
 //!
 //! A stream to the owner of a shard ends when another server owns the shard: the node of an owner that was
 //! stopped or cut off does not close its streams, and TCP notices that only after a long time. The map of the
@@ -12,7 +12,8 @@ use std::task::{Context, Poll};
 use forebay_gateway::{BoxFuture, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The stream. Only a reader notices the end.
+/// A stream to which a future adds an end: after the future has completed, reads fail. Writes are not
+/// affected.
 pub(super) struct Until {
     pub stream: Stream,
     pub end: BoxFuture<'static, ()>,

@@ -1,7 +1,7 @@
 //! The value of the configuration file that is the cause of an error.
 //!
-//! It is found by its text. A command-line option that overrides a value of the file has another one, so its
-//! errors name no line.
+//! The line is found by the text of the value. If a command-line option overrides the value, its text
+//! differs, so its errors name no line.
 
 use std::path::Path;
 

@@ -17,9 +17,9 @@
 //! **Handover.** On request of the API, a standby on another host takes a pool in Ceph over
 //! ([`ownership::handover`]). This server stands by then, if it was started as a standby, and ends otherwise.
 //!
-//! **Loss of the pool.** If another server has opened the pool, or taken its store, this one ends at once,
-//! with an error and without answering a request: its clients lose their connections, and look for the other
-//! server.
+//! **Loss of the pool.** If another server has opened the pool, or taken its store, this server ends at once,
+//! with an error and without answering a request. Its clients lose their connections, and connect to the
+//! other server.
 
 mod begin;
 mod classes;

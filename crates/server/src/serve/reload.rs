@@ -1,9 +1,9 @@
 //! SIGHUP: the configuration is read again, and what can change while clients are connected takes effect.
 //!
 //! **All or nothing.** The whole new configuration is checked first; if it is wrong, the server continues
-//! with the one that it has, and the log names the error. Keys that need an upgrade or a restart are named in
-//! the log and keep their values. [`Reloader::current`] is what is in effect, also if the pool is opened
-//! again after an upgrade that failed.
+//! with its present configuration, and the log names the error. Keys that need an upgrade or a restart are
+//! named in the log and keep their values. [`Reloader::current`] is the configuration in effect, also if the
+//! pool is opened again after an upgrade that failed.
 
 use std::sync::Arc;
 

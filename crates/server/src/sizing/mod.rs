@@ -1,10 +1,10 @@
 //! What a fleet of virtual desktops needs: memory, capacity, store operations and cores.
 //!
 //! **The model.** One desktop's operations in each phase are published (`docs/sizing.md` cites the sources).
-//! The store serves what RAM cannot: parts of the image that no desktop has read before, which the fleet
-//! reads once, and so in shares; reads at positions that no other desktop reads; and reads of a full cache.
-//! Writes stay in RAM until the memory for them is used up. The shares are calibrated with fleets that
-//! `bench-vdi` has replayed, and a test keeps the error within a quarter ([`MAX_ERROR`]).
+//! The store serves three kinds of reads: reads of parts of the image that no desktop has read before, which
+//! the whole fleet reads once; reads at positions that no other desktop reads; and reads of blocks that a
+//! full cache has evicted. Writes stay in RAM until the memory for them is used up. The shares are calibrated
+//! with fleets that `bench-vdi` has replayed, and a test keeps the error within a quarter ([`MAX_ERROR`]).
 
 mod measured;
 

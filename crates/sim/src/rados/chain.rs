@@ -49,8 +49,8 @@ pub(super) struct Claimed {
     pub term: u64,
     /// The history to be compared with what the server finds; `None` if the claim has a successor already.
     pub model: Option<Model>,
-    /// The machine of this server has memory of the last owner, which is not the one before it: other servers
-    /// may have opened the pool in between.
+    /// The retained memory on the machine of this server is from an ownership that is not the previous one:
+    /// other servers may have opened the pool in between.
     pub is_stale: bool,
 }
 

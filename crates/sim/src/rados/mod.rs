@@ -1,9 +1,10 @@
 //! Several servers that share a pool in a simulated RADOS cluster.
 //!
 //! Each machine runs at most one server at a time; each server is a process with a client of the cluster. The
-//! one that owns the pool has clients; the others wait to take it over. Servers are killed, paused (nothing
-//! of them runs or arrives, and later they continue), cut off (they run, and nothing that they send arrives),
-//! and closed in order. Requests and answers take any time, and arrive also after their sender has died.
+//! server that owns the pool has clients; the other servers wait to take the pool over. Servers are killed,
+//! paused (nothing of them runs or arrives, and later they continue), cut off (they run, and nothing that
+//! they send arrives), and closed in order. Requests and answers take any time, and arrive also after their
+//! sender has died.
 //!
 //! **The verdict.** When a server has taken the pool over, the contents that it finds must be a prefix of the
 //! history of the owner before it, as after a crash ([`crate::recover`]), as of the moment at which the fence
@@ -23,8 +24,8 @@
 //! segment again, since every other removal follows a checkpoint that contains the number; a removal that
 //! ignored terms would otherwise do no harm.
 //!
-//! In addition, the lease of an owner is never valid when the pool has another one, and no operation fails
-//! because of a successor that does not exist.
+//! In addition, the lease of an owner is never valid while the pool has another owner, and no operation fails
+//! as fenced while there is no later owner.
 
 mod chain;
 mod round;

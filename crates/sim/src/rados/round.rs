@@ -21,7 +21,7 @@ use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::round::start_clients;
 
-/// Longest pause between two events.
+/// Maximum pause between two events.
 const EVENTS: [u64; 5] = [20, 200, 1_000, 4_000, 12_000];
 /// Everything that was sent has arrived after this time.
 const ALL_ARRIVED: u64 = 120_000;
@@ -41,8 +41,8 @@ pub struct Seen {
     pub closed: u64,
     /// Number of times that the pool was released to an heir.
     pub handed_over: u64,
-    /// Number of heirs that failed: while they waited, after the release, after the swap, before and after
-    /// the verdict.
+    /// Number of heirs that failed, by moment: while they waited, after the owner's release, after the swap,
+    /// before the verdict of the handover, and after it.
     pub failed_heirs: [u64; 5],
     /// Number of times that the former owner took the pool back.
     pub taken_back: u64,

@@ -13,7 +13,7 @@ const BLOCK: usize = 4096;
 const QUOTA: u64 = 6 << 20;
 /// Blocks of the volume that remains.
 const KEPT: u64 = 256;
-/// Most virtual time until guests may write again.
+/// Maximum virtual time until guests may write again.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// About as many crashes are tried.
 const CRASHES: u64 = 32;

@@ -59,7 +59,7 @@ fn a_process_that_restarts_after_a_fault_finds_the_durable_data() {
     });
 }
 
-/// One read needs more nodes of the map than the cache can contain; the same for block status.
+/// One read, and one request for block status, need more nodes of the map than the cache can contain.
 #[test]
 fn a_read_of_more_leaves_than_the_map_cache_holds_ends() {
     const BLOCKS: usize = 60 * 256;

@@ -1,15 +1,16 @@
 //! The objects that were appended to since the store was opened: the end of each, and whether it failed.
 //!
-//! Of the objects of an earlier opening only an upper bound of the end is known, the file's length; the
-//! offset of the first append to one is not checked.
+//! For an object of an earlier opening, only an upper bound of its end is known, the length of the file. So
+//! the offset of the first append to such an object is not checked.
 //!
 //! **Zeroes ahead.** A file system records for each preallocated block whether it was ever written, and a
 //! sync after the first write to it has to wait for the file system's journal: on ext4, that doubles the
-//! duration of a small synced append. So one such append in many also writes zeroes after its data, where the
-//! contract promises zeroes anyway, and the next ones overwrite them. And while most bytes are in synced
-//! appends that are not large, an object that is created ahead of its first append is filled with zeroes, on
-//! another thread, if the disk takes them quickly. They double the bytes written for synced appends. Large
-//! ones and others gain less from zeroes than these cost, and write none.
+//! duration of a small synced append. So one small synced append in many also writes zeroes after its data,
+//! where the contract promises zeroes anyway, and the next appends overwrite these zeroes. And while most
+//! bytes are in synced appends that are not large, an object that is created ahead of its first append is
+//! filled with zeroes, on another thread, if the disk writes them quickly. The zeroes double the bytes
+//! written for synced appends. For large appends, and for appends without a sync, zeroes cost more than they
+//! save, so these appends write no zeroes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

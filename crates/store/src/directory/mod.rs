@@ -17,7 +17,7 @@
 //! - **A full file system.** Operations that make room (deletions, and the commits and checkpoints before
 //!   them) use room that the pool owns: see [`reserve`]. An object that is created in this room has space for
 //!   its first append only, so a later append may find the disk full.
-//! - **Superblock.** The newest copy is read back from the disk and compared before the other one is
+//! - **Superblock.** The newest copy is read back from the disk and compared before the other copy is
 //!   overwritten, under the lock: a write by a tool that ignores the lock is detected at the next swap.
 //!
 //! Data bypasses the page cache (`O_DIRECT`): the engine has a cache, and a copy in the kernel would
@@ -143,7 +143,7 @@ impl DirectoryStore {
     /// directory is renamed, and a copy of the directory has another one.
     ///
     /// # Errors
-    /// That of the file system.
+    /// The error of the file system.
     pub fn superblock_status(&self) -> std::io::Result<std::fs::Metadata> {
         self.shared.superblock.lock().file.metadata()
     }

@@ -2,15 +2,16 @@
 //! refuses room.
 //!
 //! The free space that a file system reports is not always there: a quota of a btrfs subvolume or of an XFS
-//! project, reserved blocks, and other writers are not part of it. So what a deletion needs (a commit, a
-//! checkpoint, the superblock) cannot rely on it. When the file system refuses one of these, some of the
-//! files are removed, and the operation is repeated. As long as less is held than the engine requested, the
-//! store reports itself as short of room, so that no guest uses the rest.
+//! project, reserved blocks, and other writers are not part of it. So the writes of a deletion (a commit, a
+//! checkpoint, the superblock) cannot rely on this free space. When the file system refuses such a write,
+//! some of the files of the reserve are removed, and the write is repeated. While the store holds less room
+//! than the engine requested, it reports itself as short of room, so that no guest uses the rest.
 //!
 //! **Pieces.** Each file is one piece of the room. A removal needs no room, also below a quota of btrfs,
-//! where the truncation of a file may be refused, and it frees the piece as a whole. What is held is what the
-//! file system has allocated for the files: so a crash at any moment, a restart, and a pool of an earlier
-//! release, which has no files, need no other state. How much is to be held is requested at each opening.
+//! where the truncation of a file may be refused, and it frees the piece as a whole. The held room is the
+//! room that the file system has allocated for the files. So a crash at any moment, a restart, and a pool of
+//! an earlier release, which has no such files, need no other state. Each opening requests how much room is
+//! to be held.
 //!
 //! A file system that does not support preallocation, or supports it without allocating anything (ZFS), gets
 //! data that it cannot compress. On a thin volume and below a store that finds duplicates, no file can hold

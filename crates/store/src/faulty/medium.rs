@@ -1,10 +1,10 @@
 //! The contents of a medium and of the caches in front of it, and the effect of a crash on them.
 //!
 //! For each object this module keeps the *view*, the bytes that a read returns, and the ranges that a power
-//! loss may still destroy: those not synced since they were appended, and those *lost* to a failed append or
-//! sync, which no later sync can save. A power loss treats every such range by sectors: the new bytes, zeroes
-//! (the former contents), or, seldom, garbage. Killing the process leaves the view unchanged, and unsynced
-//! ranges stay exposed to a later power loss: this models the page cache.
+//! loss may still destroy: ranges that were not synced since they were appended, and ranges *lost* to a
+//! failed append or sync, which no later sync can save. A power loss treats every such range by sectors: the
+//! new bytes, zeroes (the former contents), or, seldom, garbage. Killing the process leaves the view
+//! unchanged, and unsynced ranges stay exposed to a later power loss: this models the page cache.
 
 use std::ops::Range;
 

@@ -1,14 +1,14 @@
-//! What a pool needs of RADOS: atomic operations on single objects of one namespace.
+//! The operations of RADOS that a pool uses: atomic operations on single objects of one namespace.
 //!
-//! [`super::librados`] implements it with a Ceph cluster, and a simulation in memory for tests
-//! ([`super::simulated`]). The logic of a pool is above it, so both run the same code.
+//! [`super::librados`] implements these operations with a Ceph cluster, [`super::simulated`] in memory, for
+//! tests. The logic of a pool uses only these operations, so the same code runs on both.
 //!
 //! **Guarantees that the logic builds on.** An operation takes effect as a whole or not at all. Operations of
 //! one client on one object take effect in the order in which they were begun, except for [`Cluster::read`],
-//! which may overtake writes that were not acknowledged yet. An operation whose answer was
-//! lost is repeated by the client's library and takes effect once. An operation that was begun may take
-//! effect at any later time, also after its client was paused for long: only a comparison within the
-//! operation prevents that.
+//! which may overtake writes that were not acknowledged yet. An operation whose answer was lost is repeated
+//! by the client's library and takes effect once. An operation that was begun may take effect at any later
+//! time, also after its client was paused for a long time: only a comparison within the operation prevents
+//! this.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -123,11 +123,11 @@ impl PoolConnection {
         block_on(self.claimed(claim, waiting))
     }
 
-    /// A standby that is alive: any one, or the one that a user calls `HOST` or `HOST:PROCESS`. Observes for
-    /// some seconds before it returns `None`. Blocks.
+    /// Returns a standby that is alive: any standby, or the standby that `to` names as `HOST` or
+    /// `HOST:PROCESS`. Observes the header for some seconds before it returns `None`. Blocks.
     ///
     /// # Errors
-    /// Those of the cluster.
+    /// The errors of the cluster.
     pub fn find_heir(&self, to: Option<&str>) -> Result<Option<Heir>> {
         block_on(self.find(to))
     }
@@ -142,8 +142,8 @@ impl PoolConnection {
     }
 
     /// Waits until the pool is abandoned: another process of this host, to which this process released the
-    /// pool, gives no sign of life in it. Returns true if no other server takes it over yet; false if
-    /// cancelled. Blocks.
+    /// pool, gives no heartbeat. Returns true before another server regards it as dead; false if cancelled.
+    /// Blocks.
     pub fn is_abandoned(&self, waiting: &Waiting<'_>) -> bool {
         block_on(self.abandoned(waiting))
     }

@@ -1,13 +1,13 @@
 //! A Ceph pool that is full or over its quota.
 //!
-//! Ceph's statistics are some seconds old, so it may refuse appends while guests are still admitted. What
-//! they wrote is in the buffers, and belongs to the next commit, also if that one removes a disk and so makes
-//! room. Therefore:
+//! Ceph's statistics are some seconds old, so Ceph may refuse appends while guests are still admitted. The
+//! writes of these guests are in the buffers and belong to the next commit, even if this commit removes a
+//! disk to free room. Therefore:
 //!
-//! - A refused append is repeated regardless of the limit, up to an allowance, until Ceph accepts one again.
-//!   OSDs keep room beyond the limits for it.
-//! - For some seconds no space is reported as free. So the engine refuses guests, and the allowance is left
-//!   for what makes room.
+//! - A refused append is repeated with the request to ignore the limit, up to an allowance of bytes, until
+//!   Ceph accepts an append within the limit again. OSDs keep room beyond the limit for such appends.
+//! - For some seconds after a refusal, no space is reported as free. So the engine refuses writes of guests,
+//!   and the allowance is left for commits that free room.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The segments to which this owner appends or is going to append, and which of them accept no more appends.
+//! The segments to which this owner appends or will append, and which of these segments accept no more
+//! appends.
 
 use std::collections::HashMap;
 use std::sync::Arc;

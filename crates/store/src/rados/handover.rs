@@ -1,7 +1,8 @@
-//! What becomes of a pool that was released to an heir, as seen by the server that released it.
+//! The end of a handover: the server that released a pool to an heir waits until a server serves the pool, or
+//! takes it back.
 //!
-//! **Invariant.** The pool is served by a server in the end: by the heir, by another standby, or by this
-//! server, which takes it back if the heir does not take it, or dies before it serves.
+//! **Invariant.** In the end some server serves the pool: the heir, another standby, or this server. This
+//! server takes the pool back if the heir does not take it, or dies before it serves clients.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub(super) enum Fate {
 /// Waits until the pool that was released in `term` is served by another server, or takes it back.
 ///
 /// # Errors
-/// `ECANCELED` as [`StoreError::Io`] if cancelled; that of the cluster if it cannot be taken back.
+/// `ECANCELED` as [`StoreError::Io`] if cancelled; the error of the cluster if the pool cannot be taken back.
 pub(super) async fn settle(
     cluster: &dyn Cluster,
     here: &Claimant,

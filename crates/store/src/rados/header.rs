@@ -102,11 +102,11 @@ pub(super) struct Header {
     pub heir: String,
     /// The owner serves clients.
     pub is_serving: bool,
-    /// The namespace of the cluster of which the pool is a shard; empty if it is that of a single server.
+    /// The namespace of the cluster of which the pool is a shard; empty for the pool of a single server.
     pub shard_of: String,
     /// Keys of servers that wait for the pool.
     pub standbys: Vec<String>,
-    /// A number that is higher than those of all segments; `None` if none is known.
+    /// A number that is higher than the numbers of all segments; `None` if the header has no such number.
     pub next: Option<SegmentId>,
     /// The superblock copies; `None` for a copy that was never written.
     pub copies: [Option<Vec<u8>>; 2],

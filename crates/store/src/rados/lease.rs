@@ -1,14 +1,16 @@
-//! The lease of an owner: until when no other server can have taken the pool over.
+//! The lease of an owner: the time until which no other server can have taken the pool over.
 //!
-//! The time since the last heartbeat is measured by two clocks, and the lease ends as soon as one of them has
-//! counted that much time. The clock of the kernel also counts the time for which the machine was suspended.
-//! But in a virtual machine this clock can stand still while the hypervisor has paused the machine (QEMU's
-//! `stop` with a guest on kvm-clock), and another server can take the pool over during this pause. In many of
-//! these pauses the *counter* of the processor continues to count. Its rate is measured with the heartbeats.
+//! The time since the last heartbeat is measured by two clocks, and the lease ends as soon as one of the
+//! clocks shows that [`LEASE`] has passed. The clock of the kernel also counts the time for which the machine
+//! was suspended. But in a virtual machine this clock can stand still while the hypervisor has paused the
+//! machine (QEMU's `stop` with a guest on kvm-clock), and another server can take the pool over during this
+//! pause. In many of these pauses the *counter* of the processor continues to count. Its rate is measured
+//! with the heartbeats.
 //!
-//! **What remains.** A pause that neither clock shows, such as one in which the hypervisor sets the counter
-//! back, leaves the lease open for what was left of it: at most [`LEASE`] by the clock of this server. Only
-//! reads can be stale then. Writes do not depend on the lease ([`super::ownership`]).
+//! **Limit of the method.** If neither clock shows a pause, for example because the hypervisor sets the
+//! counter back, the lease continues after the pause for the rest of its time: at most [`LEASE`] by the clock
+//! of this server. In this time, reads can be stale. Writes do not depend on the lease
+//! ([`super::ownership`]).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -77,7 +79,7 @@ impl Default for Lease {
 }
 
 impl Lease {
-    /// How much longer it is certain that no other server has taken the pool over.
+    /// Returns the rest of the lease: the time in which no other server can take the pool over.
     pub fn left(&self, at: Moment) -> Duration {
         if self.has_ended.load(Acquire) {
             return Duration::ZERO;

@@ -1,9 +1,10 @@
 //! Which servers can claim a pool that belongs to a cluster.
 //!
-//! The header of a pool states the cluster of which the pool is a shard. A node of the cluster enters this
-//! when it takes the pool, in the operation that makes it the owner, and nothing removes it. A server that is
-//! no node of the cluster does not take such a pool: it would serve the disks of the shard without the
-//! directory of names and without the tokens of the cluster, and the nodes would wait for it.
+//! The header of a pool names the cluster of which the pool is a shard. A node of the cluster enters the name
+//! in the operation that makes the node the owner of the pool, and no operation removes it. A server that is
+//! not a node of the cluster does not take such a pool: it would serve the disks of the shard without the
+//! directory of names and without the tokens of the cluster, and the nodes could not get the shard while this
+//! server lives.
 
 use forebay_format::FormatError;
 

@@ -1,10 +1,10 @@
 //! A store in Ceph RADOS: a pool is the objects of one namespace.
 //!
-//! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
-//! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
-//! of an earlier owner has an effect; [`lease`] determines how long an owner may answer; [`watch`],
-//! [`standby`] and [`handover`] decide when a server takes a pool; [`ops`] implements the contract;
-//! [`notice`] is what owners publish.
+//! Modules, lowest first: [`cluster`] declares the operations of RADOS that are needed; [`librados`] and
+//! [`simulated`] implement them; [`header`] is the layout of the pool's objects; [`ownership`] argues why no
+//! late operation of an earlier owner has an effect; [`lease`] determines how long an owner may answer;
+//! [`watch`], [`standby`] and [`handover`] decide when a server takes a pool; [`ops`] implements the contract
+//! between engine and store; [`notice`] is the object by which owners publish data for other servers.
 
 mod cluster;
 mod connection;
@@ -257,8 +257,9 @@ impl RadosStore {
     }
 
     /// The store of the owner of a term, after the fence; `None` if another server has taken the pool over.
-    /// The heartbeat begins before the fence, which may take longer than others wait for it. If the fence
-    /// fails, a server that tries again keeps a reservation.
+    /// The heartbeat begins before the fence, because the fence may take longer than the time after which
+    /// other servers regard an owner as dead. If the fence fails, a server that tries again keeps a
+    /// reservation.
     async fn of_owner(
         cluster: Arc<dyn Cluster>,
         owner: &Owner,
@@ -375,8 +376,8 @@ impl RadosStore {
         })
     }
 
-    /// A function that returns how much longer it is certain that no other server has taken the pool over.
-    /// The function does not keep the store open.
+    /// Returns a function that returns the rest of the lease: the time in which no other server can take the
+    /// pool over. The function does not keep the store open.
     pub fn lease_left(&self) -> Arc<dyn Fn() -> Duration + Send + Sync> {
         let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
         Arc::new(move || {

@@ -7,10 +7,10 @@
 //!                    bytes               the notice, which this crate does not interpret
 //! ```
 //!
-//! **Not the truth.** A notice is older than the state that it describes, and a server that lost the pool can
-//! replace it until its successor has published one. So no server decides by it what a client may do with the
-//! contents of a disk; the owner does, by the pool itself. From the successor's first edition on, writes of
-//! earlier terms have no effect.
+//! **A notice can be out of date.** A notice is older than the state that it describes, and a server that
+//! lost the pool can replace the notice until the next owner has published a notice. So no server uses a
+//! notice to decide what a client may do with the contents of a disk; the owner decides this from the pool
+//! itself. From the next owner's first edition on, writes of earlier terms have no effect.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl NoticeBoard {
     /// Reads the state of the pool.
     ///
     /// # Errors
-    /// Those of the cluster; not if the pool or its notice is missing.
+    /// The errors of the cluster; not if the pool or its notice is missing.
     pub async fn read(&mut self) -> Result<PoolView> {
         self.view().await.map_err(|e| store_error("reading the notice of the pool", e))
     }
@@ -167,7 +167,7 @@ impl NoticeBoard {
     /// server ends.
     ///
     /// # Errors
-    /// Those of the cluster.
+    /// The errors of the cluster.
     pub async fn announce(&self, number: u16, text: &str) -> Result<()> {
         announce(&*self.cluster, number, text).await
     }
@@ -190,11 +190,11 @@ fn failed(e: Errno) -> StoreError {
 }
 
 impl RadosStore {
-    /// Publishes an edition of the notice. `edition` is higher than that of this owner's last one.
+    /// Publishes an edition of the notice. `edition` is higher than the number of this owner's last edition.
     ///
     /// # Errors
-    /// [`StoreError::Fenced`] if a later owner has published one; `EFBIG` as [`StoreError::Io`]; those of the
-    /// cluster.
+    /// [`StoreError::Fenced`] if a later owner has published an edition; `EFBIG` as [`StoreError::Io`]; the
+    /// errors of the cluster.
     pub fn publish(&self, edition: u64, bytes: &[u8]) -> BoxFuture<'static, Result<()>> {
         let (cluster, term) = (self.shared.cluster.clone(), self.shared.term.clone());
         let (len, mut data) = (bytes.len(), IoBuf::from(bytes));

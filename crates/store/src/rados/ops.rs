@@ -9,11 +9,12 @@
 //! | superblock | read the header; compare the term and the number of swaps, write the copy |
 //! | objects from a number on | read the header; query the length of each object up to the highest number |
 //!
-//! The objects of a namespace are listed only where the contract requires all of them: RADOS reads the names
-//! of all objects of the Ceph pool for it, those of other namespaces as well.
+//! The objects of a namespace are listed only if the contract requires all of them. For such a list, RADOS
+//! reads the names of all objects of the Ceph pool, including those of other namespaces.
 //!
-//! An append whose future was dropped before its end counts as failed: the object accepts no more. It may
-//! still take effect, until the next owner fences its object, which the header lists until it is deleted.
+//! If the future of an append is dropped before the append has ended, the append counts as failed, and the
+//! object accepts no further appends. The append may still take effect, until the next owner fences its
+//! object. The header lists the object until it is deleted, so the next owner finds it.
 
 use std::sync::Arc;
 

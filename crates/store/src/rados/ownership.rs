@@ -1,9 +1,9 @@
 //! Ownership of a pool: taking it, keeping it, and giving it back.
 //!
-//! **The fence.** Each ownership has a *term*. Taking a pool over changes the term in the header; then the
-//! term of each segment to which the previous owner could still append; then the pool is read. Every
-//! operation of an owner compares its own term within the operation. Therefore, whatever a paused server or a
-//! slow network delays, an operation of the old term that arrives later has no effect:
+//! **The fence.** Each ownership has a *term*. A takeover first changes the term in the header, then the term
+//! of each segment to which the previous owner could still append, and then reads the pool. Every operation
+//! of an owner compares the owner's term within the operation. Therefore, whatever a paused server or a slow
+//! network delays, an operation of the old term that arrives later has no effect:
 //!
 //! | late operation of an old owner | why it has no effect |
 //! |---|---|
@@ -13,21 +13,22 @@
 //! | removal of a segment | was entered in the header before; the successor completes the removals that it finds there before it reads the pool, so no later reference to the segment is possible. An object that was created under this number since has a higher term, with which the removal does not take place |
 //! | heartbeat | requires the old term in the header |
 //!
-//! What is read after the fence is durable: the change of the term is ordered after all earlier writes to
-//! that object, and it was acknowledged.
+//! Data that is read after the fence is durable: RADOS orders the change of an object's term after all
+//! earlier writes to the object, and the change was acknowledged.
 //!
-//! **Time** decides only when a server takes a pool over that another one owns, or that is reserved for
-//! another one, never whether a write takes effect. An owner changes its heartbeat each second, from the
-//! moment at which it took the pool. A server that sees no change for [`DEAD_AFTER`], in reads that all
-//! succeeded, takes the pool over ([`super::watch`] states what counts).
+//! **Time** never decides whether a write takes effect. It decides only when a server takes over a pool that
+//! another server owns, or that is reserved for another server. An owner changes its heartbeat each second,
+//! from the moment at which it took the pool. A server that sees no change for [`DEAD_AFTER`], in reads that
+//! all succeeded, takes the pool over ([`super::watch`] states how this time is measured).
 //!
-//! **Handing over.** An owner releases its pool with the name of an heir. From then on the pool has no owner,
-//! and until its next owner nothing in the header changes but keys. The heir takes it at once; every other
-//! server waits for [`DEAD_AFTER`], as for the heartbeat of an owner, except for the one that released it,
-//! which may take it back earlier. One that releases it only to open it again is its own heir. A reservation
-//! is a matter of time and of good will, like a heartbeat: a server that disregards it takes the pool with a
-//! higher term, and fences as always. The swap compares all that was seen, so a server that has waited for a
-//! dead owner does not take a pool that was reserved since.
+//! **Handover.** An owner releases its pool with the name of an heir. From then on the pool has no owner, and
+//! until a server takes it, only keys of the header change. The heir takes the pool at once. Every other
+//! server waits for [`DEAD_AFTER`], as for the heartbeat of an owner; only the server that released the pool
+//! may take it back earlier. A server that releases the pool only to open it again names itself as the heir.
+//! Like a heartbeat, a reservation does not protect data: a server that ignores the reservation takes the
+//! pool with a higher term, and fences as always. The operation that takes the pool compares everything that
+//! the server has read from the header. So a server that has waited for a dead owner does not take a pool
+//! that was reserved in between.
 
 use std::time::Duration;
 
@@ -51,7 +52,7 @@ pub(super) const BEAT_EVERY: Duration = Duration::from_secs(1);
 pub const DEAD_AFTER: Duration = Duration::from_secs(4);
 /// Interval between two reads of a heartbeat.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Interval between two reads while a pool is being handed over, and how long an heir reads that often.
+/// Interval between two reads while a pool is being handed over, and the time for which an heir uses it.
 pub(super) const LOOK_FOR_HEIR: Duration = Duration::from_millis(20);
 const HEIR_LOOKS: Duration = Duration::from_secs(30);
 
@@ -69,7 +70,7 @@ pub(super) struct Taken {
     pub before: String,
 }
 
-/// Takes a pool, or creates it: this server is its owner then, and has to [`fence`] the earlier ones.
+/// Takes a pool, or creates it. This server is then the owner, and has to [`fence`] earlier owners.
 ///
 /// # Errors
 /// [`StoreError::Busy`] if another server has it, and the claim does not wait; as [`StoreError::Io`],
@@ -161,9 +162,9 @@ pub(super) async fn enter_cluster(cluster: &dyn Cluster, here: &Owner, name: &st
     }
 }
 
-/// Replaces the owner if everything that was seen is unchanged: an owner that is alive again keeps the pool,
-/// and so does an heir. The number of superblock writes must be unchanged too, so that the format of the pool
-/// is still the one that was checked.
+/// Replaces the owner if nothing in the header has changed since it was read: so an owner that is alive again
+/// keeps the pool, and so does an heir. The number of superblock writes must be unchanged too, so that the
+/// pool still has the format that was checked.
 pub(super) async fn swap_owner(
     cluster: &dyn Cluster,
     seen: &Header,

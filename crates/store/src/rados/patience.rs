@@ -1,12 +1,13 @@
 //! When an append is overdue.
 //!
 //! An OSD that hangs answers nothing until Ceph has detected it, which takes from some seconds to half a
-//! minute. Objects in other placement groups answer. So an append is overdue if it takes much
-//! longer than usual, and a change of the pool's header, which began later, is acknowledged before it. While
-//! the whole cluster is slow or does not answer, nothing is overdue.
+//! minute. Objects in other placement groups answer. So an append is overdue if it takes much longer than
+//! usual, and a change of the pool's header that began after the append is acknowledged before it. While the
+//! whole cluster is slow or does not answer, no append is overdue.
 //!
-//! What was given up wrongly costs an append and a segment, so the time doubles with each one that is
-//! overdue, and is halved by each one that ends in time.
+//! An append that is given up although its object would have answered costs a second append and a segment.
+//! Therefore the time after which an append is overdue doubles with each overdue append, and is halved by
+//! each append that ends in time.
 
 use std::time::Duration;
 

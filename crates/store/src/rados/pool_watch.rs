@@ -1,4 +1,5 @@
-//! Watching the ownership of a pool, for a node that takes the pool over through another process.
+//! Observes the ownership of a pool, for a node of a cluster: another process of the node takes the pool
+//! over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +49,7 @@ impl PoolWatch {
     /// Waits for `interval`, and looks. `None` if the pool does not exist.
     ///
     /// # Errors
-    /// Those of the cluster, which are logged. The silence of the owner is counted again after an error.
+    /// The errors of the cluster, which are logged. The silence of the owner is counted again after an error.
     pub async fn look(&mut self, interval: Duration) -> Result<Option<Sight>> {
         let seen = match &mut self.watch {
             Some(watch) => watch.look(&*self.cluster, interval).await.map(drop),
@@ -80,7 +81,7 @@ impl PoolWatch {
     /// exist.
     ///
     /// # Errors
-    /// Those of the cluster.
+    /// The errors of the cluster.
     pub async fn observe(&mut self) -> Result<Option<(Sight, bool)>> {
         let Some(first) = self.look(Duration::ZERO).await? else { return Ok(None) };
         if first.owner.is_none() || first.is_free {

@@ -1,8 +1,9 @@
 //! A RADOS cluster in memory, for tests.
 //!
-//! Each client is a process with a separate connection: requests travel for some time, those of one client to
-//! one object in order, take effect, and their answers travel back. What a client had begun arrives even if
-//! the client has crashed or is paused since, possibly much later: that is what fences have to withstand.
+//! Each client represents a process with a separate connection. A request arrives after some time, takes
+//! effect, and its answer returns. Requests of one client to one object arrive in order. A request arrives
+//! even if its client has crashed or is paused in the meantime, possibly much later. Fences have to make such
+//! late requests ineffective.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -397,7 +398,7 @@ impl SimulatedClient {
         self.ends_in_order.store(true, Relaxed);
     }
 
-    /// Begins a request. `effect` is what it does when it arrives, and returns the answer.
+    /// Begins a request. `effect` is executed when the request arrives, and returns the answer.
     fn request<T: Send + 'static>(
         &self,
         object: &str,

@@ -1,9 +1,10 @@
 //! Servers that wait for a pool: how they announce themselves, and which of them are alive.
 //!
-//! A standby has one key in the header, which it replaces by another one each second. A key that stays the
-//! same for [`DEAD_AFTER`] belongs to a server that waits no more; other standbys, and an owner that looks
-//! for an heir, remove it. Their number is bounded: where [`MOST_STANDBYS`] are announced, further ones wait
-//! without a key. A key is news for administrators and owners, and decides nothing about writes.
+//! A standby has one key in the header, which it replaces by another key each second. A key that stays the
+//! same for [`DEAD_AFTER`] belongs to a server that no longer waits; other standbys, and an owner that
+//! selects an heir, remove such a key. The number of keys is bounded: if [`MOST_STANDBYS`] standbys are
+//! announced, further standbys wait without a key. Keys inform administrators and owners, and decide nothing
+//! about writes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -162,7 +163,7 @@ impl StandbyWatch {
     /// distinguish them.
     ///
     /// # Errors
-    /// Those of the cluster.
+    /// The errors of the cluster.
     pub async fn look(&mut self) -> Result<Option<Vec<Standby>>> {
         let header = Header::read(&*self.cluster).await;
         let header = header.map_err(|e| store_error("reading the header of the pool", e))?;

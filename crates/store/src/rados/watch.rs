@@ -1,10 +1,10 @@
-//! Watching the header of a pool: what changes, and for how long nothing has.
+//! Reads the header of a pool repeatedly, and measures for how long ownership and heartbeat have not changed.
 //!
 //! A duration is the sum of the times between the answers to reads that succeeded. These times include the
-//! latencies of the reads, so a busy cluster does not lengthen it. At most [`MAX_STEP`] of each read
-//! counts, and a state counts as unchanged only after [`MIN_READS`]. So a server that is paused, or whose
-//! reads hang or fail, measures less than has passed, and never takes a living owner for dead on that
-//! account.
+//! latencies of the reads, so a busy cluster does not make the measured duration longer than the real one.
+//! Each read adds at most [`MAX_STEP`], and an owner is regarded as dead only after [`MIN_READS`] reads
+//! without a change. So a server that is paused, or whose reads hang or fail, measures less time than has
+//! passed. Such a server therefore never regards a living owner as dead.
 
 use std::time::Duration;
 
@@ -50,7 +50,8 @@ impl Watch {
     /// Waits, and reads the header. Returns whether the ownership or the heartbeat has changed.
     ///
     /// # Errors
-    /// That of the read, which is no sign of the owner's state. It is logged unless the header is missing.
+    /// The error of the read, which does not show the owner's state. It is logged unless the header is
+    /// missing.
     pub async fn look(&mut self, cluster: &dyn Cluster, interval: Duration) -> Answer<bool> {
         let since = self.answered.take().unwrap_or_else(|| cluster.now());
         cluster.sleep(interval).await;

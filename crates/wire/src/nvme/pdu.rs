@@ -13,7 +13,7 @@ pub(super) const INIT: usize = 128;
 const COMMAND: usize = COMMON + 64;
 /// Bytes of the headers of all other PDUs.
 pub(super) const SHORT: usize = 24;
-/// Most bytes of a header that a termination request repeats (Transport 3.6.2.4).
+/// Maximum number of bytes of a header that a termination request repeats (Transport 3.6.2.4).
 const TERMINATION_DATA_MAX: usize = 152 - SHORT;
 /// Maximum offset of data in a PDU: the largest header with its digest, and the largest alignment.
 const MAX_DATA_OFFSET: usize = 128;

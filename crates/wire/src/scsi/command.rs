@@ -79,7 +79,7 @@ const fn blocks16(flags: u8) -> [u8; 16] {
     [0, flags, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, GROUP, 0]
 }
 
-/// A CDB with a length field at its end, and `second` as the usage map of byte 2.
+/// The usage map of a CDB of 12 bytes with a length field at its end; `second` is the map of byte 2.
 const fn length12(second: u8) -> [u8; 12] {
     [0, 0, second, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0]
 }

@@ -58,19 +58,20 @@ pub const TRANSFER_MAX: u32 = 32768;
 pub const TRANSFER_OPTIMAL: u32 = 2048;
 /// Maximum length of a WRITE SAME, in blocks (MAXIMUM WRITE SAME LENGTH).
 pub const WRITE_SAME_MAX: u32 = TRANSFER_MAX;
-/// Longest COMPARE AND WRITE, in blocks (MAXIMUM COMPARE AND WRITE LENGTH): the maximum of its CDB field.
+/// Maximum length of a COMPARE AND WRITE, in blocks (MAXIMUM COMPARE AND WRITE LENGTH): the maximum of its
+/// CDB field.
 pub const COMPARE_MAX: u8 = 255;
 /// Maximum number of descriptors of an UNMAP (MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT).
 pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
-/// Longest accepted parameter list, in bytes: the limits of the individual lists are all far below.
+/// Maximum length of a parameter list, in bytes: the limits of the individual lists are all far below.
 pub const PARAMETERS_MAX: u32 = 64 << 10;
 /// Maximum number of descriptors in GET LBA STATUS data; an initiator requests further descriptors
 /// separately.
 pub const STATUS_DESCRIPTORS_MAX: u32 = 1024;
-/// Most ranges of a POPULATE TOKEN or WRITE USING TOKEN (MAXIMUM RANGE DESCRIPTORS).
+/// Maximum number of ranges of a POPULATE TOKEN or WRITE USING TOKEN (MAXIMUM RANGE DESCRIPTORS).
 pub const TOKEN_RANGES_MAX: u16 = 64;
-/// Most blocks that a token represents, or that one WRITE USING TOKEN writes (MAXIMUM TOKEN TRANSFER SIZE): 4
-/// GiB.
+/// Maximum blocks that a token represents, or that one WRITE USING TOKEN writes (MAXIMUM TOKEN TRANSFER
+/// SIZE): 4 GiB.
 pub const TOKEN_BLOCKS_MAX: u64 = 8 << 20;
 /// Default inactivity timeout of a token, in seconds.
 pub const TOKEN_TIMEOUT: u32 = 60;

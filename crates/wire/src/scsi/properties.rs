@@ -165,7 +165,7 @@ impl Request {
         matches!(self, Read { .. } | Verify { .. } | PreFetch { .. } | GetLbaStatus { .. })
     }
 
-    /// The range that it changes, as offset and length in bytes, if the CDB states it.
+    /// The range that the command changes, as offset and length in bytes, if the CDB states the range.
     pub fn changed_range(&self) -> Option<(u64, u64)> {
         use Request::*;
         match *self {

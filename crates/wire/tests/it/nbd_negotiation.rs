@@ -1,5 +1,5 @@
-//! Negotiation: well-formed options are decoded correctly, others refused or end the connection, independent
-//! of packet boundaries.
+//! Negotiation: well-formed options are decoded correctly, other options are refused or end the connection,
+//! independent of packet boundaries.
 
 use forebay_wire::nbd::*;
 use proptest::prelude::*;

@@ -1,5 +1,5 @@
-//! Transmission: valid requests are decoded correctly, others refused with the error that the protocol
-//! defines, independent of packet boundaries.
+//! Transmission: valid requests are decoded correctly, other requests are refused with the error that the
+//! protocol defines, independent of packet boundaries.
 
 use forebay_wire::nbd::*;
 use proptest::prelude::*;

@@ -75,7 +75,7 @@ pub struct Moment {
     pub data_p99_us: f64,
     /// RESERVATION CONFLICT responses to A, per second.
     pub data_conflicts: f64,
-    /// Updates of B, or snapshots created and deleted, per second.
+    /// Number of updates by host B, or of snapshots that were created and deleted, per second.
     pub operations: f64,
     /// Attempts of B per second that found the lock held.
     pub lock_conflicts: f64,

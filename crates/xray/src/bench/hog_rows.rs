@@ -1,4 +1,5 @@
-//! Rows about neighbours: what a guest notices of another one that takes all that it can get.
+//! Rows about neighbours: how much a guest is slowed down by another guest that sends as many requests as the
+//! server answers.
 //!
 //! The victim reads 4 KiB blocks from the cache, or writes 4 KiB that are durable when they are answered, one
 //! at a time. Or it stands for many guests that do little: each reads at random moments, so that a pause of

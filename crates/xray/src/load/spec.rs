@@ -50,7 +50,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// Most requests on a connection whose part of the range has `blocks`.
+    /// Maximum number of requests in flight on a connection whose part of the range has `blocks`.
     pub(super) fn requests(self, blocks: u64) -> u64 {
         match self {
             Stop::After(_) => u64::MAX,

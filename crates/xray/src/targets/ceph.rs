@@ -65,7 +65,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // What fails here is repeated by the script's own watch when this process ends.
+        // A failure needs no report: a watch of the script destroys the cluster when this process ends.
         let _ = run(&mut self.command("destroy"));
         let _ = std::fs::remove_dir_all(&self.dir);
     }

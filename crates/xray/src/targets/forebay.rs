@@ -76,7 +76,7 @@ impl ForebaySystem {
         self.nodes[number].stand_by(&self.binary, cluster)
     }
 
-    /// The node that does not serve.
+    /// Number of the node that does not serve, in a target with two nodes.
     fn other(&self) -> Result<usize, TargetError> {
         match self.nodes.len() {
             2 => Ok(1 - self.serving),

@@ -18,7 +18,7 @@ use crate::device::{Client, Device, DeviceError, Done};
 pub const DEPTH: usize = 16;
 /// A server that does not answer a desktop for this long counts as stalled.
 pub const STALL: Duration = Duration::from_secs(120);
-/// Writes between two flushes of a guest.
+/// Number of writes between two flushes of a guest.
 const WRITES_PER_FLUSH: u64 = 20;
 /// Number of reads of which one is verified byte by byte; the others are only counted.
 const CHECKED_READS: u64 = 8;

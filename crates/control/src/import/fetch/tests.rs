@@ -115,7 +115,7 @@ async fn the_server_itself_is_reached_only_over_the_control_socket() {
         let refused = refused.unwrap().to_string();
         assert_eq!(refused.contains("import from there over the control socket"), !on_host, "{refused}");
     }
-    // The server has received one request: that of the control socket, which was redirected.
+    // The server has received one request: the request from the control socket, which was redirected.
     server.join().unwrap();
 }
 

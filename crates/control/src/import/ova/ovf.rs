@@ -1,7 +1,8 @@
 //! The disks in an OVF descriptor (DMTF DSP0243): the elements `File` and `Disk` with their attributes.
 //!
-//! The descriptor is XML. Only its tags are scanned, without a document type and without entities other than
-//! those of XML itself, so its author cannot make it refer to anything or expand.
+//! The descriptor is XML. Only its tags are scanned. Document types, and entities other than the predefined
+//! entities of XML, are not supported, so a descriptor cannot refer to other files, and cannot expand to a
+//! large text.
 
 /// Maximum number of attributes of a tag that are read.
 const MAX_ATTRIBUTES: usize = 64;

@@ -1,9 +1,10 @@
-//! The log of a VHDX file (MS-VHDX, 2.3): changes of the file that its host had not written in place when it
-//! lost power, or when the file was copied. They are applied to what is read, and the file remains unchanged.
+//! The log of a VHDX file (MS-VHDX, 2.3): changes of the file that its host had not yet written in place when
+//! the host lost power, or when the file was copied. The changes are applied to the data that is read, and
+//! the file remains unchanged.
 //!
 //! The log is a ring of sectors of 4 KiB. An entry begins with a header and descriptors; a sector for each
 //! data descriptor follows. Entries with consecutive sequence numbers are a sequence. The last entry of a
-//! sequence names the first one that has to be applied. The active sequence is the valid one with the
+//! sequence names the first entry that has to be applied. The active sequence is the valid sequence with the
 //! highest numbers.
 
 use std::collections::{BTreeMap, HashMap};

@@ -4,8 +4,9 @@
 //! bytes of the disk, sparse extents have grain tables. A monolithic sparse or stream-optimised file is one
 //! sparse extent with an embedded descriptor.
 //!
-//! Each extent file is opened once to check it against its line, and again when it is read. At most one is
-//! open at a time, so that the number of extents affects neither file descriptors nor memory.
+//! Each extent file is opened once to compare it with its line in the descriptor, and again when it is read.
+//! At most one extent file is open at a time, so that the number of extents affects neither file descriptors
+//! nor memory.
 
 mod descriptor;
 mod sparse;

@@ -13,8 +13,8 @@ use crate::cache::{CachedBlock, Owner, ReadCache};
 const BUDGET: u64 = 64 << 20;
 /// Blocks that fit it.
 const FIT: u64 = 16_000;
-/// Bounds on the error, as a share of all look-ups: of loads with chance, and of loops, whose blocks are
-/// all in the same place or all in another one.
+/// Bounds on the error, as a share of all look-ups: for random loads, and for loops, in which all blocks have
+/// the same distance of reuse.
 const ERROR: f64 = 0.01;
 const ERROR_LOOPS: f64 = 0.05;
 const SHARES: [u64; 4] = [10, 25, 50, 100];

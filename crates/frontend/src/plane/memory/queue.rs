@@ -107,7 +107,7 @@ impl Queue {
         self.next.insert(entry);
     }
 
-    /// Considers the claims of a party no more, since it has used up its part, until [`Queue::reconsider`].
+    /// Ignores the claims of a party until [`Queue::reconsider`], because the party holds its maximum share.
     pub fn put_off(&mut self, party: &Arc<Party>) {
         let of_party = self.by_party.get_mut(&key(party));
         if let Some(entry) = of_party.and_then(|of_party| of_party.entry.take()) {

@@ -1,4 +1,4 @@
-//! A server that has lost its pool to another one.
+//! A server whose pool another server has taken over.
 
 use std::sync::Arc;
 

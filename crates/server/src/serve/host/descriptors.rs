@@ -22,7 +22,7 @@ const OPEN_FILES: usize = 512;
 const CONTROL: usize = 64;
 /// Descriptors for the files and connections of imports.
 const IMPORTS: usize = 64;
-/// Fewest clients that a server must be able to serve.
+/// Minimum number of clients that a server must be able to serve.
 const MIN_CLIENTS: usize = 8;
 
 /// How the file descriptors of the process are divided.

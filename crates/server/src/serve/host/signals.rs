@@ -1,9 +1,9 @@
 //! The signals to stop: SIGTERM and SIGINT.
 //!
 //! **Invariant.** A signal to stop that reaches the process, at any time of an upgrade, stops the server:
-//! this process until another one serves the clients, and that one afterwards. The sender may not know the
-//! new process id yet. If a step of the upgrade does not end, because the store does not answer, this process
-//! ends as in a crash after [`PATIENCE`], or with a second signal.
+//! this process until another process serves the clients, and the other process afterwards. The sender may
+//! not know the new process id yet. If a step of the upgrade does not end, because the store does not answer,
+//! this process ends as in a crash after [`PATIENCE`], or with a second signal.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
@@ -68,8 +68,8 @@ impl Signals {
         }
     }
 
-    /// Completes when a signal to stop has had no effect for a long time, or a further signal arrives. This
-    /// value receives signals independently of other values of this type, which receive the same signals.
+    /// Completes when a signal to stop has had no effect for a long time, or a second signal arrives. Each
+    /// value of this type receives every signal.
     pub async fn overdue(mut self) {
         self.stop().await;
         // Either ends the wait.

@@ -1,5 +1,5 @@
-//! A listener of the API with a limit on its connections; further ones wait in the kernel's queue. So do
-//! those that arrive after the control plane has stopped, for a successor.
+//! A listener of the API with a limit on its connections. Further connections wait in the kernel's queue.
+//! Connections that arrive after the control plane has stopped wait there for the next process.
 //!
 //! **Silent connections.** A connection without a request in progress is idle. When all places are taken, the
 //! connection that has been idle for the longest time, and for [`GRACE`] at least, gives its place to a new
@@ -7,10 +7,10 @@
 //! loopback address, where connections are not counted by address. A connection that is idle for
 //! [`IDLE_TIME`] ends in any case.
 //!
-//! One remote address, or /64 network of IPv6, has at most half of the connections: further ones are closed
-//! at once. So a single host, which needs no token to connect, cannot lock out administrators of other
-//! networks. Connections over loopback are not counted, since a proxy has all its clients there; one on
-//! another host has half of the connections for all of its clients.
+//! One remote address, or /64 network of IPv6, has at most half of the connections: further connections are
+//! closed at once. So a single host, which needs no token to connect, cannot lock out administrators of other
+//! networks. Connections over loopback are not counted, since they can come from a proxy for many clients. A
+//! proxy on another host has half of the connections for all of its clients.
 
 use std::io;
 use std::net::IpAddr;
@@ -68,7 +68,7 @@ impl Place {
                 return;
             }
             tokio::select! {
-                // A request may have begun since.
+                // A request may have begun since the notification; then the connection is no longer idle.
                 () = self.displaced.notified() => if self.idle().is_some() { return },
                 () = tokio::time::sleep(left) => {}
             }

@@ -2,10 +2,10 @@
 //!
 //! **Bounds.** A listener has a limit on its connections, and ends idle ones (`capped`). A client has
 //! [`HEADER_TIME`] for the TLS handshake, and again for the header of each request; a header has at most
-//! [`HEADERS`] fields. Its size is compared with [`HEADER_BYTES`] when it is incomplete after a read, and the
-//! buffer can be twice as large: a header of up to that size passes if it arrives at once. A client that does
-//! not read its responses is disconnected (`unstalled`). Bodies are bounded in size and time by the API. What
-//! is no HTTP is answered by hyper, with an empty body.
+//! [`HEADERS`] fields. If a header is incomplete after a read, its size is compared with [`HEADER_BYTES`].
+//! The buffer can be twice as large, so a header of up to twice [`HEADER_BYTES`] passes if it arrives at
+//! once. A client that does not read its responses is disconnected (`unstalled`). Bodies are bounded in size
+//! and time by the API. Input that is not HTTP is answered by hyper, with an empty body.
 
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;

@@ -1,8 +1,9 @@
 //! A connection that ends when its client does not read.
 //!
-//! The kernel takes what a client does not read until its buffers are full; from then on, writes wait. A
-//! write that waits for [`SEND_TIME`] fails, so that a client that stopped reading does not keep a connection
-//! of the listener. A slow client is served: whenever the kernel takes more, the time begins again.
+//! If a client does not read, the kernel accepts data until its buffers are full; from then on, writes wait.
+//! A write that waits for [`SEND_TIME`] fails, so that a client that stopped reading does not keep a
+//! connection of the listener. A slow client is served: whenever the kernel accepts more data, the time
+//! begins again.
 
 use std::io;
 use std::pin::Pin;

@@ -1,7 +1,7 @@
 //! The control socket.
 //!
 //! Its path exists only while the server is ready: it is bound under a temporary name, restricted to mode
-//! 0600, and renamed when the server accepts requests. So a client finds either no socket or one that
+//! 0600, and renamed when the server accepts requests. So a client finds either no socket or a socket that
 //! answers, and no client can connect between `bind` and `chmod`. A stale socket of a killed server is
 //! replaced; a socket on which a server answers is not.
 

@@ -1,9 +1,9 @@
 //! The steps of a handover of a pool in Ceph to a standby, on the side of the owner.
 //!
-//! **Order.** The requests that were read are finished and answered; no further one is read. Then everything
-//! is made durable, the pool is closed, and released to the standby. Until that one serves clients, the
-//! connections of this server stay open and are neither read nor written: then they are closed, so that their
-//! clients connect again at a moment at which they are served.
+//! **Order.** The requests that were read are finished and answered; no further requests are read. Then all
+//! writes are made durable, the pool is closed, and released to the standby. Until the standby serves
+//! clients, the connections of this server stay open, and are neither read nor written. Then they are closed,
+//! so that their clients connect again when the standby can serve them.
 //!
 //! **Failure.** If the standby does not take the pool, this server takes it back, and continues with the same
 //! connections, if no other server has had the pool in between.

@@ -1,7 +1,7 @@
 //! The ownership of the pool: claiming it, keeping it, losing it, and handing it over to another server.
 //!
-//! [`contract`] declares what the server needs of it, and two modules implement that: `directory` and `ceph`.
-//! [`candidate`] is the process that does not own the pool yet, or not any more.
+//! [`contract`] declares the operations that the server needs, and two modules implement them: `directory`
+//! and `ceph`. [`candidate`] is a process that does not yet own the pool, or no longer owns it.
 
 pub(super) mod candidate;
 mod ceph;

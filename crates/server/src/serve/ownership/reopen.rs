@@ -1,11 +1,11 @@
-//! Opening the pool again after this process released it to another one that did not take it.
+//! Opening the pool again after this process released it to another process that did not take it.
 //!
 //! Until then clients wait: their connections are parked. So an outage of Ceph delays them, as always, and
 //! does not end the server; a signal to stop does. Until this process owns the pool again, it is reserved
 //! for it: memory of this host may hold writes that were acknowledged.
 //!
-//! Connections continue only if no other server had the pool in between. A client may have been served by
-//! that one, so requests that were read or sent before must not be executed or answered any more.
+//! Connections continue only if no other server had the pool in between. The other server may have served a
+//! client, so requests that were read or sent before must not be executed or answered any more.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -87,9 +87,9 @@ impl Server<'_> {
         }
     }
 
-    /// Opens the pool after another process did not take it; from `store`, if this one has taken that back
-    /// already. `None` if a signal to stop arrives before; then the pool may still be being opened, and the
-    /// caller ends the process.
+    /// Opens the pool again after another process did not take it. `store` is the store of the pool if this
+    /// process has already taken it back. Returns `None` if a signal to stop arrives before the pool is open.
+    /// The opening may then still be in progress, and the caller ends the process.
     pub(in crate::serve) async fn reopen(
         &mut self,
         mut back: Back,

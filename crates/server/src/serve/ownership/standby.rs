@@ -1,4 +1,4 @@
-//! The iSCSI portals of a server while another one has the pool.
+//! The iSCSI portals of a server while another server has the pool.
 //!
 //! They redirect logins, or serve sessions in the state standby, by the notice that the owner published. When
 //! this server has opened the pool, its services take over the listeners and the sessions.

@@ -1,8 +1,9 @@
 //! A watch on the process to which a pool in Ceph was released in an upgrade.
 //!
-//! The time limit of an upgrade is longer than other servers wait for a sign of life. If the new process
-//! hangs before it has taken the pool, or afterwards, a standby would take the pool over, and clients would
-//! lose their connections. So the process is ended before that, and the former one takes the pool back.
+//! The time limit of an upgrade is longer than the time after which other servers regard an owner as dead. If
+//! the new process hangs, before or after it has taken the pool, a standby would take the pool over, and
+//! clients would lose their connections. So the new process is ended before that time, and the former process
+//! takes the pool back.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Free space of the pool. The engine requests it after each commit, and the monitors are shared by all
-//! clients, so an answer is kept for a second, and one query is made at a time, by a helper thread.
+//! Free space of the pool. The engine requests the free space after each commit, but all clients of the
+//! cluster share the monitors. Therefore an answer is kept for a second, and a helper thread makes one query
+//! at a time.
 //!
 //! While no monitor answers, the last answer is used: operations on objects do not need monitors, and must
 //! not wait for them.

@@ -1,22 +1,23 @@
 //! A Ceph cluster behind librados, which is loaded when the first pool in RADOS is opened.
 //!
-//! **In flight.** Each operation is begun by its call: it passes the queue, whose bounds are below those of
-//! the library, and is submitted with a completion. The completion owns all memory into which the library
-//! writes, so that the future of an operation can be dropped at any time; it has no time limit, because an
-//! operation that failed could still take effect. While the cluster does not answer, operations wait.
+//! **In flight.** The call of an operation begins the operation: it passes the queue, whose bounds are below
+//! the bounds of the library, and is submitted with a completion. The completion owns all memory into which
+//! the library writes, so the future of an operation can be dropped at any time. An operation has no time
+//! limit, because an operation that has failed by a time limit could still take effect. While the cluster
+//! does not answer, operations wait.
 //!
 //! **Order.** RADOS executes operations on an object in the order of submission, with one exception: a plain
 //! read can overtake a write that waits for the recovery of its object. [`Cluster::contents`] and
-//! [`Cluster::len_of`] request the order; [`Cluster::read`] does not, because such reads of an object exclude
-//! each other.
+//! [`Cluster::len_of`] request this order from RADOS; [`Cluster::read`] does not, because reads that request
+//! the order exclude each other on an object.
 //!
-//! **Monitors.** They are needed to connect, to learn of changes in the cluster, and for free space. Their
-//! commands have a time limit.
+//! **Monitors** are needed to connect, to learn of changes in the cluster, and to query free space. Commands
+//! to monitors have a time limit.
 //!
-//! **End.** When a [`LibradosCluster`] is dropped, operations that have been begun are awaited, and the
-//! connection is closed, by a separate thread. With the last connection of a client, the tasks of the client
-//! are dropped and the client is shut down. During an outage this lasts until the cluster answers or the
-//! process ends, so the drop itself waits for a short time only.
+//! **End.** When a [`LibradosCluster`] is dropped, a separate thread waits for the operations that have
+//! begun, and closes the connection. With the last connection of a client, the tasks of the client are
+//! dropped and the client is shut down. During an outage this thread waits until the cluster answers or the
+//! process ends, so the drop itself waits for this thread for a short time only.
 
 mod api;
 mod capacity;

@@ -1,9 +1,9 @@
-//! The bounds of what is in flight.
+//! The bounds of the operations in flight.
 //!
 //! Above its limits, librados blocks the thread that submits an operation. An async thread must not block, so
-//! those limits are raised, and operations above ours wait in this queue. They are submitted in the order of
-//! arrival, by one thread at a time: RADOS executes the operations on an object in the order of their
-//! submission, and the caller relies on it.
+//! the limits of the library are raised, and operations beyond the lower limits of this module wait in this
+//! queue. They are submitted in the order of arrival, by one thread at a time: RADOS executes the operations
+//! on an object in the order of their submission, and callers rely on this order.
 
 use std::collections::VecDeque;
 
@@ -85,7 +85,7 @@ impl Queue {
         self.submit();
     }
 
-    /// Records that an operation has ended, which makes room for others.
+    /// Records that an operation has ended, so that waiting operations can be submitted.
     pub(super) fn ended(&self, bytes: usize) {
         {
             let mut state = self.state.lock();

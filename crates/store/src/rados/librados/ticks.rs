@@ -1,4 +1,5 @@
-//! A counter of the processor that continues to count while a hypervisor has paused this machine.
+//! The time-stamp counter of the processor, which continues to count while a hypervisor has paused this
+//! machine.
 
 /// The time-stamp counter, if it counts at a constant rate.
 #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Steps of an operation that writes, as the library's calls.
+//! Translates the steps of an operation that writes into calls of the library.
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr::{null, null_mut};

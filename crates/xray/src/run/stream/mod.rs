@@ -20,7 +20,7 @@ use crate::device::{Device, DeviceError, Needs, slots};
 use crate::rng::Rng;
 use crate::targets::Place;
 
-/// Maximum length of the reads that are all verified; of longer reads, one of `LONG_VERIFIED` is.
+/// All reads of up to this length are verified. Of longer reads, one in `LONG_VERIFIED` is verified.
 const SHORT: u32 = 64 << 10;
 const LONG_VERIFIED: u64 = 8;
 /// Maximum number of attempts to find a position that no request in flight overlaps.
