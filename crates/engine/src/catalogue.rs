@@ -31,6 +31,8 @@ pub(crate) struct Catalogue {
     /// The relations of all disks: the disk that is depended on (`None`: the pool), the kind, and the
     /// dependent disk.
     relations: BTreeSet<(Option<DiskId>, Relation, DiskId)>,
+    /// The images by identity.
+    images: BTreeSet<([u8; 16], DiskId)>,
     next: u32,
 }
 
@@ -68,10 +70,19 @@ impl Catalogue {
         self.disks.insert(disk.id(), disk);
     }
 
-    /// Adds a disk to the indexes. Metadata disks are not in the indexes of names.
+    /// Adds a disk to the indexes. Metadata disks are not in the index of names. An image of the cluster is
+    /// not, either: a disk of the pool may have its name.
     fn index(&mut self, disk: &Disk) {
-        if disk.role() != Role::Metadata {
-            self.names.insert(self.export_name(disk), disk.id());
+        match disk.role() {
+            Role::Metadata => {}
+            Role::ClusterImage => drop(self.images.insert((disk.record().uuid, disk.id()))),
+            Role::Image => {
+                self.images.insert((disk.record().uuid, disk.id()));
+                self.names.insert(self.export_name(disk), disk.id());
+            }
+            Role::Volume | Role::Snapshot | Role::Import => {
+                self.names.insert(self.export_name(disk), disk.id());
+            }
         }
         self.relations.extend(relations_of(&disk.record()));
     }
@@ -81,6 +92,7 @@ impl Catalogue {
         if self.names.get(&name) == Some(&disk.id()) {
             self.names.remove(&name);
         }
+        self.images.remove(&(disk.record().uuid, disk.id()));
         for relation in relations_of(&disk.record()) {
             self.relations.remove(&relation);
         }
@@ -124,12 +136,23 @@ impl Catalogue {
         visible.cloned().ok_or_else(|| Error::NotFound(shorten(name)))
     }
 
+    /// The images of the pool, and the images of the cluster that are attached, with this identity.
+    pub fn images_with(&self, uuid: [u8; 16]) -> impl Iterator<Item = &Arc<Disk>> {
+        let ids = self.images.range((uuid, DiskId(0))..=(uuid, DiskId(u32::MAX)));
+        ids.filter_map(|(_, id)| self.disks.get(id))
+    }
+
+    /// The images of the pool, and the images of the cluster that are attached.
+    pub fn images(&self) -> impl Iterator<Item = &Arc<Disk>> {
+        self.images.iter().filter_map(|(_, id)| self.disks.get(id))
+    }
+
     /// Returns an error if an export name is in use.
     pub fn check_free(&self, name: &str) -> Result<()> {
         if self.names.contains_key(name) { Err(Error::Exists(shorten(name))) } else { Ok(()) }
     }
 
-    /// Number of disks that have names: all disks except metadata disks.
+    /// Number of disks that have names: all disks except metadata disks and images of the cluster.
     pub fn named(&self) -> usize {
         self.names.len()
     }

@@ -9,10 +9,15 @@ pub const MAX_DISK_BYTES: u64 = 64 << 40;
 /// Default for the maximum number of disks of a pool, snapshots and images included. Each disk takes 2 to 3
 /// KB of memory, which a server needs before it can remove any disk.
 pub const MAX_DISKS: usize = 250_000;
+/// Bytes of a segment of an image of the cluster, which is stored at once.
+pub const IMAGE_SEGMENT_BYTES: usize = 8 << 20;
+/// Maximum number of blocks of an image whose copies are remembered, so that a block that occurs again is not
+/// stored again: some 48 MiB.
+pub const KNOWN_COPIES: usize = 1 << 20;
 /// Number of clones that are made before other tasks of the thread have their turn.
 pub const CLONES_OF_STRETCH: usize = 128;
-/// Limit for ids of disks and segments when a pool is opened. Ids are never reused; 16 million are left for
-/// assignment until the next opening.
+/// Limit for ids of disks when a pool is opened. Ids are never reused; 16 million are left for assignment
+/// until the next opening.
 pub const MAX_ID: u32 = u32::MAX - (1 << 24);
 /// Limit for generation, epoch and sequence number when a pool is opened: reached at a million a second after
 /// 146,000 years.

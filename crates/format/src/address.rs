@@ -6,9 +6,21 @@
 
 use crate::layout::{get_u32, layout, put_u32};
 
-/// Number of a segment; starts at 1 and is never reused, even after the segment is deleted.
+/// Number of a segment; never reused, even after the segment is deleted. The segments of a pool have the
+/// numbers from 1 on; the segments of the images of a cluster have the numbers from
+/// [`SegmentId::FIRST_OF_IMAGES`] on, which are unique in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct SegmentId(pub u32);
+
+impl SegmentId {
+    /// The lowest number of a segment of an image of the cluster.
+    pub const FIRST_OF_IMAGES: u32 = 1 << 31;
+
+    /// Whether the segment belongs to an image of the cluster, and not to a pool.
+    pub const fn is_of_image(self) -> bool {
+        self.0 >= SegmentId::FIRST_OF_IMAGES
+    }
+}
 
 impl std::fmt::Display for SegmentId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

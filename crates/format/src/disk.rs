@@ -1,7 +1,7 @@
 //! Disks (volumes, snapshots, images) as recorded in the catalogue, and the catalogue changes in the log.
 
 use crate::layout::*;
-use crate::{FormatError, MAX_BLOCKS, MAX_LEVEL, MapValue, Result, SECTOR};
+use crate::{BlockRef, FormatError, MAX_BLOCKS, MAX_LEVEL, MapValue, Result, SECTOR};
 
 /// Maximum length of the name of a disk, in bytes.
 pub const MAX_NAME: usize = 255;
@@ -24,12 +24,15 @@ pub enum Role {
     Import = 4,
     /// Metadata of the pool about its parent, or about no disk if it has none; not visible to users.
     Metadata = 5,
+    /// An image of the cluster to which the pool belongs. The disk is the origin of the clones that the pool
+    /// has of the image; it is not visible to users.
+    ClusterImage = 6,
 }
 
 impl Role {
     /// Whether disks of this role are visible to users.
     pub fn is_visible(self) -> bool {
-        !matches!(self, Role::Import | Role::Metadata)
+        !matches!(self, Role::Import | Role::Metadata | Role::ClusterImage)
     }
 }
 
@@ -90,7 +93,7 @@ impl Mark {
 
 layout!(disk, "disk record", 96, {
     ID @ 0, 4, "disk id";
-    ROLE @ 4, 1, "1 volume, 2 snapshot, 3 image, 4 import in progress, 5 metadata";
+    ROLE @ 4, 1, "1 volume, 2 snapshot, 3 image, 4 import in progress, 5 metadata, 6 image of the cluster";
     SYNC @ 5, 1, "1 flush, 2 always, 3 never";
     HEIGHT @ 6, 1, "levels of the block map above its leaves";
     NAME_LEN @ 7, 1, "bytes of the name, which follows the record";
@@ -236,6 +239,7 @@ impl DiskRecord {
                 3 => Role::Image,
                 4 => Role::Import,
                 5 => Role::Metadata,
+                6 => Role::ClusterImage,
                 _ => return Err(bad("role")),
             },
             sync: match get_u8(b, l::SYNC) {
@@ -275,7 +279,7 @@ impl DiskRecord {
 }
 
 layout!(op, "catalogue change", 24, {
-    KIND @ 0, 1, "1 create, 2 delete, 3 copy contents, 4 resize, 5 update, 6 copy range, 7 mark";
+    KIND @ 0, 1, "1 create, 2 delete, 3 copy contents, 4 resize, 5 update, 6 copy range, 7 mark, 8 attach";
     DISK @ 4, 4, "disk id";
     FROM @ 8, 4, "of create, copy and copy range: the disk whose contents it takes; else 0";
     SIZE_BYTES @ 16, 8, "of resize: the new size in bytes";
@@ -290,8 +294,12 @@ layout!(mark, "changed mark", 16, {
     LOST_MS @ 8, 8, "as in a disk record";
 });
 
+layout!(attached, "attached root", 16, {
+    ROOT @ 0, 12, "root of the block map, as a block reference: a node in a segment of an image of the cluster";
+});
+
 /// One catalogue change. Create and update are followed by a disk record, whose root is not used; copy range
-/// is followed by the range, mark by the changed mark.
+/// is followed by the range, mark by the changed mark, attach by the attached root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CatalogueOp {
     /// Creates a disk, empty or with the contents of `from` at this position of the log.
@@ -346,6 +354,14 @@ pub enum CatalogueOp {
         /// The new mark of the disk.
         mark: Mark,
     },
+    /// Replaces the contents of a disk by those of an image of the cluster. The size of the disk is the size
+    /// of the image.
+    Attach {
+        /// The disk.
+        disk: DiskId,
+        /// Root of the block map of the image.
+        root: BlockRef,
+    },
 }
 
 impl CatalogueOp {
@@ -356,7 +372,14 @@ impl CatalogueOp {
             CatalogueOp::Create { disk, from } if *from == Some(disk.id) => Some("from"),
             CatalogueOp::Copy { disk, from } if disk == from || from.0 == 0 => Some("from"),
             CatalogueOp::Delete { disk } | CatalogueOp::Copy { disk, .. } if disk.0 == 0 => Some("disk"),
-            CatalogueOp::Resize { disk, .. } if disk.0 == 0 => Some("disk"),
+            CatalogueOp::Resize { disk, .. } | CatalogueOp::Attach { disk, .. } if disk.0 == 0 => {
+                Some("disk")
+            }
+            CatalogueOp::Attach { root, .. }
+                if !root.addr.segment.is_of_image() || root.form.of_node().is_none() =>
+            {
+                Some("root")
+            }
             CatalogueOp::Resize { size, .. } if !is_size(*size) => Some("size_bytes"),
             CatalogueOp::CopyRange { disk, .. } | CatalogueOp::Mark { disk, .. } if disk.0 == 0 => {
                 Some("disk")
@@ -417,6 +440,12 @@ impl CatalogueOp {
                 put_u8(b, mark::MARK, value);
                 put_u64(b, mark::LOST_MS, since_ms);
             }
+            CatalogueOp::Attach { disk, root } => {
+                head(8, *disk, None, 0);
+                out.resize(start + op::SIZE + attached::SIZE, 0);
+                let b = &mut out[start + op::SIZE..];
+                put_bytes(b, attached::ROOT, &MapValue::At(*root).encode());
+            }
         }
     }
 
@@ -453,6 +482,14 @@ impl CatalogueOp {
                 (b, rest) = rest.split_at_checked(mark::SIZE).ok_or(FormatError::Truncated(WHAT))?;
                 let changed = Mark::decode(get_u8(b, mark::MARK), get_u64(b, mark::LOST_MS));
                 CatalogueOp::Mark { disk, mark: changed.ok_or(bad("mark"))? }
+            }
+            8 => {
+                let b;
+                (b, rest) = rest.split_at_checked(attached::SIZE).ok_or(FormatError::Truncated(WHAT))?;
+                let Some(MapValue::At(root)) = MapValue::decode(&get_array(b, attached::ROOT)) else {
+                    return Err(bad("root"));
+                };
+                CatalogueOp::Attach { disk, root }
             }
             _ => return Err(bad("kind")),
         };

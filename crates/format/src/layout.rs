@@ -107,6 +107,7 @@ pub const LAYOUTS: &[Layout] = &[
     crate::disk::op::LAYOUT,
     crate::disk::range::LAYOUT,
     crate::disk::mark::LAYOUT,
+    crate::disk::attached::LAYOUT,
     crate::segment::segment_header::LAYOUT,
     crate::segment::segment_footer::LAYOUT,
     crate::segment::directory_entry::LAYOUT,

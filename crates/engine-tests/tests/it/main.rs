@@ -7,6 +7,7 @@ mod ahead;
 mod check;
 mod classes;
 mod clean;
+mod cluster_images;
 mod cold;
 mod commit_here;
 mod common;

@@ -72,7 +72,7 @@ impl CatalogueEditor {
             Role::Volume => return Ok(disk),
             Role::Snapshot => "a snapshot",
             Role::Image => "an image",
-            Role::Import | Role::Metadata => "an internal disk",
+            Role::Import | Role::Metadata | Role::ClusterImage => "an internal disk",
         };
         Err(Error::WrongKind { name: shorten(name), is, needs: "a volume" })
     }

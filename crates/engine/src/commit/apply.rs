@@ -52,7 +52,8 @@ pub(super) fn changed_map(op: &CatalogueOp) -> Option<DiskId> {
         CatalogueOp::Create { disk, .. } | CatalogueOp::Update { disk } => Some(disk.id),
         CatalogueOp::Copy { disk, .. }
         | CatalogueOp::Resize { disk, .. }
-        | CatalogueOp::CopyRange { disk, .. } => Some(*disk),
+        | CatalogueOp::CopyRange { disk, .. }
+        | CatalogueOp::Attach { disk, .. } => Some(*disk),
         CatalogueOp::Delete { .. } | CatalogueOp::Mark { .. } => None,
     }
 }
@@ -221,6 +222,10 @@ impl Applier {
                 if let Some(disk) = self.disk(*id) {
                     disk.set_mark(*mark);
                 }
+            }
+            CatalogueOp::Attach { disk: id, root } => {
+                let disk = self.referenced_disk(*id)?;
+                *disk.tree.write() = Tree::stored_at(*root, blocks(disk.size()));
             }
         }
         Ok(())

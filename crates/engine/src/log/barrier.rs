@@ -54,6 +54,11 @@ impl Barrier {
         }
     }
 
+    /// The segments of images to which slots were referred.
+    pub fn image_segments(&self) -> impl Iterator<Item = SegmentId> {
+        self.segments.keys().copied().filter(|segment| segment.is_of_image())
+    }
+
     /// Whether a slot of a segment that is not `kept` may have been referred to.
     pub fn has_any_but(&self, segment: SegmentId, kept: impl Fn(u32) -> bool) -> bool {
         match self.segments.get(&segment) {

@@ -16,6 +16,7 @@ pub(crate) fn describe(op: &forebay_format::CatalogueOp) -> String {
         Op::Mark { disk, mark: Mark::Remote } => format!("mark {}: remote clients", disk.0),
         Op::Mark { disk, mark: Mark::Lost { .. } } => format!("mark {}: writes are lost", disk.0),
         Op::Update { disk } => format!("update {} '{}'", disk.id.0, disk.name),
+        Op::Attach { disk, root } => format!("attach {} to the image at {}", disk.0, root.addr.segment),
         Op::CopyRange { disk, block, from, source_block, count } => {
             format!("copy {count} blocks to {} at {block} from {} at {source_block}", disk.0, from.0)
         }

@@ -37,6 +37,15 @@ impl Part {
         let has_no_data = |part: &Part| matches!(part.0, Child::Hole | Child::Zero);
         (has_no_data(self) && has_no_data(other)) || self.0.is_same(&other.0)
     }
+
+    /// The value of all blocks of the subtree, if it is a hole or zeroes as a whole.
+    pub(crate) fn value_of_all(&self) -> Option<MapValue> {
+        match self.0 {
+            Child::Hole => Some(MapValue::Hole),
+            Child::Zero => Some(MapValue::Zero),
+            Child::Stored(_) | Child::Leaf(_) | Child::Inner(_) => None,
+        }
+    }
 }
 
 /// Compares the values that two maps have for the same blocks.

@@ -62,6 +62,7 @@
 //! Each tree has one writer or many readers at a time, enforced by the disk's lock. Nodes are shared freely
 //! between trees and threads. A cache lock is held for one look-up.
 
+mod build;
 mod cache;
 mod checkpoint;
 mod copy;
@@ -81,6 +82,7 @@ mod tests;
 mod tree;
 mod write;
 
+pub(crate) use build::{EncodedNode, MapBuilder};
 pub(crate) use cache::NodeCache;
 pub(crate) use checkpoint::{Dirty, Ref, collect_dirty};
 pub(crate) use difference::{Change, changes, end_of_part};

@@ -264,7 +264,17 @@ impl Pool {
     pub async fn clone_disk(&self, source: &str, clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
         let _admin = self.components.editor.lock.lock().await;
         let from = self.components.catalogue.read().find(source)?;
-        check_persistent(&from, source)?;
+        self.make_clones(&from, source, clones).await
+    }
+
+    /// Works like [`Pool::clone_disk`], for a source that was found. The caller holds the lock of the editor.
+    pub(super) async fn make_clones(
+        &self,
+        from: &Arc<Disk>,
+        source: &str,
+        clones: &[CloneRequest],
+    ) -> Result<Vec<DiskInfo>> {
+        check_persistent(from, source)?;
         from.check_map(source)?;
         self.check_count(clones.len())?;
         let mut ops = Vec::new();
@@ -438,7 +448,7 @@ impl Pool {
 
     /// Deletes disks in one group. Deletes none of them if one is in use, has clones, or has snapshots that
     /// are not among `disks`.
-    async fn delete_disks(&self, disks: &[Arc<Disk>]) -> Result<()> {
+    pub(super) async fn delete_disks(&self, disks: &[Arc<Disk>]) -> Result<()> {
         let components = &self.components;
         let (mut exclusive, mut ops): (Vec<Exclusive>, _) = (Vec::new(), Vec::new());
         for disk in disks {

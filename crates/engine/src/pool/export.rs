@@ -133,7 +133,7 @@ pub(super) fn compare(pool: &Pool, name: &str, earlier: &str) -> Result<Since> {
 }
 
 /// Makes a hidden copy of a disk, and opens the copy.
-async fn hidden_copy(pool: &Pool, from: &Arc<Disk>, name: &str) -> Result<Arc<DiskHandle>> {
+pub(super) async fn hidden_copy(pool: &Pool, from: &Arc<Disk>, name: &str) -> Result<Arc<DiskHandle>> {
     let components = &pool.components;
     pool.check_count(1)?;
     from.check_map(name)?;

@@ -2,6 +2,7 @@
 //! delegates all other work to its [components](crate::components).
 
 mod admin;
+mod cluster_image;
 mod export;
 mod health;
 mod limits;
@@ -11,6 +12,7 @@ mod receive;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo, VolumePage};
+pub use cluster_image::{ClusterImage, ImageRoot, ImageSegments, PoolImage, WrittenImage, segments_of_image};
 pub use export::Export;
 pub use health::{Affected, PoolHealth};
 pub use limits::{DiskLimits, TenantInfo};

@@ -72,7 +72,8 @@ pub(super) struct Counts {
     pub slots: Table,
     /// Totals of the segments that have counts in `slots`.
     pub live: BTreeMap<SegmentId, Live>,
-    /// Number of distinct live blocks; the other live slots are nodes.
+    /// Number of distinct live blocks of the pool; the other live slots are nodes, or belong to images of the
+    /// cluster.
     pub blocks: u64,
     disks: BTreeMap<DiskId, MarkedDisk>,
     /// Number of marks that led to these counts.
@@ -159,12 +160,12 @@ impl Counts {
             let len = written_len(&delta.at);
             if before == 0 && after > 0 {
                 (live.slots, live.bytes) = (live.slots + 1, live.bytes + len);
-                blocks += u64::from(delta.is_block);
+                blocks += u64::from(delta.is_block && !segment.is_of_image());
             } else if before > 0 && after == 0 {
                 // The reference of a lost block has another form than the block; if it is used, the bytes are
                 // not exact.
                 (live.slots, live.bytes) = (live.slots - 1, live.bytes.saturating_sub(len));
-                blocks = blocks.saturating_sub(delta.is_block.into());
+                blocks = blocks.saturating_sub((delta.is_block && !segment.is_of_image()).into());
             }
             live.of_images += u64::from(delta.of_image && after > 0);
         };
@@ -184,6 +185,10 @@ impl Counts {
     /// Bytes that changes of the slots of one segment would free. Nothing is changed.
     pub async fn freed_by(&self, deltas: &[Delta], scratch: &Scratch) -> Result<u64> {
         let Some(segment) = deltas.first().map(|d| d.at.addr.segment) else { return Ok(0) };
+        if segment.is_of_image() {
+            // The pool does not store the images of the cluster.
+            return Ok(0);
+        }
         let counts = self.slots.get(segment, scratch).await?;
         let mut bytes = 0;
         let freed = |delta: &Delta, before: u64, after: u64| {

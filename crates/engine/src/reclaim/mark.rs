@@ -132,8 +132,10 @@ impl MarkResult {
     pub fn set_horizon(&mut self, table: &SegmentTable, opened_at: u64) {
         // A segment without a record has lost the record through damage, so it was written before the pool
         // was opened.
+        // An image of the cluster refers to no segment of the pool.
         let last_seq = |segment: &SegmentId| table.get(*segment).map_or(opened_at, |r| r.last_seq);
-        self.horizon = self.unreadable.iter().map(last_seq).max().unwrap_or(0);
+        let of_pool = self.unreadable.iter().filter(|segment| !segment.is_of_image());
+        self.horizon = of_pool.map(last_seq).max().unwrap_or(0);
     }
 
     /// Whether a segment may hold live slots that the mark could not find.
@@ -144,6 +146,13 @@ impl MarkResult {
     /// Whether a segment that is in no table may hold live slots.
     pub fn may_be_in_use(&self, segment: SegmentId) -> bool {
         self.horizon > 0 || self.counts.live.contains_key(&segment)
+    }
+
+    /// The segments of images of the cluster with live slots; `None` if a node was not read, which may refer
+    /// to others.
+    pub fn image_segments(&self) -> Option<BTreeSet<SegmentId>> {
+        let live = self.counts.live.range(SegmentId(SegmentId::FIRST_OF_IMAGES)..);
+        self.unreadable.is_empty().then(|| live.map(|(segment, _)| *segment).collect())
     }
 
     /// The counts for the next mark, unless they are incomplete.

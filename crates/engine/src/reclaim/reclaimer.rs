@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, DiskId, Stream};
+use forebay_format::{BLOCK, DiskId, SegmentId, Stream};
 use hashbrown::HashMap;
 use tokio::sync::{mpsc, oneshot};
 
@@ -39,6 +39,8 @@ pub(super) struct Freed {
     exhausted: bool,
     /// Names of the disks whose maps are damaged, as text for messages; `None` if all maps are sound.
     damaged: Option<String>,
+    /// The segments of images of the cluster to which the pool refers; `None` if a map could not be read.
+    image_segments: Option<BTreeSet<SegmentId>>,
 }
 
 /// Maximum number of names that a message lists.
@@ -96,23 +98,42 @@ impl Reclaimer {
         self: &Arc<Reclaimer>,
         progress: &(dyn Fn(GcProgress) + Send + Sync),
     ) -> Result<u64> {
+        let freed = self.run_in_task(true, progress).await?;
+        match freed.damaged {
+            Some(disks) => Err(Error::MapsDamaged { disks, freed_bytes: freed.bytes }),
+            None => Ok(freed.bytes),
+        }
+    }
+
+    /// The segments of images of the cluster to which the pool refers, as found by a reclaim that begins now;
+    /// see [`crate::pool`], `cluster_image`.
+    ///
+    /// # Errors
+    /// [`Error::MapsDamaged`] if a map could not be read, so that it may refer to others.
+    pub async fn image_segments_in_use(self: &Arc<Reclaimer>) -> Result<BTreeSet<SegmentId>> {
+        let freed = self.run_in_task(false, &|_| ()).await?;
+        let disks = freed.damaged.unwrap_or_default();
+        freed.image_segments.ok_or(Error::MapsDamaged { disks, freed_bytes: freed.bytes })
+    }
+
+    async fn run_in_task(
+        self: &Arc<Reclaimer>,
+        requested: bool,
+        progress: &(dyn Fn(GcProgress) + Send + Sync),
+    ) -> Result<Freed> {
         let (steps, mut received) = mpsc::unbounded_channel();
         let (end, ended) = oneshot::channel();
         let reclaimer = self.clone();
         let task = async move {
             // Sending fails if the caller was dropped.
-            let freed = reclaimer.run(true, &|step| _ = steps.send(step)).await;
+            let freed = reclaimer.run(requested, &|step| _ = steps.send(step)).await;
             let _ = end.send(freed);
         };
         self.cx.host.spawn("reclaim", Box::pin(task));
         while let Some(step) = received.recv().await {
             progress(step);
         }
-        let freed = ended.await.map_err(|_| Error::Closed)??;
-        match freed.damaged {
-            Some(disks) => Err(Error::MapsDamaged { disks, freed_bytes: freed.bytes }),
-            None => Ok(freed.bytes),
-        }
+        ended.await.map_err(|_| Error::Closed)?
     }
 
     /// Reclaims space. `requested`: a caller requested the reclaim and waits for it; otherwise it is
@@ -125,9 +146,12 @@ impl Reclaimer {
         // references.
         self.committer.write_log().await?.barrier = Some(Default::default());
         let under_way = self.space.begin_reclaim(self.cx.host.now());
-        let done = self.run_locked(&mut counts, requested, report).await;
-        if let Ok(mut log) = self.committer.write_log().await {
-            log.barrier = None;
+        let mut done = self.run_locked(&mut counts, requested, report).await;
+        if let Ok(mut log) = self.committer.write_log().await
+            && let Some(barrier) = log.barrier.take()
+            && let Ok(Freed { image_segments: Some(segments), .. }) = &mut done
+        {
+            segments.extend(barrier.image_segments());
         }
         let checked = self.committer.check_space().await;
         under_way.end(self.cx.host.now(), done.as_ref().is_ok_and(|freed| freed.exhausted));
@@ -172,6 +196,7 @@ impl Reclaimer {
             reclaim.progress.freed_bytes >> 10,
             reclaim.progress.moved_bytes >> 10
         );
+        let image_segments = marked.image_segments();
         *counts = marked.into_counts();
         if let Some(space) = &mut self.figures.lock().pool {
             // Live data that was moved, in particular data of images, takes less room now.
@@ -188,7 +213,7 @@ impl Reclaimer {
             self.committer.latching(ended)?;
         }
         report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
-        Ok(Freed { bytes: reclaim.progress.freed_bytes, exhausted, damaged })
+        Ok(Freed { bytes: reclaim.progress.freed_bytes, exhausted, damaged, image_segments })
     }
 
     /// Records for each disk whether its map is damaged, and logs newly damaged maps once. Returns the names
@@ -252,9 +277,9 @@ impl Reclaimer {
             reclaimable += object.reclaimable();
             kept += if object.stuck { object.bytes.saturating_sub(object.live) } else { 0 };
         }
-        for of in marked.live().values() {
+        for (segment, of) in marked.live() {
             yields.step().await;
-            live += of.stored;
+            live += if segment.is_of_image() { 0 } else { of.stored };
         }
         let pool = SpaceStats {
             as_of_ms: self.cx.host.unix_ms(),

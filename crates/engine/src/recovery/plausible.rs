@@ -5,7 +5,9 @@
 //! the catalogue: whether a disk exists, and whether it has the blocks that an entry names. A structure that
 //! fails here is reported like a structure that cannot be decoded.
 
-use forebay_format::{CatalogueOp, DiskId, DiskRecord, Entry, FormatError, Mark, Role, Superblock};
+use forebay_format::{
+    CatalogueOp, DiskId, DiskRecord, Entry, FormatError, Mark, Role, SegmentId, Superblock,
+};
 use forebay_store::ObjectStat;
 
 use crate::catalogue::Catalogue;
@@ -43,9 +45,9 @@ pub(super) fn check_superblock(superblock: &Superblock) -> Result<()> {
 pub(super) fn check_ids(checkpoint: &Contents, objects: &[ObjectStat]) -> Result<()> {
     if checkpoint.next_disk > MAX_ID {
         invalid("checkpoint", "next_disk")
-    } else if checkpoint.next_segment > MAX_ID {
+    } else if SegmentId(checkpoint.next_segment).is_of_image() {
         invalid("checkpoint", "next_segment")
-    } else if objects.iter().any(|o| o.id.0 >= MAX_ID) {
+    } else if objects.iter().any(|o| o.id.is_of_image()) {
         invalid("store", "number of an object")
     } else {
         Ok(())
@@ -130,6 +132,13 @@ impl EntryValidator<'_> {
             CatalogueOp::Mark { disk, mark } => {
                 let role = self.0.get(*disk).map(|disk| disk.role());
                 role.map_or(Ok(()), |role| check_mark(WHAT, role, *mark))
+            }
+            CatalogueOp::Attach { disk, .. } => {
+                let role = self.0.get(*disk).map(|disk| disk.role());
+                match role {
+                    None | Some(Role::Image | Role::ClusterImage) => Ok(()),
+                    Some(_) => invalid(WHAT, "disk"),
+                }
             }
             CatalogueOp::Update { .. } | CatalogueOp::Delete { .. } | CatalogueOp::Copy { .. } => Ok(()),
         }

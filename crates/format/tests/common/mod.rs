@@ -166,6 +166,12 @@ pub fn relocation_map() -> RelocationMap {
     }
 }
 
+/// The root of a map in a segment of an image of the cluster.
+fn image_root(n: u32) -> BlockRef {
+    let segment = SegmentId(SegmentId::FIRST_OF_IMAGES + n);
+    BlockRef { addr: Address { segment, slot: Slot(n) }, form: Form::full_node(2048), crc: n }
+}
+
 pub fn ops() -> Vec<CatalogueOp> {
     vec![
         CatalogueOp::Create { disk: disk(5, "ci-0001", Role::Volume), from: Some(DiskId(77)) },
@@ -182,6 +188,7 @@ pub fn ops() -> Vec<CatalogueOp> {
         },
         CatalogueOp::Mark { disk: DiskId(5), mark: Mark::Remote },
         CatalogueOp::Mark { disk: DiskId(5), mark: Mark::Lost { remote: false, since_ms: 98_765 } },
+        CatalogueOp::Attach { disk: DiskId(5), root: image_root(3) },
     ]
 }
 
@@ -353,6 +360,8 @@ pub fn any_op() -> impl Strategy<Value = CatalogueOp> {
             let lost = Mark::Lost { remote, since_ms };
             CatalogueOp::Mark { disk: DiskId(disk), mark: if disk % 2 == 0 { lost } else { MARKS[n] } }
         }),
+        (1..u32::MAX, 0..1_u32 << 20)
+            .prop_map(|(disk, n)| CatalogueOp::Attach { disk: DiskId(disk), root: image_root(n) }),
     ]
 }
 

@@ -119,7 +119,7 @@ fn map_nodes_of_version_4() {
 
 #[test]
 fn catalogue_changes_of_version_4() {
-    let names = ["create", "delete", "copy", "resize", "update", "copy-range", "mark", "mark-lost"];
+    let names = ["create", "delete", "copy", "resize", "update", "copy-range", "mark", "mark-lost", "attach"];
     assert_eq!(names.len(), ops().len());
     for (name, op) in names.into_iter().zip(ops()) {
         let mut encoded = Vec::new();

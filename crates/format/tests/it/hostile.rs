@@ -206,7 +206,7 @@ fn invalid_catalogue_changes_are_refused() {
         CatalogueOp::decode(&b).unwrap_err()
     };
     let bad = |field| value("catalogue change", field);
-    assert_eq!(forge(0, 0, &[8]), bad("kind"));
+    assert_eq!(forge(0, 0, &[9]), bad("kind"));
     assert_eq!(forge(0, 0, &[7]), bad("mark"));
     assert_eq!(forge(0, 0, &[2]), bad("length"));
     assert_eq!(forge(0, 4, &[6]), bad("disk"));
@@ -226,6 +226,11 @@ fn invalid_catalogue_changes_are_refused() {
     assert_eq!(forge(6, 24, &[5]), bad("mark"));
     assert_eq!(forge(6, 32, &[1]), bad("mark"));
     assert_eq!(forge(6, 0, &[2]), bad("length"));
+    assert_eq!(forge(8, 4, &[0; 4]), bad("disk"));
+    // A segment of the pool; no segment; a block instead of a node.
+    assert_eq!(forge(8, 27, &[0]), bad("root"));
+    assert_eq!(forge(8, 24, &[0; 4]), bad("root"));
+    assert_eq!(forge(8, 31, &[0x80]), bad("root"));
 }
 
 #[test]

@@ -540,7 +540,7 @@ impl<'a> Negotiation<'a> {
             Role::Volume => "volume",
             Role::Snapshot => "snapshot, read-only",
             Role::Image => "image, read-only",
-            Role::Import | Role::Metadata => "not for use",
+            Role::Import | Role::Metadata | Role::ClusterImage => "not for use",
         };
         match disk.origin.as_ref().filter(|origin| self.grant.sees(origin)) {
             Some(origin) => format!("{kind}, clone of {origin}"),
