@@ -52,11 +52,16 @@ impl Membership {
         })
     }
 
-    /// The step that enters the cluster into the header.
-    pub(super) fn enter(&self) -> Option<Step> {
+    /// The namespace of the cluster to which such a server belongs.
+    pub(super) fn cluster(&self) -> Option<&str> {
         match self {
-            Membership::ShardOf(cluster) => Some(Step::Set(SHARD_OF, cluster.clone())),
+            Membership::ShardOf(cluster) => Some(cluster),
             Membership::Single | Membership::Maintenance => None,
         }
+    }
+
+    /// The step that enters the cluster into the header.
+    pub(super) fn enter(&self) -> Option<Step> {
+        self.cluster().map(|cluster| Step::Set(SHARD_OF, cluster.to_owned()))
     }
 }

@@ -12,6 +12,7 @@ mod fullness;
 mod growing;
 mod handover;
 mod header;
+mod images;
 mod lease;
 pub mod librados;
 mod membership;
@@ -30,7 +31,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -41,8 +42,9 @@ pub use self::cluster::{Answer, Cluster, Contents, Entries, Errno, Operation, St
 pub use self::connection::{HandedOver, Heir, PoolConnection};
 use self::fullness::Fullness;
 use self::growing::Growing;
-use self::header::HeaderKeys;
 pub use self::header::{HEADER as POOL_HEADER, digits};
+use self::header::{Header, HeaderKeys};
+pub use self::images::{ImageObjects, images_namespace};
 use self::lease::{Lease, Moment};
 use self::librados::LibradosCluster;
 pub use self::membership::Membership;
@@ -189,6 +191,10 @@ struct Shared {
     lease: Arc<Lease>,
     /// The server for which the pool is to be reserved when it is released.
     heir: Mutex<Option<Owner>>,
+    /// The namespace of the cluster of which the pool is a shard; empty if it is that of a single server.
+    shard_of: String,
+    /// The segments of the images of that cluster, once one was read.
+    images: OnceLock<ImageObjects>,
     /// The store was closed. Requests that are under way keep the other fields alive.
     is_closed: AtomicBool,
 }
@@ -228,13 +234,16 @@ impl RadosStore {
             let seen = ownership::look(&*cluster, &Owner::this()).await?;
             match (seen.alive, seen.owner) {
                 (Some(true), Some(owner)) => Err(StoreError::Busy(format!(" ({owner})"))),
-                _ => Ok(RadosStore::read_only(cluster.clone())),
+                _ => {
+                    let header = Header::read(&*cluster).await.map_err(taking_failed)?;
+                    Ok(RadosStore::read_only(cluster.clone(), header.shard_of))
+                }
             }
         })
     }
 
-    fn read_only(cluster: Arc<dyn Cluster>) -> Arc<RadosStore> {
-        let shared = Shared::new(cluster, String::new());
+    fn read_only(cluster: Arc<dyn Cluster>, shard_of: String) -> Arc<RadosStore> {
+        let shared = Shared::new(cluster, String::new(), shard_of);
         let (owner, before) = (String::new(), String::new());
         Arc::new(RadosStore { shared: Arc::new(shared), is_writable: false, owner, before })
     }
@@ -266,8 +275,8 @@ impl RadosStore {
         taken: Taken,
         tries_again: bool,
     ) -> Result<Option<Arc<RadosStore>>> {
-        let Taken { term, before } = taken;
-        let shared = Arc::new(Shared::new(cluster.clone(), digits(term)));
+        let Taken { term, before, shard_of } = taken;
+        let shared = Arc::new(Shared::new(cluster.clone(), digits(term), shard_of));
         cluster.spawn(Box::pin(keep(Arc::downgrade(&shared))));
         let store = Arc::new(RadosStore { shared, is_writable: true, owner: owner.to_string(), before });
         match fence(&*cluster, term).await {
@@ -395,7 +404,7 @@ impl RadosStore {
 }
 
 impl Shared {
-    fn new(cluster: Arc<dyn Cluster>, term: String) -> Shared {
+    fn new(cluster: Arc<dyn Cluster>, term: String, shard_of: String) -> Shared {
         let keys = HeaderKeys::new(cluster.clone(), term.clone());
         let lost = Lost(channel::Sender::new(false));
         Shared {
@@ -409,7 +418,25 @@ impl Shared {
             lease: Arc::default(),
             heir: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            shard_of,
+            images: OnceLock::new(),
         }
+    }
+
+    /// The segments of the images of the cluster; `None` if the pool belongs to no cluster.
+    ///
+    /// # Errors
+    /// If the client of Ceph cannot open their namespace.
+    fn images(&self) -> Result<Option<&ImageObjects>> {
+        if self.shard_of.is_empty() {
+            return Ok(None);
+        }
+        if self.images.get().is_none() {
+            let namespace = self.cluster.beside(&images_namespace(&self.shard_of))?;
+            // Another thread may have opened it.
+            let _ = self.images.set(ImageObjects::new(namespace));
+        }
+        Ok(self.images.get())
     }
 }
 

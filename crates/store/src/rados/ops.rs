@@ -318,8 +318,15 @@ impl Store for RadosStore {
 
     fn read(&self, id: SegmentId, offset: u64, len: usize) -> Completion<IoBuf> {
         assert_aligned("read", id, offset, len);
-        let (shared, read) =
-            (self.shared.clone(), self.shared.cluster.read(&segment_object(id), offset, len));
+        let read = match id.is_of_image() {
+            false => self.shared.cluster.read(&segment_object(id), offset, len),
+            true => match self.shared.images() {
+                Ok(Some(images)) => images.read(id, offset, len),
+                Ok(None) => return refuse(StoreError::NotFound(id)),
+                Err(e) => return refuse(e),
+            },
+        };
+        let shared = self.shared.clone();
         Completion::of(async move {
             match read.await {
                 Ok(bytes) => Ok(bytes),

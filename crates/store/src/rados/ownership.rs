@@ -68,6 +68,8 @@ pub(super) struct Taken {
     pub term: u64,
     /// What the header named as the previous owner, or as its heir; empty if any server could take the pool.
     pub before: String,
+    /// The namespace of the cluster of which the pool is a shard; empty if it is that of a single server.
+    pub shard_of: String,
 }
 
 /// Takes a pool, or creates it. This server is then the owner, and has to [`fence`] earlier owners.
@@ -120,7 +122,8 @@ async fn create_header(cluster: &dyn Cluster, here: &Claimant) -> Answer<Taken> 
     // The operation removes nothing, but fails in a Ceph pool whose objects cannot have keys.
     let needs_keys = Step::RemoveKeys(vec![open_key(SegmentId(0))]);
     let steps = [Step::Create].into_iter().chain(set).chain(membership.enter()).chain([needs_keys]).collect();
-    let taken = Taken { term, before: String::new() };
+    let (before, shard_of) = (String::new(), membership.cluster().unwrap_or_default().to_owned());
+    let taken = Taken { term, before, shard_of };
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| taken)
 }
 
@@ -184,7 +187,8 @@ pub(super) async fn swap_owner(
     ]);
     steps.extend(here.membership.enter());
     let before = if seen.owner.is_empty() { &seen.heir } else { &seen.owner };
-    let taken = Taken { term, before: before.clone() };
+    let shard_of = here.membership.cluster().unwrap_or(&seen.shard_of).to_owned();
+    let taken = Taken { term, before: before.clone(), shard_of };
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| taken)
 }
 

@@ -286,6 +286,13 @@ impl State {
     fn operate(&mut self, name: &str, steps: &[Step], full: WhenFull) -> Answer<()> {
         let mut object = self.objects.get(name).cloned();
         let before = object.as_ref().map_or(0, |o| o.bytes.len());
+        let (exists, is_comparison) = (object.is_some(), |step: &Step| {
+            matches!(step, Step::Require(..) | Step::RequireAtMost(..) | Step::RequireEntry(..))
+        });
+        if !exists && steps.iter().any(is_comparison) {
+            // As in Ceph, also if an earlier step of the operation creates the object.
+            return Err(Errno(libc::ENOENT));
+        }
         for step in steps {
             match (self.broken, step) {
                 (Broken::Fences, Step::Set(..)) if matches!(steps.first(), Some(Step::AssertExists)) => {}
