@@ -55,6 +55,21 @@ pub enum ClusterError {
     /// There is no cluster of this name.
     #[error("there is no cluster here; create one with 'forebay cluster create'")]
     NoCluster,
+    /// The image has clones in another shard.
+    #[error(
+        "the image {} has {clones} clones in shard {shard} of the cluster, for example '{example}'",
+        shown(image)
+    )]
+    HasClones {
+        /// Name of the image.
+        image: String,
+        /// A shard that has clones of the image.
+        shard: u32,
+        /// Number of clones in that shard.
+        clones: u64,
+        /// Name of one of these clones.
+        example: String,
+    },
     /// A change was refused because of the state of the cluster.
     #[error("{0}")]
     Refused(String),

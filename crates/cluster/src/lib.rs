@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | `cluster` | the members and the shards | [`map`] |
 //! | `names.00` to `names.63` | the shard of each volume and of each image, by name | [`names`]; [`owned`] for an owner |
+//! | `images` | the images that every shard can clone, and the shards that use them | [`images`]; [`owned_images`] for an owner |
 //!
 //! Which node is to own a shard is part of the map ([`placement`] decides it), so nodes that read the same
 //! map need not talk to each other.
@@ -19,9 +20,13 @@
 
 pub mod error;
 mod hash;
+pub mod images;
+#[cfg(test)]
+mod images_model;
 pub mod map;
 pub mod names;
 pub mod owned;
+pub mod owned_images;
 pub mod placement;
 #[cfg(test)]
 mod testing;

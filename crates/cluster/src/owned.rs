@@ -53,6 +53,15 @@ impl OwnedNames {
         OwnedNames { names: Names::new(cluster), shard, term, disks, is_due: AtomicBool::new(false) }
     }
 
+    /// The names of the cluster that begin with `prefix`.
+    ///
+    /// # Errors
+    /// Those of [`Names::list`].
+    pub async fn beginning_with(&self, prefix: &str) -> Result<Vec<String>> {
+        let all = self.names.list().await?.into_iter();
+        Ok(all.map(|name| name.name).filter(|name| name.starts_with(prefix)).collect())
+    }
+
     /// Runs `work`, which creates disks of these names in the shard: all of them, or none.
     ///
     /// # Errors
