@@ -93,6 +93,10 @@ class Node:
         """A command at the control socket of the node."""
         return run(binary(), "--socket", self.control, *args, check=check)
 
+    def begin(self, *args):
+        """Begins a command at the control socket of the node."""
+        return spawn([binary(), "--socket", self.control, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
     def json(self, *args):
         """The result of a command at the control socket of the node."""
         return json.loads(self.cli("--json", *args).stdout)

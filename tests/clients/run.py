@@ -52,6 +52,7 @@ import clients_exports  # noqa: E402, F401
 import clients_completion  # noqa: E402, F401
 import clients_initiators  # noqa: E402, F401
 import clients_cluster  # noqa: E402, F401
+import clients_cluster_images  # noqa: E402, F401
 import clients_crash  # noqa: E402, F401
 import clients_ghosts  # noqa: E402, F401
 import clients_kept  # noqa: E402, F401

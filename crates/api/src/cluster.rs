@@ -63,6 +63,36 @@ pub struct ShardView {
     pub nbd: Vec<String>,
 }
 
+/// The state of an image of the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ClusterImageState {
+    /// Its shard copies it; until the copy is complete, only this shard clones the image.
+    Publishing,
+    /// Every shard can clone it.
+    Live,
+    /// It is being removed.
+    Deleting,
+}
+
+/// An image that every shard can clone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ClusterImage)]
+pub struct ClusterImageView {
+    /// Name of the image.
+    pub name: String,
+    /// State.
+    pub state: ClusterImageState,
+    /// Size of the image in bytes.
+    pub size_bytes: u64,
+    /// Bytes that the image takes in Ceph, without replicas.
+    pub stored_bytes: u64,
+    /// The shard that has the name of the image.
+    pub shard: u32,
+    /// The shards that use the image.
+    pub used_by: Vec<u32>,
+}
+
 /// A cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Cluster)]
@@ -75,6 +105,9 @@ pub struct ClusterView {
     pub nodes: Vec<NodeView>,
     /// The shards.
     pub shards: Vec<ShardView>,
+    /// The images that every shard can clone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ClusterImageView>,
 }
 
 /// Where a volume or image of a cluster is served.

@@ -29,7 +29,8 @@ pub use cache::{CacheAdviceView, CacheView, ClassReadsView, ReadCacheView};
 pub use classes::{ClassView, ClassesView};
 pub use clients::{DiskClientView, DiskClientsView, Protocol};
 pub use cluster::{
-    ClusterView, FORWARDED_CLIENT, LocationView, MISSING_SHARDS, NodeStateView, NodeView, ShardView,
+    ClusterImageState, ClusterImageView, ClusterView, FORWARDED_CLIENT, LocationView, MISSING_SHARDS,
+    NodeStateView, NodeView, ShardView,
 };
 pub use connect::{ClientKind, ConnectView, MissingWayView, WayView};
 pub use disks::{

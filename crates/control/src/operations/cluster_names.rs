@@ -91,7 +91,7 @@ fn kind(disk: &DiskInfo) -> Option<Kind> {
     match disk.role {
         Role::Volume => Some(Kind::Volume),
         Role::Image => Some(Kind::Image),
-        Role::Snapshot | Role::Import | Role::Metadata => None,
+        Role::Snapshot | Role::Import | Role::Metadata | Role::ClusterImage => None,
     }
 }
 
@@ -100,6 +100,14 @@ impl Control {
     pub fn set_names(&self, names: Arc<OwnedNames>) {
         // They are set once, before the API is served.
         let _ = self.inner.names.set(names);
+    }
+
+    /// The names of the cluster that begin with `prefix`; `None` if the pool belongs to no cluster.
+    pub(crate) async fn cluster_names(&self, prefix: &str) -> Result<Option<Vec<String>>> {
+        match self.inner.names.get() {
+            Some(all) => Ok(Some(all.beginning_with(prefix).await?)),
+            None => Ok(None),
+        }
     }
 
     /// Runs `work`, which creates disks of these names: all of them, or none.

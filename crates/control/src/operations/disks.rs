@@ -26,7 +26,13 @@ impl Control {
     pub(crate) async fn remove_disk(&self, name: &str, role: Role) -> Result<Done> {
         self.expect(name, role)?;
         let _unmapped = self.targets().unmapped(name).await?;
-        self.remove_named(name, async { Ok(self.pool().delete(name).await?) }).await?;
+        let delete = async {
+            match role {
+                Role::Image => self.delete_image(name).await,
+                _ => Ok(self.pool().delete(name).await?),
+            }
+        };
+        self.remove_named(name, delete).await?;
         Ok(Done {})
     }
 
@@ -62,6 +68,6 @@ fn with_article(role: Role) -> &'static str {
         Role::Volume => "a volume",
         Role::Snapshot => "a snapshot",
         Role::Image => "an image",
-        Role::Import | Role::Metadata => "an internal disk",
+        Role::Import | Role::Metadata | Role::ClusterImage => "an internal disk",
     }
 }

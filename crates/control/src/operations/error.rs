@@ -158,6 +158,7 @@ impl From<ClusterError> for ControlError {
             E::Exists(_) | E::Elsewhere { .. } => ErrorKind::Exists,
             E::Missing(_) => ErrorKind::NotFound,
             E::Unsettled(_) => ErrorKind::BadState,
+            E::HasClones { .. } => ErrorKind::HasClones,
             E::Lost(_) => ErrorKind::NotOwner,
             E::Unknown { .. }
             | E::Unsupported

@@ -9,6 +9,7 @@
 //! ([`Control::reclaim`]). An import is not an operation: it is cancelled when its connection closes.
 
 mod client;
+mod cluster_images;
 mod cluster_names;
 mod disks;
 mod error;
@@ -32,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use forebay_api::JobKind;
 use forebay_cluster::owned::OwnedNames;
+use forebay_cluster::owned_images::OwnedImages;
 use forebay_engine::Pool;
 use forebay_frontend::nbd::ServedListener;
 use forebay_frontend::plane::Gate;
@@ -44,6 +46,7 @@ use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
 use crate::fetch_policy::FetchPolicy;
 use crate::limits::LimitTable;
 pub(crate) use client::{Client, Failure};
+pub use cluster_images::ImagesOfShard;
 pub use cluster_names::DisksOfShard;
 pub(crate) use disks::shown;
 pub use error::{ControlError, ForeignName, NameOwner, Result};
@@ -112,6 +115,8 @@ struct Inner {
     gate: OnceLock<Gate>,
     /// The names of the cluster, if the pool is a shard of one.
     names: OnceLock<Arc<OwnedNames>>,
+    /// The images of the cluster, if the pool is a shard of one.
+    images: OnceLock<Arc<OwnedImages>>,
     observed: RwLock<Observed>,
     noticed: health::Noticed,
 }
@@ -144,6 +149,7 @@ impl Control {
             upgrades: Default::default(),
             gate: OnceLock::new(),
             names: OnceLock::new(),
+            images: OnceLock::new(),
             observed: RwLock::default(),
             noticed: Default::default(),
         };

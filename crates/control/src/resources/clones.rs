@@ -63,7 +63,7 @@ impl Operation for CloneVolumes {
     }
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Vec<DiskView>> {
-        let after = if self.more { last_number(control, &self.name).await } else { LastNumber::default() };
+        let after = if self.more { last_number(control, &self.name).await? } else { LastNumber::default() };
         let names = match self.count {
             None if self.more => {
                 return Err(ControlError::bad_request("more needs a count: the number of further clones"));
@@ -77,8 +77,7 @@ impl Operation for CloneVolumes {
             |name| CloneRequest { name, sync: sync_mode(self.sync), write_cache, reset_at_disconnect };
         let requests: Vec<_> = names.into_iter().map(request).collect();
         let create = async {
-            let mut clones = control.pool().clone_disk(&self.source, &requests).await?;
-            control.inherit_tenant(&self.source, &mut clones).await?;
+            let clones = control.clone_disk(&self.source, &requests).await?;
             Ok(clones.iter().filter_map(disk_view).collect())
         };
         let names: Vec<_> = requests.iter().map(|request| request.name.as_str()).collect();
@@ -87,8 +86,13 @@ impl Operation for CloneVolumes {
 }
 
 /// The highest number among the names `PREFIX-NUMBER` of volumes and images.
-async fn last_number(control: &Control, prefix: &str) -> LastNumber {
+async fn last_number(control: &Control, prefix: &str) -> Result<LastNumber> {
     let (beginning, mut last) = (format!("{prefix}-"), LastNumber::default());
+    if let Some(all) = control.cluster_names(&beginning).await? {
+        // Other shards may have clones with these numbers.
+        let numbers = all.iter().filter_map(|name| LastNumber::of(name, prefix));
+        return Ok(numbers.fold(last, LastNumber::max));
+    }
     let mut names = Names::after(control.pool(), &beginning);
     while let Some(stretch) = names.next().await {
         let numbers = stretch.iter().filter_map(|name| LastNumber::of(name, prefix));
@@ -98,7 +102,7 @@ async fn last_number(control: &Control, prefix: &str) -> LastNumber {
             break;
         }
     }
-    last
+    Ok(last)
 }
 
 /// The number at the end of a name, and its digits.

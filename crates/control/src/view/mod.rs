@@ -53,7 +53,7 @@ pub(crate) fn disk_view(info: &DiskInfo) -> Option<DiskView> {
         Role::Volume => Kind::Volume,
         Role::Snapshot => Kind::Snapshot,
         Role::Image => Kind::Image,
-        Role::Import | Role::Metadata => return None,
+        Role::Import | Role::Metadata | Role::ClusterImage => return None,
     };
     Some(DiskView {
         shard: None,

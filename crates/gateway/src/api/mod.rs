@@ -4,8 +4,9 @@
 //! - A request that concerns a disk goes to the owner of the shard that has the disk ([`route`]). The names
 //!   of disks are unique in the cluster.
 //! - Lists of disks and of jobs are merged from all shards ([`lists`]); so is the health.
-//! - A new volume, or an image that is imported, gets into a shard of this node; so does a target, unless the
-//!   request names a disk: all disks of a target are in the target's shard.
+//! - A new volume, or an image that is imported, gets into a shard of this node; so do clones of an image that
+//!   every shard can clone, and a target, unless the request names a disk: all disks of a target are in the
+//!   target's shard.
 //! - What each shard has separately is at `/shards/NUMBER/...`.
 //!
 //! The gateway does not authenticate clients: the node has done that before, and names the client in a header
@@ -28,7 +29,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forebay_api::{
-    ClusterView, FORWARDED_CLIENT, HealthState, HealthView, LocationView, PREFIX, Resets, SOCKET_HOST,
+    ClusterImageView, ClusterView, FORWARDED_CLIENT, HealthState, HealthView, LocationView, PREFIX, Resets,
+    SOCKET_HOST,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -62,7 +64,13 @@ pub trait Cluster: Shards {
     /// The shards of those of these names that a volume or an image has.
     fn locate_all<'a>(&'a self, names: &'a [&'a str]) -> BoxFuture<'a, io::Result<BTreeMap<String, u32>>>;
 
-    /// The nodes and shards.
+    /// Whether every shard can clone the image of this name without its home.
+    fn is_shared<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<bool>>;
+
+    /// The images that every shard can clone.
+    fn images(&self) -> BoxFuture<'_, io::Result<Vec<ClusterImageView>>>;
+
+    /// The nodes and shards, without the images.
     fn view(&self) -> ClusterView;
 
     /// The shards, in order.
@@ -127,6 +135,15 @@ impl Gateway {
         let request = buffered(request).await?;
         match destination(request.method(), raw) {
             Destination::Disk(name) => self.forward(self.shard_of(&name).await?, request).await,
+            Destination::Clone => {
+                let name = parse::<NamedDisk>(&request)?.source.ok_or_else(|| lacks("source"))?;
+                let shard = match cluster.is_shared(&name).await.map_err(|e| Failure::directory(&e))? {
+                    // Every shard can clone the image.
+                    true => self.choose(false, request.headers())?,
+                    false => self.shard_of(volume_of(&name)).await?,
+                };
+                self.forward(shard, request).await
+            }
             Destination::Source => {
                 let name = parse::<NamedDisk>(&request)?.source.ok_or_else(|| lacks("source"))?;
                 self.forward(self.shard_of(volume_of(&name)).await?, request).await
@@ -171,7 +188,10 @@ impl Gateway {
                 let query = if query.is_empty() { String::new() } else { format!("?{query}") };
                 forward::forward(cluster, shard, Some(&format!("{PREFIX}{path}{query}")), request).await
             }
-            Destination::Cluster => Ok(axum::Json(cluster.view()).into_response()),
+            Destination::Cluster => {
+                let images = cluster.images().await.map_err(|e| Failure::directory(&e))?;
+                Ok(axum::Json(ClusterView { images, ..cluster.view() }).into_response())
+            }
             Destination::Location(name, path) => self.location(&name, &path, request.headers()).await,
             Destination::EachShard => Err(Failure::each_shard()),
         }
@@ -419,8 +439,17 @@ mod tests {
             Box::pin(async { Ok(BTreeMap::new()) })
         }
 
+        fn is_shared<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<bool>> {
+            Box::pin(async move { Ok(name == "v1") })
+        }
+
+        fn images(&self) -> BoxFuture<'_, io::Result<Vec<ClusterImageView>>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+
         fn view(&self) -> ClusterView {
-            ClusterView { cluster: String::new(), version: 1, nodes: Vec::new(), shards: Vec::new() }
+            let (nodes, shards, images) = (Vec::new(), Vec::new(), Vec::new());
+            ClusterView { cluster: String::new(), version: 1, nodes, shards, images }
         }
 
         fn shards(&self) -> Vec<u32> {
@@ -462,6 +491,12 @@ mod tests {
         for part in ["target iqn.t2 is in shard 2", "'v1' is in shard 1", "--for 'v1'", "--shard 2"] {
             assert!(problem.detail.contains(part), "{}", problem.detail);
         }
+        assert_eq!(shard(Method::POST, "/clones", r#"{"source": "v2@s"}"#).await, [2]);
+        assert_eq!(
+            shard(Method::POST, "/clones", r#"{"source": "v1"}"#).await,
+            [3],
+            "every shard can clone the image"
+        );
         for (path, body, expected) in
             [("/targets/iqn.x/luns", r#"{"disk": "v1"}"#, 3), ("/targets/iqn.t1/luns", r#"{"disk": "x"}"#, 1)]
         {

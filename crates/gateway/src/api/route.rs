@@ -10,6 +10,8 @@ pub(super) enum Destination {
     Disk(String),
     /// The shard that has the volume or image which the body names as its source.
     Source,
+    /// The same; or any shard, if the source is an image that every shard can clone.
+    Clone,
     /// A shard for a new volume.
     New,
     /// The shard that has this target.
@@ -60,7 +62,7 @@ pub(super) fn destination(method: &Method, raw: &str) -> Destination {
         ["health"] => D::Health,
         ["volumes"] => D::New,
         ["images"] => D::Import,
-        ["clones"] => D::Source,
+        ["clones"] => D::Clone,
         ["resets"] => D::Resets,
         ["volumes" | "images", name, "location"] => {
             D::Location(of_volume(name), raw.strip_suffix("/location").unwrap_or(raw).to_owned())
@@ -92,7 +94,7 @@ mod tests {
         assert_eq!(to(Method::GET, "/stats/a@b"), disk("a"), "a snapshot is in the shard of its volume");
         assert_eq!(to(Method::POST, "/images/new"), D::Source);
         assert_eq!(to(Method::POST, "/images/new/profile"), disk("new"));
-        assert_eq!(to(Method::POST, "/clones"), D::Source);
+        assert_eq!(to(Method::POST, "/clones"), D::Clone);
         assert_eq!(to(Method::POST, "/volumes"), D::New);
         assert_eq!(to(Method::GET, "/volumes"), D::All("name"));
         let target = |name: &str| D::Target(name.to_owned());

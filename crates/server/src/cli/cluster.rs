@@ -5,13 +5,16 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use clap::{Args, Subcommand};
-use forebay_api::{ClusterView, NodeStateView, NodeView};
+use forebay_api::{ClusterImageState, ClusterImageView, ClusterView, NodeStateView, NodeView};
 use forebay_cluster::ClusterError;
+use forebay_cluster::images::Images;
 use forebay_cluster::map::{Change, MAX_SHARDS, Map, Maps, Node, NodeState, Shard, new_shards};
 use forebay_store::StoreError;
 use forebay_store::rados::{
     Membership, PoolConnection, PoolWatch, RadosAddress, RadosOptions, Sight, ownership,
 };
+
+use forebay_text::Size;
 
 use super::args::CephArgs;
 use super::{CliError, output};
@@ -276,7 +279,9 @@ async fn status(open: Open, json: bool) -> Result<(), CliError> {
     while let Some(look) = looks.join_next().await {
         seen.extend(look.ok().flatten());
     }
-    output::print_result(&view(&open, &map, Some(&seen)), json, status_text)
+    let images = Images::new(open.cluster.clone()).read().await.map_err(|e| open.failed(e))?;
+    let view = ClusterView { images: node::images(&images), ..view(&open, &map, Some(&seen)) };
+    output::print_result(&view, json, status_text)
 }
 
 async fn grow(open: Open, shards: u32) -> Result<(), CliError> {
@@ -418,5 +423,24 @@ fn status_text(view: &ClusterView) -> String {
         let state = shard.state.as_deref().unwrap_or("-");
         t.add_row([&number, state, &text(&shard.owner), &text(&shard.home), &shard.pool, &nbd]);
     }
-    format!("{}\n{}", nodes_text(&view.nodes), output::render(t))
+    let mut text = format!("{}\n{}", nodes_text(&view.nodes), output::render(t));
+    if !view.images.is_empty() {
+        text = format!("{text}\n{}", images_text(&view.images));
+    }
+    text
+}
+
+fn images_text(images: &[ClusterImageView]) -> String {
+    let mut t = output::table(&["IMAGE", "STATE", "SIZE", "STORED", "SHARD", "USED BY SHARDS"], &[2, 3, 4]);
+    for image in images {
+        let state = match image.state {
+            ClusterImageState::Publishing => "publishing",
+            ClusterImageState::Live => "every shard",
+            ClusterImageState::Deleting => "deleting",
+        };
+        let used_by: Vec<String> = image.used_by.iter().map(u32::to_string).collect();
+        let (size, stored) = (Size(image.size_bytes).to_string(), Size(image.stored_bytes).to_string());
+        t.add_row([&image.name, state, &size, &stored, &image.shard.to_string(), &used_by.join(" ")]);
+    }
+    output::render(t)
 }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_api::{ClusterView, NodeStateView, NodeView, ShardView};
+use forebay_api::{ClusterImageState, ClusterImageView, ClusterView, NodeStateView, NodeView, ShardView};
+use forebay_cluster::images::{Catalogue, Image, Images, Seen, State, Uuid};
 use forebay_cluster::map::{Map, Node, NodeState};
 use forebay_cluster::names::{Kind, Names, of_target};
 use forebay_gateway::api::Cluster;
@@ -85,14 +86,15 @@ impl Local for OwnShards {
 pub(super) struct Gateway {
     shared: Arc<Shared>,
     names: Names,
+    images: Images,
     own: Arc<OwnShards>,
     identity: watch::Receiver<Identity>,
 }
 
 impl Gateway {
     pub fn new(shared: Arc<Shared>, own: Arc<OwnShards>, identity: watch::Receiver<Identity>) -> Gateway {
-        let names = Names::new(shared.cluster.clone());
-        Gateway { shared, names, own, identity }
+        let (names, images) = (Names::new(shared.cluster.clone()), Images::new(shared.cluster.clone()));
+        Gateway { shared, names, images, own, identity }
     }
 
     /// The figures of the node.
@@ -209,6 +211,20 @@ impl Cluster for Gateway {
         })
     }
 
+    fn is_shared<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<bool>> {
+        Box::pin(async move {
+            let found = self.names.look_up(name).await.map_err(io::Error::other)?;
+            if found.is_none_or(|found| found.kind != Kind::Image) {
+                return Ok(false);
+            }
+            Ok(self.images.read().await.map_err(io::Error::other)?.live(name).is_some())
+        })
+    }
+
+    fn images(&self) -> BoxFuture<'_, io::Result<Vec<ClusterImageView>>> {
+        Box::pin(async move { Ok(images(&self.images.read().await.map_err(io::Error::other)?)) })
+    }
+
     fn view(&self) -> ClusterView {
         view(
             &self.shared.config.cluster.pool,
@@ -227,6 +243,25 @@ impl Cluster for Gateway {
         let own = map.shards.values().filter(|shard| shard.owner == Some(self.shared.number));
         own.map(|shard| shard.number).collect()
     }
+}
+
+/// The images of a cluster for people, by name.
+pub(crate) fn images(all: &Catalogue) -> Vec<ClusterImageView> {
+    let image = |(uuid, seen): (&Uuid, &Seen<Image>)| ClusterImageView {
+        name: seen.value.name.clone(),
+        state: match seen.value.state {
+            State::Publishing => ClusterImageState::Publishing,
+            State::Live => ClusterImageState::Live,
+            State::Deleting => ClusterImageState::Deleting,
+        },
+        size_bytes: seen.value.size,
+        stored_bytes: seen.value.bytes,
+        shard: seen.value.home,
+        used_by: all.users(*uuid).map(|(shard, _)| shard).collect(),
+    };
+    let mut images: Vec<_> = all.images.iter().map(image).collect();
+    images.sort_by(|a, b| a.name.cmp(&b.name));
+    images
 }
 
 /// The nodes of a cluster for people.
@@ -270,5 +305,5 @@ pub(crate) fn view(
         nbd: shard.nbd.clone(),
     });
     let shards = shards.collect();
-    ClusterView { cluster, version: map.version, nodes: nodes(map), shards }
+    ClusterView { cluster, version: map.version, nodes: nodes(map), shards, images: Vec::new() }
 }

@@ -46,7 +46,7 @@ use tokio::task::JoinSet;
 
 use self::figures::Figures;
 use self::gateway::{Gateway, OwnShards};
-pub(crate) use self::gateway::{nodes, view};
+pub(crate) use self::gateway::{images, nodes, view};
 use self::listen::{Clients, Listeners};
 use self::shard::{Seen, ShardTask, Shared};
 use self::tokens::TokensInMap;

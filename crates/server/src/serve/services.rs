@@ -9,10 +9,13 @@ use std::time::{Duration, Instant};
 
 use axum::serve::Listener;
 use forebay_cluster::owned::OwnedNames;
+use forebay_cluster::owned_images::OwnedImages;
 use forebay_control::access::{Access, Audit};
 use forebay_control::http::{Entry, Origin};
 use forebay_control::limits::LimitTable;
-use forebay_control::operations::{Control, DisksOfShard, Observed, ServerInfo, ServerRequest};
+use forebay_control::operations::{
+    Control, DisksOfShard, ImagesOfShard, Observed, ServerInfo, ServerRequest,
+};
 use forebay_control::resources::router;
 use forebay_engine::Pool;
 use forebay_frontend::iscsi::{self, PortGroups};
@@ -21,7 +24,7 @@ use forebay_frontend::scsi::Units;
 use forebay_frontend::targets::Targets;
 use forebay_frontend::{nbd, nvme};
 use forebay_store::StoreError;
-use forebay_store::rados::StandbyWatch;
+use forebay_store::rados::{StandbyWatch, images_namespace};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -82,8 +85,8 @@ pub(super) struct Prepared {
     publisher: Option<Publisher>,
     /// Watches the standbys of a pool in Ceph.
     standbys: Option<StandbyWatch>,
-    /// The names of the cluster, if the pool is a shard of one.
-    names: Option<Arc<OwnedNames>>,
+    /// The names and images of the cluster, if the pool is a shard of one.
+    shared: Option<(Arc<OwnedNames>, Arc<OwnedImages>)>,
     /// The network interfaces to the clients, if the pool is in Ceph.
     client_interfaces: Vec<String>,
     /// What metrics report in addition to the pool.
@@ -165,7 +168,7 @@ impl Prepared {
         let publisher =
             publishes.then(|| publisher(config, store, &pool, &targets, groups, &iscsi)).flatten();
         let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-        let names = own.map(|own| names(&own, &pool, &targets, store)).transpose().map_err(failed)?;
+        let shared = own.map(|own| shared(&own, &pool, &targets, store)).transpose().map_err(failed)?;
         let resumed = resume(&mut plane, state.connections);
         let (control_listener, http) = {
             // The reactor of the thread of requests watches these listeners.
@@ -196,7 +199,7 @@ impl Prepared {
             cache: state.cache,
             publisher,
             standbys: store.ownership().and_then(|ownership| ownership.standbys()),
-            names,
+            shared,
             client_interfaces: config.client_interfaces.clone(),
             observed: Observed { nbd: clients, ..observed(config, store) },
             resumed,
@@ -217,8 +220,9 @@ impl Prepared {
         let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.limits, self.info);
         control.accept_upgrades(upgrades);
         control.set_gate(self.gate);
-        if let Some(names) = &self.names {
+        if let Some((names, images)) = &self.shared {
             control.set_names(names.clone());
+            control.set_images(images.clone());
         }
         let observed = Observed { plane: plane.counters(), ..self.observed };
         control.observe(|it| *it = observed);
@@ -242,9 +246,13 @@ impl Prepared {
             tokio::spawn(health::watch(control.clone())),
             tokio::spawn(notify::feed_watchdog(plane.probe(), pool)),
         ];
-        background.extend(self.names.map(|names| {
-            tokio::spawn(async move { names.maintain(async |pause| tokio::time::sleep(pause).await).await })
-        }));
+        if let Some((names, images)) = self.shared {
+            let maintain = async move { names.maintain(async |pause| tokio::time::sleep(pause).await).await };
+            background.push(tokio::spawn(maintain));
+            let publishing = images.clone();
+            background.push(tokio::spawn(async move { images.maintain().await }));
+            background.push(tokio::spawn(async move { publishing.publish_all().await }));
+        }
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
         background
             .extend(self.standbys.map(|standbys| tokio::spawn(heirs::watch(standbys, control.clone()))));
@@ -373,19 +381,24 @@ fn publisher(
     Some(Publisher::new(Arc::downgrade(&ownership), pool, targets.served(), groups, paths, bound))
 }
 
-/// The names of the cluster for the pool that is this shard of it.
-fn names(
+/// The names and images of the cluster for the pool that is this shard of it.
+fn shared(
     own: &ShardOf,
     pool: &Arc<Pool>,
     targets: &Arc<Targets>,
     store: &Lease,
-) -> Result<Arc<OwnedNames>, StoreError> {
+) -> Result<(Arc<OwnedNames>, Arc<OwnedImages>), StoreError> {
     let ownership = store.ownership();
     let term = ownership.as_ref().and_then(|ownership| ownership.term());
     let Some((ownership, term)) = ownership.zip(term) else { return Err(StoreError::Fenced) };
     let disks =
         DisksOfShard { pool: pool.clone(), targets: targets.clone(), shard: own.shard, gate: store.gate() };
-    Ok(Arc::new(OwnedNames::new(ownership.beside(&own.cluster)?, own.shard, term, Arc::new(disks))))
+    let names = OwnedNames::new(ownership.beside(&own.cluster)?, own.shard, term, Arc::new(disks));
+    let (objects, segments) =
+        (ownership.beside(&own.cluster)?, ownership.beside(&images_namespace(&own.cluster))?);
+    let images = Arc::new(ImagesOfShard { pool: pool.clone() });
+    let images = OwnedImages::new(objects, segments, (own.shard, term), images);
+    Ok((Arc::new(names), Arc::new(images)))
 }
 
 /// The access control of a configuration.
