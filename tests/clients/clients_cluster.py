@@ -459,6 +459,25 @@ FRIEND, STRANGER = "iqn.2026-01.org.example:friend", "iqn.2026-01.org.example:st
 
 
 def iqn(name):
+    # A volume is renamed at any node: its owner and its snapshots stay, and the old name is free.
+    for node, other in ((n1, n2), (n2, n1)):
+        uuid = node.json("volume", "show", "v0")["uuid"]
+        node.cli("volume", "rename", "v0", "renamed")
+        equal(other.json("volume", "show", "renamed")["uuid"], uuid, "the volume under its new name")
+        equal(other.get("volumes/renamed/location")["node"], "n2", "where it is")
+        check("renamed@of-n1" in other.cli("snapshot", "list").stdout, "its snapshots")
+        gone = other.cli("volume", "show", "v0", check=False)
+        check("named 'v0'" in gone.stderr, gone.stderr)
+        other.cli("volume", "create", "v0", "--size", "1M")
+        taken = node.cli("volume", "rename", "renamed", "v0", check=False)
+        check("'v0' exists" in taken.stderr, taken.stderr)
+        other.cli("volume", "rm", "v0")
+        with connected(node, "renamed"):
+            used = other.cli("volume", "rename", "renamed", "v0", check=False)
+            check("in use" in used.stderr, used.stderr)
+        node.cli("volume", "rename", "renamed", "v0")
+    equal(names(n1), names(n2), "volumes after renaming")
+
     return f"iqn.2026-01.org.example:{name}"
 
 

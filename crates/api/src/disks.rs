@@ -174,6 +174,15 @@ pub struct Resize {
 /// Body of `POST /volumes/{name}/snapshots`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+/// Body of `POST /volumes/{name}/rename`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "pc-002"}))]
+pub struct Rename {
+    /// The new name.
+    pub name: String,
+}
+
 #[schema(example = json!({"name": "monday"}))]
 pub struct CreateSnapshot {
     /// Name of the snapshot, without that of the volume.

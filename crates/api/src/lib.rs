@@ -34,8 +34,8 @@ pub use cluster::{
 };
 pub use connect::{ClientKind, ConnectView, MissingWayView, WayView};
 pub use disks::{
-    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Reset, Resets, Resize,
-    Rollback, SyncPolicy,
+    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Rename, Reset, Resets,
+    Resize, Rollback, SyncPolicy,
 };
 pub use error::{ErrorDetail, ErrorKind, Problem};
 pub use export::DifferenceLine;

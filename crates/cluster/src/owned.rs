@@ -122,6 +122,31 @@ impl OwnedNames {
         self.finish(self.begin(|| self.begin_removal(name)).await?, work).await
     }
 
+    /// Runs `work`, which gives the disk `from` of the shard the name `to`. The new name is reserved before the
+    /// old one is marked. After a crash, each of the two names is settled by what the shard has, so that the
+    /// disk has exactly one name: the old one before the commit, the new one after it.
+    ///
+    /// # Errors
+    /// Those of [`Names::reserve`] and [`Names::mark`], and then `work` has not begun; those of `work`.
+    pub async fn rename<T, E: From<ClusterError>>(
+        &self,
+        from: &str,
+        to: &str,
+        kind: Kind,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let reserve = || self.names.reserve(std::slice::from_ref(&to), kind, self.shard, self.term);
+        let mut pending = self.begin(reserve).await?;
+        match self.begin(|| self.begin_removal(from)).await {
+            Ok(old) => pending.extend(old),
+            Err(e) => {
+                self.end(pending).await;
+                return Err(e.into());
+            }
+        }
+        self.finish(pending, work).await
+    }
+
     /// Runs `work`, which removes everything of this kind from the shard. The names are those in the
     /// directory, so that they are removed also if the shard cannot read its own.
     ///
@@ -298,7 +323,12 @@ impl OwnedNames {
 
 #[cfg(test)]
 mod tests {
-    use forebay_store::rados::{SimulatedClient, SimulatedRados};
+    use std::task::{Context, Waker};
+
+    use forebay_store::rados::{
+        Contents, Entries, Operation, SimulatedClient, SimulatedRados, Step, Wanted, WhenFull,
+    };
+    use forebay_store::{Capacity, IoBuf, StoreError};
     use parking_lot::Mutex;
 
     use super::*;
@@ -369,6 +399,166 @@ mod tests {
         let disk = "iqn.2026-01.org.example:a";
         assert_eq!(run(second.create(&[disk], Kind::Volume, async { Ok::<_, ClusterError>(()) })), Ok(()));
         assert_eq!(present(&cluster), [(target, 1, Kind::Target)], "the disk was not created in the end");
+    }
+
+    /// What becomes of the operation at which an owner dies.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Last {
+        /// It is lost on its way.
+        Lost,
+        /// It takes effect, and the owner does not see the answer.
+        Done,
+        /// It takes effect after the next owner has settled.
+        Late,
+    }
+
+    /// A client of the cluster that dies at its operation number `left`.
+    struct Mortal {
+        inner: Arc<SimulatedClient>,
+        left: Mutex<u32>,
+        last: Last,
+        late: Mutex<Option<(String, Vec<Step>)>>,
+    }
+
+    impl Mortal {
+        fn dies(&self) -> bool {
+            let mut left = self.left.lock();
+            *left = left.saturating_sub(1);
+            *left == 0
+        }
+    }
+
+    /// Everything but `operate` is passed on.
+    impl Cluster for Mortal {
+        fn beside(&self, namespace: &str) -> std::result::Result<Arc<dyn Cluster>, StoreError> {
+            self.inner.beside(namespace)
+        }
+        fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()> {
+            if !self.dies() {
+                return self.inner.operate(object, steps, full);
+            }
+            match self.last {
+                Last::Lost => {}
+                Last::Done => drop(run(self.inner.operate(object, steps, full)).is_ok()),
+                Last::Late => *self.late.lock() = Some((object.to_owned(), steps)),
+            }
+            Operation::of(std::future::pending())
+        }
+        fn read(&self, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
+            self.inner.read(object, offset, len)
+        }
+        fn contents(&self, object: &str, len: usize) -> Operation<Contents> {
+            self.inner.contents(object, len)
+        }
+        fn entries(&self, object: &str, wanted: Wanted) -> Operation<Entries> {
+            self.inner.entries(object, wanted)
+        }
+        fn len_of(&self, object: &str) -> Operation<u64> {
+            self.inner.len_of(object)
+        }
+        fn list(&self) -> Operation<Vec<String>> {
+            self.inner.list()
+        }
+        fn capacity(&self) -> Operation<Capacity> {
+            self.inner.capacity()
+        }
+        fn now(&self) -> Duration {
+            self.inner.now()
+        }
+        fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
+            self.inner.sleep(time)
+        }
+        fn spawn(&self, task: BoxFuture<'static, ()>) {
+            self.inner.spawn(task);
+        }
+        fn finish(&self, task: BoxFuture<'static, ()>, time: Duration) {
+            self.inner.finish(task, time);
+        }
+    }
+
+    /// Renames `a` to `b` by an owner that dies at its operation `step`; then the next owner settles. Returns
+    /// the name that the disk has, or `None` if the owner did not die.
+    fn renamed_until(step: u32, last: Last, is_entered: bool) -> Option<String> {
+        let cluster = SimulatedRados::immediate().client();
+        let has = Arc::new(Shard::default());
+        has.add("a", Kind::Volume).unwrap();
+        let owner = |client: Arc<dyn Cluster>, term| OwnedNames::new(client, 1, term, has.clone());
+        if is_entered {
+            run(owner(cluster.clone(), 1).enter_all()).unwrap();
+        }
+        let (left, late) = (Mutex::new(step), Mutex::default());
+        let mortal = Arc::new(Mortal { inner: cluster.clone(), left, last, late });
+        let mut first = owner(mortal.clone(), 2);
+        let is_done = {
+            let mut rename = Box::pin(first.rename("a", "b", Kind::Volume, async {
+                has.names.lock().remove("a");
+                has.add("b", Kind::Volume)
+            }));
+            // Without time, a future that is not ready never is.
+            let polled = rename.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            polled.is_ready()
+        };
+        // The process ends, with its list of operations in progress.
+        first = owner(cluster.clone(), 3);
+        run(first.settle_all()).unwrap();
+        let is_late = mortal.late.lock().take();
+        if let Some((object, steps)) = is_late {
+            let _ = run(cluster.operate(&object, steps, WhenFull::Proceed));
+            run(first.settle_all()).unwrap();
+        }
+        run(first.enter_all()).unwrap();
+        let names: Vec<String> = has.names.lock().keys().cloned().collect();
+        let [name] = names.as_slice() else { panic!("the disk has the names {names:?}") };
+        assert_eq!(present(&cluster), [(name.clone(), 1, Kind::Volume)], "at step {step}, {last:?}");
+        // The other name is free, for another shard.
+        let other = if name == "a" { "b" } else { "a" };
+        let (_, second) = owned(&cluster, 2, 1);
+        assert_eq!(run(second.create(&[other], Kind::Volume, async { Ok::<_, ClusterError>(()) })), Ok(()));
+        (!is_done).then(|| name.clone())
+    }
+
+    #[test]
+    fn a_rename_has_happened_or_not_wherever_the_owner_dies() {
+        for (last, is_entered) in
+            [Last::Lost, Last::Done, Last::Late].map(|l| [(l, true), (l, false)]).concat()
+        {
+            let names: Vec<String> =
+                (1..100).map_while(|step| renamed_until(step, last, is_entered)).collect();
+            // It died before the commit, and after it.
+            assert!(
+                names.contains(&"a".to_owned()) && names.contains(&"b".to_owned()),
+                "{last:?}: {names:?}"
+            );
+            assert!(names.is_sorted() && names.len() >= 4, "{last:?}: {names:?}");
+        }
+    }
+
+    #[test]
+    fn a_rename_to_a_name_in_use_changes_nothing() {
+        let cluster = SimulatedRados::immediate().client();
+        let ((one, first), (two, second)) = (owned(&cluster, 1, 1), owned(&cluster, 2, 1));
+        for (has, names, disk) in [(&one, &first, "a"), (&two, &second, "b")] {
+            has.add(disk, Kind::Volume).unwrap();
+            run(names.enter_all()).unwrap();
+        }
+        let never = async || -> Result<()> { panic!("the work begins") };
+        let taken = run(first.rename("a", "b", Kind::Volume, never())).unwrap_err();
+        assert_eq!(taken, ClusterError::Exists("b".to_owned()));
+        let missing = run(first.rename("b", "c", Kind::Volume, async { Ok::<_, ClusterError>(()) }));
+        assert_eq!(missing, Ok(()), "the shard itself says that it has no such disk");
+        // The work fails, so nothing has changed.
+        let refused = async { Err::<(), _>(ClusterError::Refused("it has clients".to_owned())) };
+        assert!(run(first.rename("a", "c", Kind::Volume, refused)).is_err());
+        let both = [("a".to_owned(), 1, Kind::Volume), ("b".to_owned(), 2, Kind::Volume)];
+        assert_eq!(present(&cluster), both);
+        // Then the new name is free.
+        let work = async {
+            one.names.lock().remove("a");
+            one.add("c", Kind::Volume)
+        };
+        assert_eq!(run(first.rename("a", "c", Kind::Volume, work)), Ok(()));
+        let both = [("b".to_owned(), 2, Kind::Volume), ("c".to_owned(), 1, Kind::Volume)];
+        assert_eq!(present(&cluster), both);
     }
 
     #[test]

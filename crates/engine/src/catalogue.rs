@@ -104,12 +104,20 @@ impl Catalogue {
         Some(disk)
     }
 
-    /// Changes the record of a disk, and its kind as the record states. A volume with snapshots keeps its
-    /// name, because the names of its snapshots begin with it.
+    /// Changes the record of a disk, and its kind as the record states. The names of the snapshots of a
+    /// volume begin with the name of the volume, so they change with it.
     pub fn update(&mut self, disk: &Disk, record: DiskRecord) {
+        let is_renamed = disk.record().name != record.name;
+        let named_after = if is_renamed {
+            self.related(Some(disk.id()), Relation::Snapshot).cloned().collect()
+        } else {
+            vec![]
+        };
+        named_after.iter().for_each(|snapshot| self.remove_from_indexes(snapshot));
         self.remove_from_indexes(disk);
         disk.set_kind(record);
         self.index(disk);
+        named_after.iter().for_each(|snapshot| self.index(snapshot));
     }
 
     /// Name by which a disk is exported: for a snapshot, `volume@snapshot`. An import has no name that a user

@@ -26,7 +26,7 @@ pub async fn admin_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     if room && ctx.plan.imports > 0 && rng.percent(ctx.plan.imports) {
         return import(ctx, rng).await;
     }
-    match rng.weighted(&[10, 14, 14, 10, 7, 7, 10, 8, 5, 5, 5, 5, 6]) {
+    match rng.weighted(&[10, 14, 14, 10, 7, 7, 10, 8, 5, 5, 5, 5, 6, 4]) {
         0 if room => create(ctx, rng).await,
         1 if room => snapshot(ctx, rng).await,
         2 if room => clone(ctx, rng).await,
@@ -39,6 +39,7 @@ pub async fn admin_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
         9 => checkpoint(ctx).await,
         10 => reclaim(ctx).await,
         11 => persist(ctx, rng).await,
+        13 => rename(ctx, rng).await,
         _ => crate::refused::refused(ctx, rng).await,
     }
 }
@@ -252,6 +253,33 @@ async fn rollback(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let done = ctx.pool.rollback(volume, short).await;
     if conclude(ctx, "rollback", op, done).is_none() {
         leave(ctx, [taken]);
+    }
+}
+
+/// Renames a volume without snapshots.
+async fn rename(ctx: &Rc<Ctx>, rng: &mut Rng) {
+    let Some(name) = ctx.pick(rng, |d| d.role == Role::Volume && d.is_source()) else { return };
+    let Some(taken) = ctx.take(&name, true).await else { return };
+    let has_snapshots = {
+        let (model, prefix) = (ctx.model.borrow(), format!("{name}@"));
+        let mut snapshots = model.names.keys().filter(|other| other.starts_with(&prefix));
+        snapshots.any(|other| model.disk(other).is_some() || !model.is_certain(other))
+    };
+    let new = ctx.new_name("r");
+    let Some(new_taken) = ctx.take_now(&new).filter(|_| !has_snapshots) else { return };
+    let size = ctx.model.borrow().disk(&name).map_or(0, |d| d.size);
+    let op = ctx.model.borrow_mut().begin();
+    let Some(state) = resized(ctx, &name, size, op) else { return };
+    {
+        let mut model = ctx.model.borrow_mut();
+        model.new_era(&new, op, Some(state));
+        model.new_era(&name, op, None);
+        note!("{} rename {name} to {new}", model.begun(op));
+    }
+    let done = ctx.pool.rename(&name, &new).await;
+    match conclude(ctx, "rename", op, done) {
+        Some(info) => assert_eq!((info.name.as_str(), info.size), (new.as_str(), size)),
+        None => leave(ctx, [taken, new_taken]),
     }
 }
 

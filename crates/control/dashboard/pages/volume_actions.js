@@ -2,7 +2,7 @@
 
 import { call, get, getOr, url } from "../api.js";
 import { ask, formDialog } from "../dialog.js";
-import { h } from "../dom.js";
+import { h, pagePath } from "../dom.js";
 import { bytes, count, parseCount, parseSize, size } from "../format.js";
 import { may } from "../session.js";
 
@@ -146,6 +146,20 @@ export function resizeVolume(disk) {
     },
     done: (result, values) =>
       values.size_bytes < disk.size_bytes ? "Confirm the smaller size" : `Resized ${disk.name}`,
+  });
+}
+
+/** The page of the volume is left for that of its new name by `leave`. */
+export async function renameVolume(name, leave) {
+  formDialog({
+    blocked: await usedBy(name),
+    title: `Rename ${name}`,
+    action: "Rename",
+    fields: [nameField("New name", name)],
+    intro: h("p", {}, "Its snapshots stay with it. Clients find the volume under the new name only."),
+    submit: (body, key) =>
+      leave(pagePath("volumes", body.name), () => call("POST", url`/volumes/${name}/rename`, { body, key })),
+    done: (_, values) => `Renamed ${name} to ${values.name}`,
   });
 }
 

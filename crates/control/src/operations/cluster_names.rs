@@ -149,6 +149,20 @@ impl Control {
         }
     }
 
+    /// Runs `work`, which gives the volume `from` the name `to`.
+    pub(crate) async fn rename_named<T>(
+        &self,
+        from: &str,
+        to: &str,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        check_name(to)?;
+        match self.inner.names.get() {
+            Some(all) => all.rename(from, to, Kind::Volume, work).await,
+            None => work.await,
+        }
+    }
+
     /// Runs `work`, which removes the disk of this name.
     pub(crate) async fn remove_named<T>(
         &self,

@@ -44,6 +44,15 @@ impl Control {
         Ok(Done {})
     }
 
+    /// Renames a volume, unless the volume or one of its snapshots is mapped to a target: a mapping has the
+    /// name of its disk.
+    pub(crate) async fn rename_volume(&self, name: &str, new: &str) -> Result<DiskView> {
+        self.expect(name, Role::Volume)?;
+        let _unmapped = self.targets().unmapped_with_snapshots(name).await?;
+        let rename = async { shown(&self.pool().rename(name, new).await?) };
+        self.rename_named(name, new, rename).await
+    }
+
     /// Gives new disks the tenant of their source, also in `made`.
     pub(crate) async fn inherit_tenant(&self, source: &str, made: &mut [DiskInfo]) -> Result<()> {
         let uuids: Vec<_> = made.iter().map(|disk| disk.uuid).collect();

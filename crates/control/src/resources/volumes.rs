@@ -1,6 +1,6 @@
 //! `/volumes`: writable disks.
 
-use forebay_api::{CreateVolume, DiskView, Persist, Resets, Resize, Rollback, SyncPolicy};
+use forebay_api::{CreateVolume, DiskView, Persist, Rename, Resets, Resize, Rollback, SyncPolicy};
 use forebay_cluster::names::Kind;
 use forebay_engine::Role;
 use forebay_text::{Size, quoted};
@@ -63,6 +63,14 @@ fn volume_routes() -> Vec<Route> {
             |c: Caller, Param(name), Body(b): Body<Resize>| run(c, ResizeVolume { name, to: b }),
         )
         .takes::<Resize>()
+        .returns::<DiskView>(),
+        Route::post(
+            "/volumes/{name}/rename",
+            "Rename a volume that has no clients and is not mapped to a target; its snapshots stay with it",
+            Right::Provision,
+            |c: Caller, Param(name), Body(b): Body<Rename>| run(c, RenameVolume { name, new: b.name }),
+        )
+        .takes::<Rename>()
         .returns::<DiskView>(),
     ]
 }
@@ -206,6 +214,30 @@ impl Operation for ResizeVolume {
 }
 
 struct ResetVolume {
+struct RenameVolume {
+    name: String,
+    new: String,
+}
+
+impl Operation for RenameVolume {
+    type Reply = DiskView;
+    const CHANGE: Changes<Self> = Some(|op| {
+        let object = format_args!("volume {} to {}", quoted(&op.name), quoted(&op.new));
+        Change::new("rename", "renamed", object)
+    });
+    const EVENT: Option<&str> = Some("renamed");
+    const DISKS: Disks<Self> = |op| vec![op.name.clone(), op.new.clone()];
+
+    // The reply has the new name.
+    fn event_disk(&self) -> Option<String> {
+        Some(self.name.clone())
+    }
+
+    async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
+        control.rename_volume(&self.name, &self.new).await
+    }
+}
+
     name: String,
 }
 

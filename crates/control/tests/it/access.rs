@@ -329,6 +329,10 @@ async fn a_provisioner_creates_and_removes_disks_within_its_scope_only() {
     assert_eq!(code(&acme, Method::POST, "/volumes/acme.vm-2/resize", larger).await, "200");
     assert_eq!(code(&acme, Method::POST, "/volumes/acme.vm-2/snapshots", json!({"name": "s"})).await, "201");
     assert_eq!(code(&acme, Method::DELETE, "/volumes/acme.vm-2/snapshots/s", Value::Null).await, "200");
+    for (from, to) in [("acme.vm-2", "acme.vm-3"), ("acme.vm-3", "acme.vm-2")] {
+        let path = format!("/volumes/{from}/rename");
+        assert_eq!(code(&acme, Method::POST, &path, json!({"name": to})).await, "200");
+    }
     let (_, _, capacity) = answer(&api, Method::GET, "/capacity", Some(&acme), Value::Null).await;
     assert!(capacity["pool"].is_string() && capacity["total_bytes"].is_u64(), "{capacity}");
     for name in ["vm-1", "vm-2", "d-001", "d-002"] {
@@ -341,6 +345,8 @@ async fn a_provisioner_creates_and_removes_disks_within_its_scope_only() {
         (Method::POST, "/volumes", volume("other.vm-2"), "not_found"),
         (Method::POST, "/volumes", volume("acme"), "not_found"),
         (Method::DELETE, "/volumes/other.vm-1", Value::Null, "not_found"),
+        (Method::POST, "/volumes/other.vm-1/rename", json!({"name": "acme.vm-1"}), "not_found"),
+        (Method::POST, "/volumes/acme.vm-1/rename", json!({"name": "other.vm-2"}), "not_found"),
         (Method::POST, "/clones", json!({"source": "other.vm-1@s", "name": "acme.vm-1"}), "not_found"),
         (Method::POST, "/images/acme.base-1", json!({"source": "other.vm-1"}), "not_found"),
         (

@@ -130,6 +130,16 @@ async fn volumes_snapshots_and_clones_are_created_changed_and_removed() {
     api.refuses(Method::DELETE, "/volumes/a%20b/snapshots/s", Value::Null, 409, "has_clones").await;
     assert_eq!(api.post("/volumes/c-001/reset", json!({})).await.0, StatusCode::OK);
     assert_eq!(api.post("/volumes/a%20b/rollback", json!({"snapshot": "s"})).await.0, StatusCode::OK);
+    api.refuses(Method::POST, "/volumes/c-001/rename", json!({"name": "c-002"}), 409, "exists").await;
+    api.refuses(Method::POST, "/volumes/c-001/rename", json!({"name": "a@b"}), 400, "bad_name").await;
+    api.refuses(Method::POST, "/volumes/nothing/rename", json!({"name": "d"}), 404, "not_found").await;
+    let (status, renamed) = api.post("/volumes/c-001/rename", json!({"name": "d"})).await;
+    assert_eq!(
+        (status, &renamed["name"], &renamed["uuid"]),
+        (StatusCode::OK, &json!("d"), &clones[0]["uuid"])
+    );
+    assert_eq!(api.get("/volumes/c-001").await.0, StatusCode::NOT_FOUND);
+    assert_eq!(api.post("/volumes/d/rename", json!({"name": "c-001"})).await.0, StatusCode::OK);
     for path in ["/volumes/c-001", "/volumes/c-002", "/volumes/a%20b/snapshots/s", "/volumes/a%20b"] {
         assert_eq!(api.delete(path).await, (StatusCode::OK, json!({})), "{path}");
     }

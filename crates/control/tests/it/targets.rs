@@ -39,6 +39,8 @@ async fn targets_luns_and_acl_entries_are_created_changed_and_removed() {
     assert_eq!((status, &mapped), (StatusCode::CREATED, &lun));
     let (status, mapped) = api.call(Method::PUT, &of("/luns/7"), json!({"disk": "v@s"})).await;
     assert_eq!((status, mapped["read_only"].as_bool()), (StatusCode::OK, Some(true)));
+    let rename = json!({"name": "w"});
+    api.refuses(Method::POST, "/volumes/v/rename", rename, 409, "mapped").await;
     let (_, mapped) = api.call(Method::PUT, &of("/luns/0"), json!({"disk": "v", "write_back": true})).await;
     assert_eq!(mapped["write_back"], true);
     let host = of(&format!("/initiators/{HOST}"));

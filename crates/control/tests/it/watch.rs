@@ -130,13 +130,20 @@ async fn an_event_names_only_the_disk_that_has_changed() {
         (Method::POST, "/volumes/v/snapshots", json!({"name": "s"}), "created", "v@s"),
         (Method::POST, "/images/i", json!({"source": "v@s"}), "created", "i"),
         (Method::POST, "/volumes/v/rollback", json!({"snapshot": "s"}), "rolled_back", "v"),
+        (Method::POST, "/volumes/v/rename", json!({"name": "w"}), "renamed", "v"),
+        (Method::POST, "/volumes/w/rename", json!({"name": "v"}), "renamed", "w"),
         (Method::DELETE, "/images/i", Value::Null, "removed", "i"),
         (Method::DELETE, "/volumes/v/snapshots/s", Value::Null, "removed", "v@s"),
         (Method::DELETE, "/volumes/v", Value::Null, "removed", "v"),
     ] {
         api.call(method, path, body).await;
-        let (event, _) = event(&mut events, "volume").await;
-        assert_eq!((&event["what"], &event["disks"]), (&json!(what), &json!([disk])));
+        let (first, _) = event(&mut events, "volume").await;
+        assert_eq!((&first["what"], &first["disks"]), (&json!(what), &json!([disk])));
+        if what == "renamed" {
+            let (second, _) = event(&mut events, "volume").await;
+            let other = if disk == "v" { "w" } else { "v" };
+            assert_eq!((&second["what"], &second["disks"]), (&json!(what), &json!([other])));
+        }
     }
 }
 

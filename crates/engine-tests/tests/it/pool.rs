@@ -185,6 +185,63 @@ async fn snapshots_and_clones_keep_the_contents_of_their_source() {
 }
 
 #[tokio::test]
+async fn a_volume_is_renamed_with_its_snapshots() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    for name in ["v", "w"] {
+        pool.create_volume(name, 1 << 20, SyncMode::Flush, 0).await.unwrap();
+    }
+    let v = pool.attach("v").unwrap();
+    v.write(0, &[1; 4096], false).await.unwrap();
+    pool.create_snapshot("v", "s").await.unwrap();
+    pool.clone_disk("v@s", &[clone("c")]).await.unwrap();
+    v.write(0, &[2; 4096], false).await.unwrap();
+    let before = pool.disk("v").unwrap();
+
+    // Refused while a client has one of these disks open, and for names that are invalid or in use.
+    assert!(matches!(pool.rename("v", "x").await, Err(Error::InUse { .. })));
+    drop(v);
+    let snapshot = pool.attach("v@s").unwrap();
+    assert!(matches!(pool.rename("v", "x").await, Err(Error::InUse { name, .. }) if name == "v@s"));
+    drop(snapshot);
+    for (from, to) in [("v", "v"), ("v", "w"), ("v", "c")] {
+        assert!(matches!(pool.rename(from, to).await, Err(Error::Exists(name)) if name == to));
+    }
+    assert!(matches!(pool.rename("v", "a@b").await, Err(Error::BadName { .. })));
+    assert!(matches!(pool.rename("v@s", "x").await, Err(Error::WrongKind { .. })));
+    assert!(matches!(pool.rename("x", "y").await, Err(Error::NotFound(_))));
+
+    let renamed = pool.rename("v", "x").await.unwrap();
+    assert_eq!((renamed.name.as_str(), renamed.uuid, renamed.snapshots), ("x", before.uuid, 1));
+    let check = async |pool: &Arc<Pool>| {
+        assert_eq!(pool.names_after("", 9), ["c", "w", "x", "x@s"]);
+        assert_eq!(pool.disk("x").unwrap().snapshots, 1);
+        assert_eq!(pool.disk("c").unwrap().origin.as_deref(), Some("x@s"));
+        assert!(matches!(pool.attach("v"), Err(Error::NotFound(_))));
+        assert!(matches!(pool.disk("v@s"), Err(Error::NotFound(_))));
+        assert_eq!(read(&pool.attach("x").unwrap(), 0, 4096).await, [2; 4096]);
+        assert_eq!(read(&pool.attach("x@s").unwrap(), 0, 4096).await, [1; 4096]);
+    };
+    check(&pool).await;
+    // Without a checkpoint, the change is repeated from the log.
+    check(&open(&store).await).await;
+    let pool = open(&store).await;
+    pool.checkpoint().await.unwrap();
+    check(&open(&store).await).await;
+
+    // The old name is free, and the new one is complete.
+    let pool = open(&store).await;
+    pool.create_volume("v", 4096, SyncMode::Flush, 0).await.unwrap();
+    pool.create_snapshot("v", "s").await.unwrap();
+    pool.rollback("x", "s").await.unwrap();
+    assert_eq!(read(&pool.attach("x").unwrap(), 0, 4096).await, [1; 4096]);
+    pool.delete("c").await.unwrap();
+    pool.delete("x@s").await.unwrap();
+    pool.delete("x").await.unwrap();
+    assert_eq!(pool.names_after("", 9), ["v", "v@s", "w"]);
+}
+
+#[tokio::test]
 async fn invalid_names_and_sizes_are_refused() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;

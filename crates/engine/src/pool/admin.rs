@@ -479,6 +479,28 @@ impl Pool {
         Ok(())
     }
 
+    /// Gives a volume another name. Its identity, its contents and everything that depends on it stay; its
+    /// snapshots have names that begin with the new name. Refused while clients are connected to the volume
+    /// or to one of its snapshots: a client knows its disk by its name, and connects to this name again.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], also if the volume has this name already; [`Error::BadName`]; [`Error::InUse`].
+    pub async fn rename(&self, volume: &str, name: &str) -> Result<DiskInfo> {
+        check_name(name)?;
+        let components = &self.components;
+        let _admin = components.editor.lock.lock().await;
+        let disk = components.editor.find_volume(volume)?;
+        components.catalogue.read().check_free(name)?;
+        let mut exclusive = vec![disk.exclude_clients(volume)?];
+        for snapshot in snapshots_of(&components.catalogue, disk.id()) {
+            let full = components.catalogue.read().export_name(&snapshot);
+            exclusive.push(snapshot.exclude_clients(&full)?);
+        }
+        let record = DiskRecord { name: name.to_owned(), ..(*disk.record()).clone() };
+        components.intake.commit_ops(vec![CatalogueOp::Update { disk: record }]).await?;
+        self.disk(name)
+    }
+
     /// Changes the size of a volume. Shrinking discards the data beyond the new size, and is refused while
     /// clients are connected.
     pub async fn resize(&self, volume: &str, size: u64) -> Result<()> {

@@ -16,6 +16,7 @@ use crate::limits::ATTACH_WAIT;
 use crate::recovery::{MemoryLoss, Mode, OnLoss, TakenOver, recover};
 use crate::stats::{StoreStats, count};
 use crate::sync::Mutex;
+use crate::text::shorten;
 use crate::{Client, DiskGuestStats, DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
 
 /// An open pool.
@@ -189,7 +190,13 @@ impl Pool {
             self.components.profiles.on_first_attach(&disk);
         }
         let Components { metadata, marks, .. } = &self.components;
-        Ok(Arc::new(DiskHandle::new(metadata.clone(), marks.clone(), disk, name.to_owned(), Some(client))))
+        let id = disk.id();
+        let handle = DiskHandle::new(metadata.clone(), marks.clone(), disk, name.to_owned(), Some(client));
+        // Since the look-up, the disk may have been renamed or deleted, which required that it had no client.
+        match self.components.catalogue.read().find(name)?.id() == id {
+            true => Ok(Arc::new(handle)),
+            false => Err(Error::NotFound(shorten(name))),
+        }
     }
 
     /// Works like [`Pool::attach_as`], also for a client that may have had writes answered that are lost: it

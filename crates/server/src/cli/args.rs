@@ -555,6 +555,15 @@ pub enum VolumeCommand {
     /// Write the contents of a volume as of now, or of a snapshot, to a file, raw or qcow2
     Export {
         /// VOLUME or VOLUME@SNAPSHOT
+    /// Rename a volume that has no clients and is not mapped to a target; its snapshots stay with it
+    Rename {
+        /// Name of the volume
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// The new name
+        #[arg(value_name = "NEW", value_parser = Name::new())]
+        new: String,
+    },
         #[arg(value_name = "NAME[@SNAPSHOT]", value_parser = Name::new())]
         name: String,
         /// The file.

@@ -51,6 +51,7 @@ const ARGUMENTS: &[(&str, usize, bool, Names)] = &[
     ("volume clone", 0, false, Names::Disks),
     ("volume show", 0, false, Names::Volumes),
     ("volume rm", 0, true, Names::Volumes),
+    ("volume rename", 0, false, Names::Volumes),
     ("volume resize", 0, false, Names::Volumes),
     ("volume export", 0, false, Names::VolumesAndSnapshots),
     ("volume reset", 0, true, Names::Volumes),

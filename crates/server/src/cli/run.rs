@@ -8,7 +8,7 @@ use forebay_api::client::{Client, ClientError};
 use forebay_api::import::Request;
 use forebay_api::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, ErrorKind, Handover, Kind, Persist,
-    Resets, Resize, Rollback, Upgrade, Upgraded,
+    Rename, Resets, Resize, Rollback, Upgrade, Upgraded,
 };
 use forebay_text::Size;
 use serde::Serialize;
@@ -252,6 +252,11 @@ impl ClientCommands {
                 let body = Resize { size_bytes, from_size_bytes: Some(before) };
                 let done: DiskView = self.client.post(&["volumes", &name, "resize"], &body).await?;
                 self.print(&done, |d| format!("resized volume '{}' to {}", d.name, Size(d.size_bytes)))
+            }
+            VolumeCommand::Rename { name, new } => {
+                let body = Rename { name: new };
+                let done: DiskView = self.client.post(&["volumes", &name, "rename"], &body).await?;
+                self.print(&done, |d| format!("renamed volume '{name}' to '{}'", d.name))
             }
             VolumeCommand::Export { name, export } => {
                 export::run(&self.client, &name, &export, self.json).await

@@ -40,6 +40,7 @@ fn every_documented_command_line_parses() {
         "volume rm --yes v w pc-*",
         "volume rm -y v --snapshots",
         "volume resize v 80G",
+        "volume rename v w",
         "volume resize v +1G",
         "volume reset v",
         "snapshot create v monday",
