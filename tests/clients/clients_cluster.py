@@ -111,6 +111,19 @@ class Node:
         return f"nbd+unix:///{export}?socket={self.data}/shards/{int(shard):05}/nbd.sock"
 
 
+@contextlib.contextmanager
+def connected(node, volume):
+    """A client that has a volume open at a node."""
+    import nbd
+
+    h = nbd.NBD()
+    h.connect_uri(f"nbd+unix:///{volume}?socket={node.data}/nbd.sock")
+    try:
+        yield h
+    finally:
+        h.shutdown()
+
+
 class Guest(threading.Thread):
     """A client of one node, with many requests at a time, which never connects again: whatever happens to the
     owners of its disk has to be a pause. Each read has to return what was acknowledged last."""
@@ -426,6 +439,14 @@ def cluster_names_are_common(t):
         taken = node.cli("volume", "create", "v0", "--size", "8M", check=False)
         check("'v0' exists" in taken.stderr, taken.stderr)
 
+    # A machine with many disks uses all nodes.
+    for i in range(4):
+        n1.cli("volume", "create", f"spread-{i}", "--size", "1M", "--spread")
+    spread = [n2.get(f"volumes/spread-{i}/location") for i in range(4)]
+    equal(sorted(one["node"] for one in spread), ["n1", "n1", "n2", "n2"], "the nodes of four volumes")
+    equal(len({one["shard"] for one in spread}), 4, "the shards of four volumes")
+    n2.cli("volume", "rm", "--yes", *(f"spread-{i}" for i in range(4)))
+
     # Everything else goes to the owner of the volume, whichever node is asked.
     for node in (n1, n2):
         for i in (0, 1):
@@ -446,19 +467,6 @@ def cluster_names_are_common(t):
     location = n1.get("volumes/v0/location")
     equal((location["node"], location["shard"] in cluster.shards), ("n2", True), "where v0 is")
 
-    # A node fails: its volumes stay listed as soon as the other one has taken its shards over.
-    n2.kill()
-    wait_for(lambda: (cluster.owned() or {}).get("n1") == 4, "a takeover", STATE_S)
-    equal(len(names(n1)), 6 + 12, "volumes after a takeover")
-    n1.cli("volume", "rm", "c0-n2-003")
-    n1.cli("volume", "create", "v6", "--size", "8M")
-    n1.stop()
-
-
-FRIEND, STRANGER = "iqn.2026-01.org.example:friend", "iqn.2026-01.org.example:stranger"
-
-
-def iqn(name):
     # A volume is renamed at any node: its owner and its snapshots stay, and the old name is free.
     for node, other in ((n1, n2), (n2, n1)):
         uuid = node.json("volume", "show", "v0")["uuid"]
@@ -478,6 +486,19 @@ def iqn(name):
         node.cli("volume", "rename", "renamed", "v0")
     equal(names(n1), names(n2), "volumes after renaming")
 
+    # A node fails: its volumes stay listed as soon as the other one has taken its shards over.
+    n2.kill()
+    wait_for(lambda: (cluster.owned() or {}).get("n1") == 4, "a takeover", STATE_S)
+    equal(len(names(n1)), 6 + 12, "volumes after a takeover")
+    n1.cli("volume", "rm", "c0-n2-003")
+    n1.cli("volume", "create", "v6", "--size", "8M")
+    n1.stop()
+
+
+FRIEND, STRANGER = "iqn.2026-01.org.example:friend", "iqn.2026-01.org.example:stranger"
+
+
+def iqn(name):
     return f"iqn.2026-01.org.example:{name}"
 
 
@@ -645,6 +666,52 @@ def cluster_targets_are_reached_through_any_portal(t):
 
     a_moved_shard_is_a_pause(t, cluster, nodes)
     a_failed_node_is_a_pause(t, cluster, nodes)
+
+
+@needs(CLUSTER)
+@test
+def cluster_connect_names_the_portals_of_the_nodes(t):
+    cluster = ShardedCluster(t, "connect", 2)
+    with_portals(cluster, "n1", "n2")
+    n1, n2 = cluster.nodes.values()
+    # Only the first node serves NBD clients of other hosts.
+    n1.args += ["--nbd", f"unix:{n1.data}/nbd.sock", "--nbd", "127.0.0.1:0"]
+    cluster.start("n1", "n2")
+    cluster.wait_owned({"n1": 1, "n2": 1})
+    [remote] = [address for address in n1.ready()["nbd"] if not address.startswith("unix:")]
+    for owner, name in ((n1, "a"), (n2, "b")):
+        owner.cli("volume", "create", name, "--size", "1M")
+        with connected(owner, name) as h:
+            h.pwrite(name.encode() * BLOCK, 0)
+        n1.cli("target", "create", iqn(name), "--open", "--for", name)
+        n2.cli("lun", "map", iqn(name), name)
+    for node, other in ((n1, n2), (n2, n1)):
+        portal, other_portal = (f"127.0.0.1:{one.portal[1]}" for one in (node, other))
+        for owner, name in ((n1, "a"), (n2, "b")):
+            ways = node.json("volume", "connect", name)
+            uris = {way["address"]: way["text"] for way in ways if way["for"] == "uri"}
+            equal(sorted(uris), sorted([f"unix:{node.data}/nbd.sock", remote]), f"addresses of {name} at {node.name}")
+            for uri in uris.values():
+                read = run("nbdinfo", "--json", uri).stdout
+                equal(json.loads(read)["exports"][0]["export-size"], 1 << 20, f"the size at {uri}")
+            listed = run("qemu-io", "-r", "-f", "raw", "-c", f"read -P {ord(name)} 0 4k", uris[remote]).stdout
+            check("read 4096/4096" in listed and "failed" not in listed, f"{name} at {remote}: {listed}")
+            [way] = [way for way in ways if way["for"] == "iscsi"]
+            equal((way["address"], way["target"]), (portal, iqn(name)), f"the portal of {name} at {node.name}")
+            check(any(other_portal in note for note in way["notes"]), f"the other portal: {way['notes']}")
+            location = node.get(f"volumes/{name}/location")
+            expected = {
+                "n1": {"node": "n1", "nbd": [remote], "iscsi": [f"127.0.0.1:{n1.portal[1]}"]},
+                "n2": {"node": "n2", "nbd": [], "iscsi": [f"127.0.0.1:{n2.portal[1]}"]},
+            }
+            order = ["n1", "n2"] if owner is n1 else ["n2", "n1"]
+            equal(location["portals"], [expected[name] for name in order], f"portals in the location of {name}")
+    # The server of a shard names none of other nodes.
+    shard = n2.get("volumes/b/location")["shard"]
+    own = {way["address"] for way in n1.get(f"shards/{shard}/volumes/b/connect")["ways"]}
+    check(f"unix:{n2.data}/nbd.sock" in own and remote not in own, f"the addresses at the server of a shard: {own}")
+    for node in cluster.nodes.values():
+        node.stop()
 
 
 class Writer(threading.Thread):

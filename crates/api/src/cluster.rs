@@ -11,6 +11,22 @@ pub const MISSING_SHARDS: &str = "forebay-missing-shards";
 /// shard.
 pub const FORWARDED_CLIENT: &str = "x-forebay-client";
 
+/// The header in which the node of a cluster tells the server of a shard where clients of the cluster
+/// connect: a list of [`PortalsView`] as JSON, that of the node itself first.
+pub const PORTALS: &str = "forebay-portals";
+
+/// Where clients reach the disks of a cluster through one node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Portals)]
+pub struct PortalsView {
+    /// Name of the node.
+    pub node: String,
+    /// The addresses for NBD.
+    pub nbd: Vec<String>,
+    /// The iSCSI portals.
+    pub iscsi: Vec<String>,
+}
+
 /// The state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -122,6 +138,10 @@ pub struct LocationView {
     pub node: Option<String>,
     /// Address of this node; empty if it serves clients of its host only.
     pub address: String,
-    /// Where this node serves NBD for the shard without forwarding.
+    /// Where this node serves NBD for the shard without forwarding. The addresses change with the owner.
     pub nbd: Vec<String>,
+    /// Where clients of any host connect, at most 16 nodes: the owner first, as far as it can be reached. The
+    /// other nodes forward.
+    #[serde(default)]
+    pub portals: Vec<PortalsView>,
 }

@@ -108,6 +108,9 @@ pub struct CreateVolume {
     /// Deduplication domain: identical blocks are deduplicated only among disks of the same domain.
     #[serde(default)]
     pub dedup_domain: u32,
+    /// In a cluster: at any node, one after another, and not at the node that was asked. No effect on one server.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub spread: bool,
 }
 
 /// When a desktop is reset automatically, in addition to every start of the server.
@@ -171,9 +174,6 @@ pub struct Resize {
     pub from_size_bytes: Option<u64>,
 }
 
-/// Body of `POST /volumes/{name}/snapshots`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 /// Body of `POST /volumes/{name}/rename`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -183,6 +183,9 @@ pub struct Rename {
     pub name: String,
 }
 
+/// Body of `POST /volumes/{name}/snapshots`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 #[schema(example = json!({"name": "monday"}))]
 pub struct CreateSnapshot {
     /// Name of the snapshot, without that of the volume.

@@ -30,7 +30,7 @@ pub use classes::{ClassView, ClassesView};
 pub use clients::{DiskClientView, DiskClientsView, Protocol};
 pub use cluster::{
     ClusterImageState, ClusterImageView, ClusterView, FORWARDED_CLIENT, LocationView, MISSING_SHARDS,
-    NodeStateView, NodeView, ShardView,
+    NodeStateView, NodeView, PORTALS, PortalsView, ShardView,
 };
 pub use connect::{ClientKind, ConnectView, MissingWayView, WayView};
 pub use disks::{

@@ -70,6 +70,9 @@ pub struct Node {
     /// The iSCSI portals of the node, which initiators discover.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub iscsi: Vec<String>,
+    /// The addresses at which the node serves NBD clients of other hosts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nbd: Vec<String>,
     /// Its share of the shards, relative to other nodes.
     pub weight: f64,
     /// What an administrator has decided.
@@ -560,6 +563,7 @@ mod tests {
             address: String::new(),
             links: String::new(),
             iscsi: Vec::new(),
+            nbd: Vec::new(),
             weight: 1.0,
             state: NodeState::Up,
             process: "p1".into(),

@@ -9,7 +9,7 @@ mod quote;
 #[cfg(test)]
 mod tests;
 
-use forebay_api::{ConnectView, MissingWayView, Protocol, WayView};
+use forebay_api::{ConnectView, MissingWayView, PortalsView, Protocol, WayView};
 use forebay_frontend::nbd::ServedListener;
 use forebay_frontend::targets::{Target, TargetMap};
 
@@ -26,8 +26,61 @@ pub(crate) struct Disk<'a> {
     pub shows_certificates: bool,
 }
 
+/// Where clients connect: to a server, or to a node of a cluster.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Places {
+    pub nbd: Vec<ServedListener>,
+    pub iscsi: Vec<String>,
+    /// The addresses of other nodes, for NBD.
+    other_nbd: Vec<String>,
+    /// The portals of other nodes.
+    other_iscsi: Vec<String>,
+}
+
+impl Places {
+    pub fn of_server(server: &ServerInfo) -> Places {
+        Places { nbd: server.nbd.clone(), iscsi: server.iscsi.clone(), ..Places::default() }
+    }
+
+    /// The nodes of a cluster, the one that was asked first. A node without an address for other hosts names
+    /// those of the other nodes.
+    pub fn of_cluster(nodes: &[PortalsView]) -> Places {
+        let Some((own, others)) = nodes.split_first() else { return Places::default() };
+        let is_remote = |address: &String| !address.starts_with("unix:");
+        let all = |addresses: fn(&PortalsView) -> &Vec<String>| {
+            others.iter().flat_map(move |node| addresses(node).iter()).filter(|one| is_remote(one)).cloned()
+        };
+        let mut other_nbd: Vec<String> = all(|node| &node.nbd).collect();
+        let mut other_iscsi: Vec<String> = all(|node| &node.iscsi).collect();
+        let (mut nbd, mut iscsi) = (own.nbd.clone(), own.iscsi.clone());
+        if !nbd.iter().any(is_remote) && !other_nbd.is_empty() {
+            nbd.push(other_nbd.remove(0));
+        }
+        if iscsi.is_empty() && !other_iscsi.is_empty() {
+            iscsi.push(other_iscsi.remove(0));
+        }
+        let nbd = nbd.iter().filter_map(|address| address.parse().ok()).map(ServedListener::plain).collect();
+        Places { nbd, iscsi, other_nbd, other_iscsi }
+    }
+
+    /// Adds the addresses of other nodes to what clients of other hosts are told.
+    fn note_others(&self, ways: &mut [WayView]) {
+        for way in ways.iter_mut().filter(|way| !way.address.starts_with("unix:")) {
+            let others = match way.client.protocol() {
+                Protocol::Nbd => &self.other_nbd,
+                Protocol::Iscsi => &self.other_iscsi,
+                // Nodes serve no NVMe hosts.
+                Protocol::Nvme => continue,
+            };
+            if !others.is_empty() {
+                way.notes.push(format!("Other nodes serve it as well: {}.", others.join(", ")));
+            }
+        }
+    }
+}
+
 /// The ways to a disk.
-pub(crate) fn to_disk(disk: Disk<'_>, server: &ServerInfo, targets: &TargetMap) -> ConnectView {
+pub(crate) fn to_disk(disk: Disk<'_>, server: &Places, targets: &TargetMap) -> ConnectView {
     let offering = |listener: &&ServedListener| listener.access.offers(disk.name);
     let nbd: Vec<WayView> =
         server.nbd.iter().filter(offering).flat_map(|listener| nbd::ways(disk, listener)).collect();
@@ -57,12 +110,15 @@ pub(crate) fn to_disk(disk: Disk<'_>, server: &ServerInfo, targets: &TargetMap) 
             }
         });
     }
-    ConnectView { ways: nbd.into_iter().chain(iscsi).collect(), missing }
+    let mut ways: Vec<WayView> = nbd.into_iter().chain(iscsi).collect();
+    server.note_others(&mut ways);
+    ConnectView { ways, missing }
 }
 
 /// The ways to a target.
-pub(crate) fn to_target(server: &ServerInfo, target: &Target) -> ConnectView {
-    let ways = iscsi::ways(&server.iscsi, target, None);
+pub(crate) fn to_target(server: &Places, target: &Target) -> ConnectView {
+    let mut ways = iscsi::ways(&server.iscsi, target, None);
+    server.note_others(&mut ways);
     let missing = if ways.is_empty() { vec![without_iscsi()] } else { Vec::new() };
     ConnectView { ways, missing }
 }

@@ -72,7 +72,8 @@ fn chap_of(user: &str) -> Chap {
 /// The only way to the disk over iSCSI.
 fn iscsi_way(target: Target) -> WayView {
     let targets = [(target.name.clone(), Arc::new(target))].into();
-    let mut found = to_disk(disk(DISK), &server(Vec::new(), &["0.0.0.0:3260"]), &targets).ways;
+    let mut found =
+        to_disk(disk(DISK), &Places::of_server(&server(Vec::new(), &["0.0.0.0:3260"])), &targets).ways;
     assert_eq!(found.len(), 1);
     found.remove(0)
 }
@@ -131,12 +132,48 @@ fn only_listeners_that_export_the_disk_are_named() {
         read_only: true,
     };
     let server = server(vec![ServedListener { access, ..listener("10.0.0.1:10809") }], &[]);
+    let server = Places::of_server(&server);
     let found = to_disk(disk("a-2"), &server, &TargetMap::new());
     assert!(found.ways[0].notes.iter().any(|note| note.ends_with("may use the disk: CN=host-2.")));
     assert!(text(&found.ways, ClientKind::Qemu).contains("read-only=on"), "the listener refuses writes");
     let other = to_disk(disk("b"), &server, &TargetMap::new());
     assert!(other.ways.is_empty() && other.missing[0].message.contains("no NBD listener exports this disk"));
     assert!(other.missing[1].message.contains("--iscsi"), "{:?}", other.missing);
+}
+
+#[test]
+fn any_node_of_a_cluster_names_addresses_for_other_hosts() {
+    let node = |name: &str, nbd: &[&str], iscsi: &[&str]| PortalsView {
+        node: name.into(),
+        nbd: nbd.iter().map(ToString::to_string).collect(),
+        iscsi: iscsi.iter().map(ToString::to_string).collect(),
+    };
+    let second = node("n2", &["10.0.0.2:10809", "[fd00::2]:10809"], &["10.0.0.2:3260"]);
+    let third = node("n3", &["unix:/of/another/host", "10.0.0.3:10809"], &[]);
+    let addresses = |nodes: &[PortalsView]| {
+        let targets = [(target().name.clone(), Arc::new(target()))].into();
+        let ways = to_disk(disk(DISK), &Places::of_cluster(nodes), &targets).ways;
+        let mut found: Vec<_> = ways.into_iter().map(|way| (way.address, way.notes)).collect();
+        found.dedup();
+        found
+    };
+    let other = |addresses: &str| format!("Other nodes serve it as well: {addresses}.");
+    let both = [
+        node("n1", &["unix:/nbd.sock", "10.0.0.1:10809"], &["10.0.0.1:3260"]),
+        second.clone(),
+        third.clone(),
+    ];
+    let found = addresses(&both);
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert_eq!(found[0], ("unix:/nbd.sock".into(), Vec::new()), "no other host can use it");
+    let others = other("10.0.0.2:10809, [fd00::2]:10809, 10.0.0.3:10809");
+    assert_eq!(found[1], ("10.0.0.1:10809".into(), vec![others]));
+    assert_eq!((found[2].0.as_str(), found[2].1.last()), ("10.0.0.1:3260", Some(&other("10.0.0.2:3260"))));
+    // The node that was asked serves clients of its host only.
+    let found = addresses(&[node("n1", &["unix:/nbd.sock"], &[]), second, third]);
+    let addresses: Vec<_> = found.iter().map(|(address, _)| address.as_str()).collect();
+    assert_eq!(addresses, ["unix:/nbd.sock", "10.0.0.2:10809", "10.0.0.2:3260"]);
+    assert_eq!(found[1].1, [other("[fd00::2]:10809, 10.0.0.3:10809")]);
 }
 
 /// An administrator copies the lines, and a user with fewer rights may have chosen the name.

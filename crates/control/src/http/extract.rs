@@ -7,10 +7,12 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use forebay_api::{PORTALS, PortalsView};
 use hyper::body::{Body as _, Bytes};
 use serde::de::DeserializeOwned;
 
 use super::problem::{ApiError, Refusal};
+use super::{Api, Origin};
 
 /// Maximum bytes of a body. The longest useful body names some thousand volumes.
 pub(crate) const MAX_BODY: usize = 1 << 20;
@@ -96,6 +98,20 @@ fn flag(parts: &Parts, name: &str) -> Result<bool, ApiError> {
             let message = format!("unknown query; use '{name}=true' or '{name}=false'");
             Err(ApiError::refused(Refusal::Malformed, message))
         }
+    }
+}
+
+/// Where clients of the cluster connect, which the node of a cluster tells the server of a shard. It is
+/// accepted on the control socket only.
+pub(crate) struct OfCluster(pub Option<Vec<PortalsView>>);
+
+impl FromRequestParts<Api> for OfCluster {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
+        let header = parts.headers.get(PORTALS).filter(|_| api.entry.origin == Origin::Socket);
+        let parsed = header.map(|header| serde_json::from_slice(header.as_bytes())).transpose();
+        parsed.map(OfCluster).map_err(|e| ApiError::refused(Refusal::Malformed, e.to_string()))
     }
 }
 

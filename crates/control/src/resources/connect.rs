@@ -1,6 +1,6 @@
 //! `/volumes/{name}/connect`, `/targets/{name}/connect`: what a client needs in order to use them.
 
-use forebay_api::{ConnectView, Protocol};
+use forebay_api::{ConnectView, PortalsView, Protocol};
 use forebay_engine::Role;
 use forebay_frontend::targets::TargetError;
 use serde::Serialize;
@@ -8,9 +8,9 @@ use serde::Serialize;
 use super::run;
 use super::targets::iqn;
 use crate::access::{Right, may};
-use crate::connect::{self, Disk};
+use crate::connect::{self, Disk, Places};
 use crate::http::auth::Caller;
-use crate::http::extract::Param;
+use crate::http::extract::{OfCluster, Param};
 use crate::http::route::Route;
 use crate::operations::{Changes, Client, Control, Disks, Operation, Reply, Result};
 
@@ -20,14 +20,14 @@ pub(super) fn routes() -> Vec<Route> {
             "/volumes/{name}/connect",
             "Show what a client needs to use a volume, image or VOLUME@SNAPSHOT: addresses, options, commands",
             Right::Read,
-            |c: Caller, Param(name)| run(c, ConnectDisk { name }),
+            |c: Caller, Param(name), OfCluster(nodes)| run(c, ConnectDisk { name, nodes }),
         )
         .returns::<ConnectView>(),
         Route::get(
             "/targets/{name}/connect",
             "Show what an initiator needs to use a target: portals and commands",
             Right::ReadServer,
-            |c: Caller, Param(name)| run(c, ConnectTarget { name }),
+            |c: Caller, Param(name), OfCluster(nodes)| run(c, ConnectTarget { name, nodes }),
         )
         .returns::<ConnectView>(),
     ]
@@ -55,8 +55,14 @@ impl Reply for Connected {
     }
 }
 
+/// Where clients connect: as the node of the cluster states, or to this server.
+fn places(nodes: Option<&Vec<PortalsView>>, control: &Control) -> Places {
+    nodes.map_or_else(|| Places::of_server(control.info()), |nodes| Places::of_cluster(nodes))
+}
+
 struct ConnectDisk {
     name: String,
+    nodes: Option<Vec<PortalsView>>,
 }
 
 impl Operation for ConnectDisk {
@@ -66,10 +72,10 @@ impl Operation for ConnectDisk {
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Connected> {
         let is_read_only = control.pool().disk(&self.name)?.role != Role::Volume;
-        let (server, targets) = (control.info(), control.targets().snapshot());
+        let (server, targets) = (places(self.nodes.as_ref(), control), control.targets().snapshot());
         let disk = Disk { name: &self.name, is_read_only, shows_certificates: true };
-        let view = connect::to_disk(disk, server, &targets);
-        let mut of_scope = connect::to_disk(Disk { shows_certificates: false, ..disk }, server, &targets);
+        let view = connect::to_disk(disk, &server, &targets);
+        let mut of_scope = connect::to_disk(Disk { shows_certificates: false, ..disk }, &server, &targets);
         of_scope.ways.retain(|way| way.client.protocol() != Protocol::Iscsi);
         of_scope.missing.retain(|missing| missing.protocol != Protocol::Iscsi);
         Ok(Connected { view, of_scope })
@@ -78,6 +84,7 @@ impl Operation for ConnectDisk {
 
 struct ConnectTarget {
     name: String,
+    nodes: Option<Vec<PortalsView>>,
 }
 
 impl Operation for ConnectTarget {
@@ -88,6 +95,6 @@ impl Operation for ConnectTarget {
     async fn execute(&self, control: &Control, _: &str) -> Result<ConnectView> {
         let name = iqn(&self.name)?;
         let target = control.targets().get(&name).ok_or(TargetError::NoTarget(name))?;
-        Ok(connect::to_target(control.info(), &target))
+        Ok(connect::to_target(&places(self.nodes.as_ref(), control), &target))
     }
 }

@@ -157,7 +157,8 @@ impl Operation for CreateVolume {
     }
 
     async fn execute(&self, control: &Control, _: &str) -> Result<DiskView> {
-        let CreateVolume { name, size_bytes, sync, dedup_domain } = self;
+        // The node has chosen this server.
+        let CreateVolume { name, size_bytes, sync, dedup_domain, spread: _ } = self;
         let create = async {
             shown(&control.pool().create_volume(name, *size_bytes, sync_mode(*sync), *dedup_domain).await?)
         };
@@ -213,7 +214,6 @@ impl Operation for ResizeVolume {
     }
 }
 
-struct ResetVolume {
 struct RenameVolume {
     name: String,
     new: String,
@@ -238,6 +238,7 @@ impl Operation for RenameVolume {
     }
 }
 
+struct ResetVolume {
     name: String,
 }
 

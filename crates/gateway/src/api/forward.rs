@@ -44,23 +44,32 @@ async fn reach(cluster: &dyn Cluster, shard: u32, patience: Duration) -> Result<
 }
 
 /// Sends a request to the server of a shard, and returns the response with its body unread. `path` replaces
-/// the path and query of the request.
+/// the path and query of the request. A request that changes nothing is repeated if the owner ends before it
+/// has answered.
 pub(super) async fn forward(
     cluster: &dyn Cluster,
     shard: u32,
     path: Option<&str>,
     request: Request<Bytes>,
 ) -> Result<Response, Failure> {
-    let mut request = request.map(Body::from);
-    let path = match (path, request.uri().path_and_query()) {
+    let (mut parts, body) = request.into_parts();
+    let path = match (path, parts.uri.path_and_query()) {
         (Some(path), _) => path.parse::<PathAndQuery>().map_err(|e| Failure::bad_request(e.to_string()))?,
         (None, Some(path)) => path.clone(),
         (None, None) => PathAndQuery::from_static("/"),
     };
-    *request.uri_mut() = Uri::from(path);
-    remove_headers(request.headers_mut());
-    let stream = reach(cluster, shard, REACH).await?;
-    let response = send(stream, request).await.map_err(|e| Failure::broken(shard, &e))?;
+    parts.uri = Uri::from(path);
+    remove_headers(&mut parts.headers);
+    let begun = Instant::now();
+    let response = loop {
+        let stream = reach(cluster, shard, REACH.saturating_sub(begun.elapsed())).await?;
+        let request = Request::from_parts(parts.clone(), Body::from(body.clone()));
+        match send(stream, request).await {
+            Ok(response) => break response,
+            Err(_) if parts.method.is_safe() && begun.elapsed() < REACH => sleep(FIRST_PAUSE).await,
+            Err(e) => return Err(Failure::broken(shard, &e)),
+        }
+    };
     let (mut parts, body) = response.into_parts();
     remove_headers(&mut parts.headers);
     Ok(Response::from_parts(parts, Body::new(body)))

@@ -29,8 +29,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forebay_api::{
-    ClusterImageView, ClusterView, FORWARDED_CLIENT, HealthState, HealthView, LocationView, PREFIX, Resets,
-    SOCKET_HOST,
+    CapacityView, ClusterImageView, ClusterView, FORWARDED_CLIENT, HealthState, HealthView, LocationView,
+    NodeStateView, PORTALS, PREFIX, PortalsView, Resets, SOCKET_HOST,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -49,6 +49,8 @@ const BODY_TIME: Duration = Duration::from_secs(20);
 const MAX_RESPONSE: usize = 32 << 20;
 /// Maximum number of volumes that one request resets.
 const MAX_RESETS: usize = 10_000;
+/// Most shards that are asked for the room.
+const CAPACITY_SHARDS: usize = 4;
 /// How long a request for the health waits for a shard, and how long a request for metrics does.
 const HEALTH: Duration = Duration::from_secs(3);
 
@@ -78,6 +80,10 @@ pub trait Cluster: Shards {
 
     /// The shards that this node serves.
     fn own_shards(&self) -> Vec<u32>;
+
+    /// Where clients connect: to this node, and to others that follow it. With `local`, addresses for clients
+    /// of this host are included.
+    fn portals(&self, local: bool) -> Vec<PortalsView>;
 }
 
 #[derive(Clone)]
@@ -132,7 +138,14 @@ impl Gateway {
         };
         let query = uri.query().unwrap_or_default();
         let cluster = &*self.cluster;
-        let request = buffered(request).await?;
+        let mut request = buffered(request).await?;
+        // The server of a shard knows the addresses of its node only.
+        request.headers_mut().remove(PORTALS);
+        if raw.ends_with("/connect") && !raw.starts_with("/shards/") {
+            let portals = serde_json::to_vec(&cluster.portals(true)).unwrap_or_default();
+            let value = HeaderValue::from_bytes(&portals).map_err(|e| Failure::internal(e.to_string()))?;
+            request.headers_mut().insert(PORTALS, value);
+        }
         match destination(request.method(), raw) {
             Destination::Disk(name) => self.forward(self.shard_of(&name).await?, request).await,
             Destination::Clone => {
@@ -169,7 +182,15 @@ impl Gateway {
                 };
                 self.forward(shard, request).await
             }
-            Destination::New => self.forward(self.choose(false, request.headers())?, request).await,
+            Destination::New => {
+                // The server of the shard judges a body that cannot be read.
+                let spread = parse::<NewVolume>(&request).is_ok_and(|new| new.spread);
+                let shard = match spread {
+                    true => self.choose_among(&shards_of_all(&cluster.view()), request.headers())?,
+                    false => self.choose(false, request.headers())?,
+                };
+                self.forward(shard, request).await
+            }
             Destination::Import => {
                 let is_file = matches!(parse::<NamedSource>(&request)?.source, Some(SourceKind::File(_)));
                 self.forward(self.choose(is_file, request.headers())?, request).await
@@ -180,6 +201,7 @@ impl Gateway {
                 lists::list(self.cluster.clone(), headers, (uri.path(), query), key, place).await
             }
             Destination::Health => self.health(request.headers(), uri.path()).await,
+            Destination::Capacity => self.capacity(request.headers(), uri.path()).await,
             Destination::Resets => self.reset(request).await,
             Destination::Shard(shard, path) => {
                 if !cluster.shards().contains(&shard) {
@@ -224,8 +246,7 @@ impl Gateway {
 
     /// A shard that a text selects: one of this node, if it has any.
     fn any_shard(&self, text: &str) -> Result<u32, Failure> {
-        let hash = text.bytes().fold(0_usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
-        self.pick(&self.cluster.own_shards(), hash)
+        self.pick(&self.cluster.own_shards(), hash_of(text))
     }
 
     fn pick(&self, own: &[u32], number: usize) -> Result<u32, Failure> {
@@ -244,10 +265,13 @@ impl Gateway {
                        from a URL";
             return Err(Failure::bad_request(why));
         }
-        match headers.get("idempotency-key").and_then(|key| key.to_str().ok()) {
-            Some(key) => self.any_shard(key),
-            None => self.pick(&own, self.next.fetch_add(1, Relaxed)),
-        }
+        self.choose_among(&own, headers)
+    }
+
+    /// One of these shards, or one of all if there are none.
+    fn choose_among(&self, shards: &[u32], headers: &HeaderMap) -> Result<u32, Failure> {
+        let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
+        self.pick(shards, key.map_or_else(|| self.next.fetch_add(1, Relaxed), hash_of))
     }
 
     async fn location(&self, name: &str, path: &str, headers: &HeaderMap) -> Result<Response, Failure> {
@@ -264,14 +288,42 @@ impl Gateway {
         let shard = view.shards.into_iter().find(|shard| shard.number == number);
         let shard = shard.ok_or_else(|| Failure::internal(format!("shard {number} is not in the map")))?;
         let node = view.nodes.into_iter().find(|node| Some(&node.name) == shard.owner.as_ref());
+        let mut portals = self.cluster.portals(false);
+        portals.retain(|one| !one.nbd.is_empty() || !one.iscsi.is_empty());
+        portals.sort_by_key(|one| Some(&one.node) != shard.owner.as_ref());
         let location = LocationView {
             name: name.to_owned(),
             shard: number,
             node: shard.owner,
             address: node.map_or_else(String::new, |node| node.address),
             nbd: shard.nbd,
+            portals,
         };
         Ok(axum::Json(location).into_response())
+    }
+
+    /// The room of the Ceph pool, in which all shards are. The place of the pool is the address of the cluster.
+    async fn capacity(&self, headers: &HeaderMap, path: &str) -> Result<Response, Failure> {
+        let (own, all) = (self.cluster.own_shards(), self.cluster.shards());
+        let others = all.iter().filter(|shard| !own.contains(shard));
+        let mut failure = Failure::internal("the cluster has no shard");
+        for shard in own.iter().chain(others).take(CAPACITY_SHARDS) {
+            let response = match forward::get(&*self.cluster, *shard, path, headers, Duration::ZERO).await {
+                Ok(response) => response,
+                Err(e) => {
+                    failure = e;
+                    continue;
+                }
+            };
+            if response.status() != StatusCode::OK {
+                return Ok(response);
+            }
+            let bytes = forward::collect(*shard, response.into_body(), MAX_RESPONSE).await?;
+            let view: CapacityView =
+                serde_json::from_slice(&bytes).map_err(|e| Failure::broken(*shard, &e))?;
+            return Ok(axum::Json(CapacityView { pool: self.cluster.view().cluster, ..view }).into_response());
+        }
+        Err(failure)
     }
 
     /// The health of all shards together: the worst state, and the conditions of all.
@@ -346,6 +398,21 @@ impl Gateway {
     }
 }
 
+fn hash_of(text: &str) -> usize {
+    text.bytes().fold(0, |hash: usize, byte| hash.wrapping_mul(31).wrapping_add(byte.into()))
+}
+
+/// The shards of all nodes that serve, in an order in which successive shards are at different nodes.
+fn shards_of_all(view: &ClusterView) -> Vec<u32> {
+    let mut of_nodes: Vec<Vec<u32>> = Vec::new();
+    for node in view.nodes.iter().filter(|node| node.state == NodeStateView::Up) {
+        let own = view.shards.iter().filter(|shard| shard.owner.as_ref() == Some(&node.name));
+        of_nodes.push(own.map(|shard| shard.number).collect());
+    }
+    let most = of_nodes.iter().map(Vec::len).max().unwrap_or(0);
+    (0..most).flat_map(|n| of_nodes.iter().filter_map(move |shards| shards.get(n).copied())).collect()
+}
+
 /// The volume of a snapshot; the disk itself if it is none.
 fn volume_of(disk: &str) -> &str {
     disk.split_once('@').map_or(disk, |(volume, _)| volume)
@@ -367,6 +434,13 @@ async fn buffered(request: Request<Body>) -> Result<Request<Bytes>, Failure> {
 struct NamedDisk {
     source: Option<String>,
     disk: Option<String>,
+}
+
+/// What the gateway needs of the request of a new volume.
+#[derive(Deserialize)]
+struct NewVolume {
+    #[serde(default)]
+    spread: bool,
 }
 
 /// What the gateway needs of the request of an import.
@@ -396,13 +470,38 @@ mod tests {
     use axum::http::Method;
     use parking_lot::Mutex;
 
+    use forebay_api::{NodeView, ShardView};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
     use crate::NbdClient;
 
     /// A cluster of three shards. The volume and the target of a number are in the shard of the number. No
     /// owner answers; the shards that were asked are recorded.
     #[derive(Default)]
-    struct Silent(Mutex<Vec<u32>>);
+    struct Silent(Mutex<Vec<u32>>, Dying);
+
+    /// An owner that ends when it has a request, and whose successors answer.
+    #[derive(Default)]
+    struct Dying {
+        is_used: bool,
+        requests: Arc<AtomicUsize>,
+    }
+
+    impl Dying {
+        fn connect(&self) -> Stream {
+            let (near, mut far) = tokio::io::duplex(1 << 16);
+            let requests = self.requests.clone();
+            tokio::spawn(async move {
+                let mut received = [0; 1 << 12];
+                let _ = far.read(&mut received).await;
+                if requests.fetch_add(1, Relaxed) > 0 {
+                    let _ = far.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+                }
+            });
+            Box::new(near)
+        }
+    }
 
     fn in_shard<'a>(name: &'a str, prefix: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {
         Box::pin(async move { Ok(name.strip_prefix(prefix).and_then(|number| number.parse().ok())) })
@@ -428,7 +527,8 @@ mod tests {
             if asked.last() != Some(&shard) {
                 asked.push(shard);
             }
-            Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) })
+            let stream = self.1.is_used.then(|| self.1.connect());
+            Box::pin(async { stream.ok_or_else(|| io::ErrorKind::ConnectionRefused.into()) })
         }
 
         fn locate_target<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Option<u32>>> {
@@ -448,8 +548,27 @@ mod tests {
         }
 
         fn view(&self) -> ClusterView {
-            let (nodes, shards, images) = (Vec::new(), Vec::new(), Vec::new());
-            ClusterView { cluster: String::new(), version: 1, nodes, shards, images }
+            let node = |number: u32, state| NodeView {
+                number,
+                name: format!("n{number}"),
+                address: String::new(),
+                state,
+                iscsi: Vec::new(),
+                homes: 1,
+                owned: 1,
+            };
+            let states = [NodeStateView::Up, NodeStateView::Up, NodeStateView::Draining];
+            let nodes = (1..).zip(states).map(|(number, state)| node(number, state)).collect();
+            let shard = |(number, owner): (u32, u32)| ShardView {
+                number,
+                pool: String::new(),
+                home: None,
+                owner: Some(format!("n{owner}")),
+                state: None,
+                nbd: Vec::new(),
+            };
+            let shards = [(1, 1), (2, 1), (3, 3), (4, 2), (5, 1)].map(shard).into();
+            ClusterView { cluster: String::new(), version: 1, nodes, shards, images: Vec::new() }
         }
 
         fn shards(&self) -> Vec<u32> {
@@ -458,6 +577,10 @@ mod tests {
 
         fn own_shards(&self) -> Vec<u32> {
             vec![3]
+        }
+
+        fn portals(&self, _: bool) -> Vec<PortalsView> {
+            Vec::new()
         }
     }
 
@@ -472,6 +595,43 @@ mod tests {
         let bytes = axum::body::to_bytes(failed.into_body(), 1 << 20).await.unwrap();
         let asked = cluster.0.lock().clone();
         (asked, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_is_at_this_node_or_at_the_next_one() {
+        assert_eq!(shards_of_all(&Silent::default().view()), [1, 4, 2, 5], "no shard of a node that drains");
+        let own =
+            ask(Method::POST, "/volumes", r#"{"name": "a", "size_bytes": 512, "spread": false}"#).await.0;
+        assert_eq!(own, [3]);
+        let cluster = Arc::new(Silent::default());
+        let gateway = Gateway { cluster: cluster.clone(), lists: Lists::default(), next: Arc::default() };
+        for _ in 0..5 {
+            let mut request = Request::new(Body::from(r#"{"name": "a", "size_bytes": 512, "spread": true}"#));
+            *request.method_mut() = Method::POST;
+            *request.uri_mut() = format!("{PREFIX}/volumes").parse().unwrap();
+            gateway.serve(request).await.unwrap_err();
+        }
+        assert_eq!(*cluster.0.lock(), [1, 4, 2, 5, 1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_query_is_repeated_if_the_owner_ends_and_a_change_is_not() {
+        for (method, expected) in [(Method::GET, (2, 200)), (Method::POST, (1, 502))] {
+            let dying = Dying { is_used: true, requests: Arc::default() };
+            let cluster = Arc::new(Silent(Mutex::default(), dying));
+            let gateway = Gateway { cluster: cluster.clone(), lists: Lists::default(), next: Arc::default() };
+            let mut request = Request::new(Body::from("{}"));
+            *request.method_mut() = method;
+            *request.uri_mut() = format!("{PREFIX}/volumes/v1/snapshots").parse().unwrap();
+            let response = gateway.serve(request).await.unwrap_or_else(Failure::into_response);
+            assert_eq!((cluster.1.requests.load(Relaxed), response.status().as_u16()), expected);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_room_is_that_of_any_shard() {
+        let (asked, problem) = ask(Method::GET, "/capacity", "").await;
+        assert_eq!((asked.as_slice(), problem.code.as_str()), ([3, 1, 2].as_slice(), "not_owner"));
     }
 
     #[tokio::test(start_paused = true)]

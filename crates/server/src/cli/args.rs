@@ -492,6 +492,9 @@ pub enum VolumeCommand {
         /// Deduplication domain: only disks of the same domain share blocks; clones inherit it
         #[arg(long, value_name = "N", default_value_t)]
         dedup_domain: u32,
+        /// In a cluster: at any node, one after another, so that a machine with many disks uses many nodes
+        #[arg(long)]
+        spread: bool,
     },
     /// Create clones of an image, volume or snapshot
     Clone {
@@ -552,9 +555,6 @@ pub enum VolumeCommand {
         #[arg(long)]
         shrink: bool,
     },
-    /// Write the contents of a volume as of now, or of a snapshot, to a file, raw or qcow2
-    Export {
-        /// VOLUME or VOLUME@SNAPSHOT
     /// Rename a volume that has no clients and is not mapped to a target; its snapshots stay with it
     Rename {
         /// Name of the volume
@@ -564,6 +564,9 @@ pub enum VolumeCommand {
         #[arg(value_name = "NEW", value_parser = Name::new())]
         new: String,
     },
+    /// Write the contents of a volume as of now, or of a snapshot, to a file, raw or qcow2
+    Export {
+        /// VOLUME or VOLUME@SNAPSHOT
         #[arg(value_name = "NAME[@SNAPSHOT]", value_parser = Name::new())]
         name: String,
         /// The file.

@@ -224,8 +224,8 @@ impl ClientCommands {
 
     async fn volume(&self, command: VolumeCommand) -> Result<(), CliError> {
         match command {
-            VolumeCommand::Create { name, size, sync, dedup_domain } => {
-                let body = CreateVolume { name, size_bytes: size.0, sync, dedup_domain };
+            VolumeCommand::Create { name, size, sync, dedup_domain, spread } => {
+                let body = CreateVolume { name, size_bytes: size.0, sync, dedup_domain, spread };
                 let volume: DiskView = self.client.post(&["volumes"], &body).await?;
                 self.print(&volume, |d| format!("created volume '{}', {}", d.name, Size(d.size_bytes)))
             }

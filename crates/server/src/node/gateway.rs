@@ -7,10 +7,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_api::{ClusterImageState, ClusterImageView, ClusterView, NodeStateView, NodeView, ShardView};
+use forebay_api::{
+    ClusterImageState, ClusterImageView, ClusterView, NodeStateView, NodeView, PortalsView, ShardView,
+};
 use forebay_cluster::images::{Catalogue, Image, Images, Seen, State, Uuid};
 use forebay_cluster::map::{Map, Node, NodeState};
 use forebay_cluster::names::{Kind, Names, of_target};
+use forebay_frontend::plane::ListenAddr;
 use forebay_gateway::api::Cluster;
 use forebay_gateway::link::{self, Identity, Local, Service};
 use forebay_gateway::{BoxFuture, NbdClient, Shards, Stream};
@@ -28,6 +31,9 @@ use crate::serve::RELAY_SOCKET;
 
 /// Number of forwarded requests at the API of a shard at the same time: half of its connections.
 const REQUESTS: usize = 32;
+
+/// Most nodes whose addresses clients are told.
+const MAX_PORTALS: usize = 16;
 
 /// The shards that this node owns, for its own clients and for those of other nodes.
 pub(super) struct OwnShards {
@@ -243,6 +249,43 @@ impl Cluster for Gateway {
         let own = map.shards.values().filter(|shard| shard.owner == Some(self.shared.number));
         own.map(|shard| shard.number).collect()
     }
+
+    fn portals(&self, local: bool) -> Vec<PortalsView> {
+        // Clients of this host can use all listeners. The map has those for other hosts.
+        let map = self.map();
+        let announced = map.nodes.get(&self.shared.number).map(|node| node.nbd.clone()).unwrap_or_default();
+        let is_of_host = |address: &ListenAddr| match address {
+            ListenAddr::Unix(_) => true,
+            ListenAddr::Tcp(text) => is_loopback(text),
+        };
+        let own =
+            self.shared.nbd.iter().filter(|address| local && is_of_host(address)).map(ToString::to_string);
+        let own = own.filter(|address| !announced.contains(address)).collect();
+        portals(&map, self.shared.number, own)
+    }
+}
+
+fn is_loopback(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+}
+
+/// Where clients connect: to the node `own`, which has these sockets for clients of its host, and to the
+/// nodes after it that have addresses for other hosts.
+fn portals(map: &Map, own: u32, sockets: Vec<String>) -> Vec<PortalsView> {
+    let following = map.nodes.range(own..).chain(map.nodes.range(..own)).map(|(_, node)| node);
+    let is_useful = |node: &&Node| {
+        node.number == own || node.is_eligible() && !(node.nbd.is_empty() && node.iscsi.is_empty())
+    };
+    let of_node = |node: &Node| PortalsView {
+        node: node.name.clone(),
+        nbd: node.nbd.clone(),
+        iscsi: node.iscsi.clone(),
+    };
+    let mut portals: Vec<_> = following.filter(is_useful).take(MAX_PORTALS).map(of_node).collect();
+    if let Some(first) = portals.first_mut().filter(|_| map.nodes.contains_key(&own)) {
+        first.nbd.splice(0..0, sockets);
+    }
+    portals
 }
 
 /// The images of a cluster for people, by name.
@@ -306,4 +349,39 @@ pub(crate) fn view(
     });
     let shards = shards.collect();
     ClusterView { cluster, version: map.version, nodes: nodes(map), shards, images: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_told_the_addresses_of_nodes_that_serve_them() {
+        let node = |number: u32, nbd: &[&str]| Node {
+            number,
+            name: format!("n{number}"),
+            id: number.to_string(),
+            address: String::new(),
+            links: String::new(),
+            iscsi: Vec::new(),
+            nbd: nbd.iter().map(ToString::to_string).collect(),
+            weight: 1.0,
+            state: NodeState::Up,
+            process: "p".to_owned(),
+            suspect: String::new(),
+        };
+        let draining = Node { state: NodeState::Draining, ..node(3, &["10.0.0.3:1"]) };
+        let suspect = Node { suspect: "p".to_owned(), ..node(4, &["10.0.0.4:1"]) };
+        let nodes = [node(1, &["10.0.0.1:1"]), node(2, &[]), draining, suspect, node(5, &[])];
+        let map =
+            Map { nodes: nodes.into_iter().map(|node| (node.number, node)).collect(), ..Map::default() };
+        let names = |own, sockets: &[&str]| -> Vec<(String, Vec<String>)> {
+            let sockets = sockets.iter().map(ToString::to_string).collect();
+            portals(&map, own, sockets).into_iter().map(|one| (one.node, one.nbd)).collect()
+        };
+        let first = ("n1".to_owned(), vec!["10.0.0.1:1".to_owned()]);
+        assert_eq!(names(2, &["unix:/a"]), [("n2".to_owned(), vec!["unix:/a".to_owned()]), first.clone()]);
+        assert_eq!(names(1, &[]), [first], "a node without addresses serves no other hosts");
+        assert_eq!(names(3, &[])[0].0, "n3", "a node that drains forwards its clients");
+    }
 }

@@ -287,6 +287,7 @@ mod tests {
             address: String::new(),
             links: String::new(),
             iscsi: iscsi.iter().map(ToString::to_string).collect(),
+            nbd: Vec::new(),
             weight: 1.0,
             state: NodeState::Up,
             process: "p".to_owned(),

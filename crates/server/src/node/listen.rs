@@ -63,15 +63,15 @@ impl Listeners {
     /// address of the node.
     pub fn portals(&self, address: IpAddr) -> Vec<SocketAddr> {
         let bound = self.iscsi.0.iter().flat_map(|(_, listeners)| listeners);
-        let bound = bound.filter_map(|listener| match listener.address() {
-            ListenAddr::Tcp(text) => text.parse::<SocketAddr>().ok(),
-            ListenAddr::Unix(_) => None,
-        });
-        let of_host = |portal: SocketAddr| match portal.ip().is_unspecified() {
-            true => (portal.is_ipv4() == address.is_ipv4()).then(|| SocketAddr::new(address, portal.port())),
-            false => Some(portal),
-        };
-        bound.filter_map(of_host).collect()
+        reachable(bound.map(Listener::address), address)
+    }
+
+    /// The addresses of the NBD listeners for other hosts, in the same way. A loopback address is one only if
+    /// the node has no other.
+    pub fn remote_nbd(&self, address: IpAddr) -> Vec<SocketAddr> {
+        let mut found = reachable(self.nbd().iter().cloned(), address);
+        found.retain(|one| !one.ip().is_loopback() || address.is_loopback());
+        found
     }
 
     /// The listeners of the iSCSI portals.
@@ -128,6 +128,19 @@ impl Listeners {
         control.publish()?;
         Ok(control)
     }
+}
+
+/// The addresses for other hosts: an unspecified one stands for `address`.
+fn reachable(bound: impl Iterator<Item = ListenAddr>, address: IpAddr) -> Vec<SocketAddr> {
+    let bound = bound.filter_map(|bound| match bound {
+        ListenAddr::Tcp(text) => text.parse::<SocketAddr>().ok(),
+        ListenAddr::Unix(_) => None,
+    });
+    let of_host = |bound: SocketAddr| match bound.ip().is_unspecified() {
+        true => (bound.is_ipv4() == address.is_ipv4()).then(|| SocketAddr::new(address, bound.port())),
+        false => Some(bound),
+    };
+    bound.filter_map(of_host).collect()
 }
 
 /// What the listeners of a node serve.

@@ -232,7 +232,8 @@ impl Member {
         let maps = Maps::new(cluster.clone());
         create_if_missing(&cluster, &maps, &config.cluster.name, &new_identity()?).await.map_err(failed)?;
         let process = new_identity()?;
-        let map = join(&maps, &config, (&id, &process), (&links, &portals)).await?;
+        let addresses = (links.as_str(), portals.as_slice(), listeners.remote_nbd(own));
+        let map = join(&maps, &config, (&id, &process), addresses).await?;
         let (number, name) =
             map.node_with_id(&id).map_or((0, String::new()), |node| (node.number, node.name.clone()));
         tracing::info!("joined the cluster {} as node '{name}', number {number}", config.cluster);
@@ -435,7 +436,7 @@ async fn join(
     maps: &Maps,
     config: &NodeConfig,
     (id, process): (&str, &str),
-    (links, portals): (&str, &[SocketAddr]),
+    (links, portals, nbd): (&str, &[SocketAddr], Vec<SocketAddr>),
 ) -> Result<Map, NodeError> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
@@ -459,6 +460,7 @@ async fn join(
             address: address.clone(),
             links: links.to_owned(),
             iscsi: portals.iter().map(ToString::to_string).collect(),
+            nbd: nbd.iter().map(ToString::to_string).collect(),
             weight: known.map_or(1.0, |node| node.weight),
             state: known.map_or(NodeState::Up, |node| node.state),
             process: process.to_owned(),
