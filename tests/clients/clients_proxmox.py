@@ -2,8 +2,10 @@
 
 import os
 
+from clients_cluster import ShardedCluster
+from clients_rados import CLUSTER
 from forebay import binary, run
-from harness import check, test
+from harness import check, needs, test
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 PROXMOX = os.path.join(ROOT, "tests", "proxmox")
@@ -17,6 +19,22 @@ def proxmox_plugin(ctx):
     ran = run("prove", "--jobs", "2", os.path.join(PROXMOX, "t"), env=environment(ctx), timeout=900, check=False)
     check(ran.returncode == 0, f"prove failed:\n{ran.stdout}{ran.stderr}")
     check("All tests successful" in ran.stdout, f"prove ran no tests:\n{ran.stdout}")
+
+
+@needs(CLUSTER)
+@test
+def cluster_is_a_storage_of_proxmox(t):
+    """One storage, `shared`, whose volumes each node serves at its sockets."""
+    cluster = ShardedCluster(t, "proxmox", 4)
+    cluster.add("n1", "n2")
+    cluster.start("n1", "n2")
+    cluster.wait_owned({"n1": 2, "n2": 2})
+    nodes = ":".join(node.data for node in cluster.nodes.values())
+    env = {**environment(t), "FOREBAY_NODES": nodes, "FOREBAY_CLUSTER": cluster.address}
+    ran = run("prove", os.path.join(PROXMOX, "cluster"), env=env, timeout=300, check=False)
+    check(ran.returncode == 0, f"prove failed:\n{ran.stdout}{ran.stderr}")
+    for node in cluster.nodes.values():
+        node.stop()
 
 
 @test

@@ -117,6 +117,34 @@ like(refused(sub { $plugin->check_connection('fb', storage($server, 'forebay-poo
 my ($total, $free, $used, $active) = $plugin->status('fb', $scfg, {});
 ok($active && $total > 0 && $free > 0 && $free + $used == $total, 'status');
 
+# Several nodes, the first of which cannot be reached
+
+my @dead = ('unix:/nonexistent/forebay.sock', 'http://127.0.0.1:1');
+my $second = storage($server, 'forebay-api' => join(',', @dead, "unix:$server->{control}"),
+    'forebay-nbd' => "127.0.0.1:1,unix:$server->{nbd}");
+ok($plugin->check_connection('fb', $second), 'the next node is used');
+is($plugin->alloc_image('fb', $second, 103, 'raw', undef, 1024), 'vm-103-disk-0', '... for changes, too');
+is($plugin->path($second, 'vm-103-disk-0', 'fb'), "nbd+unix:///vm-103-disk-0?socket=$server->{nbd}", '... and for NBD');
+my $none = storage($server, 'forebay-api' => join(',', @dead));
+like(refused(sub { $plugin->check_connection('fb', $none) }), qr/nonexistent.*\n.*127\.0\.0\.1:1/, 'all nodes are named');
+
+# A node that has received a request and does not answer: what it has done is not known.
+my $mute = IO::Socket::UNIX->new(Listen => 16, Local => "$dir/mute.sock") or die "listen: $!\n";
+my $listener = fork() // die "fork: $!\n";
+if ($listener == 0) {
+    while (my $client = $mute->accept()) {
+        sysread($client, my $request, 1 << 16);
+        close($client);
+    }
+    POSIX::_exit(0);
+}
+my $half = storage($server, 'forebay-api' => "unix:$dir/mute.sock,unix:$server->{control}");
+is(scalar($plugin->volume_size_info($half, 'fb', 'vm-103-disk-0')), 1 << 20, 'a query is repeated at the next node');
+like(refused(sub { $plugin->alloc_image('fb', $half, 104, 'raw', 'vm-104-disk-0', 1024) }), qr/unknown whether/, 'a change is not');
+is_deeply($plugin->list_images('fb', $scfg, 104), [], '... so it was made at most once');
+kill('KILL', $listener);
+waitpid($listener, 0);
+
 # Two processes that allocate
 
 my @workers = map {

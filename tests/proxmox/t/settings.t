@@ -87,7 +87,23 @@ for my $namespace (qw(vm-100-a base-9-x vm-100-)) {
 ok(!defined($plugin->on_add_hook('fb', { 'forebay-namespace' => $_ })), "the namespace $_") for qw(acme vm vm-east base-9);
 ok(settings(shared => 1, 'forebay-api' => 'http://10.0.0.5:8080', 'forebay-nbd' => '10.0.0.5:10809'), 'a shared storage');
 
+# Several nodes of a cluster
+
+my $nodes = settings('forebay-api' => 'unix:/run/a.sock,https://10.0.0.1:8443,https://10.0.0.2:8443', %files);
+is_deeply([map { $_->{text} } @{ $nodes->{apis} }],
+    ['unix:/run/a.sock', 'https://10.0.0.1:8443', 'https://10.0.0.2:8443'], 'several addresses of the API');
+is_deeply([map { $_->{token} } @{ $nodes->{apis} }], [undef, ($files{'forebay-token-file'}) x 2],
+    'a token is for those with TLS');
+is_deeply([map { $_->{port} } @{ settings('forebay-nbd' => '10.0.0.1:1,[fd00::2]:2')->{nbds} }], [1, 2], 'of NBD');
+my %local = (shared => 1, 'forebay-api' => 'unix:/run/a.sock', 'forebay-nbd' => 'unix:/run/b.sock');
+ok(settings(%local, 'forebay-pool' => 'rados:vms/desktops'), 'a node of one cluster on each node');
+like(refused(sub { settings(%local, 'forebay-pool' => '/var/lib/forebay') }), qr/all nodes can reach/,
+    'the same directory on each node is not one pool');
+
 for my $case (
+    ['forebay-api', 'http://a:1,,http://b:1', qr/use unix:PATH, https/],
+    ['forebay-api', 'http://a:1,', qr/use unix:PATH, https/],
+    ['forebay-nbd', join(',', map { "a:$_" } 1 .. 17), qr/more than 16/],
     ['forebay-api', '/run/forebay/control.sock', qr/use unix:PATH, https/],
     ['forebay-api', 'unix:relative', qr/use unix:PATH/],
     ['forebay-api', "unix:/a\n", qr/use unix:PATH/],

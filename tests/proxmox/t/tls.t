@@ -101,7 +101,8 @@ is($plugin->create_base('fb', $acme, 'vm-300-disk-0'), 'base-300-disk-0', '... m
 is($plugin->clone_image($acme, 'fb', 'base-300-disk-0', 301), 'base-300-disk-0/vm-301-disk-0', '... and a linked clone of it');
 $plugin->volume_snapshot($acme, 'fb', 'vm-301-disk-0', 'daily');
 $plugin->volume_snapshot_delete($acme, 'fb', 'vm-301-disk-0', 'daily', 0);
-is($plugin->rename_volume($acme, 'fb', 'vm-301-disk-0', 302, undef), 'fb:vm-302-disk-0', '... renames a volume');
+is($plugin->rename_volume($acme, 'fb', 'base-300-disk-0/vm-301-disk-0', 302, undef), 'fb:base-300-disk-0/vm-302-disk-0',
+    '... renames a volume');
 is_deeply([map { $_->{volid} } @{ $plugin->list_images('fb', $other, undef, undef, {}) }],
     ['fb:vm-300-disk-0'], 'the other cluster sees its own volumes');
 my $intruder = { %$other, 'forebay-namespace' => 'acme' };

@@ -124,7 +124,7 @@ ok(io($clones[0], 'read -P 3 0 1M', 'read -P 0 127M 1M'), 'with zeroes at the en
 
 is($plugin->rename_volume($scfg, 'fb', 'vm-100-disk-1', 102), 'fb:vm-102-disk-0', 'a free name');
 is($plugin->rename_volume($scfg, 'fb', 'vm-102-disk-0', 102, 'vm-102-efi'), 'fb:vm-102-efi', 'a certain name');
-is($plugin->rename_volume($scfg, 'fb', $clones[0], 103), 'fb:vm-103-disk-0', 'a linked clone');
+is($plugin->rename_volume($scfg, 'fb', $clones[0], 103), 'fb:base-100-disk-0/vm-103-disk-0', 'a linked clone stays one');
 ok(io('vm-103-disk-0', 'read -P 3 0 1M'), 'keeps its content');
 is_deeply(volids(vmid => 101), ['fb:base-101-disk-1'], 'the old name is free');
 like(refused(sub { $plugin->rename_volume($scfg, 'fb', 'base-101-disk-1', 102) }), qr/template/, 'a template');
@@ -159,7 +159,8 @@ is(feature('snapshot', $desktop), 0, 'it has no snapshots');
 is(feature('template', $desktop), 0, 'and makes no template');
 is(feature('copy', $desktop), 1, 'but can be copied');
 like(refused(sub { $plugin->volume_snapshot($scfg, 'fb', $desktop, 'x') }), qr/desktop/, 'a snapshot is refused');
-like(refused(sub { $plugin->rename_volume($scfg, 'fb', $desktop, 303) }), qr/desktop/, 'nor is it renamed');
+is($plugin->rename_volume($scfg, 'fb', $desktop, 303), 'fb:base-100-disk-0/vm-303-disk-0', 'it can be renamed');
+is($plugin->rename_volume($scfg, 'fb', 'base-100-disk-0/vm-303-disk-0', 300), "fb:$desktop", '... and back');
 like(refused(sub { $plugin->create_base('fb', $scfg, $desktop) }), qr/desktop/, 'or made a template');
 is($plugin->alloc_image('fb', $scfg, 300, 'raw', undef, 1024), 'vm-300-disk-1', 'other disks of its guest');
 ok(io('vm-300-disk-1', 'write -P 9 0 1M') && io('vm-300-disk-1', 'read -P 9 0 1M'), 'are kept');

@@ -5,6 +5,9 @@ package Forebay::Proxmox::Api;
 # Each request has a separate connection and one deadline. The plug-in runs inside PVE's daemons, whose storage locks use
 # alarm(2), so nothing here may: all waiting is select(2). A reply is used only if it is complete.
 #
+# Of the nodes of a cluster, the first one that can be reached is used. The next one is tried as long as it is certain
+# that no node has received a change.
+#
 # PVE's daemons run in taint mode, where replies are tainted. Callers validate what they pass on to other programs.
 
 use strict;
@@ -20,6 +23,9 @@ use Time::HiRes qw(time);
 
 use constant CONNECT_TIMEOUT_S => 5;
 
+# A node that does not accept a connection within this time is passed over.
+use constant PROBE_TIMEOUT_S => 2;
+
 # The server retries for a second what a closing connection still holds. Beyond that, only a store that does not
 # answer is slow.
 use constant REQUEST_TIMEOUT_S => 60;
@@ -27,11 +33,13 @@ use constant REQUEST_TIMEOUT_S => 60;
 # A list of 100,000 disks has 50 MiB.
 use constant MAX_REPLY_BYTES => 256 << 20;
 
-# `$address` is { path } or { host, port, tls, token, ca }, as Forebay::Proxmox::Settings makes it. `$timeout_s` bounds each request.
+# `$addresses` is { path } or { host, port, tls, token, ca }, as Forebay::Proxmox::Settings makes it, or a list of these.
+# `$timeout_s` bounds each request.
 sub new {
-    my ($class, $address, $timeout_s) = @_;
+    my ($class, $addresses, $timeout_s) = @_;
 
-    return bless { address => $address, timeout_s => $timeout_s // REQUEST_TIMEOUT_S }, $class;
+    $addresses = [$addresses] if ref($addresses) ne 'ARRAY';
+    return bless { addresses => [@$addresses], timeout_s => $timeout_s // REQUEST_TIMEOUT_S }, $class;
 }
 
 # The result of a request. Dies with a line that states what to do.
@@ -51,17 +59,19 @@ sub attempt {
     # A broken connection is an error here, not a signal; closing a connection with TLS writes to it, too.
     local $SIG{PIPE} = 'IGNORE';
     my $deadline = time() + $self->{timeout_s};
-    my $request = $self->_request($method, $path, $body);
-    my $socket = $self->_connect();
-    my ($status, $text) = eval {
-        _send($socket, $request, $deadline);
-        _parse(_receive($socket, $deadline));
-    };
-    if (my $err = $@) {
-        chomp $err;
-        my $unknown = $method eq 'GET' ? '' : ', and it is unknown whether the request was carried out';
-        die "Forebay at $self->{address}->{text}: $err$unknown\n";
+    my ($address, $status, $text, @errors);
+    for my $attempt (1 .. @{ $self->{addresses} }) {
+        $address = $self->{addresses}->[0];
+        ($status, $text) = eval { $self->_ask($address, [$method, $path, $body], $deadline) };
+        last if !$@;
+        push @errors, $@;
+        # A change that a node has received is not sent to another one.
+        last if $self->{has_sent} && $method ne 'GET';
+        # The next request begins with the node that answers this one.
+        push @{ $self->{addresses} }, shift(@{ $self->{addresses} });
+        undef $status;
     }
+    die join('', @errors) if !defined($status);
 
     my $data = eval { decode_json($text) };
     if ($status < 200 || $status > 299) {
@@ -72,9 +82,28 @@ sub attempt {
         $message =~ s/[[:cntrl:]]+/ /g;
         return (undef, { code => $error->{code} // '', message => "Forebay: $message" });
     }
-    die "Forebay at $self->{address}->{text}: the reply is not JSON; is this the address of its API?\n"
+    die "Forebay at $address->{text}: the reply is not JSON; is this the address of its API?\n"
         if !ref($data);
     return ($data, undef);
+}
+
+# The status and the text of the answer to a request at this address.
+sub _ask {
+    my ($self, $address, $request, $deadline) = @_;
+
+    $self->{has_sent} = 0;
+    my $text = _request($address, @$request);
+    my $socket = $self->_connect($address);
+    $self->{has_sent} = 1;
+    my @answer = eval {
+        _send($socket, $text, $deadline);
+        _parse(_receive($socket, $deadline));
+    };
+    return @answer if !$@;
+    my $err = $@;
+    chomp $err;
+    my $unknown = $request->[0] eq 'GET' ? '' : ', and it is unknown whether the request was carried out';
+    die "Forebay at $address->{text}: $err$unknown\n";
 }
 
 # A name in a path.
@@ -86,22 +115,31 @@ sub escape {
     return $name;
 }
 
-sub _connect {
-    my ($self) = @_;
+# Whether a server accepts connections at an address.
+sub is_reachable {
+    my ($address) = @_;
 
-    my $address = $self->{address};
+    return defined(_open($address, PROBE_TIMEOUT_S)) ? 1 : 0;
+}
+
+sub _open {
+    my ($address, $timeout_s) = @_;
+
+    return IO::Socket::UNIX->new(Type => SOCK_STREAM, Peer => $address->{path}, Timeout => $timeout_s)
+        if defined($address->{path});
+    return IO::Socket::IP->new(
+        Type => SOCK_STREAM,
+        PeerHost => $address->{host},
+        PeerPort => $address->{port},
+        Timeout => $timeout_s,
+    );
+}
+
+sub _connect {
+    my ($self, $address) = @_;
+
     my $timeout_s = $self->{timeout_s} < CONNECT_TIMEOUT_S ? $self->{timeout_s} : CONNECT_TIMEOUT_S;
-    my $socket;
-    if (defined($address->{path})) {
-        $socket = IO::Socket::UNIX->new(Type => SOCK_STREAM, Peer => $address->{path}, Timeout => $timeout_s);
-    } else {
-        $socket = IO::Socket::IP->new(
-            Type => SOCK_STREAM,
-            PeerHost => $address->{host},
-            PeerPort => $address->{port},
-            Timeout => $timeout_s,
-        );
-    }
+    my $socket = _open($address, $timeout_s);
     if (!$socket) {
         my $why = $! || $@ || 'no connection';
         die "cannot reach Forebay at $address->{text} ($why): start the server, or correct 'forebay-api'\n";
@@ -146,9 +184,8 @@ sub _authorization {
 
 # HTTP/1.0: the reply ends with the connection and is not chunked.
 sub _request {
-    my ($self, $method, $path, $body) = @_;
+    my ($address, $method, $path, $body) = @_;
 
-    my $address = $self->{address};
     my $host = 'localhost';
     if (defined($address->{host})) {
         $host = $address->{host} =~ m/:/ ? "[$address->{host}]" : $address->{host};
@@ -218,6 +255,9 @@ sub _parse {
     my ($status) = $head =~ m!\AHTTP/1\.[01] (\d{3})!;
     die "the reply is not HTTP; is this the address of its API?\n" if !defined($status);
     my ($length) = $head =~ m/^content-length:\s*(\d+)\s*$/im;
+    # A list without the disks of some shards would look as if these disks did not exist.
+    die "no node serves the shards $1 now: try again in some seconds\n"
+        if $head =~ m/^forebay-missing-shards:\s*([0-9][0-9, ]*?)\s*$/im;
     die "the reply is incomplete\n" if !defined($body) || (defined($length) && length($body) != $length);
     return ($status, $body);
 }

@@ -28,7 +28,8 @@ my %UNIT = ('' => 1, K => 1 << 10, M => 1 << 20, G => 1 << 30, T => 1 << 40);
 sub properties {
     return {
         'forebay-api' => {
-            description => "Address of the API of the Forebay server: unix:PATH, https://HOST:PORT or http://HOST:PORT.",
+            description => "Address of the API of the Forebay server: unix:PATH, https://HOST:PORT or http://HOST:PORT."
+                . " Of a cluster: those of several nodes, separated by commas.",
             type => 'string',
             default => DEFAULT_API,
         },
@@ -41,7 +42,8 @@ sub properties {
             type => 'string',
         },
         'forebay-nbd' => {
-            description => "Address of the NBD server: unix:PATH or HOST:PORT.",
+            description => "Address of the NBD server: unix:PATH or HOST:PORT."
+                . " Of a cluster: those of several nodes, separated by commas.",
             type => 'string',
             default => DEFAULT_NBD,
         },
@@ -122,16 +124,24 @@ sub check_new {
 sub parse {
     my ($scfg) = @_;
 
+    # The first address that can be reached is used.
+    my $apis = _list('forebay-api', $scfg->{'forebay-api'} // DEFAULT_API, \&_api);
+    my $nbds = _list('forebay-nbd', $scfg->{'forebay-nbd'} // DEFAULT_NBD, \&_nbd);
     my $settings = {
-        api => _api($scfg->{'forebay-api'} // DEFAULT_API),
-        nbd => _nbd($scfg->{'forebay-nbd'} // DEFAULT_NBD),
+        apis => $apis,
+        api => $apis->[0],
+        nbds => $nbds,
+        nbd => $nbds->[0],
         prefix => '',
         reconnect_delay_s => _number($scfg, 'forebay-reconnect-delay', DEFAULT_RECONNECT_DELAY_S, 86400),
         sync => _one_of($scfg, 'forebay-sync', 'flush', qw(flush always never)),
         pool => $scfg->{'forebay-pool'},
     };
     for my $property (qw(token ca)) {
-        $settings->{api}->{$property} = _file($scfg, "forebay-$property-file", $settings->{api});
+        my $file = _file($scfg, "forebay-$property-file", $apis);
+        for my $api (@$apis) {
+            $api->{$property} = $api->{tls} ? $file : undef;
+        }
     }
     if (defined(my $namespace = $scfg->{'forebay-namespace'})) {
         $namespace =~ m/\A($NAMESPACE)\z/
@@ -142,11 +152,24 @@ sub parse {
     my $cache_bytes = _size('forebay-write-cache', $scfg->{'forebay-write-cache'} // DEFAULT_WRITE_CACHE);
     $settings->{desktops} = { write_cache_bytes => $cache_bytes, reset => $reset } if $scfg->{'forebay-desktops'};
 
+    # With a node of one Forebay cluster on each node of Proxmox VE, the sockets of all of them lead to the same
+    # volumes. `forebay-pool` makes certain that each of them belongs to that cluster.
+    my $is_cluster = ($settings->{pool} // '') =~ m/\Arados:/;
     for my $property (qw(api nbd)) {
-        die "a shared storage needs an address that all nodes can reach: set forebay-$property to a host and a port\n"
-            if $scfg->{shared} && defined($settings->{$property}->{path});
+        die "a shared storage needs an address that all nodes can reach: set forebay-$property to a host and a port;"
+            . " or forebay-pool to the address of a cluster that has a node on each of them\n"
+            if $scfg->{shared} && !$is_cluster && grep { defined($_->{path}) } @{ $settings->{"${property}s"} };
     }
     return $settings;
+}
+
+# The addresses of a property.
+sub _list {
+    my ($property, $text, $parse) = @_;
+
+    my @all = map { $parse->($_) } split(/,/, $text, -1);
+    die "$property has more than 16 addresses\n" if @all > 16;
+    return \@all;
 }
 
 sub _api {
@@ -162,10 +185,10 @@ sub _api {
 
 # A secret is sent only over a connection that is encrypted, to a server that has proved who it is.
 sub _file {
-    my ($scfg, $property, $api) = @_;
+    my ($scfg, $property, $apis) = @_;
 
     my $text = $scfg->{$property} // return undef;
-    die "$property is for a forebay-api that begins with https://\n" if !$api->{tls};
+    die "$property is for a forebay-api that begins with https://\n" if !grep { $_->{tls} } @$apis;
     return $1 if $text =~ m!\A($PATH)\z!;
     die "$property '$text' is not valid: use an absolute path\n";
 }

@@ -141,7 +141,7 @@ my sub connect_api {
     my ($scfg, $timeout_s) = @_;
 
     my $settings = Forebay::Proxmox::Settings::parse($scfg);
-    return ($settings, Forebay::Proxmox::Api->new($settings->{api}, $timeout_s));
+    return ($settings, Forebay::Proxmox::Api->new($settings->{apis}, $timeout_s));
 }
 
 # The disks of this storage by their names in PVE. `$cache` lives as long as one operation of PVE.
@@ -252,39 +252,31 @@ sub create_base {
     return $base;
 }
 
-# The server does not rename disks: a clone of the volume gets the new name, without copying data. Snapshots cannot
-# follow it, and a linked clone becomes an ordinary volume.
+# Contents, limits and origin stay with the volume.
 sub rename_volume {
     my ($class, $scfg, $storeid, $source_volname, $target_vmid, $target_volname) = @_;
 
-    my (undef, $source, undef, undef, undef, $is_base) = $class->parse_volname($source_volname);
+    my (undef, $source, undef, $base, undef, $is_base) = $class->parse_volname($source_volname);
     die "'$source_volname' is a template: it cannot be renamed\n" if $is_base;
     if (defined($target_volname)) {
-        my (undef, undef, undef, $base, undef, $target_is_base) = $class->parse_volname($target_volname);
-        die "'$target_volname' is not valid as a new name: use one like vm-100-disk-0\n" if $base || $target_is_base;
+        my (undef, undef, undef, $target_base, undef, $target_is_base) = $class->parse_volname($target_volname);
+        die "'$target_volname' is not valid as a new name: use one like vm-100-disk-0\n"
+            if $target_base || $target_is_base;
     }
     $class->unmap_volume($storeid, $scfg, $source_volname);
 
     my ($settings, $api) = connect_api($scfg);
-    my $old_path = disk_path($settings, $source);
-    my $disk = $api->call(GET => $old_path);
-    die "'$source_volname' has snapshots: it cannot be renamed\n" if $disk->{snapshots};
-    die "'$source_volname' is in use: stop its guest first\n" if $disk->{clients};
+    my $path = disk_path($settings, $source);
+    # The configuration of another guest does not have them.
+    die "'$source_volname' has snapshots: it cannot be renamed\n" if $api->call(GET => $path)->{snapshots};
     my $name = with_free_name(
         $class, $storeid, $scfg, $target_vmid, $target_volname,
         sub {
             my ($chosen) = @_;
-            return $api->attempt(
-                POST => '/clones',
-                { source => $disk->{name}, name => disk_name($settings, $chosen), sync => $disk->{sync} },
-            );
+            return $api->attempt(POST => "$path/rename", { name => disk_name($settings, $chosen) });
         },
     );
-    my $new_path = disk_path($settings, $name);
-    my $limits = $api->call(GET => "$old_path/limits");
-    $api->call(PUT => "$new_path/limits", $limits) if %{ $limits->{limits} };
-    _remove_or_undo($api, $old_path, $new_path);
-    return "$storeid:$name";
+    return defined($base) ? "$storeid:$base/$name" : "$storeid:$name";
 }
 
 # Removes the disk at `$old_path`, or dies after it removed that at `$new_path`.
@@ -495,13 +487,26 @@ sub volume_has_feature {
 
 # Access
 
+# The address for NBD. A client of several nodes gets the first one that accepts connections: it stays with this node,
+# since QEMU connects again to the same address.
+my sub nbd_address {
+    my ($settings) = @_;
+
+    my @nbds = @{ $settings->{nbds} };
+    return $nbds[0] if @nbds == 1;
+    for my $nbd (@nbds) {
+        return $nbd if Forebay::Proxmox::Api::is_reachable($nbd);
+    }
+    return $nbds[0];
+}
+
 sub path {
     my ($class, $scfg, $volname, $storeid, $snapname) = @_;
 
     my ($vtype, $name, $vmid) = $class->parse_volname($volname);
     my $settings = Forebay::Proxmox::Settings::parse($scfg);
     my $export = disk_name($settings, $name, $snapname);
-    my $nbd = $settings->{nbd};
+    my $nbd = nbd_address($settings);
     my $uri;
     if (defined($nbd->{path})) {
         $uri = "nbd+unix:///$export?socket=$nbd->{path}";
@@ -522,7 +527,7 @@ sub filesystem_path {
 my sub blockdev {
     my ($settings, $export) = @_;
 
-    my $nbd = $settings->{nbd};
+    my $nbd = nbd_address($settings);
     my $server = defined($nbd->{path})
         ? { type => 'unix', path => "$nbd->{path}" }
         : { type => 'inet', host => "$nbd->{host}", port => "$nbd->{port}" };
