@@ -53,7 +53,8 @@ test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the
 		FOREBAY_RADOS_HANDOVERS=$${FOREBAY_RADOS_HANDOVERS:-100} FOREBAY_RADOS_UPGRADES=$${FOREBAY_RADOS_UPGRADES:-20} \
 		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} FOREBAY_RADOS_PARTITIONS=$${FOREBAY_RADOS_PARTITIONS:-40} \
 		FOREBAY_RADOS_GUEST_TAKEOVERS=$${FOREBAY_RADOS_GUEST_TAKEOVERS:-6} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
-		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados)
+		FOREBAY_CLUSTER_ROUNDS=$${FOREBAY_CLUSTER_ROUNDS:-100} \
+		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados cluster_)
 
 test-api: build ## send generated requests for every route of the API; `make test` has a short form
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) scripts/test-api.py $(ARGS)

@@ -29,6 +29,7 @@ Of the tests with a Ceph cluster, `rados`; `make test-ceph` sets the values in b
     FOREBAY_RADOS_UPGRADES  number of upgrades while a standby waits (3) [20]
     FOREBAY_RADOS_GUEST_TAKEOVERS  number of takeovers with a Linux host that has two paths (1) [6]
     FOREBAY_RADOS_PARTITIONS  number of partitions of the network, at random; 0: each kind of some (0) [40]
+    FOREBAY_CLUSTER_ROUNDS  number of rounds of mixed faults of the nodes of a cluster (2) [100]
     FOREBAY_RADOS_OUTAGE_S  seconds for which most OSDs, or all monitors, are down (10) [60]
     FOREBAY_CEPH_STORE      store of the OSDs: memstore or bluestore (memstore)
 """
@@ -53,6 +54,7 @@ import clients_completion  # noqa: E402, F401
 import clients_initiators  # noqa: E402, F401
 import clients_cluster  # noqa: E402, F401
 import clients_cluster_images  # noqa: E402, F401
+import clients_cluster_mixed  # noqa: E402, F401
 import clients_crash  # noqa: E402, F401
 import clients_ghosts  # noqa: E402, F401
 import clients_kept  # noqa: E402, F401

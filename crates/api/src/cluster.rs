@@ -11,7 +11,7 @@ pub const MISSING_SHARDS: &str = "forebay-missing-shards";
 /// shard.
 pub const FORWARDED_CLIENT: &str = "x-forebay-client";
 
-/// The header in which the node of a cluster tells the server of a shard where clients of the cluster
+/// The header in which the node of a cluster states to the server of a shard where clients of the cluster
 /// connect: a list of [`PortalsView`] as JSON, that of the node itself first.
 pub const PORTALS: &str = "forebay-portals";
 

@@ -108,7 +108,8 @@ pub struct CreateVolume {
     /// Deduplication domain: identical blocks are deduplicated only among disks of the same domain.
     #[serde(default)]
     pub dedup_domain: u32,
-    /// In a cluster: at any node, one after another, and not at the node that was asked. No effect on one server.
+    /// In a cluster: at any node, one after another, and not at the node that was asked. It has no effect on
+    /// a single server.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub spread: bool,
 }

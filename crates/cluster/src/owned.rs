@@ -122,9 +122,9 @@ impl OwnedNames {
         self.finish(self.begin(|| self.begin_removal(name)).await?, work).await
     }
 
-    /// Runs `work`, which gives the disk `from` of the shard the name `to`. The new name is reserved before the
-    /// old one is marked. After a crash, each of the two names is settled by what the shard has, so that the
-    /// disk has exactly one name: the old one before the commit, the new one after it.
+    /// Runs `work`, which gives the disk `from` of the shard the name `to`. The new name is reserved before
+    /// the old one is marked. After a crash, each of the two names is settled by what the shard has, so that
+    /// the disk has exactly one name: the old one before the commit, the new one after it.
     ///
     /// # Errors
     /// Those of [`Names::reserve`] and [`Names::mark`], and then `work` has not begun; those of `work`.
@@ -524,7 +524,7 @@ mod tests {
         {
             let names: Vec<String> =
                 (1..100).map_while(|step| renamed_until(step, last, is_entered)).collect();
-            // It died before the commit, and after it.
+            // It died before the commit, and after the commit.
             assert!(
                 names.contains(&"a".to_owned()) && names.contains(&"b".to_owned()),
                 "{last:?}: {names:?}"

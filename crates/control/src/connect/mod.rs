@@ -63,7 +63,7 @@ impl Places {
         Places { nbd, iscsi, other_nbd, other_iscsi }
     }
 
-    /// Adds the addresses of other nodes to what clients of other hosts are told.
+    /// Notes the addresses of other nodes, for clients of other hosts.
     fn note_others(&self, ways: &mut [WayView]) {
         for way in ways.iter_mut().filter(|way| !way.address.starts_with("unix:")) {
             let others = match way.client.protocol() {

@@ -101,7 +101,7 @@ fn flag(parts: &Parts, name: &str) -> Result<bool, ApiError> {
     }
 }
 
-/// Where clients of the cluster connect, which the node of a cluster tells the server of a shard. It is
+/// Where clients of the cluster connect, as the node of a cluster states to the server of a shard. It is
 /// accepted on the control socket only.
 pub(crate) struct OfCluster(pub Option<Vec<PortalsView>>);
 

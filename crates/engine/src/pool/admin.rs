@@ -481,7 +481,7 @@ impl Pool {
 
     /// Gives a volume another name. Its identity, its contents and everything that depends on it stay; its
     /// snapshots have names that begin with the new name. Refused while clients are connected to the volume
-    /// or to one of its snapshots: a client knows its disk by its name, and connects to this name again.
+    /// or to one of its snapshots: a client names its disk, and connects to this name again.
     ///
     /// # Errors
     /// [`Error::Exists`], also if the volume has this name already; [`Error::BadName`]; [`Error::InUse`].

@@ -139,13 +139,7 @@ impl Gateway {
         let query = uri.query().unwrap_or_default();
         let cluster = &*self.cluster;
         let mut request = buffered(request).await?;
-        // The server of a shard knows the addresses of its node only.
-        request.headers_mut().remove(PORTALS);
-        if raw.ends_with("/connect") && !raw.starts_with("/shards/") {
-            let portals = serde_json::to_vec(&cluster.portals(true)).unwrap_or_default();
-            let value = HeaderValue::from_bytes(&portals).map_err(|e| Failure::internal(e.to_string()))?;
-            request.headers_mut().insert(PORTALS, value);
-        }
+        self.tell_portals(raw, request.headers_mut())?;
         match destination(request.method(), raw) {
             Destination::Disk(name) => self.forward(self.shard_of(&name).await?, request).await,
             Destination::Clone => {
@@ -182,15 +176,7 @@ impl Gateway {
                 };
                 self.forward(shard, request).await
             }
-            Destination::New => {
-                // The server of the shard judges a body that cannot be read.
-                let spread = parse::<NewVolume>(&request).is_ok_and(|new| new.spread);
-                let shard = match spread {
-                    true => self.choose_among(&shards_of_all(&cluster.view()), request.headers())?,
-                    false => self.choose(false, request.headers())?,
-                };
-                self.forward(shard, request).await
-            }
+            Destination::New => self.forward(self.shard_for_volume(&request)?, request).await,
             Destination::Import => {
                 let is_file = matches!(parse::<NamedSource>(&request)?.source, Some(SourceKind::File(_)));
                 self.forward(self.choose(is_file, request.headers())?, request).await
@@ -216,6 +202,27 @@ impl Gateway {
             }
             Destination::Location(name, path) => self.location(&name, &path, request.headers()).await,
             Destination::EachShard => Err(Failure::each_shard()),
+        }
+    }
+
+    /// Notifies the server of a shard where clients connect: it has the addresses of its node only.
+    fn tell_portals(&self, raw: &str, headers: &mut HeaderMap) -> Result<(), Failure> {
+        headers.remove(PORTALS);
+        if raw.ends_with("/connect") && !raw.starts_with("/shards/") {
+            let portals = serde_json::to_vec(&self.cluster.portals(true));
+            let value = portals.map(|portals| HeaderValue::from_bytes(&portals));
+            let value = value.map_err(|e| Failure::internal(e.to_string()))?;
+            headers.insert(PORTALS, value.map_err(|e| Failure::internal(e.to_string()))?);
+        }
+        Ok(())
+    }
+
+    /// The shard for a new volume.
+    fn shard_for_volume(&self, request: &Request<Bytes>) -> Result<u32, Failure> {
+        // The server of the shard judges a body that cannot be read.
+        match parse::<NewVolume>(request).is_ok_and(|new| new.spread) {
+            true => self.choose_among(&shards_of_all(&self.cluster.view()), request.headers()),
+            false => self.choose(false, request.headers()),
         }
     }
 
@@ -302,7 +309,8 @@ impl Gateway {
         Ok(axum::Json(location).into_response())
     }
 
-    /// The room of the Ceph pool, in which all shards are. The place of the pool is the address of the cluster.
+    /// The room of the Ceph pool, in which all shards are. The place of the pool is the address of the
+    /// cluster.
     async fn capacity(&self, headers: &HeaderMap, path: &str) -> Result<Response, Failure> {
         let (own, all) = (self.cluster.own_shards(), self.cluster.shards());
         let others = all.iter().filter(|shard| !own.contains(shard));

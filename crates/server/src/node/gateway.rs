@@ -32,7 +32,7 @@ use crate::serve::RELAY_SOCKET;
 /// Number of forwarded requests at the API of a shard at the same time: half of its connections.
 const REQUESTS: usize = 32;
 
-/// Most nodes whose addresses clients are told.
+/// Most nodes whose addresses clients get.
 const MAX_PORTALS: usize = 16;
 
 /// The shards that this node owns, for its own clients and for those of other nodes.
