@@ -46,11 +46,14 @@ class Node:
         os.makedirs(self.memory, mode=0o700)
         self.control = os.path.join(self.data, "forebay.sock")
         self.log = cluster.t.path(f"{cluster.name}-{name}.log")
+        # What makes its commands run on its host.
+        self.prefix = []
         self.process = None
         cluster.t.defer(self.kill)
 
     def start(self):
         argv = [
+            *self.prefix,
             *["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
             *[binary(), "serve", "--cluster", *self.cluster.location, "--data", self.data, "--node-name", self.name],
             *["--settle", SETTLE_S, "--cache", "64M", "--cores", 1, "--memory-dir", self.memory, "--json", *self.args],
@@ -66,11 +69,19 @@ class Node:
             self.process.wait()
             self.process = None
 
-    def signal(self, name):
-        """Sends a signal to all processes of the node."""
+    def processes(self):
+        """The ids of the process of the node, and of those of its shards."""
         pids = run("ps", "-o", "pid=", "--ppid", self.process.pid).stdout.split()
         children = [run("ps", "-o", "pid=", "--ppid", pid, check=False).stdout.split() for pid in pids]
-        run("kill", f"-{name}", *pids, *[pid for found in children for pid in found])
+        return pids, [pid for found in children for pid in found]
+
+    def signal(self, name):
+        """Sends a signal to all processes of the node."""
+        pids, children = self.processes()
+        # The process of a shard may have ended.
+        run("kill", f"-{name}", *pids)
+        for pid in children:
+            run("kill", f"-{name}", pid, check=False)
 
     def stop(self):
         """Stops the node in order: it releases its shards."""
@@ -210,13 +221,13 @@ def wait_answers(clients, what, longest):
 class ShardedCluster:
     """A cluster with its nodes."""
 
-    def __init__(self, t, name, shards, *create):
+    def __init__(self, t, name, shards, *create, ceph=CLUSTER):
         self.t, self.name, self.shards = t, name, range(1, shards + 1)
         self.directory = tempfile.mkdtemp(prefix="fb-", dir="/tmp")
         t.defer(shutil.rmtree, self.directory, ignore_errors=True)
         self.memory = t.memory
         self.address = f"rados:test/{name}"
-        self.location = [self.address, "--ceph-conf", CLUSTER.conf]
+        self.location = [self.address, "--ceph-conf", ceph.conf]
         self.nodes = {}
         self.command("cluster", "create", "--shards", shards, *create)
 

@@ -1,7 +1,8 @@
 """Clusters under faults that are mixed at random, with a ledger of everything that was acknowledged.
 
-In each round, some of these happen at the same time: a node is killed, paused, stopped or drained, a shard is
-pinned to a node, a node joins, an OSD hangs or loses its data, the monitor is killed. At the same time,
+In each round, some of these happen at the same time: a node is killed, paused, stopped, drained, or cut off from
+OSDs, the monitor or other nodes, in both directions or in one; the process of a shard is killed or paused; a
+shard is pinned to a node; a node joins; an OSD hangs or loses its data; the monitor is killed. At the same time,
 
 - clients write to volumes and read them at two nodes each, and check every read: a read returns neither less
   than what was acknowledged, or read by any client, before the read began, nor anything that was never
@@ -9,7 +10,9 @@ pinned to a node, a node joins, an OSD hangs or loses its data, the monitor is k
 - administrators create, clone, rename and remove volumes and snapshots at any node. What was acknowledged is
   there, what was refused did not happen, and what was not answered happened wholly or not at all.
 
-A client whose node ends connects to another node. A client of a node that never ends keeps its connection.
+A client whose node ends connects to another node, and so does a client that does not wait for a node that is
+paused or cut off. What the former node still holds must not overwrite what the client writes then. Any other
+client keeps its connection.
 """
 
 import json
@@ -18,11 +21,12 @@ import random
 import threading
 import time
 
+from ceph import Cluster
 from clients_cluster import STATE_S, ShardedCluster
-from clients_rados import CLUSTER
 from forebay import Failed, binary, run
-from harness import BLOCK, alone, check, equal, needs, test, wait_for
+from harness import BLOCK, Skipped, alone, check, equal, test, wait_for
 from ledger import HEADER, MAGIC, block_bytes
+from networks import HUB, Host, connect_hosts, enter_hub
 
 ROUNDS = int(os.environ.get("FOREBAY_CLUSTER_ROUNDS", "2"))
 # Longest pause of a node or an OSD, in seconds.
@@ -100,13 +104,14 @@ class Client(threading.Thread):
         self.world, self.volume, self.home, self.writes = world, volume, home, writes
         self.random = random.Random(f"{volume.name}-{writes}-{world.t.random.random()}")
         self.stopping = threading.Event()
-        self.answers, self.losses, self.longest, self.last, self.error = 0, 0, 0.0, None, None
+        self.answers, self.losses, self.moves, self.longest, self.last, self.error = 0, 0, 0, 0.0, None, None
 
     def run(self):
         try:
             while not self.stopping.is_set():
                 node = self.world.node_for(self.home)
                 self.serve(node, node.ends)
+                self.home = self.world.node_for(self.home, self.random)
         except Exception as e:  # noqa: BLE001: reported by `check`
             self.error = e
 
@@ -115,6 +120,7 @@ class Client(threading.Thread):
         import nbd
 
         h, in_flight = nbd.NBD(), {}
+        patience, connected = self.random.choice([0.5, 2, 6, CLIENT_S]), time.monotonic()
         try:
             h.connect_uri(f"nbd+unix:///{self.volume.name}?socket={node.data}/nbd.sock")
             while in_flight or not self.stopping.is_set():
@@ -127,6 +133,11 @@ class Client(threading.Thread):
                 h.poll(100)
                 for cookie in [cookie for cookie in in_flight if h.aio_command_completed(cookie)]:
                     self.end(*in_flight.pop(cookie))
+                if node.is_unwell and time.monotonic() - max(self.last or connected, connected) > patience:
+                    # Without a word: the requests that were sent may be executed later.
+                    self.moves += 1
+                    self.home = self.world.other_than(node, self.random)
+                    return
                 self.world.pace()
             h.shutdown()
         except nbd.Error as e:
@@ -357,13 +368,25 @@ class World:
 
     def __init__(self, t, name):
         self.t, self.random = t, t.random
-        t.defer(CLUSTER.heal)
-        self.cluster = ShardedCluster(t, name, SHARDS)
+        try:
+            enter_hub()
+            connect_hosts()
+            self.ceph = Cluster(IP=HUB)
+        except Skipped:
+            # No node is cut off then.
+            self.ceph = Cluster()
+        t.defer(self.ceph.close)
+        self.ceph.start()
+        self.hosts = [Host(t, number) for number in range(1, 5)] if "IP" in self.ceph.settings else []
+        self.cluster = ShardedCluster(t, name, SHARDS, ceph=self.ceph)
         self.cluster.add("n1", "n2", "n3", "n4")
         self.nodes = list(self.cluster.nodes.values())
         for node in self.nodes:
-            # How often the node has ended, and whether it runs and is not paused.
-            node.ends, node.is_running, node.is_paused = 0, False, False
+            # How often the node has ended, whether it runs, and whether it is paused or cut off.
+            node.ends, node.is_running, node.is_unwell = 0, False, False
+            if self.hosts:
+                node.host = self.hosts[int(node.name[1:]) - 1]
+                node.prefix = node.host.prefix
         self.faults = []
         for name in ("n1", "n2", "n3"):
             self.start(self.cluster.nodes[name])
@@ -400,14 +423,19 @@ class World:
         if home is not None and home.is_running:
             return home
         running = [node for node in self.nodes if node.is_running]
-        unpaused = [node for node in running if not node.is_paused]
-        return (rng or random).choice(unpaused or running)
+        well = [node for node in running if not node.is_unwell]
+        return (rng or random).choice(well or running)
+
+    def other_than(self, node, rng):
+        """Another node for a client that leaves this one."""
+        others = [other for other in self.nodes if other.is_running and other is not node]
+        return rng.choice([other for other in others if not other.is_unwell] or others)
 
     # Each fault is a generator: it makes the fault, and ends it when it is resumed.
 
     def victim(self, including_front=False):
         """A node whose fault leaves two others."""
-        able = [node for node in self.nodes if node.is_running and not node.is_paused]
+        able = [node for node in self.nodes if node.is_running and not node.is_unwell]
         victims = [node for node in able if including_front or node is not self.front]
         return self.random.choice(victims) if victims and len(able) > 2 else None
 
@@ -430,11 +458,47 @@ class World:
     def paused(self):
         node = self.victim(including_front=True)
         if node:
-            node.is_paused = True
+            node.is_unwell = True
             node.signal("STOP")
             yield f"{node.name} is paused"
             node.signal("CONT")
-            node.is_paused = False
+            node.is_unwell = False
+
+    def cut_off(self):
+        node = self.victim(including_front=True) if self.hosts else None
+        if node:
+            first = self.ceph.settings["PORT"]
+            others = ", ".join(host.address for host in self.hosts if host is not node.host)
+            groups = {
+                "OSDs": {"input": f"tcp sport {first + 10}-{first + 199}", "output": f"tcp dport {first + 10}-{first + 199}"},
+                "the monitor": {"input": f"tcp sport {first}", "output": f"tcp dport {first}"},
+                "other nodes": {"input": f"ip saddr {{ {others} }}", "output": f"ip daddr {{ {others} }}"},
+            }
+            chosen = self.random.choice([["OSDs"], ["other nodes"], ["OSDs", "the monitor"], list(groups)])
+            chains = self.random.choice([["input"], ["output"], ["input", "output"]])
+            node.is_unwell = True
+            node.host.drop(*(f"{chain} {groups[group][chain]}" for group in chosen for chain in chains))
+            yield f"{node.name} is cut off from {', '.join(chosen)} ({' and '.join(chains)})"
+            node.host.heal()
+            node.is_unwell = False
+
+    def shard_process(self, name, then=None):
+        """A signal to the process of a shard, and another one later."""
+        running = [node for node in self.nodes if node.is_running and not node.is_unwell]
+        node = self.random.choice(running)
+        children = node.processes()[1]
+        if children:
+            pid = self.random.choice(children)
+            run("kill", f"-{name}", pid, check=False)
+            yield f"a process of {node.name} gets SIG{name}"
+            if then:
+                run("kill", f"-{then}", pid, check=False)
+
+    def process_killed(self):
+        yield from self.shard_process("KILL")
+
+    def process_paused(self):
+        yield from self.shard_process("STOP", "CONT")
 
     def drained(self):
         node = self.random.choice([node for node in self.nodes if node.is_running])
@@ -456,30 +520,31 @@ class World:
             yield f"{new.name} joins"
 
     def osd_paused(self):
-        number = self.random.randrange(CLUSTER.OSDS)
-        CLUSTER.pause_osd(number)
+        number = self.random.randrange(self.ceph.OSDS)
+        self.ceph.pause_osd(number)
         yield f"OSD {number} hangs"
-        CLUSTER.resume_osd(number)
-        CLUSTER.wait_up()
+        self.ceph.resume_osd(number)
+        self.ceph.wait_up()
 
     def osd_lost(self):
-        number = self.random.randrange(CLUSTER.OSDS)
-        CLUSTER.kill_osd(number)
+        number = self.random.randrange(self.ceph.OSDS)
+        self.ceph.kill_osd(number)
         yield f"OSD {number} loses its data"
-        CLUSTER.start_osd(number)
-        CLUSTER.wait_up()
-        CLUSTER.wait_clean(120)
+        self.ceph.start_osd(number)
+        self.ceph.wait_up()
+        self.ceph.wait_clean(120)
 
     def monitor_killed(self):
-        CLUSTER.kill_mon()
+        self.ceph.kill_mon()
         yield "the monitor is killed"
-        CLUSTER.start_mon()
-        CLUSTER.wait_up()
+        self.ceph.start_mon()
+        self.ceph.wait_up()
 
     def round(self, number):
         """Some faults at the same time, and everything is well again."""
         osd = self.random.choice([self.osd_paused, self.osd_lost, self.monitor_killed])
-        kinds = [self.killed, self.killed, self.stopped, self.paused, self.paused, self.drained, self.pinned, self.joined]
+        kinds = [self.killed, self.killed, self.stopped, self.paused, self.paused, self.cut_off, self.cut_off]
+        kinds += [self.process_killed, self.process_paused, self.drained, self.pinned, self.joined]
         # Commands about the cluster need the monitor, so a fault of the monitor is the last to begin.
         chosen = self.random.sample(kinds, self.random.randint(1, 3))
         chosen += [osd] if self.random.random() < 0.4 else []
@@ -564,18 +629,18 @@ class World:
                 node.is_running = False
                 node.stop()
         for shard in self.cluster.status()["shards"]:
-            run(binary(), "check", "--pool", shard["pool"], "--ceph-conf", CLUSTER.conf)
+            run(binary(), "check", "--pool", shard["pool"], "--ceph-conf", self.ceph.conf)
         requests = sum(client.answers for client in self.clients)
         longest = max(client.longest for client in self.clients)
         of = lambda what: sum(getattr(a, what) for a in self.administrators)  # noqa: E731
         print(
             f"{requests} requests, the longest time without an answer {longest:.1f} s, "
-            f"{sum(client.losses for client in self.clients)} lost connections; administrators: {of('done')} changes, "
+            f"{sum(client.losses for client in self.clients)} lost connections, {sum(c.moves for c in self.clients)} moves; "
+            f"administrators: {of('done')} changes, "
             f"{of('refused')} refused, {of('lost')} without an answer"
         )
 
 
-@needs(CLUSTER)
 @alone
 @test
 def cluster_keeps_its_promises_under_mixed_faults(t):

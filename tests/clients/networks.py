@@ -28,6 +28,13 @@ def enter_hub():
         raise Skipped(f"needs packet filters: {filters.stderr.strip()}")
 
 
+def connect_hosts():
+    """Makes the hub forward packets between its hosts."""
+    for name in ("ip_forward", "conf/all/proxy_arp"):
+        with open(f"/proc/sys/net/ipv4/{name}", "w") as f:
+            f.write("1")
+
+
 class Host:
     """A host with one link to the hub. `prefix` makes a command run on it."""
 
