@@ -104,7 +104,7 @@ class Client(threading.Thread):
         self.world, self.volume, self.home, self.writes = world, volume, home, writes
         self.random = random.Random(f"{volume.name}-{writes}-{world.t.random.random()}")
         self.stopping = threading.Event()
-        self.answers, self.losses, self.moves, self.longest, self.last, self.error = 0, 0, 0, 0.0, None, None
+        self.answers, self.losses, self.moves, self.retries, self.longest, self.last, self.error = 0, 0, 0, 0, 0.0, None, None
 
     def run(self):
         try:
@@ -120,9 +120,18 @@ class Client(threading.Thread):
         import nbd
 
         h, in_flight = nbd.NBD(), {}
-        patience, connected = self.random.choice([0.5, 2, 6, CLIENT_S]), time.monotonic()
+        patience = self.random.choice([0.5, 2, 6, CLIENT_S])
         try:
             h.connect_uri(f"nbd+unix:///{self.volume.name}?socket={node.data}/nbd.sock")
+        except nbd.Error as e:
+            # A client is asked to try again while its shard has no owner.
+            is_gone = "no export" in str(e) or "unknown" in str(e)
+            check(not is_gone, f"{self.volume.name} does not exist at {node.name}: {e}")
+            self.retries += 1
+            self.stopping.wait(0.5)
+            return
+        connected = time.monotonic()
+        try:
             while in_flight or not self.stopping.is_set():
                 busy = {block for block, *_ in in_flight.values()}
                 while len(in_flight) < DEPTH and not self.stopping.is_set():
@@ -224,7 +233,10 @@ class Administrator(threading.Thread):
         snapshots = [name for name in self.disks if "@" in name]
         volumes = [name for name in self.disks if "@" not in name]
         choice = self.random.random()
-        if len(self.disks) < MOST_DISKS and (choice < 0.3 or not snapshots):
+        if self.random.random() < 0.03:
+            # A reclaim moves data and frees space; whether it was done is of no interest.
+            self.request("--shard", self.random.choice(self.world.cluster.shards), "gc")
+        elif len(self.disks) < MOST_DISKS and (choice < 0.3 or not snapshots):
             self.snapshot(self.random.choice(self.world.volumes))
         elif len(self.disks) < MOST_DISKS and choice < 0.55:
             self.clone(self.random.choice([*snapshots, *(v.name for v in self.world.volumes)]))
@@ -327,6 +339,10 @@ class Administrator(threading.Thread):
         ends, h = node.ends, nbd.NBD()
         try:
             h.connect_uri(f"nbd+unix:///{name}?socket={node.data}/nbd.sock")
+        except nbd.Error as e:
+            check("no export" not in str(e), f"{name} does not exist at {node.name}: {e}")
+            return
+        try:
             found = bytes(h.pread(BLOCKS * BLOCK, 0))
             h.shutdown()
         except nbd.Error as e:
@@ -414,8 +430,11 @@ class World:
             one.check()
 
     def start(self, node):
+        # The log has the ready lines of earlier processes.
+        lines = lambda: node.text().count('"ready"') if os.path.exists(node.log) else 0  # noqa: E731
+        before = lines()
         node.start()
-        node.ready()
+        wait_for(lambda: lines() > before, f"the ready line of {node.name}", STATE_S)
         node.is_running = True
 
     def node_for(self, home, rng=None):
@@ -595,16 +614,28 @@ class World:
         listed = None
         for node in self.nodes:
             if node.is_running:
-                names = {disk["name"] for kind in ("volume", "snapshot") for disk in node.json(kind, "list")}
-                equal(names, listed or names, f"the names at {node.name}")
+                names = self.names_at(node)
+                difference = sorted(names ^ (listed or names))
+                check(not difference, f"the names at {node.name} and at other nodes differ: {difference}")
                 listed = names
         for administrator in self.administrators:
             administrator.settle(listed)
         expected = {volume.name for volume in self.volumes}.union(*(a.disks for a in self.administrators))
-        equal(sorted(listed), sorted(expected), f"the names after: {what}")
+        check(listed == expected, f"the names after {what}: too many or too few are {sorted(listed ^ expected)}")
         for administrator in self.administrators:
             administrator.idle.clear()
             administrator.holding.clear()
+
+    def names_at(self, node):
+        """All disks, as a node lists them."""
+        deadline = time.monotonic() + STATE_S
+        while True:
+            done = [node.cli("--json", kind, "list", check=False) for kind in ("volume", "snapshot")]
+            # A list states which shards it lacks, such as one that is being handed over.
+            if not any(one.returncode or one.stderr for one in done):
+                return {disk["name"] for one in done for disk in json.loads(one.stdout)}
+            check(time.monotonic() < deadline, f"no complete list at {node.name}: {[one.stderr for one in done]}")
+            time.sleep(0.2)
 
     def finish(self):
         for one in [*self.clients, *self.administrators]:
@@ -614,7 +645,7 @@ class World:
             check(not one.is_alive(), "a client or an administrator hangs")
         self.check()
         for administrator in self.administrators:
-            administrator.settle({disk["name"] for kind in ("volume", "snapshot") for disk in self.front.json(kind, "list")})
+            administrator.settle(self.names_at(self.front))
             for name in list(administrator.disks):
                 administrator.verify(name)
         for volume in self.volumes:
