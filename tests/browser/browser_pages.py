@@ -214,6 +214,12 @@ def changes_on_all_pages(t):
     b.submit()
     converted = lambda: control(server, "GET", "/volumes/web-012")["write_cache_bytes"] is None  # noqa: E731
     b.until(converted, "the desktop was not converted")
+    b.click("Rename")
+    b.submit({"New name": "kiosk"})
+    b.shows("Renamed web-012 to kiosk")
+    names = lambda: [volume["name"] for volume in control(server, "GET", "/volumes")]  # noqa: E731
+    b.until(lambda: "kiosk" in names() and "web-012" not in names(), "the volume was not renamed")
+    b.until(lambda: b.script("return location.hash") == "#/volumes/kiosk", "the page of the old name stays")
     b.go("#/images/debian")
     # The first boot of a clone is recorded without a request; the load is one.
     b.click("Stop recording")

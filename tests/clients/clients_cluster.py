@@ -478,6 +478,19 @@ def cluster_names_are_common(t):
     location = n1.get("volumes/v0/location")
     equal((location["node"], location["shard"] in cluster.shards), ("n2", True), "where v0 is")
 
+    # Clones of several shards are reset together, and to another image in their shard.
+    clones = ["c0-n1-001", "c0-n2-001", "c1-n1-001", "c1-n2-001"]
+    check("reset 4 volumes" in n2.cli("volume", "reset", *clones).stdout, "clones of two shards")
+    n1.cli("image", "create", "next", "v0@of-n2")
+    elsewhere = n2.cli("volume", "reset", *clones, "--to", "next", check=False)
+    check("'c1-n1-001' is in shard" in elsewhere.stderr and "'next' is in shard" in elsewhere.stderr, elsewhere.stderr)
+    n2.cli("volume", "reset", *clones[:2], "--to", "next")
+    origins = {disk["name"]: disk["origin"] for disk in n1.json("volume", "list")}
+    equal([origins[name] for name in clones], ["next", "next", "v1@of-n1", "v1@of-n2"], "origins")
+    n1.cli("volume", "reset", "c0-n1-001", "--to", "v0@of-n1")
+    n1.cli("volume", "reset", "c0-n2-001", "--to", "v0@of-n2")
+    n1.cli("image", "rm", "next")
+
     # A volume is renamed at any node: its owner and its snapshots stay, and the old name is free.
     for node, other in ((n1, n2), (n2, n1)):
         uuid = node.json("volume", "show", "v0")["uuid"]

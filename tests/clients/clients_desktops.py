@@ -186,6 +186,54 @@ def five_hundred_desktops_are_reset_in_a_second(t):
 
 
 @test
+def a_fleet_gets_another_image(t):
+    s, first = with_image(t)
+    second = t.noise_file("second", SIZE // 2)
+    with open(second, "r+b") as f:
+        f.truncate(2 * SIZE)
+    s.cli("image", "import", "next", second)
+    s.cli("volume", "clone", "golden", "pc", "--count", "3", "--desktop", "--reset", "disconnect", "--write-cache", "16M")
+    s.cli("volume", "clone", "golden", "pc-disk")
+    s.cli("volume", "create", "pc-other", "--size", "1M")
+    for name in ("pc-001", "pc-disk"):
+        h = connect(s, name)
+        h.pwrite(bytes([7]) * BLOCK, 0)
+        h.shutdown()
+    uuids = {disk["name"]: disk["uuid"] for disk in s.json("volume", "list")}
+
+    # A pattern stands for clones, and needs a confirmation.
+    asked = s.cli("volume", "reset", "pc-*", "--to", "next", check=False)
+    check("would reset 4 volumes" in asked.stderr, asked.stderr)
+    none = s.cli("volume", "reset", "web-*", "--to", "next", "-y", check=False)
+    check("no clone matches 'web-*'" in none.stderr, none.stderr)
+    # All or none.
+    h = connect(s, "pc-002")
+    used = s.cli("volume", "reset", "pc-*", "--to", "next", "-y", check=False)
+    check("'pc-002' is in use" in used.stderr, used.stderr)
+    equal({disk["origin"] for disk in s.json("volume", "list")}, {"golden", None}, "origins after a refusal")
+    h.shutdown()
+    check("reset 4 volumes" in s.cli("volume", "reset", "pc-*", "--to", "next", "-y").stdout, "four clones")
+
+    for disk in s.json("volume", "list"):
+        if disk["name"] != "pc-other":
+            equal((disk["origin"], disk["size_bytes"]), ("next", 2 * SIZE), f"the origin of {disk['name']}")
+            as_image(t, s, disk["name"], second)
+        equal(disk["uuid"], uuids[disk["name"]], f"the identity of {disk['name']}")
+    # What follows is a reset to the new image, also the automatic one, and after a crash.
+    h = connect(s, "pc-001")
+    h.pwrite(bytes([9]) * BLOCK, 0)
+    h.shutdown()
+    as_image(t, s, "pc-001", second)
+    s.kill()
+    s.start()
+    for name in ("pc-001", "pc-003", "pc-disk"):
+        as_image(t, s, name, second)
+    s.cli("image", "rm", "golden")
+    s.cli("volume", "reset", "pc-disk")
+    as_image(t, s, "pc-disk", second)
+
+
+@test
 def errors_for_unsupported_operations_of_a_desktop_name_the_alternative(t):
     s, _ = with_image(t)
     s.cli("volume", "clone", "golden", "desk", "--desktop")

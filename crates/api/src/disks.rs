@@ -219,4 +219,8 @@ pub struct Persist {
 pub struct Resets {
     /// Names of clones.
     pub volumes: Vec<String>,
+    /// The image or `VOLUME@SNAPSHOT` to which they are reset, and which is their origin from then on; the
+    /// present origin of each if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
 }

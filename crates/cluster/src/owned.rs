@@ -559,6 +559,16 @@ mod tests {
         assert_eq!(run(first.rename("a", "c", Kind::Volume, work)), Ok(()));
         let both = [("b".to_owned(), 2, Kind::Volume), ("c".to_owned(), 1, Kind::Volume)];
         assert_eq!(present(&cluster), both);
+        // A disk of a pool that became a shard, whose name another shard had already.
+        two.add("c", Kind::Volume).unwrap();
+        assert_eq!(run(second.enter_all()).unwrap().1.len(), 1);
+        let work = async {
+            two.names.lock().remove("c");
+            two.add("d", Kind::Volume)
+        };
+        assert_eq!(run(second.rename("c", "d", Kind::Volume, work)), Ok(()));
+        let three = [("b", 2), ("c", 1), ("d", 2)].map(|(name, shard)| (name.to_owned(), shard, Kind::Volume));
+        assert_eq!(present(&cluster), three);
     }
 
     #[test]

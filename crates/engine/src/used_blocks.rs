@@ -47,6 +47,12 @@ impl UsedBlocks {
         self.blocks.store(UNKNOWN, Relaxed);
     }
 
+    /// Records that the disk has another origin, and the contents of it.
+    pub fn rebase(&self) {
+        *self.state.lock() = State::default();
+        self.set(0);
+    }
+
     /// Records the map that a checkpoint has stored. Returns whether the disk is to be counted again: its
     /// counted map is of an older checkpoint, whose nodes are about to be freed.
     pub fn checkpointed(&self, map: Tree) -> bool {

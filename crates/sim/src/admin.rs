@@ -256,17 +256,22 @@ async fn rollback(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
+/// Whether a volume has snapshots, or it is not known.
+fn may_have_snapshots(ctx: &Ctx, volume: &str) -> bool {
+    let (model, prefix) = (ctx.model.borrow(), format!("{volume}@"));
+    let mut snapshots = model.names.keys().filter(|other| other.starts_with(&prefix));
+    snapshots.any(|other| model.disk(other).is_some() || !model.is_certain(other))
+}
+
 /// Renames a volume without snapshots.
 async fn rename(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.role == Role::Volume && d.is_source()) else { return };
     let Some(taken) = ctx.take(&name, true).await else { return };
-    let has_snapshots = {
-        let (model, prefix) = (ctx.model.borrow(), format!("{name}@"));
-        let mut snapshots = model.names.keys().filter(|other| other.starts_with(&prefix));
-        snapshots.any(|other| model.disk(other).is_some() || !model.is_certain(other))
-    };
+    if may_have_snapshots(ctx, &name) {
+        return;
+    }
     let new = ctx.new_name("r");
-    let Some(new_taken) = ctx.take_now(&new).filter(|_| !has_snapshots) else { return };
+    let Some(new_taken) = ctx.take_now(&new) else { return };
     let size = ctx.model.borrow().disk(&name).map_or(0, |d| d.size);
     let op = ctx.model.borrow_mut().begin();
     let Some(state) = resized(ctx, &name, size, op) else { return };
@@ -287,13 +292,21 @@ async fn reset(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.origin.is_some() && d.taken_from.is_none()) else { return };
     let origin = ctx.model.borrow().disk(&name).and_then(|d| d.origin.clone());
     let Some(origin) = origin else { return };
-    let Some(_busy) = ctx.busy(&origin) else { return };
+    let other = match rng.percent(30) {
+        true => ctx.pick(rng, |d| d.role != Role::Volume && d.taken_from.is_none()),
+        false => None,
+    };
+    let to = other.clone().unwrap_or(origin);
+    let Some(_busy) = ctx.busy(&to) else { return };
     let Some(taken) = ctx.take(&name, true).await else { return };
+    if other.is_some() && may_have_snapshots(ctx, &name) {
+        return;
+    }
     let op = ctx.model.borrow_mut().begin();
-    let state = set_back(ctx, &name, &origin, op);
+    let state = DiskState { origin: Some(to.clone()), ..set_back(ctx, &name, &to, op) };
     ctx.model.borrow_mut().new_era(&name, op, Some(state));
-    note!("{} reset {name} to {origin}", ctx.model.borrow().begun(op));
-    let done = ctx.pool.reset(&name).await;
+    note!("{} reset {name} to {to}", ctx.model.borrow().begun(op));
+    let done = ctx.pool.reset_all_to(&[&name], other.as_deref()).await;
     if conclude(ctx, "reset", op, done).is_none() {
         leave(ctx, [taken]);
     }

@@ -93,7 +93,7 @@ fn reset_routes() -> Vec<Route> {
         .returns::<DiskView>(),
         Route::post(
             "/resets",
-            "Reset several clones as fast as one; all or none",
+            "Reset several clones as fast as one, also to another image; all or none",
             Right::Operate,
             |c: Caller, Body(b): Body<Resets>| run(c, b),
         )
@@ -273,14 +273,20 @@ impl Operation for ResumeVolume {
 
 impl Operation for Resets {
     type Reply = Vec<DiskView>;
-    const CHANGE: Changes<Self> =
-        Some(|op| Change::new("reset", "reset", format_args!("{}", counted(&op.volumes, "volumes"))));
+    const CHANGE: Changes<Self> = Some(|op| {
+        let to = op.image.iter().map(|image| format!(" to {}", quoted(image))).collect::<String>();
+        Change::new("reset", "reset", format_args!("{}{to}", counted(&op.volumes, "volumes")))
+    });
     const EVENT: Option<&str> = Some("reset");
-    const DISKS: Disks<Self> = |op| op.volumes.clone();
+    const DISKS: Disks<Self> = |op| op.volumes.iter().chain(&op.image).cloned().collect();
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Vec<DiskView>> {
         let names: Vec<&str> = self.volumes.iter().map(String::as_str).collect();
-        control.pool().reset_all(&names).await?;
+        control.pool().reset_all_to(&names, self.image.as_deref()).await?;
+        if self.image.is_some() {
+            // The size may be another one.
+            control.targets().disks_changed().await;
+        }
         // A volume may have been removed since.
         let reset = names.into_iter().filter_map(|name| control.pool().disk(name).ok());
         Ok(reset.filter_map(|disk| disk_view(&disk)).collect())

@@ -185,6 +185,70 @@ async fn snapshots_and_clones_keep_the_contents_of_their_source() {
 }
 
 #[tokio::test]
+async fn clones_are_reset_to_another_image() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let fill = async |name: &str, size: u64, byte: u8| {
+        pool.create_volume(name, size, SyncMode::Flush, 0).await.unwrap();
+        pool.attach(name).unwrap().write(0, &[byte; 8192], false).await.unwrap();
+    };
+    fill("v", 1 << 20, 1).await;
+    pool.create_image("old", "v").await.unwrap();
+    pool.attach("v").unwrap().write(4096, &[7; 4096], false).await.unwrap();
+    pool.create_snapshot("v", "s").await.unwrap();
+    fill("w", 2 << 20, 2).await;
+    pool.create_image("new", "w").await.unwrap();
+    pool.create_volume("apart", 1 << 20, SyncMode::Flush, 9).await.unwrap();
+    pool.create_image("other domain", "apart").await.unwrap();
+    pool.clone_disk("old", &[clone("a"), clone("b"), clone("kept")]).await.unwrap();
+    pool.create_snapshot("kept", "mine").await.unwrap();
+    let uuid = pool.disk("a").unwrap().uuid;
+    pool.attach("a").unwrap().write(0, &[9; 4096], false).await.unwrap();
+
+    // All or none, and only to what never changes.
+    let all = ["a", "b", "kept"];
+    assert!(
+        matches!(pool.reset_all_to(&all, Some("new")).await, Err(Error::HasSnapshots { name, .. }) if name == "kept")
+    );
+    for to in ["v", "other domain"] {
+        assert!(matches!(pool.reset_all_to(&["a"], Some(to)).await, Err(Error::WrongKind { .. })), "{to}");
+    }
+    assert!(matches!(pool.reset_all_to(&["a"], Some("none")).await, Err(Error::NotFound(_))));
+    assert!(matches!(pool.reset_all_to(&["a", "v"], Some("new")).await, Err(Error::WrongKind { .. })));
+    let attached = pool.attach("b").unwrap();
+    assert!(matches!(pool.reset_all_to(&["a", "b"], Some("new")).await, Err(Error::InUse { .. })));
+    drop(attached);
+    assert_eq!(pool.disk("a").unwrap().origin.as_deref(), Some("old"));
+    assert_eq!(read(&pool.attach("a").unwrap(), 0, 4096).await, [9; 4096]);
+
+    pool.reset_all_to(&["a", "b"], Some("new")).await.unwrap();
+    pool.reset_all_to(&["kept"], Some("old")).await.unwrap();
+    let check = async |pool: &Arc<Pool>| {
+        for name in ["a", "b"] {
+            let disk = pool.disk(name).unwrap();
+            assert_eq!((disk.origin.as_deref(), disk.size), (Some("new"), 2 << 20));
+            assert_eq!(read(&pool.attach(name).unwrap(), 0, 8192).await, [2; 8192]);
+        }
+        assert_eq!(pool.disk("a").unwrap().uuid, uuid);
+        assert_eq!((pool.disk("old").unwrap().clones, pool.disk("new").unwrap().clones), (1, 2));
+    };
+    check(&pool).await;
+    check(&open(&store).await).await;
+    let pool = open(&store).await;
+    pool.checkpoint().await.unwrap();
+    let pool = open(&store).await;
+    check(&pool).await;
+    // To a snapshot, and to the present origin without naming it.
+    pool.reset_all_to(&["a"], Some("v@s")).await.unwrap();
+    pool.attach("a").unwrap().write(0, &[9; 4096], false).await.unwrap();
+    pool.reset_all(&["a"]).await.unwrap();
+    assert_eq!(read(&pool.attach("a").unwrap(), 0, 8192).await, [[1; 4096], [7; 4096]].concat());
+    assert!(matches!(pool.delete("v@s").await, Err(Error::HasClones { clones: 1, .. })));
+    pool.delete("b").await.unwrap();
+    pool.delete("new").await.unwrap();
+}
+
+#[tokio::test]
 async fn a_volume_is_renamed_with_its_snapshots() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;

@@ -89,6 +89,13 @@ impl World {
         model.write(&pool.attach("golden").unwrap(), "golden", 200, 700).await;
         pool.create_snapshot("golden", "s").await.unwrap();
         model.disks.insert("golden@s".into(), model.disks["golden"].clone());
+        // Another image, which has some blocks of the first one.
+        pool.clone_disk("golden@s", &[clone("next")]).await.unwrap();
+        model.disks.insert("next".into(), model.disks["golden"].clone());
+        model.origins.insert("next".into(), "golden@s".into());
+        model.write(&pool.attach("next").unwrap(), "next", 500, 900).await;
+        pool.create_image("other", "next").await.unwrap();
+        model.disks.insert("other".into(), model.disks["next"].clone());
         pool.clone_disk("golden@s", &[clone("a"), clone("b")]).await.unwrap();
         for name in ["a", "b"] {
             model.disks.insert(name.into(), model.disks["golden"].clone());
@@ -149,13 +156,30 @@ impl World {
         contents[to as usize..][..copied.len()].copy_from_slice(&copied);
     }
 
-    /// Makes or deletes a snapshot, rolls back, or resizes.
+    /// Resets a clone without snapshots to one of two origins.
+    async fn rebase(&mut self, n: usize) {
+        let (name, prefix) = (NAMES[n], format!("{}@", NAMES[n]));
+        if !self.model.origins.contains_key(name)
+            || self.model.disks.keys().any(|disk| disk.starts_with(&prefix))
+        {
+            return;
+        }
+        let to = ["golden@s", "other"][self.next(2) as usize];
+        self.handles.remove(n);
+        self.pool.reset_all_to(&[name], Some(to)).await.unwrap();
+        self.model.disks.insert(name.into(), self.model.disks[to].clone());
+        self.model.origins.insert(name.into(), to.into());
+        self.handles.insert(n, self.pool.attach(name).unwrap());
+    }
+
+    /// Makes or deletes a snapshot, rolls back, resets, or resizes.
     async fn administer(&mut self, n: usize, step: u64) {
         let name = NAMES[n];
         let prefix = format!("{name}@");
         let mut snapshots = self.model.disks.keys().filter(|disk| disk.starts_with(&prefix)).cloned();
         let (oldest, newest) = (snapshots.next(), snapshots.next_back());
-        match self.next(4) {
+        match self.next(6) {
+            4 | 5 => self.rebase(n).await,
             0 => {
                 self.pool.create_snapshot(name, &format!("s{step}")).await.unwrap();
                 self.model.disks.insert(format!("{name}@s{step}"), self.model.disks[name].clone());

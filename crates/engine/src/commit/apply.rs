@@ -210,8 +210,12 @@ impl Applier {
             }
             CatalogueOp::Update { disk: record } => {
                 let disk = self.referenced_disk(record.id)?;
-                let mark = disk.record().mark;
-                let record = DiskRecord { size: disk.size(), mark, ..record.clone() };
+                let before = disk.record();
+                let record = DiskRecord { size: disk.size(), mark: before.mark, ..record.clone() };
+                if record.origin != before.origin {
+                    // With the same change, the disk has got the contents of its new origin.
+                    disk.used.rebase();
+                }
                 self.catalogue.write().update(&disk, record);
             }
             CatalogueOp::CopyRange { disk: id, block, from, source_block, count } => {

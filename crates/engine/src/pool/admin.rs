@@ -400,19 +400,32 @@ impl Pool {
 
     /// Resets several clones in one commit: either all of them or none.
     pub async fn reset_all(&self, volumes: &[&str]) -> Result<()> {
+        self.reset_all_to(volumes, None).await
+    }
+
+    /// Works like [`Pool::reset_all`], to another image or snapshot if one is given: it is the origin of the
+    /// clones from then on, and they have its size. Names, identities and limits of the clones stay.
+    ///
+    /// # Errors
+    /// [`Error::HasSnapshots`] for a volume with snapshots, which belong to its origin; [`Error::WrongKind`]
+    /// if the new origin is a volume, or is in another deduplication domain.
+    pub async fn reset_all_to(&self, volumes: &[&str], to: Option<&str>) -> Result<()> {
         let _admin = self.components.editor.lock.lock().await;
+        let to = to.map(|name| self.new_origin(name)).transpose()?;
         let (mut exclusive, mut ops, mut images) = (Vec::new(), Vec::new(), Vec::new());
+        let mut moved = Vec::new();
         for name in volumes {
             let disk = self.components.editor.find_volume(name)?;
-            let Some(from) = disk.record().origin else {
+            let Some(before) = disk.record().origin else {
                 return Err(Error::WrongKind {
                     name: shorten(name),
                     is: "a volume without an origin",
                     needs: "a clone of an image or a snapshot",
                 });
             };
+            let from = to.as_ref().map_or(before, |to| to.id());
             if let Some(image) = disk_by_id(&self.components.catalogue, from)
-                && !disk.is_desktop()
+                && (!disk.is_desktop() || from != before)
             {
                 image.check_map(&self.components.catalogue.read().export_name(&image))?;
             }
@@ -421,10 +434,44 @@ impl Pool {
             // A reset by an administrator, unlike an automatic one, accepts the loss of writes.
             ops.push(CatalogueOp::Mark { disk: disk.id(), mark: Mark::None });
             images.push(from);
+            if let Some(to) = to.as_ref().filter(|_| from != before) {
+                self.check_origin(&disk, name, to)?;
+                let record = DiskRecord { origin: Some(from), ..(*disk.record()).clone() };
+                ops.push(CatalogueOp::Update { disk: record });
+                moved.push(disk);
+            }
         }
         self.components.marks.ensure_settled().await?;
         self.components.editor.copy_contents(ops).await?;
         self.components.profiles.prefetch_images(images);
+        moved.iter().for_each(|disk| count_again(self, disk));
+        Ok(())
+    }
+
+    /// The image or snapshot of this name, which never changes.
+    fn new_origin(&self, name: &str) -> Result<Arc<Disk>> {
+        let disk = self.components.catalogue.read().find(name)?;
+        match disk.role() {
+            Role::Volume => {
+                Err(Error::WrongKind { name: shorten(name), is: "a volume", needs: "an image or a snapshot" })
+            }
+            _ => Ok(disk),
+        }
+    }
+
+    /// Checks that a volume can get another origin.
+    fn check_origin(&self, disk: &Disk, name: &str, to: &Disk) -> Result<()> {
+        let snapshots = self.components.catalogue.read().snapshots(disk.id());
+        if snapshots > 0 {
+            return Err(Error::HasSnapshots { name: shorten(name), snapshots });
+        }
+        if disk.dedup_domain() != to.dedup_domain() {
+            return Err(Error::WrongKind {
+                name: self.components.catalogue.read().export_name(to),
+                is: "in another deduplication domain than the clone",
+                needs: "an image or a snapshot in the domain of the clone",
+            });
+        }
         Ok(())
     }
 

@@ -83,6 +83,8 @@ struct Job {
 
 /// The comparison of two maps, as far as it has come.
 struct Walk {
+    /// The origin of which the disk shares blocks.
+    origin: Option<DiskId>,
     /// `None`: the map of the origin.
     from: Option<(Tree, u64)>,
     to: Tree,
@@ -216,6 +218,8 @@ impl UsedCounter {
         let record = disk.record();
         let parent = record.parent.and_then(|parent| disk_by_id(&self.catalogue, parent));
         let origin = parent.as_ref().map_or(record.origin, |parent| parent.record().origin);
+        // A disk that gets another origin has its contents, and is counted from there.
+        job.walk.take_if(|walk| walk.origin != origin);
         let base = origin.and_then(|origin| disk_by_id(&self.catalogue, origin));
         let base = base.map(|origin| origin.tree.read().clone());
         // What a snapshot has is close to what its volume has.
@@ -233,12 +237,15 @@ impl UsedCounter {
         if job.walk.is_none() {
             let is_newer = |to: &Tree| known().is_none_or(|(from, _)| !from.is_same(to));
             let to = disk.used.maps().1.filter(is_newer);
-            job.walk = to.map(|to| Walk { from: known(), to, at: 0, grown: 0 });
+            job.walk = to.map(|to| Walk { origin, from: known(), to, at: 0, grown: 0 });
         }
         if let Some(walk) = &mut job.walk {
             let (from, blocks) = walk.from.as_ref().map_or((&empty, 0), |(map, blocks)| (map, *blocks));
             let maps = Maps { from, to: &walk.to, base: base.as_ref() };
             if !self.compare(disk, maps, (&mut walk.at, &mut walk.grown), SLICE, is_last_try).await? {
+                return Ok(false);
+            }
+            if record.parent.is_none() && disk.record().origin != origin {
                 return Ok(false);
             }
             disk.used.set_counted(Some((walk.to.clone(), blocks.saturating_add_signed(walk.grown))));
@@ -250,7 +257,9 @@ impl UsedCounter {
         let to = disk.tree.read().clone();
         let maps = Maps { from: &from, to: &to, base: base.as_ref() };
         let (mut at, mut grown) = (0, 0);
-        if self.compare(disk, maps, (&mut at, &mut grown), LAST_PART, is_last_try).await? {
+        let is_done = self.compare(disk, maps, (&mut at, &mut grown), LAST_PART, is_last_try).await?;
+        // A disk that has got another origin has another job.
+        if is_done && (record.parent.is_some() || disk.record().origin == origin) {
             disk.used.set(blocks.saturating_add_signed(grown));
         }
         Ok(true)

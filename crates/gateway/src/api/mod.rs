@@ -376,22 +376,32 @@ impl Gateway {
 
     /// Resets volumes of several shards. Each shard resets all of its volumes, or none.
     async fn reset(&self, request: Request<Bytes>) -> Result<Response, Failure> {
-        let volumes: BTreeSet<String> = parse::<Resets>(&request)?.volumes.into_iter().collect();
+        let Resets { volumes, image } = parse(&request)?;
+        let volumes: BTreeSet<String> = volumes.into_iter().collect();
         if volumes.len() > MAX_RESETS {
             return Err(Failure::bad_request(format!("a request can reset at most {MAX_RESETS} volumes")));
         }
         let names: Vec<&str> = volumes.iter().map(String::as_str).collect();
         let mut found = self.cluster.locate_all(&names).await.map_err(|e| Failure::directory(&e))?;
+        let at = match &image {
+            Some(image) => self.find(volume_of(image)).await?,
+            None => None,
+        };
         let mut of_shards: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for volume in volumes {
+            if let (Some(image), Some(at), Some(shard)) = (&image, at, found.get(&volume))
+                && at != *shard
+            {
+                return Err(Failure::image_elsewhere(&volume, *shard, image, at));
+            }
             let shard = found.remove(&volume).map_or_else(|| self.any_shard(&volume), Ok)?;
             of_shards.entry(shard).or_default().push(volume);
         }
         let (head, _) = request.into_parts();
         let mut all: Vec<Box<RawValue>> = Vec::new();
         for (shard, volumes) in of_shards {
-            let body =
-                serde_json::to_vec(&Resets { volumes }).map_err(|e| Failure::internal(e.to_string()))?;
+            let part = Resets { volumes, image: image.clone() };
+            let body = serde_json::to_vec(&part).map_err(|e| Failure::internal(e.to_string()))?;
             let mut part = Request::from_parts(head.clone(), Bytes::from(body));
             part.headers_mut().remove(header::CONTENT_LENGTH);
             let response = self.forward(shard, part).await?;

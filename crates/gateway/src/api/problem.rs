@@ -35,6 +35,21 @@ impl Failure {
         }
     }
 
+    /// A clone cannot be reset to an image of another shard.
+    pub fn image_elsewhere(clone: &str, shard: u32, image: &str, other: u32) -> Failure {
+        let (clone, image) = (forebay_text::quoted(clone), forebay_text::quoted(image));
+        Failure {
+            status: StatusCode::CONFLICT,
+            code: "other_shard",
+            title: "In another shard",
+            detail: format!(
+                "{clone} is in shard {shard} and {image} is in shard {other}; a clone and its image are in one shard: \
+                 import the image for these clones with 'forebay --shard {shard} image import', under another name"
+            ),
+            remedy: "reset the clone to an image of the clone's shard",
+        }
+    }
+
     pub fn bad_request(detail: impl Into<String>) -> Failure {
         Failure {
             status: StatusCode::BAD_REQUEST,

@@ -576,11 +576,17 @@ pub enum VolumeCommand {
     #[command(flatten)]
     /// Differences, and copies in other pools.
     Transfer(super::transfer::TransferCommand),
-    /// Reset clones to the image or snapshot they were created from; all or none
+    /// Reset clones to the image or snapshot they were created from, or to another one; all or none
     Reset {
-        /// Names of the volumes
+        /// Names of the volumes, or patterns in quotes such as 'pc-*', which stand for clones
         #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
         names: Vec<String>,
+        /// The image or VOLUME@SNAPSHOT from which they are clones from then on
+        #[arg(long, value_name = "IMAGE", value_parser = Name::new())]
+        to: Option<String>,
+        /// Do not ask before resetting all that a pattern matches
+        #[arg(short, long)]
+        yes: bool,
     },
     /// Admit all clients again to a volume with lost writes, after its clients were stopped
     Resume {

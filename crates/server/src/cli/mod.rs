@@ -25,6 +25,7 @@ mod pool;
 mod profile;
 mod progress;
 mod remove;
+mod reset;
 mod run;
 mod sizing;
 mod space;

@@ -38,11 +38,18 @@ pub(super) struct Among<'a> {
 
 /// The arguments after their patterns were resolved.
 #[derive(Debug, Default)]
-struct Resolved {
-    names: Vec<String>,
+pub(super) struct Resolved {
+    pub names: Vec<String>,
     /// The patterns, each with the names that only it selects.
     patterns: Vec<(String, Vec<String>)>,
-    unmatched: Vec<String>,
+    pub unmatched: Vec<String>,
+}
+
+/// What is done to disks, in the words of a prompt.
+pub(super) struct Action<'a> {
+    pub verb: &'a str,
+    pub question: &'a str,
+    pub noun: &'static str,
 }
 
 /// Removes disks. A disk that cannot be removed does not prevent the removal of the following disks.
@@ -52,15 +59,13 @@ pub(super) async fn run(
     args: &RemoveArgs,
     json: bool,
 ) -> Result<(), CliError> {
-    let resolved = if args.names.iter().any(|name| is_pattern(name)) {
-        let disks: Vec<DiskView> = client.get(among.path).await?;
-        let present = disks.iter().map(|disk| own_name(&disk.name).to_owned()).collect::<Vec<_>>();
-        resolve(&args.names, &present)
-    } else {
-        resolve(&args.names, &[])
-    };
+    let resolved = look_up(client, among.path, &args.names, |_| true).await?;
     if !args.yes {
-        confirm(&among, &resolved, json)?;
+        let question = match among.with_snapshots {
+            true => "Remove them with all of their snapshots?",
+            false => "Remove them?",
+        };
+        confirm(&Action { verb: "remove", question, noun: among.noun(2) }, &resolved, json)?;
         confirm_snapshots(client, &among, &resolved, json).await?;
     }
     let mut removals: Vec<_> = resolved.unmatched.iter().map(|pattern| among.unmatched(pattern)).collect();
@@ -87,6 +92,21 @@ pub(super) async fn run(
         printed = output::json(&removals);
     }
     report(broken, removals, total, among.noun(total)).and(printed)
+}
+
+/// Resolves arguments to names. A pattern stands for the disks in this list of the API that `can_match`.
+pub(super) async fn look_up(
+    client: &Client,
+    path: &[&str],
+    args: &[String],
+    can_match: impl Fn(&DiskView) -> bool,
+) -> Result<Resolved, CliError> {
+    if !args.iter().any(|name| is_pattern(name)) {
+        return Ok(resolve(args, &[]));
+    }
+    let disks: Vec<DiskView> = client.get(path).await?;
+    let present = disks.iter().filter(|disk| can_match(disk)).map(|disk| own_name(&disk.name).to_owned());
+    Ok(resolve(args, &present.collect::<Vec<_>>()))
 }
 
 /// Reports the failures. If only one disk was to be removed, its failure is the error of the command.
@@ -179,11 +199,11 @@ fn resolve(args: &[String], present: &[String]) -> Resolved {
     resolved
 }
 
-/// Requests confirmation on a terminal before it removes what patterns match, if that is more than one disk.
+/// Requests confirmation on a terminal before an action on what patterns match, if that is more than one disk.
 ///
 /// # Errors
 /// Without a terminal, [`CliError::Unconfirmed`].
-fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), CliError> {
+pub(super) fn confirm(action: &Action<'_>, resolved: &Resolved, json: bool) -> Result<(), CliError> {
     let count: usize = resolved.patterns.iter().map(|(_, names)| names.len()).sum();
     if count < 2 {
         return Ok(());
@@ -191,14 +211,14 @@ fn confirm(among: &Among<'_>, resolved: &Resolved, json: bool) -> Result<(), Cli
     if !can_ask(json) {
         let patterns: Vec<_> = resolved.patterns.iter().map(|(pattern, _)| format!("'{pattern}'")).collect();
         let patterns = patterns.join(", ");
-        return Err(CliError::Unconfirmed(format!("{patterns} would remove {count} {}", among.noun(count))));
+        let Action { verb, noun, .. } = action;
+        return Err(CliError::Unconfirmed(format!("{patterns} would {verb} {count} {noun}")));
     }
     for (pattern, names) in resolved.patterns.iter().filter(|(_, names)| !names.is_empty()) {
-        let text =
-            format!("'{pattern}' matches {} {}: {}", names.len(), among.noun(names.len()), listed(names));
+        let text = format!("'{pattern}' matches {} {}: {}", names.len(), action.noun, listed(names));
         eprintln!("{}", forebay_text::one_line(&text));
     }
-    ask(if among.with_snapshots { "Remove them with all of their snapshots?" } else { "Remove them?" })
+    ask(action.question)
 }
 
 /// Requests confirmation on a terminal before it removes the snapshots of volumes that were given by name.

@@ -8,7 +8,7 @@ use forebay_api::client::{Client, ClientError};
 use forebay_api::import::Request;
 use forebay_api::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, ErrorKind, Handover, Kind, Persist,
-    Rename, Resets, Resize, Rollback, Upgrade, Upgraded,
+    Rename, Resize, Rollback, Upgrade, Upgraded,
 };
 use forebay_text::Size;
 use serde::Serialize;
@@ -19,7 +19,7 @@ use super::args::{
 };
 use super::{
     CliError, classes, clients, cluster, complete, config, connect, export, gc, import, job, limit, memory,
-    nearest, offline, output, pool, profile, remove, sizing, space, stats, status, target, token, top,
+    nearest, offline, output, pool, profile, remove, reset, sizing, space, stats, status, target, token, top,
     transfer, upload,
 };
 use crate::config::{
@@ -262,9 +262,8 @@ impl ClientCommands {
                 export::run(&self.client, &name, &export, self.json).await
             }
             VolumeCommand::Transfer(command) => transfer::run(&self.client, command, self.json).await,
-            VolumeCommand::Reset { names } => {
-                let done: Vec<DiskView> = self.client.post(&["resets"], &Resets { volumes: names }).await?;
-                self.print(&done, |done| resets_text(done))
+            VolumeCommand::Reset { names, to, yes } => {
+                reset::run(&self.client, &names, to, yes, self.json).await
             }
             VolumeCommand::Resume { name } => {
                 let path = ["volumes", &name, "resume"];
@@ -365,16 +364,6 @@ impl ClientCommands {
     /// Prints a result as JSON, or as `text` renders it.
     fn print<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), CliError> {
         output::print_result(value, self.json, text)
-    }
-}
-
-fn resets_text(volumes: &[DiskView]) -> String {
-    match volumes {
-        [one] => {
-            let origin = one.origin.as_deref().unwrap_or_default();
-            format!("reset volume '{}' to '{origin}'", one.name)
-        }
-        many => format!("reset {} volumes", many.len()),
     }
 }
 

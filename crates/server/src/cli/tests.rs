@@ -41,7 +41,7 @@ fn every_documented_command_line_parses() {
         "volume rename v w",
         "volume resize v 80G",
         "volume resize v +1G",
-        "volume reset v",
+        "volume reset v pc-* --to debian13 -y",
         "snapshot create v monday",
         "snapshot list",
         "snapshot list v",

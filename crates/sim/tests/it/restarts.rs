@@ -81,5 +81,5 @@ fn outages_and_failing_openings_lose_nothing() {
 
 #[test]
 fn a_number_that_is_taken_by_another_group_is_detected() {
-    detects(Mutation::TakeNumber, 60, with_outages);
+    detects(Mutation::TakeNumber, 300, with_outages);
 }
