@@ -1,8 +1,9 @@
 """Clusters under faults that are mixed at random, with a ledger of everything that was acknowledged.
 
-In each round, some of these happen at the same time: a node is killed, paused, stopped, drained, or cut off from
-OSDs, the monitor or other nodes, in both directions or in one; the process of a shard is killed or paused; a
-shard is pinned to a node; a node joins; an OSD hangs or loses its data; the monitor is killed. At the same time,
+In each round, some of these happen at the same time: a node is killed, paused, stopped, drained, or cut off
+from OSDs, the monitor or other nodes, in both directions or in one; the process of a shard is killed or
+paused; a shard is pinned to a node; a node joins; an OSD hangs or loses its data; the monitor is killed. All
+the time,
 
 - clients write to volumes and read them at two nodes each, and check every read: a read returns neither less
   than what was acknowledged, or read by any client, before the read began, nor anything that was never

@@ -567,7 +567,8 @@ mod tests {
             two.add("d", Kind::Volume)
         };
         assert_eq!(run(second.rename("c", "d", Kind::Volume, work)), Ok(()));
-        let three = [("b", 2), ("c", 1), ("d", 2)].map(|(name, shard)| (name.to_owned(), shard, Kind::Volume));
+        let three =
+            [("b", 2), ("c", 1), ("d", 2)].map(|(name, shard)| (name.to_owned(), shard, Kind::Volume));
         assert_eq!(present(&cluster), three);
     }
 

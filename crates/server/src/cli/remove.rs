@@ -199,7 +199,7 @@ fn resolve(args: &[String], present: &[String]) -> Resolved {
     resolved
 }
 
-/// Requests confirmation on a terminal before an action on what patterns match, if that is more than one disk.
+/// Requests confirmation on a terminal before an action on what patterns match, if they match several disks.
 ///
 /// # Errors
 /// Without a terminal, [`CliError::Unconfirmed`].
