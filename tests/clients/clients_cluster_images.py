@@ -88,6 +88,22 @@ def cluster_images_are_cloned_at_every_node(t):
     n2.cli("volume", "reset", "b-002")
     same(t, n2, "b-002", path)
 
+    # A fleet gets another image, which was made from a volume at the other node.
+    n2.cli("volume", "clone", "golden", "master")
+    master = f"nbd+unix:///master?socket={n2.data}/nbd.sock"
+    run("qemu-io", "-f", "raw", "-c", "write -P 9 0 1M", "-c", "flush", master)
+    n2.cli("image", "create", "next", "master")
+    wait_live(cluster, "next")
+    n1.cli("volume", "clone", "golden", "g", "--count", "2")
+    n1.cli("volume", "reset", "g-*", "--to", "next", "--yes")
+    run("nbdcopy", master, t.path("next.raw"))
+    for volume in ("g-001", "g-002"):
+        same(t, n1, volume, t.path("next.raw"))
+        equal(n1.json("volume", "show", volume)["origin"], "next", "the origin after the reset")
+    for volume in ("g-001", "g-002", "master"):
+        n1.cli("volume", "rm", volume)
+    n1.cli("image", "rm", "next")
+
     # An image is not removed while a shard has clones of it, whichever node is asked.
     for node in (n1, n2):
         refused = node.cli("image", "rm", "golden", check=False)

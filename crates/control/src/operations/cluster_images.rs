@@ -143,6 +143,18 @@ impl Control {
         }
     }
 
+    /// Resets clones, to an image of this pool or of the cluster if one is given: all of them, or none.
+    pub(crate) async fn reset_disks(&self, volumes: &[&str], image: Option<&str>) -> Result<()> {
+        let pool = self.pool();
+        let elsewhere = image.filter(|image| pool.disk_in_brief(image).is_err());
+        if let Some((images, name)) = self.inner.images.get().zip(elsewhere)
+            && let Some(uuid) = images.attach(name).await?
+        {
+            return Ok(pool.reset_to_cluster_image(volumes, uuid).await?);
+        }
+        Ok(pool.reset_all_to(volumes, image).await?)
+    }
+
     /// Removes an image of this pool. In a cluster, no shard has clones of it then.
     pub(super) async fn delete_image(&self, name: &str) -> Result<()> {
         let image = self.pool().disk(name)?;

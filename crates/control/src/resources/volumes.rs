@@ -282,7 +282,7 @@ impl Operation for Resets {
 
     async fn execute(&self, control: &Control, _: &str) -> Result<Vec<DiskView>> {
         let names: Vec<&str> = self.volumes.iter().map(String::as_str).collect();
-        control.pool().reset_all_to(&names, self.image.as_deref()).await?;
+        control.reset_disks(&names, self.image.as_deref()).await?;
         if self.image.is_some() {
             // The size may be another one.
             control.targets().disks_changed().await;

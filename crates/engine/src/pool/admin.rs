@@ -412,6 +412,12 @@ impl Pool {
     pub async fn reset_all_to(&self, volumes: &[&str], to: Option<&str>) -> Result<()> {
         let _admin = self.components.editor.lock.lock().await;
         let to = to.map(|name| self.new_origin(name)).transpose()?;
+        self.reset_to(volumes, to).await
+    }
+
+    /// Works like [`Pool::reset_all_to`], for an origin that was found. The caller holds the lock of the
+    /// editor.
+    pub(super) async fn reset_to(&self, volumes: &[&str], to: Option<Arc<Disk>>) -> Result<()> {
         let (mut exclusive, mut ops, mut images) = (Vec::new(), Vec::new(), Vec::new());
         let mut moved = Vec::new();
         for name in volumes {

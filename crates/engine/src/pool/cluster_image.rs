@@ -418,12 +418,25 @@ impl Pool {
         clones: &[CloneRequest],
     ) -> Result<Vec<DiskInfo>> {
         let _admin = self.components.editor.lock.lock().await;
-        let from = match self.attached(&uuid) {
-            Some(disk) => disk,
-            None => self.local_image(uuid)?,
-        };
+        let from = self.usable_image(uuid)?;
         let name = from.record().name.clone();
         self.make_clones(&from, &name, clones).await
+    }
+
+    /// Resets clones to an image of the cluster, which is their origin from then on: all of them, or none. The
+    /// image is attached, or is an image of this pool.
+    ///
+    /// # Errors
+    /// As [`Pool::reset_all_to`].
+    pub async fn reset_to_cluster_image(&self, volumes: &[&str], uuid: [u8; 16]) -> Result<()> {
+        let _admin = self.components.editor.lock.lock().await;
+        let image = self.usable_image(uuid)?;
+        self.reset_to(volumes, Some(image)).await
+    }
+
+    /// The hidden disk of an image of the cluster, or the image of this pool.
+    fn usable_image(&self, uuid: [u8; 16]) -> Result<Arc<Disk>> {
+        self.attached(&uuid).map_or_else(|| self.local_image(uuid), Ok)
     }
 
     /// Makes clones of an image of the cluster impossible in this pool. Other disks may continue to refer to

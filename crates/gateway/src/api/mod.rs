@@ -142,15 +142,7 @@ impl Gateway {
         self.tell_portals(raw, request.headers_mut())?;
         match destination(request.method(), raw) {
             Destination::Disk(name) => self.forward(self.shard_of(&name).await?, request).await,
-            Destination::Clone => {
-                let name = parse::<NamedDisk>(&request)?.source.ok_or_else(|| lacks("source"))?;
-                let shard = match cluster.is_shared(&name).await.map_err(|e| Failure::directory(&e))? {
-                    // Every shard can clone the image.
-                    true => self.choose(false, request.headers())?,
-                    false => self.shard_of(volume_of(&name)).await?,
-                };
-                self.forward(shard, request).await
-            }
+            Destination::Clone => self.forward(self.shard_for_clone(&request).await?, request).await,
             Destination::Source => {
                 let name = parse::<NamedDisk>(&request)?.source.ok_or_else(|| lacks("source"))?;
                 self.forward(self.shard_of(volume_of(&name)).await?, request).await
@@ -205,6 +197,15 @@ impl Gateway {
         }
     }
 
+    /// The shard of the source of a clone; a shard for a new disk if every shard can clone the source.
+    async fn shard_for_clone(&self, request: &Request<Bytes>) -> Result<u32, Failure> {
+        let name = parse::<NamedDisk>(request)?.source.ok_or_else(|| lacks("source"))?;
+        match self.is_shared(&name).await? {
+            true => self.choose(false, request.headers()),
+            false => self.shard_of(volume_of(&name)).await,
+        }
+    }
+
     /// Notifies the server of a shard where clients connect: it has the addresses of its node only.
     fn tell_portals(&self, raw: &str, headers: &mut HeaderMap) -> Result<(), Failure> {
         headers.remove(PORTALS);
@@ -234,6 +235,11 @@ impl Gateway {
     /// so that a client with a scope cannot distinguish a missing disk from a hidden one.
     async fn shard_of(&self, name: &str) -> Result<u32, Failure> {
         self.find(name).await?.map_or_else(|| self.any_shard(name), Ok)
+    }
+
+    /// Whether every shard can clone the image of this name.
+    async fn is_shared(&self, name: &str) -> Result<bool, Failure> {
+        self.cluster.is_shared(name).await.map_err(|e| Failure::directory(&e))
     }
 
     async fn find(&self, name: &str) -> Result<Option<u32>, Failure> {
@@ -383,9 +389,10 @@ impl Gateway {
         }
         let names: Vec<&str> = volumes.iter().map(String::as_str).collect();
         let mut found = self.cluster.locate_all(&names).await.map_err(|e| Failure::directory(&e))?;
+        // `None`: every shard can use the image.
         let at = match &image {
-            Some(image) => self.find(volume_of(image)).await?,
-            None => None,
+            Some(image) if !self.is_shared(image).await? => self.find(volume_of(image)).await?,
+            _ => None,
         };
         let mut of_shards: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for volume in volumes {
