@@ -26,6 +26,9 @@ use crate::text::shorten;
 use crate::used_blocks::UsedBlocks;
 use crate::{Count, Error, Result};
 
+/// The beginning of the names of internal disks. No document has a name with a `/`.
+pub(crate) const INTERNAL: &str = "internal/";
+
 /// A disk: volume, snapshot, image, import or metadata disk.
 pub(crate) struct Disk {
     id: DiskId,
@@ -269,6 +272,12 @@ impl Disk {
 
     pub fn size(&self) -> u64 {
         self.size.load(Relaxed)
+    }
+
+    /// Whether the disk is an internal disk of a front end; see `pool/internal.rs`.
+    pub fn is_internal(&self) -> bool {
+        let record = self.record();
+        record.role == Role::Metadata && record.parent.is_none() && record.name.starts_with(INTERNAL)
     }
 
     /// Whether the disk is a desktop: its writes stay in RAM and are discarded by a restart; see

@@ -323,7 +323,7 @@ impl Reduction<'_> {
         let compress = reducer.cx.config.compress && treatment.compress;
         let visible = match self.visible {
             Some((known, visible)) if known == id => visible,
-            _ => disk.role().is_visible(),
+            _ => disk.role().is_visible() || disk.is_internal(),
         };
         self.visible = Some((id, visible));
         // The rank is at most normal: blocks that are written repeatedly, such as metadata, would leave stale

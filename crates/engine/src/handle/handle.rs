@@ -52,8 +52,8 @@ pub enum ReadFrom {
 /// detaches them.
 pub struct DiskHandle {
     pub(super) reader: Arc<Reader>,
-    pub(super) intake: Arc<Intake>,
-    pub(super) disk: Arc<Disk>,
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) disk: Arc<Disk>,
     metadata: Arc<Metadata>,
     marks: Arc<Marks>,
     /// The client that has the disk open; the disk is marked for answers to it. `None` for an import, which a

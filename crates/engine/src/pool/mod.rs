@@ -5,6 +5,7 @@ mod admin;
 mod cluster_image;
 mod export;
 mod health;
+mod internal;
 mod limits;
 #[allow(clippy::module_inception, reason = "the type that the folder is named after")]
 mod pool;
@@ -15,6 +16,7 @@ pub use admin::{CloneRequest, DiskInfo, VolumePage};
 pub use cluster_image::{ClusterImage, ImageRoot, ImageSegments, PoolImage, WrittenImage, segments_of_image};
 pub use export::Export;
 pub use health::{Affected, PoolHealth};
+pub use internal::BlockRoom;
 pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;
 pub use receive::{ReceiveError, ReceiveRequest, Receiving};
