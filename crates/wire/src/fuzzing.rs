@@ -6,7 +6,7 @@
 //! the bytes are split; and no more than the longest message is buffered.
 
 use crate::nbd::*;
-use crate::{iscsi, nvme, scsi};
+use crate::{iscsi, nfs, nvme, rpc, scsi};
 
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -17,6 +17,7 @@ pub const TARGETS: &[Target] = &[
     ("iscsi_text", iscsi_text),
     ("nbd_options", nbd_options),
     ("nbd_requests", nbd_requests),
+    ("nfs_calls", nfs_calls),
     ("nvme_pdus", nvme_pdus),
     ("scsi_cdb", scsi_cdb),
     ("scsi_parameters", scsi_parameters),
@@ -253,6 +254,54 @@ pub fn scsi_parameters(data: &[u8]) {
             within(&write.ranges, scsi::TOKEN_RANGES_MAX.into());
         }
     }
+}
+
+/// [`rpc::next_record`], and the calls of all programs in the records. The first byte is the size of the
+/// pieces.
+pub fn nfs_calls(data: &[u8]) {
+    const MAX: usize = 2048;
+    let Some((cut, bytes)) = data.split_first() else { return };
+    let run = |piece: usize| {
+        let mut seen = Vec::new();
+        let most = MAX + rpc::FRAGMENTS_MAX * rpc::MARK;
+        let error = feed::<rpc::RecordError>(bytes, piece, most, |held| match rpc::next_record(held, MAX)? {
+            rpc::Record::NeedMore { want } => {
+                assert!(want > held.len() && want <= most);
+                Ok((0, false))
+            }
+            rpc::Record::Complete { used, message } => {
+                assert!(used <= held.len() && message.len() <= MAX);
+                seen.push(nfs_call(&message));
+                Ok((used, true))
+            }
+        });
+        (seen, error)
+    };
+    assert_eq!(run(usize::from(*cut)), run(bytes.len().min(MAX)));
+}
+
+/// Decodes a call, also as one of every program, and describes it. Decoded fields lie in the message.
+fn nfs_call(message: &[u8]) -> String {
+    let call = match rpc::Call::decode(message) {
+        Ok(call) => call,
+        Err(error) => return format!("{error:?}, {:?}", rpc::Reply::refusal(error)),
+    };
+    if let rpc::Credential::Sys(user) = call.credential {
+        assert!(user.groups().len() <= 16);
+    }
+    let mount = nfs::mount::Request::decode(call.procedure, call.args);
+    let portmap = nfs::portmap::Request::decode(call.procedure, call.args);
+    let request = nfs::Procedure::of(call.procedure).map(|of| nfs::Request::decode(of, call.args));
+    match request {
+        Some(Ok(nfs::Request::Write { file, data, .. })) => {
+            assert!(file.len() <= nfs::HANDLE_MAX && data.len() <= call.args.len());
+        }
+        Some(Ok(nfs::Request::Rename { from, to })) => {
+            assert!(from.0.len() <= nfs::HANDLE_MAX && to.1.len() <= nfs::NAME_MAX);
+        }
+        _ => {}
+    }
+    format!("{call:?} {request:?} {mount:?} {portmap:?}")
 }
 
 /// [`nvme::decode`] and the decoding of its commands. The first byte is the size of the pieces, the second

@@ -12,5 +12,7 @@ mod crc;
 pub mod fuzzing;
 pub mod iscsi;
 pub mod nbd;
+pub mod nfs;
 pub mod nvme;
+pub mod rpc;
 pub mod scsi;

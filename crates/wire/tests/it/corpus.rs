@@ -68,6 +68,7 @@ fn samples_are_current() {
     scsi_seeds(&write);
     iscsi_seeds(&write);
     nvme_seeds(&write);
+    nfs_seeds(&write);
 }
 
 /// CDBs and parameter lists of initiators.
@@ -154,6 +155,83 @@ fn iscsi_seeds(write: &dyn Fn(&str, &str, &[u8])) {
 }
 
 /// Initializations, command capsules and data of hosts.
+/// Sessions of NFS clients: a mount, names and data, in whole records and in fragments.
+fn nfs_seeds(write: &dyn Fn(&str, &str, &[u8])) {
+    use forebay_wire::nfs::{self, mount, portmap};
+    use forebay_wire::rpc::Encoder;
+    let call = |program: u32, version: u32, procedure: u32, args: &dyn Fn(&mut Encoder)| {
+        let mut xdr = Encoder::default();
+        xdr.u32(procedure + 1).u32(0).u32(2).u32(program).u32(version).u32(procedure);
+        xdr.u32(1).opaque(&[&[0; 7][..], &[4, b'h', b'o', b's', b't'], &[0; 11], &[1, 0, 0, 0, 9]].concat());
+        xdr.u32(0).opaque(&[]);
+        args(&mut xdr);
+        xdr.into_bytes()
+    };
+    let record = |message: &[u8], fragments: usize| {
+        let len = message.len().div_ceil(fragments);
+        let marked = message.chunks(len).enumerate().flat_map(|(n, fragment)| {
+            let last = if (n + 1) * len >= message.len() { 1 << 31 } else { 0 };
+            [&(last | fragment.len() as u32).to_be_bytes()[..], fragment].concat()
+        });
+        marked.collect::<Vec<u8>>()
+    };
+    let nfs = |procedure: u32, args: &dyn Fn(&mut Encoder)| call(nfs::PROGRAM, nfs::VERSION, procedure, args);
+    let set = |xdr: &mut Encoder| {
+        xdr.u32(1).u32(0o644).u32(0).u32(0).u32(1).u64(0).u32(1).u32(2).u32(5).u32(6);
+    };
+    let mounts = [
+        call(portmap::PROGRAM, portmap::VERSION, 3, &|xdr| {
+            xdr.u32(nfs::PROGRAM).u32(nfs::VERSION).u32(portmap::TCP).u32(0);
+        }),
+        call(mount::PROGRAM, 3, 1, &|xdr| {
+            xdr.opaque(b"/datastore");
+        }),
+        call(mount::PROGRAM, 3, 5, &|_| ()),
+    ];
+    let names = [
+        nfs(3, &|xdr| {
+            xdr.opaque(&[1; 20]).opaque(b"file");
+        }),
+        nfs(8, &|xdr| {
+            xdr.opaque(&[1; 20]).opaque(b"file").u32(0);
+            set(xdr);
+        }),
+        nfs(8, &|xdr| {
+            xdr.opaque(&[1; 20]).opaque(b"file").u32(2).u64(77);
+        }),
+        nfs(14, &|xdr| {
+            xdr.opaque(&[1; 20]).opaque(b"file").opaque(&[1; 20]).opaque(b"other");
+        }),
+        nfs(17, &|xdr| {
+            xdr.opaque(&[1; 20]).u64(3).u64(0).u32(512).u32(4096);
+        }),
+    ];
+    let data = [
+        nfs(2, &|xdr| {
+            xdr.opaque(&[1; 20]);
+            set(xdr);
+            xdr.u32(1).u32(5).u32(6);
+        }),
+        nfs(7, &|xdr| {
+            xdr.opaque(&[1; 20]).u64(4096).u32(9).u32(2).opaque(b"some data");
+        }),
+        nfs(6, &|xdr| {
+            xdr.opaque(&[1; 20]).u64(4096).u32(9);
+        }),
+        nfs(21, &|xdr| {
+            xdr.opaque(&[1; 20]).u64(0).u32(0);
+        }),
+    ];
+    for (name, calls) in [("mounts", &mounts[..]), ("names", &names), ("data", &data)] {
+        for fragments in [1, 3] {
+            let records: Vec<u8> = calls.iter().flat_map(|call| record(call, fragments)).collect();
+            write("nfs_calls", &format!("{name}-{fragments}"), &[&[11][..], &records].concat());
+        }
+    }
+    write("nfs_calls", "too-long", &[&[9][..], &record(&[0; 2049], 1)].concat());
+    write("nfs_calls", "many", &[&[50][..], &record(&[0; 65], 65)].concat());
+}
+
 fn nvme_seeds(write: &dyn Fn(&str, &str, &[u8])) {
     use forebay_wire::iscsi::crc32c;
     let pdu = |kind: u8, digests: u8, header: &[u8], data: &[u8]| {
