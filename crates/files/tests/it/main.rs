@@ -1,0 +1,5 @@
+//! Tests of the namespace from outside.
+
+mod crash;
+mod semantics;
+mod support;
