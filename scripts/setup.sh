@@ -10,7 +10,7 @@ packages=(
   gcc libc6-dev make ca-certificates               # linking Rust programs, running the Makefile
   qemu-system-x86 seabios                          # real guests
   qemu-utils nbdkit libnbd-bin python3-libnbd fio  # real NBD clients, and servers to compare with
-  qemu-block-extra libiscsi-bin                    # real iSCSI clients: QEMU's own, and the conformance tests
+  qemu-block-extra libiscsi-bin libnfs-utils       # real iSCSI and NFS clients, and the conformance tests
   tgt                                              # the iSCSI target to compare with
   debootstrap e2fsprogs                            # the Debian guest images
   xfsprogs ntfs-3g fuse3 mount fdisk kmod          # file systems made and checked on volumes

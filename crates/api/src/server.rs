@@ -28,6 +28,9 @@ pub struct ServerView {
     /// Addresses on which NVMe hosts are served.
     #[serde(default)]
     pub nvme: Vec<String>,
+    /// Addresses on which NFS clients are served.
+    #[serde(default)]
+    pub nfs: Vec<String>,
     /// Address of the API over TCP.
     pub http: Option<String>,
     /// The ownership of a pool in Ceph.

@@ -1,6 +1,6 @@
-//! The data plane and its protocols: NBD, iSCSI, NVMe over TCP, and SCSI.
+//! The data plane and its protocols: NBD, iSCSI, NVMe over TCP, SCSI, and NFS.
 //!
-//! The front ends [`nbd`], [`iscsi`] and [`nvme`] share the data plane ([`plane`]): threads, sockets, and the
+//! The front ends [`nbd`], [`iscsi`], [`nvme`] and [`nfs`] share the data plane ([`plane`]): threads, sockets, and the
 //! memory of clients. [`scsi`] has the logical units of targets, which are the namespaces of NVMe;
 //! [`targets`] decides which initiators and hosts can access these units.
 //!
@@ -14,6 +14,7 @@ mod exec;
 pub mod fuzzing;
 pub mod iscsi;
 pub mod nbd;
+pub mod nfs;
 pub mod nvme;
 pub mod peer;
 pub mod pem;

@@ -29,6 +29,7 @@ fn server(nbd: Vec<ServedListener>, iscsi: &[&str]) -> ServerInfo {
         nbd,
         iscsi: iscsi.iter().map(|portal| (*portal).to_owned()).collect(),
         nvme: Vec::new(),
+        nfs: Vec::new(),
         http: None,
         imports: FetchPolicy::default(),
         started: Instant::now(),

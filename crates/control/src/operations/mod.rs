@@ -79,6 +79,8 @@ pub struct ServerInfo {
     pub iscsi: Vec<String>,
     /// Addresses on which NVMe hosts are served.
     pub nvme: Vec<String>,
+    /// Addresses on which NFS clients are served.
+    pub nfs: Vec<String>,
     /// Address of the API over TCP.
     pub http: Option<String>,
     /// Policy for imports from URLs.

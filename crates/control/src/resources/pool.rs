@@ -109,6 +109,7 @@ impl Operation for ShowServer {
             nbd: info.nbd.iter().map(|listener| listener.address.to_string()).collect(),
             iscsi: info.iscsi.clone(),
             nvme: info.nvme.clone(),
+            nfs: info.nfs.clone(),
             http: info.http.clone(),
             owner,
         })

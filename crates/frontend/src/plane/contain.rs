@@ -25,11 +25,12 @@ use std::task::Poll;
 use crate::throttle::Throttle;
 
 /// Sources of code that changes only the state of one connection, or changes other state in a single step.
-const PROTOCOL_CODE: [&str; 12] = [
+const PROTOCOL_CODE: [&str; 13] = [
     "crates/wire/src/",
     "crates/frontend/src/exec/",
     "crates/frontend/src/iscsi/",
     "crates/frontend/src/nbd/",
+    "crates/frontend/src/nfs/",
     "crates/frontend/src/nvme/",
     "crates/frontend/src/plane/",
     "crates/frontend/src/scsi/copy.rs",
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn the_engine_is_outside_of_the_boundary() {
         let front_ends =
-            ["iscsi", "nbd", "nvme"].map(|name| format!("crates/frontend/src/{name}/connection.rs"));
+            ["iscsi", "nbd", "nfs", "nvme"].map(|name| format!("crates/frontend/src/{name}/connection.rs"));
         for inside in ["crates/wire/src/iscsi/pdu.rs", "/build/crates/frontend/src/exec/block.rs", file!()]
             .into_iter()
             .chain(front_ends.iter().map(String::as_str))

@@ -47,6 +47,8 @@ pub enum Front {
     Iscsi,
     /// Requests over NVMe/TCP.
     Nvme,
+    /// Requests over NFS.
+    Nfs,
 }
 
 /// How a request was served.
@@ -64,7 +66,7 @@ pub enum Served {
 
 impl Front {
     /// All protocols.
-    pub const ALL: [Front; 3] = [Front::Nbd, Front::Iscsi, Front::Nvme];
+    pub const ALL: [Front; 4] = [Front::Nbd, Front::Iscsi, Front::Nvme, Front::Nfs];
 
     /// Name of the protocol in metrics and in the API.
     pub fn name(self) -> &'static str {
@@ -72,6 +74,7 @@ impl Front {
             Front::Nbd => "nbd",
             Front::Iscsi => "iscsi",
             Front::Nvme => "nvme",
+            Front::Nfs => "nfs",
         }
     }
 }

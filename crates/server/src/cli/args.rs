@@ -18,6 +18,7 @@ use forebay_text::{NamePattern, Size, SizeError};
 use super::cluster::{ClusterCommand, JoinArgs, NodeCommand};
 use super::export::ExportArgs;
 use super::limit::{Change, LimitArgs};
+use super::nfs::NfsArgs;
 use super::nvme::NvmeArgs;
 use super::token::{self, Expiry};
 use super::top::TopArgs;
@@ -44,7 +45,7 @@ fn tls_mode() -> impl TypedValueParser<Value = TlsMode> {
     })
 }
 
-/// Serve virtual machine disks over NBD, iSCSI and NVMe/TCP, with snapshots and clones of golden images
+/// Serve virtual machine disks over NBD, iSCSI, NVMe/TCP and NFS, with snapshots and clones of golden images
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, disable_help_subcommand = true, max_term_width = 100)]
 pub struct Cli {
@@ -299,6 +300,9 @@ pub struct ServeArgs {
     /// iSCSI listen address (portal): HOST:PORT (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_portal)]
     pub iscsi: Vec<ListenAddr>,
+    #[command(flatten)]
+    #[allow(missing_docs)] // they are in its type
+    pub nfs: NfsArgs,
     #[command(flatten)]
     #[allow(missing_docs)] // they are in its type
     pub nvme: NvmeArgs,

@@ -18,6 +18,7 @@ mod job;
 mod limit;
 mod memory;
 mod nearest;
+mod nfs;
 mod nvme;
 mod offline;
 mod output;

@@ -96,6 +96,7 @@ pub(super) fn overrides(global: &Global, args: ServeArgs) -> Overrides {
         store: store_flags(args.pool, args.standby),
         nbd: NbdFlags { listen: args.nbd, allow_remote: args.nbd_allow_remote, tls },
         iscsi: args.iscsi,
+        nfs: args.nfs.flags(),
         nvme: args.nvme.flags(),
         http: HttpFlags {
             listen: args.http,

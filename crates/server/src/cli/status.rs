@@ -74,7 +74,8 @@ fn screen(status: &Status, now_ms: u64) -> String {
     let running =
         if jobs.is_empty() { "none".to_owned() } else { format!("{} ('forebay job list')", jobs.len()) };
     lines.push(format!("jobs     {running}"));
-    for (name, addresses) in [("nbd", &server.nbd), ("iscsi", &server.iscsi), ("nvme", &server.nvme)] {
+    let (nbd, iscsi, nvme, nfs) = (&server.nbd, &server.iscsi, &server.nvme, &server.nfs);
+    for (name, addresses) in [("nbd", nbd), ("iscsi", iscsi), ("nvme", nvme), ("nfs", nfs)] {
         if !addresses.is_empty() {
             lines.push(format!("{name:8} {}", addresses.join(", ")));
         }
@@ -122,6 +123,7 @@ mod tests {
                 nbd: vec!["unix:/run/nbd".into()],
                 iscsi: Vec::new(),
                 nvme: Vec::new(),
+                nfs: Vec::new(),
                 http: None,
                 owner: None,
             },

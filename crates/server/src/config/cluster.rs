@@ -167,6 +167,7 @@ impl ConfigFile {
             ("store.standby (--standby)", self.store.standby),
             ("iscsi.while_standby", self.iscsi.while_standby != WhileStandby::Closed),
             ("iscsi.port_group", self.iscsi.port_group.is_some()),
+            ("nfs.listen (--nfs)", !(self.nfs.listen.is_empty() && serve.nfs.listen.is_empty())),
             ("nvme.listen (--nvme)", !(self.nvme.listen.is_empty() && serve.nvme.listen.is_empty())),
         ];
         let in_file = [

@@ -7,6 +7,7 @@ use forebay_guest::{Class, Treatment};
 use forebay_text::Size;
 
 use super::explain::joined;
+use super::nfs::rule_text;
 use super::{PoolLocation, ServeConfig, line_of};
 
 /// The action that applies a change of a key.
@@ -142,6 +143,11 @@ fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>,
         Upgrade,
     );
     add("nbd.listener", (!others.is_empty()).then(|| list(others.iter().map(|l| format!("{l:?}")))), Upgrade);
+    add("nfs.listen", Some(list(&c.nfs.listen)), Restart);
+    add("nfs.portmap", Some(list(&c.nfs.portmap)), Restart);
+    add("nfs.allow_remote", Some(c.nfs.allow_remote.to_string()), Restart);
+    let rules: Vec<String> = c.nfs.access.iter().map(rule_text).collect();
+    add("nfs.access", Some(rules.join(" ")), Upgrade);
     add("nvme.listen", Some(list(&c.nvme.listen)), Restart);
     add("nvme.allow_remote", Some(c.nvme.allow_remote.to_string()), Restart);
     add("nvme.max_controllers", Some(c.nvme.limits.all.to_string()), Upgrade);

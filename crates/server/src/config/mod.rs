@@ -29,6 +29,7 @@ mod logging;
 mod metrics;
 mod nbd;
 pub(crate) mod nearest;
+mod nfs;
 mod nvme;
 mod store;
 
@@ -45,6 +46,7 @@ pub use locate::Source;
 pub use logging::LoggingSection;
 pub use metrics::MetricsSection;
 pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
+pub use nfs::{NfsConfig, NfsFlags, NfsSection, parse_access, parse_nfs};
 pub use nvme::{NvmeConfig, NvmeFlags, NvmeSection, parse_nvme};
 pub use store::{PoolLocation, RadosPool, SlowSection, StoreFlags, StoreSection, rados_options};
 
@@ -172,6 +174,9 @@ pub struct ConfigFile {
     /// Settings of NBD.
     #[serde(default)]
     pub nbd: NbdSection,
+    /// Settings of NFS.
+    #[serde(default)]
+    pub nfs: NfsSection,
     /// Settings of NVMe/TCP.
     #[serde(default)]
     pub nvme: NvmeSection,
@@ -451,6 +456,8 @@ pub struct ServeConfig {
     pub memory_dir: PathBuf,
     /// NBD listeners and exports.
     pub nbd: NbdConfig,
+    /// NFS.
+    pub nfs: NfsConfig,
     /// NVMe/TCP.
     pub nvme: NvmeConfig,
     /// Addresses of iSCSI portals.
@@ -497,6 +504,7 @@ pub struct Overrides {
     pub socket: Option<PathBuf>,
     pub store: StoreFlags,
     pub nbd: NbdFlags,
+    pub nfs: NfsFlags,
     pub nvme: NvmeFlags,
     pub iscsi: Vec<ListenAddr>,
     pub http: HttpFlags,
@@ -548,6 +556,7 @@ impl ServeConfig {
             socket,
             memory_dir: flags.memory_dir.or(file.memory.directory).unwrap_or(DEFAULT_MEMORY_DIR.into()),
             nbd: file.nbd.config(flags.nbd)?,
+            nfs: file.nfs.config(flags.nfs),
             nvme: file.nvme.config(flags.nvme)?,
             iscsi: if flags.iscsi.is_empty() { listen } else { flags.iscsi },
             iscsi_paths,

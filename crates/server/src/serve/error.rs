@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use forebay_frontend::plane::{ListenAddr, ListenError};
-use forebay_frontend::{nbd, nvme};
+use forebay_frontend::{nbd, nfs, nvme};
 
 use super::listen::https::HttpsError;
 
@@ -88,6 +88,9 @@ pub enum ServeError {
     /// The NBD server cannot start.
     #[error("{0}")]
     Nbd(#[from] nbd::BindError),
+    /// NFS cannot be served.
+    #[error(transparent)]
+    Nfs(#[from] nfs::ListenFailed),
     /// An address of NVMe cannot be used.
     #[error(transparent)]
     Nvme(#[from] nvme::ListenFailed),

@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use forebay_frontend::nbd::{BindError, TlsError};
-use forebay_frontend::nvme::ListenFailed;
 use forebay_frontend::plane::{ListenAddr, ListenError};
+use forebay_frontend::{nfs, nvme};
 
 use super::{HttpsError, ServeError};
 use crate::config::Source;
@@ -27,8 +27,8 @@ pub(super) fn located(source: Option<&Source>, error: ServeError) -> ServeError 
 /// The key and the line of the value.
 fn cause(source: &Source, error: &ServeError) -> Option<(&'static str, usize)> {
     let of_path = |keys, path: &Path| source.line_of_text(keys, &|text| Path::new(text) == path);
-    let of_address = |address: &ListenAddr| {
-        source.line_of_text(ADDRESSES, &|text| text.parse().is_ok_and(|found: ListenAddr| found == *address))
+    let of_address = |keys, address: &ListenAddr| {
+        source.line_of_text(keys, &|text| text.parse().is_ok_and(|found: ListenAddr| found == *address))
     };
     match error {
         ServeError::Https(HttpsError::File { path, .. }) => of_path(&["http.certificate", "http.key"], path),
@@ -37,12 +37,12 @@ fn cause(source: &Source, error: &ServeError) -> Option<(&'static str, usize)> {
             of_path(&["http.certificate"], path)
         }
         ServeError::Nbd(BindError::Clear { listen, .. } | BindError::Listen(ListenError::NoHost(listen))) => {
-            of_address(listen)
+            of_address(ADDRESSES, listen)
         }
-        ServeError::Nvme(ListenFailed::Remote { listen, .. }) => source
-            .line_of_text(&["nvme.listen"], &|text| {
-                text.parse().is_ok_and(|found: ListenAddr| found == *listen)
-            }),
+        ServeError::Nvme(nvme::ListenFailed::Remote { listen, .. }) => of_address(&["nvme.listen"], listen),
+        ServeError::Nfs(nfs::ListenFailed::Remote { listen, .. }) => {
+            of_address(&["nfs.listen", "nfs.portmap"], listen)
+        }
         ServeError::Nbd(BindError::Tls(error)) => match error {
             TlsError::NoDirectory => source.line_of_text(MODES, &|text| text != "off"),
             TlsError::File { path, .. } | TlsError::OpenKey { path, .. } | TlsError::Version1 { path } => {

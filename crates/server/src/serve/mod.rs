@@ -43,7 +43,7 @@ use begin::exit_while_opening;
 use forebay_api::{ErrorKind, Handover, NewOwner, Upgrade, Upgraded};
 use forebay_control::operations::{Control, ControlError, ServerRequest};
 use forebay_frontend::iscsi::PortGroups;
-use forebay_frontend::{nbd, nvme};
+use forebay_frontend::{nbd, nfs, nvme};
 use forebay_host::EngineThread;
 use host::{memory_limits, notify, rlimit};
 use ownership::store;
@@ -111,6 +111,7 @@ pub(crate) fn check(config: &ServeConfig) -> Result<(), ServeError> {
     let checked = || {
         nbd::check(&config.nbd)?;
         nvme::refuse_remote(&config.nvme.settings())?;
+        nfs::refuse_remote(&config.nfs.settings())?;
         config.http.https.as_ref().map(HttpsCertificate::load).transpose()?;
         Ok(())
     };
@@ -501,7 +502,7 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     let line = if json {
         json!({
             "ready": true, "socket": config.socket, "nbd": nbd, "iscsi": info.iscsi, "nvme": info.nvme,
-            "http": info.http,
+            "nfs": info.nfs, "http": info.http,
         })
         .to_string()
     } else {
@@ -514,6 +515,9 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
         }
         for address in &info.nvme {
             line += &format!(", nvme {address}");
+        }
+        for address in &info.nfs {
+            line += &format!(", nfs {address}");
         }
         if let Some(address) = &info.http {
             line += &format!(", http {address}");

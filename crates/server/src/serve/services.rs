@@ -18,11 +18,12 @@ use forebay_control::operations::{
 };
 use forebay_control::resources::router;
 use forebay_engine::Pool;
+use forebay_files::Files;
 use forebay_frontend::iscsi::{self, PortGroups};
 use forebay_frontend::plane::{self, ConnectionLimits, Gate, ListenAddr, Parked, Plane};
 use forebay_frontend::scsi::Units;
 use forebay_frontend::targets::Targets;
-use forebay_frontend::{nbd, nvme};
+use forebay_frontend::{nbd, nfs, nvme};
 use forebay_store::StoreError;
 use forebay_store::rados::{StandbyWatch, images_namespace};
 use tokio::net::{TcpListener, UnixListener};
@@ -164,6 +165,7 @@ impl Prepared {
             targets.served().clone(),
             &config.nvme.settings(),
         )?;
+        let nfs = listen_nfs(&mut plane, &pool, config).await?;
         let publishes = !iscsi.is_empty() || own.is_some();
         let publisher =
             publishes.then(|| publisher(config, store, &pool, &targets, groups, &iscsi)).flatten();
@@ -176,7 +178,7 @@ impl Prepared {
             (sockets.control()?, sockets.http()?)
         };
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
-        let info = server_info(config, listeners, (&iscsi, &nvme), http_address);
+        let info = server_info(config, listeners, (&iscsi, &nvme, &nfs), http_address);
         Ok(Prepared {
             plane,
             cores: config.cores,
@@ -301,10 +303,23 @@ impl Services {
     }
 }
 
+/// Opens the files of the pool and serves them, if NFS has an address.
+async fn listen_nfs(
+    plane: &mut Plane,
+    pool: &Arc<Pool>,
+    config: &ServeConfig,
+) -> Result<Vec<ListenAddr>, ServeError> {
+    if config.nfs.listen.is_empty() {
+        return Ok(Vec::new());
+    }
+    let files = Files::open(pool.clone()).await.map_err(nfs::ListenFailed::from)?;
+    Ok(nfs::listen(plane, files, &config.nfs.settings())?)
+}
+
 fn server_info(
     config: &ServeConfig,
     nbd: Vec<nbd::ServedListener>,
-    (iscsi, nvme): (&[ListenAddr], &[ListenAddr]),
+    (iscsi, nvme, nfs): (&[ListenAddr], &[ListenAddr], &[ListenAddr]),
     http: Option<SocketAddr>,
 ) -> ServerInfo {
     // Clients of a shard use the addresses of its node.
@@ -321,6 +336,7 @@ fn server_info(
         nbd,
         iscsi: iscsi.iter().map(ToString::to_string).collect(),
         nvme: nvme.iter().map(ToString::to_string).collect(),
+        nfs: nfs.iter().map(ToString::to_string).collect(),
         http: http.map(|addr| addr.to_string()),
         imports: config.imports,
         started: Instant::now(),

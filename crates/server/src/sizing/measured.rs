@@ -87,6 +87,7 @@ mod tests {
             nbd: Vec::new(),
             iscsi: Vec::new(),
             nvme: Vec::new(),
+            nfs: Vec::new(),
             http: None,
             owner: None,
         };

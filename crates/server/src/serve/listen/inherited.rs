@@ -1,7 +1,7 @@
 //! Listening sockets that a service manager opened (sd_listen_fds(3)).
 //!
 //! A socket belongs to the configured address to which it is bound. If it has one of the names `nbd`,
-//! `iscsi`, `nvme`, `http` and `control` (`FileDescriptorName=` of systemd), it can only be used for that
+//! `iscsi`, `nvme`, `nfs`, `http` and `control` (`FileDescriptorName=` of systemd), it can only be used for that
 //! service; other names do not matter. A socket that matches no configured address is an error: clients that
 //! connect to it would wait forever.
 
@@ -17,7 +17,7 @@ const FIRST: i32 = 3;
 /// Maximum number of sockets that are accepted from systemd.
 const MOST: i32 = 1024;
 /// Names that bind a socket to a service.
-const NAMES: [&str; 5] = ["nbd", "iscsi", "nvme", "http", "control"];
+const NAMES: [&str; 6] = ["nbd", "iscsi", "nvme", "nfs", "http", "control"];
 
 /// Sockets that were passed to this process and are not in use yet.
 #[derive(Default)]

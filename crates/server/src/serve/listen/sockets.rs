@@ -53,7 +53,9 @@ fn bind(inherited: &mut Inherited, service: &str, address: &ListenAddr) -> Resul
 fn data_addresses(config: &ServeConfig) -> impl Iterator<Item = (&'static str, &ListenAddr)> {
     let nbd = config.nbd.listeners.iter().flat_map(|l| &l.listen).map(|address| ("nbd", address));
     let iscsi = config.iscsi.iter().map(|address| ("iscsi", address));
-    nbd.chain(iscsi).chain(config.nvme.listen.iter().map(|address| ("nvme", address)))
+    let nvme = config.nvme.listen.iter().map(|address| ("nvme", address));
+    let nfs = config.nfs.listen.iter().chain(&config.nfs.portmap).map(|address| ("nfs", address));
+    nbd.chain(iscsi).chain(nvme).chain(nfs)
 }
 
 fn http_address(config: &ServeConfig) -> Option<ListenAddr> {
