@@ -350,7 +350,7 @@ def nfs_repeated_calls(t):
 @test
 def nfs_hostile_clients(t):
     s, port = serve(t)
-    rng = random.Random(t.seed)
+    rng = random.Random(int(os.environ.get("FOREBAY_SEED", "1")))
     c = Client(port)
     root = c.mount()
     file = c.create(root, b"file", mode=0o644)
@@ -370,11 +370,11 @@ def nfs_hostile_clients(t):
                 sock.sendall(bytes(broken[: rng.randrange(20, len(broken))]))
             except OSError:
                 pass
-        sock.shutdown(socket.SHUT_WR)
         try:
+            sock.shutdown(socket.SHUT_WR)
             while sock.recv(65536):
                 pass
-        except ConnectionError:
+        except OSError:
             pass
         sock.close()
     # A client that sends half of a large call does not hold others up.
@@ -439,7 +439,9 @@ def nfs_libnfs_and_qemu(t):
     # An address of its own, whose port 111 no other port mapper has.
     host, port = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}", free_port()
     s = t.server("--nfs", f"{host}:{port}", "--nfs-portmap", f"{host}:111")
-    url = f"nfs://{host}/"
+    # libnfs 4.0 cannot mount the root itself for a file in it.
+    Client(port, host=host).mkdir(Client(port, host=host).mount(), b"store", mode=0o755)
+    url = f"nfs://{host}/store/"
     small, large = t.noise_file("small", 3000), t.noise_file("large", 3 * MIB + 77)
     for source in (small, large):
         name = os.path.basename(source)
@@ -448,7 +450,8 @@ def nfs_libnfs_and_qemu(t):
         run("cmp", source, t.path(f"{name}.back"))
     listed = run("nfs-ls", url).stdout
     check(all(f"{size} {name}" in " ".join(listed.split()) for size, name in ((3000, "small"), (3 * MIB + 77, "large"))), listed)
-    check(run("nfs-cat", f"{url}small", text=False).stdout == open(small, "rb").read(), "nfs-cat")
+    run("sh", "-c", f"nfs-cat {url}small >{t.path('cat')}")
+    run("cmp", small, t.path("cat"))
     # QEMU: an image is created, written, read and converted; a kill between write and read.
     disk = f"{url}disk.qcow2"
     run("qemu-img", "create", "-q", "-f", "raw", f"{url}disk.raw", "64M")
