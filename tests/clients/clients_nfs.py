@@ -388,6 +388,41 @@ def nfs_hostile_clients(t):
 
 
 @test
+def nfs_files_at_the_command_line(t):
+    s, port = serve(t)
+    c = Client(port)
+    root = c.mount()
+    directory = c.mkdir(root, b"dir", mode=0o755)
+    golden = c.create(directory, b"golden", mode=0o640)
+    data = os.urandom(MIB)
+    c.write(golden, 4096, data)
+    c.create(directory, b"small", mode=0o644)
+    listed = {file["name"]: file for file in s.json("file", "ls", "/dir")}
+    equal(sorted(listed), ["golden", "small"], "names")
+    found = [listed["golden"][key] for key in ("kind", "size", "mode")]
+    equal(found, ["file", MIB + 4096, 0o640], "a file")
+    check("golden" in s.cli("file", "ls", "dir").stdout, "the table has no row of a file")
+    before = s.json("stats")["stored_bytes"]
+    s.cli("file", "clone", "/dir/golden", "/dir/clone")
+    clone = c.lookup(directory, b"clone")
+    equal(c.read(clone, 4096, MIB)[0], data, "data of a clone")
+    c.write(golden, 4096, b"changed", nfs.FILE_SYNC)
+    equal(c.read(clone, 4096, MIB)[0], data, "data of a clone after a write to the file")
+    check(s.json("stats")["stored_bytes"] - before < MIB // 2, "a clone has copied its data")
+    for error in (s.refused("file", "ls", "/none"), s.refused("file", "clone", "/dir/golden", "/dir/clone")):
+        check("/none" in error or "/dir/clone" in error, error)
+    page = 1100
+    for n in range(page):
+        c.create(root, b"many%d" % n)
+    equal(len(s.json("file", "ls", "/")), page + 1, "number of entries, in pages")
+    s.stop()
+    s.args = []
+    s.start()
+    check("--nfs" in s.refused("file", "ls", "/"), "the error does not name the option")
+    equal(s.json("volume", "list"), [], "volumes")
+
+
+@test
 def nfs_many_clients(t):
     """Threads work on the same directory, each on its files, beside listings."""
     s, port = serve(t)

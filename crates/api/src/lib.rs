@@ -10,6 +10,7 @@ mod connect;
 mod disks;
 mod error;
 pub mod export;
+mod files;
 mod gc;
 mod health;
 pub mod import;
@@ -39,6 +40,7 @@ pub use disks::{
 };
 pub use error::{ErrorDetail, ErrorKind, Problem};
 pub use export::DifferenceLine;
+pub use files::{CloneFile, FileKind, FileView, FilesView};
 pub use gc::{GcEvent, GcPhaseView, Reclaimed};
 pub use health::{ConditionView, HealthState, HealthView};
 pub use jobs::{JobKind, JobState, JobView, ProgressView};

@@ -35,6 +35,7 @@ use forebay_api::JobKind;
 use forebay_cluster::owned::OwnedNames;
 use forebay_cluster::owned_images::OwnedImages;
 use forebay_engine::Pool;
+use forebay_files::Files;
 use forebay_frontend::nbd::ServedListener;
 use forebay_frontend::plane::Gate;
 use forebay_frontend::registry::Registry;
@@ -115,6 +116,8 @@ struct Inner {
     upgrades: upgrade::Upgrades,
     /// Gate that is open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
+    /// The files that are served over NFS.
+    files: OnceLock<Arc<Files>>,
     /// The names of the cluster, if the pool is a shard of one.
     names: OnceLock<Arc<OwnedNames>>,
     /// The images of the cluster, if the pool is a shard of one.
@@ -150,6 +153,7 @@ impl Control {
             creations: Default::default(),
             upgrades: Default::default(),
             gate: OnceLock::new(),
+            files: OnceLock::new(),
             names: OnceLock::new(),
             images: OnceLock::new(),
             observed: RwLock::default(),
@@ -162,6 +166,17 @@ impl Control {
     pub fn set_gate(&self, gate: Gate) {
         // The gate is set once, before the API is served.
         let _ = self.inner.gate.set(gate);
+    }
+
+    /// Sets the files that are served over NFS.
+    pub fn set_files(&self, files: Arc<Files>) {
+        // The files are set once, before the API is served.
+        let _ = self.inner.files.set(files);
+    }
+
+    /// The files that are served over NFS, if any.
+    pub fn files(&self) -> Option<&Arc<Files>> {
+        self.inner.files.get()
     }
 
     /// Returns the pool.

@@ -10,6 +10,7 @@ mod clones;
 mod connect;
 mod events;
 mod exports;
+mod files;
 mod images;
 mod jobs;
 mod luns;
@@ -56,6 +57,7 @@ pub fn routes() -> Vec<Route> {
         snapshots::routes(),
         exports::routes(),
         receives::routes(),
+        files::routes(),
         tenants::routes(),
         targets::routes(),
         luns::routes(),

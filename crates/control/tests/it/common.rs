@@ -51,6 +51,7 @@ impl Rig {
             nbd: Vec::new(),
             iscsi: Vec::new(),
             nvme: Vec::new(),
+            nfs: Vec::new(),
             http: None,
             imports: FetchPolicy::default(),
             started: Instant::now(),

@@ -405,3 +405,44 @@ fn clones_share_the_contents_and_then_differ() {
         }
     });
 }
+
+#[test]
+fn on_a_full_store_truncations_free_room_for_removals() {
+    run(async {
+        let store = forebay_store::FaultyStore::new(1);
+        store.set_capacity(64 << 20);
+        let (_pool, files) = open(store).await;
+        let (caller, top, mut rng) = (root(), files.root(), Rng(1));
+        let mut ids = Vec::new();
+        'fill: for n in 0..100 {
+            let name = format!("f{n}");
+            let made =
+                files.create(top, name.as_bytes(), Create::Guarded, &mode(0o644), (&caller, None)).await;
+            let Ok(made) = made else { break };
+            ids.push((name, made.object.id));
+            for piece in 0..16 {
+                let data: Vec<u8> = (0..1 << 18).map(|_| rng.below(256) as u8).collect();
+                match files.write(made.object.id, piece << 18, &data, true, &caller).await {
+                    Ok(_) => {}
+                    Err(Error::Engine(forebay_engine::Error::NoSpace)) => break 'fill,
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        }
+        assert!(ids.len() > 2, "the store has room for {} files", ids.len());
+        // The data is freed although the change of the size may not fit.
+        for (_, id) in &ids {
+            let _ = files.set_attributes(*id, &size(0), None, (&caller, None)).await;
+        }
+        for (name, _) in &ids {
+            let mut tries = 0;
+            while let Err(e) = files.remove(top, name.as_bytes(), (&caller, None)).await {
+                assert!(matches!(e, Error::Engine(forebay_engine::Error::NoSpace)), "{e}");
+                tries += 1;
+                assert!(tries < 100, "the room of truncated files is not freed");
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            }
+        }
+        assert_eq!(names(&files, top), Vec::<String>::new());
+    });
+}

@@ -93,6 +93,9 @@ pub enum Command {
     /// Manage tenants: limits for several volumes together
     #[command(subcommand)]
     Tenant(TenantCommand),
+    /// List and clone the files that are served over NFS
+    #[command(subcommand)]
+    File(FileCommand),
     /// Manage snapshots: create, list, remove, roll back
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -652,6 +655,25 @@ pub enum VolumeCommand {
         /// The changes.
         #[command(flatten)]
         limits: LimitArgs,
+    },
+}
+
+/// `forebay file …`
+#[derive(Debug, Subcommand)]
+pub enum FileCommand {
+    /// List a directory
+    #[command(alias = "ls")]
+    List {
+        /// Path of the directory
+        #[arg(default_value = "/")]
+        path: String,
+    },
+    /// Clone a file: the clone shares all data with it, and takes no space
+    Clone {
+        /// Path of the file
+        from: String,
+        /// Path of the new file
+        to: String,
     },
 }
 

@@ -12,6 +12,7 @@ mod config;
 mod connect;
 mod diff;
 mod export;
+mod file;
 mod gc;
 mod import;
 mod job;

@@ -18,7 +18,8 @@ use super::args::{
     VolumeCommand,
 };
 use super::{
-    CliError, classes, clients, cluster, complete, config, connect, export, gc, import, job, limit, memory,
+    CliError, classes, clients, cluster, complete, config, connect, export, file, gc, import, job, limit,
+    memory,
     nearest, offline, output, pool, profile, remove, reset, sizing, space, stats, status, target, token, top,
     transfer, upload,
 };
@@ -169,6 +170,7 @@ impl ClientCommands {
             Command::Image(c) => self.image(c).await,
             Command::Volume(c) => self.volume(c).await,
             Command::Tenant(c) => limit::tenant(&self.client, c, self.json).await,
+            Command::File(c) => file::run(&self.client, c, self.json).await,
             Command::Snapshot(c) => self.snapshot(c).await,
             Command::Target(c) => target::target(&self.client, c, self.json).await,
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,

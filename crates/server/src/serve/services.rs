@@ -67,6 +67,8 @@ pub(super) struct Prepared {
     gate: Gate,
     targets: Arc<Targets>,
     limits: Arc<LimitTable>,
+    /// The files that are served over NFS.
+    files: Option<Arc<Files>>,
     units: Arc<Units>,
     known_hosts: Arc<iscsi::KnownHosts>,
     certificates: nbd::Certificates,
@@ -165,7 +167,7 @@ impl Prepared {
             targets.served().clone(),
             &config.nvme.settings(),
         )?;
-        let nfs = listen_nfs(&mut plane, &pool, config).await?;
+        let (nfs, files) = listen_nfs(&mut plane, &pool, config).await?;
         let publishes = !iscsi.is_empty() || own.is_some();
         let publisher =
             publishes.then(|| publisher(config, store, &pool, &targets, groups, &iscsi)).flatten();
@@ -186,6 +188,7 @@ impl Prepared {
             gate,
             targets,
             limits: disk_limits,
+            files,
             units,
             known_hosts,
             certificates,
@@ -222,6 +225,9 @@ impl Prepared {
         let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.limits, self.info);
         control.accept_upgrades(upgrades);
         control.set_gate(self.gate);
+        if let Some(files) = self.files {
+            control.set_files(files);
+        }
         if let Some((names, images)) = &self.shared {
             control.set_names(names.clone());
             control.set_images(images.clone());
@@ -308,12 +314,12 @@ async fn listen_nfs(
     plane: &mut Plane,
     pool: &Arc<Pool>,
     config: &ServeConfig,
-) -> Result<Vec<ListenAddr>, ServeError> {
+) -> Result<(Vec<ListenAddr>, Option<Arc<Files>>), ServeError> {
     if config.nfs.listen.is_empty() {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), None));
     }
     let files = Files::open(pool.clone()).await.map_err(nfs::ListenFailed::from)?;
-    Ok(nfs::listen(plane, files, &config.nfs.settings())?)
+    Ok((nfs::listen(plane, files.clone(), &config.nfs.settings())?, Some(files)))
 }
 
 fn server_info(
