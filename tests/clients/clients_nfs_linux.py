@@ -8,7 +8,7 @@ from harness import Failed, check, equal, run, test, wait_for
 from hosts import GATEWAY, LinuxHost, free_port
 
 KILLS = int(os.environ.get("FOREBAY_NFS_KILLS", "3"))
-CHURN = int(os.environ.get("FOREBAY_NFS_CHURN", "3000"))
+CHURN = int(os.environ.get("FOREBAY_NFS_CHURN", "300"))
 COMPLAINTS = re.compile(r"NFS: .*(error|bogus)|I/O error|BUG:|Oops|readdir loop|server error", re.IGNORECASE)
 LOAD = """
 (
@@ -36,7 +36,7 @@ CHURN_LOAD = """
     mv file$n moved$n
     [[ $(<moved$n) == $n ]]
     if ((n % 3)); then rm moved$n; else mv moved$n stays$n; fi
-    ((n % 100)) || echo $n >/tmp/at
+    ((n % 10)) || echo $n >/tmp/at
   done
   echo well >/tmp/churned
 ) &

@@ -18,7 +18,7 @@ Environment variables, with their defaults:
     FOREBAY_FUSED_RACES   number of Compare and Write operations of each host that races (400)
     FOREBAY_NVME_KILLS    number of times that the server of a Linux NVMe host is killed or upgraded (2)
     FOREBAY_NFS_KILLS     number of times that the server of a Linux NFS client is killed or upgraded (3)
-    FOREBAY_NFS_CHURN     number of files that the Linux NFS client creates, renames and removes (3000)
+    FOREBAY_NFS_CHURN     number of files that the Linux NFS client creates, renames and removes (300)
     FOREBAY_HOSTILE_S     seconds for which clients of each hostile kind run (5)
 
 Of the tests with a Ceph cluster, `rados`; `make test-ceph` sets the values in brackets:

@@ -137,6 +137,7 @@ impl Run {
     }
 
     /// Does one operation. Returns false if the pool has stopped.
+    #[allow(clippy::too_many_lines, reason = "a flat table of operations")]
     async fn step(&mut self, files: &Files) -> bool {
         let caller = Caller::root();
         let by = (&caller, None);

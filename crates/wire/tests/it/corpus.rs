@@ -156,6 +156,7 @@ fn iscsi_seeds(write: &dyn Fn(&str, &str, &[u8])) {
 
 /// Initializations, command capsules and data of hosts.
 /// Sessions of NFS clients: a mount, names and data, in whole records and in fragments.
+#[allow(clippy::too_many_lines, reason = "a flat list of calls")]
 fn nfs_seeds(write: &dyn Fn(&str, &str, &[u8])) {
     use forebay_wire::nfs::{self, mount, portmap};
     use forebay_wire::rpc::Encoder;
