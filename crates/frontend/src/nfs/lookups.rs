@@ -12,8 +12,9 @@ use crate::exec::Executor;
 
 /// Maximum bytes of the result of a listing.
 const LISTING_MAX: u32 = 64 << 10;
-/// Minimum bytes of an entry in a listing.
+/// Minimum bytes of an entry in a listing, and of its attributes and its handle in READDIRPLUS.
 const ENTRY_MIN: u32 = 28;
+const PLUS: u32 = 116;
 /// Bytes of a reply without its data.
 pub(super) const REPLY: usize = 256;
 
@@ -109,7 +110,7 @@ fn list(
     reply: &mut Reply,
 ) {
     let bytes = bytes.min(LISTING_MAX);
-    let most = (bytes / ENTRY_MIN) as usize + 1;
+    let most = (bytes / (ENTRY_MIN + if plus { PLUS } else { 0 })) as usize + 1;
     let page = files.object(handle).and_then(|dir| files.list(dir, cookie, most, caller));
     let page = match page {
         Ok(page) => page,

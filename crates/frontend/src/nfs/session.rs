@@ -15,7 +15,7 @@ use super::errors::End;
 use super::job::Job;
 use super::{lookups, mounts};
 use crate::exec::Executor;
-use crate::plane::{Backlog, Charge, Front, Kind, Output, Protocol, Served, Stop, Worker, must_stop};
+use crate::plane::{Backlog, Charge, FENCED, Front, Kind, Output, Protocol, Served, Stop, Worker, must_stop};
 
 /// Bytes of memory that a call in a task is charged, in addition to its message.
 const TASK_COST: usize = 2 << 10;
@@ -54,6 +54,10 @@ impl Session {
 
     /// Serves a call at once. Returns its reply; `None` if the call has to be performed in a task.
     fn at_once(&self, message: &[u8], output: &Output) -> Result<Option<Vec<u8>>, End> {
+        if self.shared.context.files.pool().is_fenced() {
+            // What is in memory here may have been changed by the other server.
+            return Err(End::Ended(FENCED));
+        }
         let call = match Call::decode(message) {
             Ok(call) => call,
             Err(error) => {
