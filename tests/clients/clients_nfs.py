@@ -424,7 +424,7 @@ def nfs_files_at_the_command_line(t):
 
 @test
 def nfs_many_clients(t):
-    """Threads work on the same directory, each on its files, beside listings."""
+    """Threads work on the same directory, each on its files, and list it."""
     s, port = serve(t)
     first = Client(port)
     root = first.mount()
@@ -471,7 +471,7 @@ def nfs_many_clients(t):
 def nfs_libnfs_and_qemu(t):
     if os.geteuid() != 0:
         raise Skipped("needs root: clients ask port 111 for the port of NFS")
-    # An address of its own, whose port 111 no other port mapper has.
+    # A separate address, whose port 111 no other port mapper has.
     host, port = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}", free_port()
     s = t.server("--nfs", f"{host}:{port}", "--nfs-portmap", f"{host}:111")
     # libnfs 4.0 cannot mount the root itself for a file in it.

@@ -128,8 +128,8 @@ impl Files {
     /// Writes data to a file. On return it is visible, and with `stable` it is durable.
     ///
     /// # Errors
-    /// [`Error::Access`], [`Error::TooLarge`], [`Error::IsDirectory`], [`Error::Stale`], and those of a write:
-    /// then a part of the data may be written.
+    /// [`Error::Access`], [`Error::TooLarge`], [`Error::IsDirectory`], [`Error::Stale`], and those of a
+    /// write: then a part of the data may be written.
     pub async fn write(
         &self,
         id: FileId,
@@ -177,8 +177,8 @@ impl Files {
                 Ok(Changed { before, after: table.attributes(id.number) })
             };
             let file = self.change(make).await?;
-            // The table's change precedes the data in the order of all changes, so one flush of the data makes
-            // both durable.
+            // The table's change precedes the data in the order of all changes, so one flush of the data
+            // makes both durable.
             if stable || disk.try_write(offset, data)? == Fast::Wait {
                 disk.write(offset, data, stable).await?;
             }

@@ -1,17 +1,17 @@
 //! How a change reaches the disk of the namespace.
 //!
-//! A change is a few records in different blocks: inodes, entries, a reply. All blocks of a change are written
-//! in one group of the log, so a loss of the write buffers leaves all of them or none. If the process ends
-//! and the write buffers are retained, only the first blocks of the change may be there. Therefore the blocks
-//! of a change are preceded by a record of the *journal*, with everything that the change writes; it has a
-//! number and a checksum. Opening the namespace applies the newest valid record again:
+//! A change is a few records in different blocks: inodes, entries, a reply. All blocks of a change are
+//! written in one group of the log, so a loss of the write buffers leaves all of them or none. If the process
+//! ends and the write buffers are retained, only the first blocks of the change may be there. Therefore the
+//! blocks of a change are preceded by a record of the *journal*, with everything that the change writes; it
+//! has a number and a checksum. Opening the namespace applies the newest valid record again:
 //!
 //! - the record is not valid: none of the blocks that follow it was written; the record before it was
 //!   followed by all of its blocks, because changes are written one after the other;
 //! - the record is valid: applying it writes what may be missing, and writes the rest again.
 //!
 //! The journal has two slots, which are used in turns. So the record before the one that is being written
-//! stays whole, although nobody needs it: the record that is not valid is then known to be the newer one.
+//! stays whole, although no opening needs it: the record that is not valid is then known to be the newer one.
 //!
 //! Data of a small file, and the target of a link, precede the record. They are one block, which is replaced
 //! as a whole, and of which only the bytes within the size are valid.

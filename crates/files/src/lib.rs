@@ -1,15 +1,15 @@
 //! A namespace of directories, files and symbolic links above the disks of a pool. It has the semantics that
-//! NFS needs, and knows no protocol.
+//! NFS needs, and is independent of protocols.
 //!
 //! **Data.** Each file of more than 4 KiB is an internal disk of the pool (`engine/pool/internal.rs`), as
 //! large as a file can be, of which only the written blocks exist. So files are deduplicated, compressed and
 //! cloned like volumes, and a write that extends a file changes no disk's size. The data of a smaller file,
 //! and the target of a symbolic link, is a block of the namespace's disk.
 //!
-//! **The table.** Another internal disk has the namespace ([`layout`]): inodes, entries of directories, replies.
-//! All of it apart from small files is in memory ([`table`]), so a look-up needs no store. A change is made in
-//! memory under a lock, and written to the disk's buffers under the same lock, behind a record of a journal
-//! ([`journal`]). So the table on the disk is always a prefix of the changes.
+//! **The table.** Another internal disk has the namespace ([`layout`]): inodes, entries of directories,
+//! replies. All of it apart from small files is in memory ([`table`]), so a look-up needs no store. A change
+//! is made in memory under a lock, and written to the disk's buffers under the same lock, behind a record of
+//! a journal ([`journal`]). So the table on the disk is always a prefix of the changes.
 //!
 //! **Namespace and data agree.** After a crash all internal disks are at one moment of the order in which
 //! they were changed, without a flush in between. The operations need only the right order:
@@ -21,13 +21,13 @@
 //! | a small file grows | create the disk durably, copy the data, then the inode refers to the disk | the disk belongs to no inode; the next opening deletes it |
 //! | removal | the name and the inode's last link, durably, then delete the disk, then free the inode | the next opening continues |
 //!
-//! So the *invariant* of a file with a disk: the disk is zero from the file's size on. A later extension shows
-//! zeroes, never data of before. Of a small file only the bytes within its size are valid, whatever the block
-//! has beyond.
+//! So the *invariant* of a file with a disk: the disk is zero from the file's size on. A later extension
+//! shows zeroes, never data of before. Of a small file only the bytes within its size are valid, whatever the
+//! block has beyond.
 //!
 //! **Durability.** Changes of names and attributes are durable when they are answered. Data is durable when
-//! [`Files::commit`] is answered, or when the write was stable. [`Files::verifier`] changes when answered data
-//! may be lost: it is the identity of the memory that holds the write buffers, so it stays the same if a
+//! [`Files::commit`] is answered, or when the write was stable. [`Files::verifier`] changes when answered
+//! data may be lost: it is the identity of the memory that holds the write buffers, so it stays the same if a
 //! killed server finds the buffers again.
 //!
 //! **Locks.** The table's lock is held for a look-up or a change in memory, never across an await. Each file

@@ -1,8 +1,8 @@
 //! Listing directories.
 //!
-//! The cookie of an entry is a number that its directory assigns once. A listing that continues after a cookie
-//! shows the entries with higher cookies, in their order: an entry that stays is shown exactly once, whatever
-//! is added or removed meanwhile, and also if the entry of the cookie itself is removed.
+//! The cookie of an entry is a number that its directory assigns once. A listing that continues after a
+//! cookie shows the entries with higher cookies, in their order: an entry that stays is shown exactly once,
+//! whatever is added or removed at the same time, and also if the entry of the cookie itself is removed.
 
 use std::ops::Bound::{Excluded, Unbounded};
 

@@ -2,11 +2,11 @@
 //!
 //! A client that loses its connection repeats the requests that were not answered. The first request may have
 //! been performed: then a repeated CREATE or REMOVE would fail, although it has succeeded. So the reply to a
-//! request is stored in the same change as the effect of the request, and survives a restart. Only the replies
-//! to requests that changed something are kept: a request that failed is performed again.
+//! request is stored in the same change as the effect of the request, and survives a restart. Only the
+//! replies to requests that changed something are kept: a request that failed is performed again.
 //!
-//! **Limits.** The last [`REPLIES_MAX`] replies are kept, for [`KEPT`]. The attributes in a repeated reply are
-//! the present ones.
+//! **Limits.** The last [`REPLIES_MAX`] replies are kept, for [`KEPT`]. The attributes in a repeated reply
+//! are the present ones.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(crate) const REPLY: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stored {
     pub key: RequestKey,
-    /// The object that the reply names; number 0 if there is none.
+    /// The object that the reply names; number 0 if the reply names no object.
     pub object: FileId,
     /// Number of the reply.
     pub sequence: u64,

@@ -34,8 +34,8 @@ pub enum Begun<'a> {
 }
 
 impl Files {
-    /// Begins a request that changes the namespace. If the same request is being performed, waits until it has
-    /// ended. A repeated request is durable on return.
+    /// Begins a request that changes the namespace. If the same request is being performed, waits until it
+    /// has ended. A repeated request is durable on return.
     ///
     /// # Errors
     /// Those of a flush.

@@ -120,7 +120,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The user who may do everything.
+    /// The user with all permissions.
     pub fn root() -> Caller {
         Caller { uid: 0, gid: 0, groups: Vec::new() }
     }

@@ -24,7 +24,7 @@ use crate::catalogue::{Relation, check_size, disk_by_id};
 use crate::commit::{Admitted, Intake};
 use crate::disk::{Disk, INTERNAL};
 use crate::handle::DiskHandle;
-use crate::{Error, Host, Result};
+use crate::{Error, Result};
 
 /// Room in the write buffers for a change of several blocks of one disk ([`DiskHandle::admit_blocks`]).
 pub struct BlockRoom<'a> {
@@ -32,77 +32,55 @@ pub struct BlockRoom<'a> {
     blocks: usize,
 }
 
-impl Pool {
-    /// The clock, the tasks and the randomness of the pool.
-    pub fn host(&self) -> Arc<dyn Host> {
-        self.components.cx.host.clone()
-    }
+/// The internal disks of a purpose.
+pub(super) fn find(pool: &Pool, purpose: &str) -> Vec<DiskId> {
+    let name = internal_name(purpose);
+    let catalogue = pool.components.catalogue.read();
+    let hidden = catalogue.related(None, Relation::Metadata);
+    hidden.filter(|disk| disk.record().name == name).map(|disk| disk.id()).collect()
+}
 
-    /// The internal disks of a purpose.
-    pub fn internal_disks(&self, purpose: &str) -> Vec<DiskId> {
-        let name = internal_name(purpose);
-        let catalogue = self.components.catalogue.read();
-        let hidden = catalogue.related(None, Relation::Metadata);
-        hidden.filter(|disk| disk.record().name == name).map(|disk| disk.id()).collect()
+/// Creates an internal disk; see [`Pool::create_internal`].
+pub(super) async fn create(
+    pool: &Pool,
+    purpose: &str,
+    size: u64,
+    from: Option<&DiskHandle>,
+) -> Result<Arc<DiskHandle>> {
+    check_size(size)?;
+    let components = &pool.components;
+    if let Some(from) = from {
+        from.disk.check_map(&from.name())?;
     }
+    let record = components.editor.new_record("", size, Role::Metadata);
+    let disk = DiskRecord { name: internal_name(purpose), ..record };
+    let id = disk.id;
+    let from = from.map(DiskHandle::id);
+    components.intake.commit_ops(vec![CatalogueOp::Create { disk, from }]).await?;
+    open(pool, id)
+}
 
-    /// Creates an internal disk, durably, and opens it. With `from`, the disk has the contents that this disk
-    /// has now, and shares all blocks with it.
-    ///
-    /// # Errors
-    /// [`Error::BadSize`]; those of a commit.
-    pub async fn create_internal(
-        &self,
-        purpose: &str,
-        size: u64,
-        from: Option<&DiskHandle>,
-    ) -> Result<Arc<DiskHandle>> {
-        check_size(size)?;
-        let components = &self.components;
-        let from = match from {
-            None => None,
-            Some(from) => {
-                from.disk.check_map(&from.name())?;
-                Some(from.id())
-            }
-        };
-        let record = components.editor.new_record("", size, Role::Metadata);
-        let disk = DiskRecord { name: internal_name(purpose), ..record };
-        let id = disk.id;
-        components.intake.commit_ops(vec![CatalogueOp::Create { disk, from }]).await?;
-        self.open_internal(id)
-    }
+/// Opens an internal disk; see [`Pool::open_internal`].
+pub(super) fn open(pool: &Pool, id: DiskId) -> Result<Arc<DiskHandle>> {
+    let disk = disk_by_id(&pool.components.catalogue, id).filter(|disk| disk.is_internal());
+    let disk = disk.ok_or_else(|| Error::NotFound(format!("internal disk {}", id.0)))?;
+    let name = disk.record().name.clone();
+    disk.attach(&name)?;
+    let (metadata, marks) = (pool.components.metadata.clone(), pool.components.marks.clone());
+    Ok(Arc::new(DiskHandle::new(metadata, marks, disk, name, None)))
+}
 
-    /// Opens an internal disk. The front end answers for the durability of the answers that it gives: the
-    /// disk is never marked, and its clients are not refused after a loss of memory.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`].
-    pub fn open_internal(&self, id: DiskId) -> Result<Arc<DiskHandle>> {
-        let disk = disk_by_id(&self.components.catalogue, id).filter(|disk| disk.is_internal());
-        let disk = disk.ok_or_else(|| Error::NotFound(format!("internal disk {}", id.0)))?;
-        let name = disk.record().name.clone();
-        disk.attach(&name)?;
-        let (metadata, marks) = (self.components.metadata.clone(), self.components.marks.clone());
-        Ok(Arc::new(DiskHandle::new(metadata, marks, disk, name, None)))
+/// Deletes internal disks; see [`Pool::remove_internal`].
+pub(super) async fn remove(pool: &Pool, ids: &[DiskId]) -> Result<()> {
+    let catalogue = &pool.components.catalogue;
+    let exists = |id: &DiskId| disk_by_id(catalogue, *id).is_some_and(|disk| disk.is_internal());
+    let ops: Vec<_> = ids.iter().copied().filter(exists).map(|disk| CatalogueOp::Delete { disk }).collect();
+    if ops.is_empty() {
+        return Ok(());
     }
-
-    /// Deletes internal disks, durably. No request on them is in progress, and none follows.
-    ///
-    /// # Errors
-    /// Those of a commit.
-    pub async fn remove_internal(&self, ids: &[DiskId]) -> Result<()> {
-        let exists =
-            |id: &DiskId| disk_by_id(&self.components.catalogue, *id).is_some_and(|disk| disk.is_internal());
-        let ops: Vec<_> =
-            ids.iter().copied().filter(exists).map(|disk| CatalogueOp::Delete { disk }).collect();
-        if ops.is_empty() {
-            return Ok(());
-        }
-        self.components.intake.commit_ops(ops).await?;
-        self.components.space.reclaim_is_due();
-        Ok(())
-    }
+    pool.components.intake.commit_ops(ops).await?;
+    pool.components.space.reclaim_is_due();
+    Ok(())
 }
 
 /// The name of the internal disks of a purpose.

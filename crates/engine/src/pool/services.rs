@@ -3,17 +3,59 @@
 
 use std::sync::Arc;
 
-use forebay_format::SyncMode;
+use forebay_format::{DiskId, SyncMode};
 
 use super::admin::DiskInfo;
 use super::export::{self, Export};
+use super::internal;
 use super::limits::{self, DiskLimits, TenantInfo};
 use super::pool::Pool;
 use super::receive::{self, ReceiveError, ReceiveRequest, Receiving};
-use crate::handle::Since;
-use crate::{CachedBlock, ClassesInfo, GcProgress, Limits, Peek, Prefetched, ProfileInfo, Result};
+use crate::handle::{DiskHandle, Since};
+use crate::{CachedBlock, ClassesInfo, GcProgress, Host, Limits, Peek, Prefetched, ProfileInfo, Result};
 
 impl Pool {
+    /// The clock, the tasks and the randomness of the pool.
+    pub fn host(&self) -> Arc<dyn Host> {
+        self.components.cx.host.clone()
+    }
+
+    /// The internal disks of a purpose.
+    pub fn internal_disks(&self, purpose: &str) -> Vec<DiskId> {
+        internal::find(self, purpose)
+    }
+
+    /// Creates an internal disk, durably, and opens it. With `from`, the disk has the contents that this disk
+    /// has now, and shares all blocks with it.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadSize`]; those of a commit.
+    pub async fn create_internal(
+        &self,
+        purpose: &str,
+        size: u64,
+        from: Option<&DiskHandle>,
+    ) -> Result<Arc<DiskHandle>> {
+        internal::create(self, purpose, size, from).await
+    }
+
+    /// Opens an internal disk. The front end answers for the durability of the answers that it gives: the
+    /// disk is never marked, and its clients are not refused after a loss of memory.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`].
+    pub fn open_internal(&self, id: DiskId) -> Result<Arc<DiskHandle>> {
+        internal::open(self, id)
+    }
+
+    /// Deletes internal disks, durably. No request on them is in progress, and none follows.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub async fn remove_internal(&self, ids: &[DiskId]) -> Result<()> {
+        internal::remove(self, ids).await
+    }
+
     /// Waits until everything is durable that was acknowledged on any disk before the call.
     ///
     /// # Errors

@@ -114,7 +114,7 @@ async fn tree_of(files: &Files) -> Tree {
     tree
 }
 
-/// The objects that a run knows.
+/// The state of a run.
 struct Run {
     rng: Rng,
     model: Model,

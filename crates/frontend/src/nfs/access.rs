@@ -60,7 +60,7 @@ pub struct AccessRule {
     pub network: Network,
     /// Whether changes are refused.
     pub read_only: bool,
-    /// Whether root of a client is nobody here.
+    /// Whether root of a client is an unprivileged user here (65534).
     pub root_squash: bool,
 }
 

@@ -668,7 +668,7 @@ pub enum FileCommand {
         #[arg(default_value = "/")]
         path: String,
     },
-    /// Clone a file: the clone shares all data with it, and takes no space
+    /// Clone a file: the clone shares all data with it
     Clone {
         /// Path of the file
         from: String,

@@ -53,7 +53,8 @@ pub struct NfsSection {
     pub portmap: Vec<ListenAddr>,
     /// Other machines may use the addresses, although clients do not authenticate themselves.
     pub allow_remote: Option<bool>,
-    /// What the clients of networks may do: `NETWORK[,ro][,root-squash]`. The first rule for a client decides.
+    /// What the clients of networks may do: `NETWORK[,ro][,root-squash]`. The first rule for a client
+    /// decides.
     #[serde(default, deserialize_with = "rules")]
     pub access: Vec<AccessRule>,
 }

@@ -1,9 +1,9 @@
 //! Listening sockets that a service manager opened (sd_listen_fds(3)).
 //!
 //! A socket belongs to the configured address to which it is bound. If it has one of the names `nbd`,
-//! `iscsi`, `nvme`, `nfs`, `http` and `control` (`FileDescriptorName=` of systemd), it can only be used for that
-//! service; other names do not matter. A socket that matches no configured address is an error: clients that
-//! connect to it would wait forever.
+//! `iscsi`, `nvme`, `nfs`, `http` and `control` (`FileDescriptorName=` of systemd), it can only be used for
+//! that service; other names do not matter. A socket that matches no configured address is an error: clients
+//! that connect to it would wait forever.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{FromRawFd, OwnedFd};
