@@ -108,7 +108,7 @@ def linux_nfs_client(t):
         wait_for(lambda: at() >= CHURN * part // 3, "the churn", 1200)
         s.kill()
         s.start()
-    script = "until [[ -s /tmp/churned ]]; do sleep 1; done; cat /tmp/churned; cat /tmp/wrong 2>/dev/null || true"
+    script = "until [[ -s /tmp/churned ]]; do sleep 1; done; touch /tmp/wrong; cat /tmp/churned /tmp/wrong"
     churned = guest.run(script, timeout=2400)
     equal(churned, "well", "the churn, and wrong listings")
     guest.run(f"cd /mnt/a/names; [[ $(ls | wc -l) == {-(-CHURN // 3)} ]]; ! ls | grep -v ^stays")
