@@ -57,7 +57,8 @@ class Result:
 
 
 class Queue(Connection):
-    """A connection. `controller` is set for an I/O queue; `connect` False leaves the queue unconnected."""
+    """A connection. `controller` is set for an I/O queue; `connect` False leaves the queue unconnected.
+    `authenticate` is called with the queue, the host and the subsystem after the Connect."""
 
     def __init__(
         self,
@@ -73,8 +74,10 @@ class Queue(Connection):
         attributes=0,
         connect=True,
         timeout=60,
+        authenticate=None,
+        source=None,
     ):
-        super().__init__(address, timeout)
+        super().__init__(address, timeout, source)
         self.next_id, self.digests = 0, 0
         self.sent, self.data, self.done = {}, {}, {}
         self.damage = None
@@ -93,7 +96,9 @@ class Queue(Connection):
             if done.status != OK:
                 self.close()
                 raise Failed(done.status)
-            self.controller = done.result & 0xFFFF
+            self.controller, self.requires = done.result & 0xFFFF, done.result >> 16
+            if authenticate:
+                authenticate(self, host, subsystem)
 
     def close(self):
         self.socket.close()

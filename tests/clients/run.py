@@ -72,6 +72,7 @@ import clients_upgrade_killed  # noqa: E402, F401
 import clients_upgrade_corners  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
 import clients_nvme  # noqa: E402, F401
+import clients_nvme_auth  # noqa: E402, F401
 import clients_nvme_linux  # noqa: E402, F401
 import clients_aborts  # noqa: E402, F401
 import clients_power  # noqa: E402, F401

@@ -31,6 +31,10 @@ pub struct CreateTarget {
     /// CHAP credentials of the target, for mutual CHAP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mutual: Option<Chap>,
+    /// DH-HMAC-CHAP key of the target, for NVMe hosts that authenticate it: `DHHC-1:…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub dhchap_key: Option<Secret>,
     /// Volume, image, or `volume@snapshot` that is to be mapped. A node of a cluster creates the target in
     /// the shard of this disk; all disks of a target are in one shard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,6 +64,10 @@ pub struct AllowInitiator {
     /// CHAP credentials of the initiator; those of the target if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chap: Option<Chap>,
+    /// DH-HMAC-CHAP key with which the initiator, an NVMe host, must authenticate itself: `DHHC-1:…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub dhchap_key: Option<Secret>,
     /// LUNs exposed to the initiator; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub luns: Option<Vec<u16>>,
@@ -78,6 +86,9 @@ pub struct TargetView {
     pub chap_user: Option<String>,
     /// CHAP user of the target, for mutual CHAP.
     pub mutual_user: Option<String>,
+    /// The target has a DH-HMAC-CHAP key, and can authenticate itself to NVMe hosts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_dhchap_key: bool,
     /// Mapped disks.
     pub luns: Vec<LunView>,
     /// Initiator ACL.
@@ -111,6 +122,9 @@ pub struct InitiatorView {
     pub name: String,
     /// CHAP user of the initiator; `None` if that of the target applies.
     pub chap_user: Option<String>,
+    /// The initiator, an NVMe host, must authenticate itself with a DH-HMAC-CHAP key.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_dhchap_key: bool,
     /// LUNs exposed to the initiator; `None` for all.
     pub luns: Option<Vec<u16>>,
 }

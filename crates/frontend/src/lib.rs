@@ -7,6 +7,7 @@
 //! Disks and the durability of writes are the engine's responsibility. The control plane uses these modules
 //! through their handles, and is not known here.
 
+mod attempts;
 pub mod document;
 mod exec;
 #[cfg(feature = "fuzzing")]

@@ -1,4 +1,4 @@
-//! The CRC-32C digest of iSCSI (RFC 7143, 13.1) and of NVMe/TCP (NVMe/TCP Transport 1.0, 3.4).
+//! The CRC-32C digest of iSCSI (RFC 7143, 13.1) and of NVMe/TCP (NVMe/TCP Transport 1.0, 3.4), and CRC-32.
 
 /// The digest of some bytes and of `padding` zeroes after them.
 pub fn crc32c(bytes: &[u8], padding: usize) -> u32 {
@@ -6,6 +6,11 @@ pub fn crc32c(bytes: &[u8], padding: usize) -> u32 {
     digest.update(bytes);
     digest.update(&[0; 3][..padding]);
     digest.finalize() as u32
+}
+
+/// The checksum CRC-32 of ISO 3309, which keys of NVMe hosts contain.
+pub fn crc32(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, bytes) as u32
 }
 
 #[cfg(test)]

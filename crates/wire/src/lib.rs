@@ -16,3 +16,5 @@ pub mod nfs;
 pub mod nvme;
 pub mod rpc;
 pub mod scsi;
+
+pub use crc::crc32;

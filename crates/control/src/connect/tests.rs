@@ -54,6 +54,7 @@ fn target() -> Target {
         number: 1,
         open: false,
         chap: None,
+        dhchap: None,
         mutual: None,
         luns: [(3, lun(DISK)), (4, lun("other"))].into(),
         initiators: Vec::new(),
@@ -61,7 +62,12 @@ fn target() -> Target {
 }
 
 fn initiator(name: &str, chap: Option<&str>, luns: Option<Vec<u16>>) -> Initiator {
-    Initiator { name: format!("iqn.2026-01.b:{name}").parse().unwrap(), chap: chap.map(chap_of), luns }
+    Initiator {
+        name: format!("iqn.2026-01.b:{name}").parse().unwrap(),
+        chap: chap.map(chap_of),
+        dhchap: None,
+        luns,
+    }
 }
 
 const SECRET: &str = "a secret of twelve";

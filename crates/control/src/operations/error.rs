@@ -194,7 +194,7 @@ impl From<TargetError> for ControlError {
             E::NoNumber | E::Full(_) => ErrorKind::Full,
             E::Name(_) => ErrorKind::BadName,
             E::HighLun(_) => ErrorKind::BadLun,
-            E::Chap { .. } | E::SameSecret => ErrorKind::BadChap,
+            E::Chap { .. } | E::DhChap(_) | E::NoHost(_) | E::SameSecret => ErrorKind::BadChap,
             E::Unreadable(_) => ErrorKind::Unreadable,
         };
         let foreign = match &e {

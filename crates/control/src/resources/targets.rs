@@ -1,8 +1,8 @@
 //! `/targets`: iSCSI targets, their initiator ACLs and sessions. No response contains a secret.
 
 use forebay_api::{self as api, CreateTarget, ErrorKind, InitiatorView, SessionView, TargetView};
-use forebay_frontend::targets::{Chap, Initiator, IqnName, SessionInfo, Target, TargetError};
-use forebay_text::quoted;
+use forebay_frontend::targets::{Chap, DhChapKey, Initiator, IqnName, SessionInfo, Target, TargetError};
+use forebay_text::{Secret, quoted};
 
 use super::clients::{MAX_ID, ended};
 use super::luns::lun_view;
@@ -132,6 +132,7 @@ impl Operation for CreateTarget {
     const CHANGE: Changes<Self> = Some(|op| {
         let open = if op.open { ", open to every initiator" } else { "" };
         let users = [users_text("CHAP user", &op.chap), users_text("mutual CHAP user", &op.mutual)].concat();
+        let users = users + key_text(&op.dhchap_key);
         Change::create(format_args!("target {}{open}{users}", quoted(&op.name)))
     });
     const DISKS: Disks<Self> = |op| op.disk.iter().cloned().collect();
@@ -148,6 +149,7 @@ impl Operation for CreateTarget {
             open: self.open,
             chap: self.chap.clone().map(credentials),
             mutual: self.mutual.clone().map(credentials),
+            dhchap: self.dhchap_key.clone().map(DhChapKey::new),
             luns: Default::default(),
             initiators: Vec::new(),
         };
@@ -242,11 +244,11 @@ struct AllowInitiator {
 impl Operation for AllowInitiator {
     type Reply = TargetView;
     const CHANGE: Changes<Self> = Some(|op| {
-        let api::AllowInitiator { chap, luns } = &op.allowed;
+        let api::AllowInitiator { chap, dhchap_key, luns } = &op.allowed;
         let luns = luns.as_ref().map(|luns| format!(", LUNs {luns:?}")).unwrap_or_default();
         let (initiator, target) = (quoted(&op.initiator), quoted(&op.target));
-        let object =
-            format_args!("initiator {initiator} at target {target}{luns}{}", users_text("CHAP user", chap));
+        let (user, key) = (users_text("CHAP user", chap), key_text(dhchap_key));
+        let object = format_args!("initiator {initiator} at target {target}{luns}{user}{key}");
         Change::new("allow", "allowed", object)
     });
     const DISKS: Disks<Self> = |_| Vec::new();
@@ -256,8 +258,9 @@ impl Operation for AllowInitiator {
     }
 
     async fn execute(&self, control: &Control, _: &str) -> Result<TargetView> {
-        let api::AllowInitiator { chap, luns } = self.allowed.clone();
-        let entry = Initiator { name: iqn(&self.initiator)?, chap: chap.map(credentials), luns };
+        let api::AllowInitiator { chap, dhchap_key, luns } = self.allowed.clone();
+        let (name, chap) = (iqn(&self.initiator)?, chap.map(credentials));
+        let entry = Initiator { name, chap, dhchap: dhchap_key.map(DhChapKey::new), luns };
         control.targets().allow(&iqn(&self.target)?, entry).await?;
         target(control, &self.target).await
     }
@@ -289,6 +292,11 @@ impl Operation for DenyInitiator {
 /// The user of credentials, for the log; never their secret.
 fn users_text(what: &str, chap: &Option<api::Chap>) -> String {
     chap.as_ref().map(|chap| format!(", {what} {}", quoted(&chap.user))).unwrap_or_default()
+}
+
+/// For the log: that there is a key; never the key.
+fn key_text(key: &Option<Secret>) -> &'static str {
+    if key.is_some() { ", with a DH-HMAC-CHAP key" } else { "" }
 }
 
 /// For the log: whether sessions were ended, too.
@@ -330,6 +338,7 @@ fn target_view(control: &Control, target: &Target, sessions: Vec<SessionInfo>) -
         open: target.open,
         chap_user: user(target.chap.as_ref()),
         mutual_user: user(target.mutual.as_ref()),
+        has_dhchap_key: target.dhchap.is_some(),
         luns: target.luns.iter().map(|(number, lun)| lun_view(control, *number, lun)).collect(),
         initiators: target
             .initiators
@@ -337,6 +346,7 @@ fn target_view(control: &Control, target: &Target, sessions: Vec<SessionInfo>) -
             .map(|i| InitiatorView {
                 name: i.name.to_string(),
                 chap_user: user(i.chap.as_ref()),
+                has_dhchap_key: i.dhchap.is_some(),
                 luns: i.luns.clone(),
             })
             .collect(),

@@ -92,7 +92,7 @@ async fn start() -> Server {
         limits: nvme::ControllerLimits { all: 2048, per_address: 512 },
     };
     let served = (pool.clone(), units.clone());
-    let nvme = nvme::listen(&mut plane, served, targets.served().clone(), &nvme).unwrap();
+    let nvme = nvme::listen(&mut plane, served, (targets.served().clone(), Arc::default()), &nvme).unwrap();
     let disks = iscsi::Disks::Own { pool: pool.clone(), units };
     let taken = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings).unwrap();
     let front: Arc<dyn FrontEnd> = Arc::new(Neighbour);
@@ -115,6 +115,7 @@ async fn make_targets(targets: &Targets) {
         open: true,
         chap,
         mutual: None,
+        dhchap: None,
         luns: Default::default(),
         initiators: Vec::new(),
     };

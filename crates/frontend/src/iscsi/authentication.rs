@@ -8,7 +8,7 @@ use forebay_wire::iscsi::text;
 use super::chap::{Algorithm, Challenge, MAX_CHALLENGE};
 use super::context::Context;
 use super::errors::Refusal;
-use super::known::Account;
+use crate::attempts::Account;
 use crate::targets::Chap;
 
 /// Progress of the authentication.
@@ -183,6 +183,7 @@ mod tests {
             open: true,
             chap: Some(chap(SECRETS[n].into())),
             mutual: Some(chap(format!("mutual {}", SECRETS[n]))),
+            dhchap: None,
             luns: Default::default(),
             initiators: Vec::new(),
         };

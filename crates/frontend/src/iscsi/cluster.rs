@@ -216,14 +216,19 @@ mod tests {
     }
 
     fn target(suffix: &str, admitted: &[&str]) -> (IqnName, Arc<Target>) {
-        let initiators =
-            admitted.iter().map(|initiator| Initiator { name: name(initiator), chap: None, luns: None });
+        let initiators = admitted.iter().map(|initiator| Initiator {
+            name: name(initiator),
+            chap: None,
+            dhchap: None,
+            luns: None,
+        });
         let target = Target {
             name: name(&format!("iqn.2026-01.org.example:{suffix}")),
             number: 1,
             open: false,
             chap: None,
             mutual: None,
+            dhchap: None,
             luns: Default::default(),
             initiators: initiators.collect(),
         };

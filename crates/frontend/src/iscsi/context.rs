@@ -9,12 +9,12 @@ use forebay_engine::Pool;
 use forebay_wire::iscsi::Parameters;
 use forebay_wire::iscsi::reply::LoginStatus;
 
-use super::attempts::Attempts;
 use super::chap::Algorithm;
 use super::cluster::ClusterPortals;
 use super::groups::PortGroups;
 use super::registry::{Registered, Registry};
 use super::standby::Standby;
+use crate::attempts::Attempts;
 use crate::plane::{ListenAddr, Received};
 use crate::scsi::{StandbyState, Units};
 use crate::targets::{Chap, IqnName, ServedTargets, Target};

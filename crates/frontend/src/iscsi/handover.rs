@@ -11,8 +11,8 @@ use forebay_wire::iscsi::{Digests, Parameters};
 use serde::{Deserialize, Serialize};
 
 use super::context::{Context, Continued, KnownDisks, LoggedIn, StandbyStates};
-use super::known::Account;
 use super::registry::Key;
+use crate::attempts::Account;
 use crate::plane::Received;
 use crate::targets::{Chap, IqnName};
 

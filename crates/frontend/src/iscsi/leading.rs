@@ -8,7 +8,7 @@ use forebay_wire::iscsi::reply::LoginStatus;
 use super::authentication::{Authenticator, Credentials, value};
 use super::context::Context;
 use super::errors::Refusal;
-use super::known::Account;
+use crate::attempts::Account;
 use crate::targets::{Chap, IqnName, Target};
 
 /// What the leading request of a login settles.

@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use forebay_wire::iscsi::reply::LoginStatus;
 
-use super::attempts::Attempts;
 use super::chap::Algorithm;
 use super::cluster::ClusterPortals;
 use super::connection::Front;
 use super::context::{Context, Disks};
 use super::groups::PortGroups;
-use super::known::KnownHosts;
 use super::registry::Registry;
 use super::standby::Standby;
+use crate::attempts::{Attempts, KnownHosts};
 use crate::iscsi::SessionLimits;
 use crate::plane::{FrontEnd, ListenAddr, ListenError, Plane};
 use crate::scsi::Units;

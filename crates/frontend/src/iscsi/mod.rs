@@ -1,7 +1,7 @@
 //! The iSCSI target (RFC 7143): sessions of initiators, served from the logical units of [`crate::scsi`].
 //!
-//! A `connection` logs in (`login`: `leading` handles the first request, `authentication` CHAP with `chap`
-//! `attempts` and `known`), which starts a session (`registry`). A session has one connection, and error
+//! A `connection` logs in (`login`: `leading` handles the first request, `authentication` CHAP with `chap` and
+//! [`crate::attempts`]), which starts a session (`registry`). A session has one connection, and error
 //! recovery level 0. Then its PDUs are served (`session`): commands (`command`), whose data is gathered by
 //! `gather` and which run in a `task`, their `management`, and text requests (`text`, `discovery`). `link`
 //! numbers and sends PDUs. `lun_map` holds the units that the initiator sees; `watch` reports events that
@@ -14,7 +14,6 @@
 //! `context` is the input of a connection and of a session, `limits` their limits, `errors` the reasons why a
 //! connection ends. `listen` starts it all.
 
-mod attempts;
 mod authentication;
 mod chap;
 mod cluster;
@@ -26,7 +25,6 @@ mod errors;
 mod gather;
 mod groups;
 mod handover;
-mod known;
 mod leading;
 mod limits;
 mod link;
@@ -47,8 +45,9 @@ pub use chap::Algorithm;
 pub use cluster::{ClusterPortals, ClusterTargets, ShardOwners};
 pub use context::Disks;
 pub use groups::PortGroups;
-pub use known::{KnownHosts, remember};
 pub use listen::{Settings, follow, listen, listen_as_standby, listen_for_cluster};
 pub use notice::{Notice, Record, portals_of};
 pub use registry::SessionLimits;
 pub use standby::{Standby, WhileStandby};
+
+pub use crate::attempts::{KnownHosts, remember};

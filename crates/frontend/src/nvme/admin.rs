@@ -77,6 +77,8 @@ impl Admin {
             Ok(Fabrics::Connect(_)) => Err(Status::SEQUENCE_ERROR),
             // The admin queue cannot be disconnected alone (Base 6.4).
             Ok(Fabrics::Disconnect) => Err(Status::INVALID_FIELD),
+            // A host authenticates itself once, right after its Connect.
+            Ok(Fabrics::AuthSend(_) | Fabrics::AuthReceive(_)) => Err(Status::SEQUENCE_ERROR),
             Err(status) => Err(status),
         };
         let (status, result) = done.map_or_else(|status| (status, 0), |value| (Status::SUCCESS, value));

@@ -1,11 +1,16 @@
 //! The beginning of a connection: its initialization, and the Connect of a queue (Transport 3.5.1; Base 6.3).
 //!
 //! Names of hosts can be forged, so a Connect that is refused does not reveal whether the subsystem exists.
+//! If the table of targets has a key for the host, the host has to prove with each queue that it has the key
+//! (`authentication`) before the queue is served. Commands of a queue before this proof fail, and their number
+//! is limited. Also the time until a queue is served is limited, since all of this is a part of the negotiation
+//! of a connection.
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use forebay_wire::nvme::auth::{AUTH_MESSAGE_MAX, AuthFailure};
 use forebay_wire::nvme::reply::{Completion, Framing, initialized, terminate};
 use forebay_wire::nvme::{
     CONNECT_DATA, Connect, ConnectData, DISCOVERY_NQN, Digests, Fabrics, FatalError, H2C_DATA_MAX,
@@ -13,13 +18,16 @@ use forebay_wire::nvme::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
+use super::authentication::{Authentication, Challenge, Keys, Next};
 use super::context::Context;
 use super::controller::{Controller, QueueGuard};
 use super::discovery::admits;
 use super::errors::End;
 use super::namespaces::Namespaces;
 use super::registry::Registered;
+use crate::attempts::Account;
 use crate::targets::{IqnName, Target};
 
 /// Maximum bytes of data of the PDUs of a host.
@@ -28,6 +36,10 @@ pub(super) const LIMITS: Limits = Limits { in_capsule: IN_CAPSULE_MAX, data: H2C
 pub(super) const MAX_QUEUES: u16 = 32;
 /// Bytes that are received at once before the Connect.
 const INPUT: usize = 4096;
+/// Maximum commands of a queue before its host is authenticated: twice as many as an authentication has.
+const UNAUTHENTICATED_MAX: usize = 10;
+/// In the result of a Connect: the host has to authenticate itself (AUTHREQ, ATR).
+const AUTHENTICATE: u64 = 1 << 17;
 
 /// A connected queue.
 pub(super) struct Connected {
@@ -39,12 +51,14 @@ pub(super) struct Connected {
     pub entries: u16,
     pub framing: Framing,
     pub no_flow_control: bool,
+    /// Number of commands of the queue so far.
+    pub fetched: u16,
     /// Bytes that were received after the Connect.
     pub input: Vec<u8>,
 }
 
-/// A queue that was admitted.
-type Admitted = (Arc<Controller>, QueueGuard, Option<Registered>);
+/// A queue that was admitted, with the authentication that its host has to pass.
+type Admitted = (Arc<Controller>, QueueGuard, Option<Registered>, Option<(Keys, Account)>);
 
 /// Receives PDUs before the queue is connected.
 struct Beginning<'a> {
@@ -125,16 +139,29 @@ pub(super) async fn connect(
         Err(status) => Err((status, "it is no valid Connect")),
     };
     let (queue, head, result, status) = match &admitted {
-        Ok((connect, (controller, ..))) => {
+        Ok((connect, (controller, _, _, authentication))) => {
             let head = (1 % connect.entries) as u16;
-            (connect.queue, head, u64::from(controller.id), Status::SUCCESS)
+            let authenticates = if authentication.is_some() { AUTHENTICATE } else { 0 };
+            (connect.queue, head, u64::from(controller.id) | authenticates, Status::SUCCESS)
         }
         Err((status, _)) => (0, 0, 0, *status),
     };
     let mut answer = Vec::new();
     framing.complete(&Completion { command: sqe.id(), queue, head, result, status }, &mut answer);
     beginning.stream.write_all(&answer).await?;
-    let (connect, (controller, guard, registered)) = admitted.map_err(|(_, why)| End::Refused(why))?;
+    let (connect, (controller, guard, registered, keys)) = admitted.map_err(|(_, why)| End::Refused(why))?;
+    let mut fetched = 1;
+    if let Some((keys, account)) = keys {
+        let mut authentication = Authentication::new(keys);
+        let queue = Unproved { framing, queue, entries: connect.entries, context, peer, account };
+        let Some(more) = queue.authenticate(&mut beginning, &mut authentication).await? else {
+            return Ok(None);
+        };
+        fetched += more;
+        if let Some(namespaces) = &controller.namespaces {
+            namespaces.has_proved(&authentication.keys().host);
+        }
+    }
     Ok(Some(Connected {
         controller,
         guard,
@@ -143,6 +170,7 @@ pub(super) async fn connect(
         entries: u16::try_from(connect.entries).unwrap_or(QUEUE_ENTRIES),
         framing,
         no_flow_control: connect.no_flow_control,
+        fetched,
         input: beginning.input,
     }))
 }
@@ -191,8 +219,10 @@ async fn admit(
         if !controller.is_ready() {
             return Err((Status::SEQUENCE_ERROR, "the controller is not enabled"));
         }
+        let target = controller.namespaces.as_ref().and_then(|own| context.targets.get(&own.target));
+        let keys = target.map(|target| keys(&target, &host, &data.subsystem)).ok_or(none)?;
         let guard = controller.connect(connect.queue, fd).ok_or(none)?;
-        return Ok((controller, guard, None));
+        return Ok((controller, guard, None, keys));
     }
     // Controllers are dynamic.
     if data.controller != u16::MAX {
@@ -203,6 +233,7 @@ async fn admit(
         name => Some(find(context, name, &host)?),
     };
     let busy = |status| (status, "a limit on controllers is reached, or a former controller has not ended");
+    let keys = target.as_ref().and_then(|target| keys(target, &host, &data.subsystem));
     context.registry.end_gone(&host, data.host_id, &data.subsystem).await.map_err(busy)?;
     let made = context.registry.begin(peer.ip(), |id| {
         let namespaces = target.map(|target| Namespaces::new(context.clone(), &target, host.clone(), id));
@@ -212,7 +243,134 @@ async fn admit(
     let (registered, controller) = made.map_err(busy)?;
     let ended = (Status::CONNECT_BUSY, "the controller has ended");
     let guard = controller.connect(0, fd).ok_or(ended)?;
-    Ok((controller, guard, Some(registered)))
+    Ok((controller, guard, Some(registered), keys))
+}
+
+/// What a host of a target has to prove, if it has to prove anything.
+fn keys(target: &Target, host: &IqnName, subsystem: &str) -> Option<(Keys, Account)> {
+    let key = target.admission(host)?.dhchap?.clone();
+    let keys = Keys {
+        host: key,
+        subsystem: target.dhchap.clone(),
+        host_name: host.clone(),
+        subsystem_name: subsystem.to_owned(),
+    };
+    Some((keys, Account::at(target, host)))
+}
+
+/// A queue whose host is not authenticated yet.
+struct Unproved<'a> {
+    framing: Framing,
+    queue: u16,
+    entries: u32,
+    context: &'a Context,
+    peer: SocketAddr,
+    account: Account,
+}
+
+impl Unproved<'_> {
+    /// Serves commands until the host is authenticated. Returns their number; `None` if the host has closed
+    /// the connection.
+    async fn authenticate(
+        &self,
+        beginning: &mut Beginning<'_>,
+        authentication: &mut Authentication,
+    ) -> Result<Option<u16>, End> {
+        for n in 1..=UNAUTHENTICATED_MAX {
+            let next = beginning.next(Phase::Established, self.framing.digests, |pdu| match pdu {
+                Pdu::Command { sqe, data, intact } => Some((*sqe, data.to_vec(), *intact)),
+                _ => None,
+            });
+            let Some(Some((sqe, data, intact))) = next.await? else { return Ok(None) };
+            let served = match Fabrics::decode(&sqe) {
+                Some(Ok(Fabrics::AuthSend(len))) => {
+                    self.receive(&sqe, (len, &data, intact), authentication).await.map(|()| Vec::new())
+                }
+                Some(Ok(Fabrics::AuthReceive(room))) if sqe.sgl() == Ok(Sgl::Transport { len: room }) => {
+                    authentication.send(room)
+                }
+                Some(Ok(Fabrics::AuthReceive(_))) => Err(Status::SGL_LENGTH_INVALID),
+                Some(Err(status)) if matches!(sqe.fabrics_type(), 5 | 6) => Err(status),
+                _ => Err(Status::AUTHENTICATION_REQUIRED),
+            };
+            let (message, status) = match served {
+                Ok(message) => (message, Status::SUCCESS),
+                Err(status) => (Vec::new(), status),
+            };
+            let head = ((1 + n) % self.entries.max(1) as usize) as u16;
+            let mut answer = Vec::new();
+            if !message.is_empty() {
+                answer = self.framing.data_header(sqe.id(), message.len(), false);
+                answer.extend_from_slice(&message);
+                self.framing.data_digest(&message, &mut answer);
+            }
+            let completion = Completion { command: sqe.id(), queue: self.queue, head, result: 0, status };
+            self.framing.complete(&completion, &mut answer);
+            beginning.stream.write_all(&answer).await?;
+            if authentication.is_done() {
+                return Ok(Some(n as u16));
+            }
+            if authentication.has_ended() {
+                return Err(End::Refused("its host has not proved its identity"));
+            }
+        }
+        Err(End::Refused("its host does not authenticate itself"))
+    }
+
+    /// Serves an Authentication Send.
+    async fn receive(
+        &self,
+        sqe: &Sqe,
+        (len, data, intact): (u32, &[u8], bool),
+        authentication: &mut Authentication,
+    ) -> Result<(), Status> {
+        match sqe.sgl()? {
+            Sgl::InCapsule { offset: 0, len: held } if held == len && data.len() == len as usize => {}
+            Sgl::InCapsule { .. } => return Err(Status::SGL_LENGTH_INVALID),
+            Sgl::Transport { .. } => return Err(Status::SGL_TYPE_INVALID),
+        }
+        if !intact {
+            return Err(Status::TRANSIENT_TRANSPORT_ERROR);
+        }
+        if data.len() > AUTH_MESSAGE_MAX {
+            return Err(Status::INVALID_FIELD);
+        }
+        match authentication.receive(data) {
+            Next::Continue => {}
+            Next::Challenge(hash, group) => {
+                let made = aside(move || Challenge::new(hash, group)).await;
+                authentication.challenge(made.unwrap_or(Err(AuthFailure::Failed)));
+            }
+            Next::Check(check) => {
+                let turn = self.context.attempts.turn(&self.account, self.peer.ip()).await;
+                let Ok(turn) = turn else {
+                    authentication.fail(AuthFailure::Failed);
+                    return Ok(());
+                };
+                let (keys, transaction) = (authentication.keys().clone(), authentication.transaction());
+                let checked = aside(move || check.run(&keys, transaction)).await;
+                let checked = checked.unwrap_or(Err(AuthFailure::Failed));
+                match &checked {
+                    Ok(_) => turn.succeeded(),
+                    Err(_) => turn.failed(),
+                }
+                authentication.checked(checked);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs a computation that takes milliseconds on a thread beside the data plane. One such computation runs
+/// at a time, so that hosts that are not authenticated use at most one core. `None` if it panics.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    static ONE: Semaphore = Semaphore::const_new(1);
+    let permit = ONE.acquire().await.ok()?;
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
+    tokio::task::spawn_blocking(work).await.ok()
 }
 
 /// The target with this NVMe name, if it admits the host.
@@ -220,8 +378,8 @@ fn find(context: &Context, subsystem: &str, host: &IqnName) -> Result<Arc<Target
     let none = (Status::CONNECT_INVALID_HOST, "there is no such subsystem, or the host has no access to it");
     let names = IqnName::of_subsystem(subsystem).ok_or(none)?;
     let target = names.iter().find_map(|name| context.targets.get(name)).ok_or(none)?;
-    if target.admission(host).is_some_and(|admission| admission.chap.is_some()) {
-        let why = "the target requires authentication, which is not supported over NVMe";
+    if target.admission(host).is_some() && !admits(&target, host) {
+        let why = "the target requires authentication, and its entry for the host has no key";
         return Err((Status::CONNECT_INVALID_HOST, why));
     }
     if admits(&target, host) { Ok(target) } else { Err(none) }

@@ -115,13 +115,14 @@ async fn session(
         }
     }
     let _watching = watch(&inbox, &controller, is_admin.then_some((changed, disconnect)), discovery_idle);
-    let Connected { guard, registered, input, queue, entries, framing, no_flow_control, .. } = connected;
+    let Connected { guard, registered, input, queue, entries, framing, no_flow_control, fetched, .. } =
+        connected;
     let served = Queue::new(
         worker.clone(),
         context,
         controller.clone(),
         (backlog.clone(), inbox),
-        (queue, entries, no_flow_control),
+        (queue, entries, fetched, no_flow_control),
         framing,
         local,
     );

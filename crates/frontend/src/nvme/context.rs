@@ -7,6 +7,7 @@ use forebay_engine::Pool;
 
 use super::connection::Front;
 use super::registry::Registry;
+use crate::attempts::{Attempts, KnownHosts};
 use crate::plane::{FrontEnd, ListenAddr, ListenError, Plane};
 use crate::scsi::Units;
 use crate::targets::ServedTargets;
@@ -38,8 +39,8 @@ pub enum ListenFailed {
     Listen(#[from] ListenError),
     /// Other machines could use the address without authentication.
     #[error(
-        "NVMe cannot be served on {listen} ({addr}): hosts do not authenticate themselves, and their names can be \
-         forged; use a loopback address, or add --nvme-allow-remote"
+        "NVMe cannot be served on {listen} ({addr}): it is not encrypted, and hosts without keys do not authenticate \
+         themselves; use a loopback address, or add --nvme-allow-remote"
     )]
     Remote {
         /// The address in the configuration.
@@ -55,6 +56,7 @@ pub(super) struct Context {
     pub units: Arc<Units>,
     pub targets: Arc<ServedTargets>,
     pub registry: Arc<Registry>,
+    pub attempts: Attempts,
     /// Addresses on which the server listens. Set before the first connection.
     pub portals: OnceLock<Vec<ListenAddr>>,
 }
@@ -72,7 +74,8 @@ pub fn refuse_remote(settings: &Settings<'_>) -> Result<(), ListenFailed> {
     Ok(())
 }
 
-/// Binds the addresses and lets the data plane serve targets over NVMe/TCP. Returns the addresses with the
+/// Binds the addresses and lets the data plane serve targets over NVMe/TCP. `known` has the addresses from
+/// which hosts have proved their identity. Returns the addresses with the
 /// actual ports.
 ///
 /// # Errors
@@ -80,12 +83,19 @@ pub fn refuse_remote(settings: &Settings<'_>) -> Result<(), ListenFailed> {
 pub fn listen(
     plane: &mut Plane,
     (pool, units): (Arc<Pool>, Arc<Units>),
-    targets: Arc<ServedTargets>,
+    (targets, known): (Arc<ServedTargets>, Arc<KnownHosts>),
     settings: &Settings<'_>,
 ) -> Result<Vec<ListenAddr>, ListenFailed> {
     refuse_remote(settings)?;
     let registry = Registry::new(settings.limits);
-    let context = Arc::new(Context { pool, units, targets, registry, portals: OnceLock::new() });
+    let context = Arc::new(Context {
+        pool,
+        units,
+        targets,
+        registry,
+        attempts: Attempts::new(known),
+        portals: OnceLock::new(),
+    });
     let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));
     let bound = plane.listen(&front, settings.addresses)?;
     // The portals are set only here. This precedes the first connection, since connections are served only

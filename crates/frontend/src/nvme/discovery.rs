@@ -11,10 +11,10 @@ use crate::targets::{IqnName, Target};
 /// Maximum entries of the log page.
 const MAX_ENTRIES: usize = 4096;
 
-/// Whether a host can use a target as a subsystem. A target with CHAP secrets requires an authentication that
-/// NVMe hosts cannot perform here.
+/// Whether a host can use a target as a subsystem. If the target requires CHAP of the host, only a host with
+/// a key for DH-HMAC-CHAP can use it, since NVMe has no CHAP.
 pub(super) fn admits(target: &Target, host: &IqnName) -> bool {
-    target.admission(host).is_some_and(|admission| admission.chap.is_none())
+    target.admission(host).is_some_and(|admission| admission.chap.is_none() || admission.dhchap.is_some())
 }
 
 /// The log page of a host that is connected to `local`.

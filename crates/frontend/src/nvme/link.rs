@@ -26,12 +26,11 @@ impl Link {
     pub fn new(
         backlog: Rc<Backlog>,
         framing: Framing,
-        queue: u16,
-        entries: u16,
+        (queue, entries, fetched): (u16, u16, u16),
         omits_success: bool,
     ) -> Link {
-        // The Connect has used one entry.
-        let head = Cell::new(1 % entries.max(1));
+        // The Connect and the authentication have used entries.
+        let head = Cell::new(fetched % entries.max(1));
         Link { backlog, framing, queue, entries, omits_success, head, is_ended: Cell::new(false) }
     }
 

@@ -7,7 +7,8 @@
 //! and the rule when a change is durable is the same ([`crate::scsi::Nexus::durable`]).
 //!
 //! **Queues.** Each queue of a controller is one connection, possibly on another thread than the admin queue.
-//! A connection is initialized and connected to a queue first (`connect`), and then serves capsules: `queue`
+//! A connection is initialized and connected to a queue first (`connect`), and its host authenticated
+//! (`authentication`, with the Diffie-Hellman groups of `exchange`). It then serves capsules: `queue`
 //! is its protocol, `commands` has the I/O commands in progress, `run` executes them, `admin` answers admin
 //! commands, `link` frames what is sent. `controller` is the state that the queues of a controller share,
 //! `namespaces` are its namespaces, `registry` has all controllers, `watch` the events that a host does not
@@ -23,6 +24,7 @@
 //! which the engine executes as one atomic change.
 
 mod admin;
+mod authentication;
 mod commands;
 mod connect;
 mod connection;
@@ -30,6 +32,7 @@ mod context;
 mod controller;
 mod discovery;
 mod errors;
+mod exchange;
 mod link;
 mod namespaces;
 mod queue;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use forebay_wire::nvme::identify::Namespace;
 use forebay_wire::scsi::{BLOCK, PortGroup};
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::context::Context;
 use super::discovery::admits;
 use crate::scsi::{AbortTasks, Followed, Nexus, NexusOwner, Port, Settings};
-use crate::targets::{IqnName, Lun, OpenLuns, Target};
+use crate::targets::{DhChapKey, IqnName, Lun, OpenLuns, Target};
 use crate::throttle::Throttle;
 
 /// A namespace of a controller.
@@ -29,6 +29,8 @@ pub(super) struct Namespaces {
     pub target: IqnName,
     host: IqnName,
     port: Arc<Port>,
+    /// The key with which the host has authenticated itself.
+    proved: OnceLock<DhChapKey>,
     entries: Mutex<BTreeMap<u32, Entry>>,
     /// The controller has ended.
     left: AtomicBool,
@@ -53,6 +55,7 @@ impl Namespaces {
             target: target.name.clone(),
             host,
             port: Arc::new(port),
+            proved: OnceLock::new(),
             entries: Mutex::default(),
             left: AtomicBool::new(false),
             followed: Followed::default(),
@@ -63,6 +66,12 @@ impl Namespaces {
     /// The host of the controller.
     pub fn host(&self) -> &IqnName {
         &self.host
+    }
+
+    /// Records the key with which the host has authenticated itself on the admin queue.
+    pub fn has_proved(&self, key: &DhChapKey) {
+        // Only the first key counts: later queues of the controller do not change what it may use.
+        let _ = self.proved.set(key.clone());
     }
 
     /// The nexus with a namespace.
@@ -122,6 +131,10 @@ impl Namespaces {
     async fn follow_table(self: &Arc<Self>) -> Option<Vec<u32>> {
         let target = self.context.targets.get(&self.target).filter(|target| admits(target, &self.host))?;
         let admission = target.admission(&self.host)?;
+        // Another key than the host has proved, or the first one.
+        if admission.dhchap.is_some_and(|key| self.proved.get() != Some(key)) {
+            return None;
+        }
         let seen = target.luns.iter().filter(|(number, _)| admission.sees(**number));
         let wanted: BTreeMap<u32, &Lun> = seen.map(|(number, lun)| (u32::from(*number) + 1, lun)).collect();
         let mut changed = self.withdraw(|id, lun| wanted.get(&id) != Some(&lun));

@@ -42,11 +42,11 @@ impl Queue {
         context: Arc<Context>,
         controller: Arc<Controller>,
         (backlog, inbox): (Rc<Backlog>, Rc<Inbox>),
-        (queue, entries, no_flow_control): (u16, u16, bool),
+        (queue, entries, fetched, no_flow_control): (u16, u16, u16, bool),
         framing: Framing,
         local: SocketAddr,
     ) -> Queue {
-        let link = Rc::new(Link::new(backlog, framing, queue, entries, no_flow_control));
+        let link = Rc::new(Link::new(backlog, framing, (queue, entries, fetched), no_flow_control));
         let kind = match queue {
             0 => Kind::Admin(Admin::new(context, controller.clone(), link.clone(), local)),
             _ => Kind::Io(Commands::new(controller.clone(), link.clone(), worker.times().clone())),

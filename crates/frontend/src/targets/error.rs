@@ -86,6 +86,12 @@ pub enum TargetError {
         /// The defect of the user name or secret.
         why: &'static str,
     },
+    /// The text of a DH-HMAC-CHAP key is invalid.
+    #[error("this is no DH-HMAC-CHAP key: {0}; 'nvme gen-dhchap-key' makes one")]
+    DhChap(&'static str),
+    /// The entry of an iSCSI initiator has a DH-HMAC-CHAP key.
+    #[error("{0} is no NVMe host: only entries whose name begins with 'nqn.' can have a DH-HMAC-CHAP key")]
+    NoHost(IqnName),
     /// The same secret would be used for both directions.
     #[error("the secret of the target must not be that of an initiator; choose another one")]
     SameSecret,

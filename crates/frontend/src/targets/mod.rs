@@ -19,6 +19,7 @@
 //! ([`Targets::session_began`]) and watches for changes ([`Targets::changed`]) to end sessions that have lost
 //! access. [`ServedTargets::revoked`] waits for these.
 
+mod dhchap;
 mod document;
 mod error;
 mod name;
@@ -33,6 +34,8 @@ use forebay_engine::{Pool, Role, SyncMode};
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
+pub use dhchap::DhChapKey;
+pub(crate) use dhchap::hmac_of;
 pub use error::TargetError;
 pub use name::{BadIqn, IqnName};
 pub use served::ServedTargets;

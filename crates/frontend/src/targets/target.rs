@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_text::Secret;
 use serde::{Deserialize, Serialize};
 
-use super::{IqnName, TargetError};
+use super::{DhChapKey, IqnName, TargetError};
 
 /// The highest logical unit number: the largest in the one byte of peripheral device addressing (SAM-5,
 /// 4.7.7.2).
@@ -30,6 +30,9 @@ pub struct Target {
     pub chap: Option<Chap>,
     /// Credentials of the target, for initiators that request mutual authentication.
     pub mutual: Option<Chap>,
+    /// The key by which the target, as a subsystem, authenticates itself to NVMe hosts that request this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhchap: Option<DhChapKey>,
     /// Disks of the target, by logical unit number.
     #[serde(default)]
     pub luns: BTreeMap<u16, Lun>,
@@ -59,6 +62,9 @@ pub struct Initiator {
     pub name: IqnName,
     /// Credentials of the initiator, if they differ from those of the target.
     pub chap: Option<Chap>,
+    /// The key with which the initiator, an NVMe host, must authenticate itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhchap: Option<DhChapKey>,
     /// The logical units that the initiator can access; `None` for all.
     pub luns: Option<Vec<u16>>,
 }
@@ -104,6 +110,8 @@ fn shown(text: &str) -> String {
 pub struct Admission<'a> {
     /// The credentials with which the initiator must authenticate itself; `None` if it need not.
     pub chap: Option<&'a Chap>,
+    /// The key with which an NVMe host must authenticate itself; `None` if it need not.
+    pub dhchap: Option<&'a DhChapKey>,
     luns: Option<&'a [u16]>,
 }
 
@@ -120,9 +128,10 @@ impl Target {
         match self.initiators.iter().find(|i| i.name == *initiator) {
             Some(entry) => Some(Admission {
                 chap: entry.chap.as_ref().or(self.chap.as_ref()),
+                dhchap: entry.dhchap.as_ref(),
                 luns: entry.luns.as_deref(),
             }),
-            None if self.open => Some(Admission { chap: self.chap.as_ref(), luns: None }),
+            None if self.open => Some(Admission { chap: self.chap.as_ref(), dhchap: None, luns: None }),
             None => None,
         }
     }
@@ -164,6 +173,18 @@ impl Target {
         }
         if let Some(mutual) = &self.mutual {
             mutual.check()?;
+        }
+        if let Some(key) = &self.dhchap {
+            key.check()?;
+        }
+        for (initiator, key) in self.initiators.iter().filter_map(|i| Some((i, i.dhchap.as_ref()?))) {
+            key.check()?;
+            if !initiator.name.is_nqn() {
+                return Err(TargetError::NoHost(initiator.name.clone()));
+            }
+            if self.dhchap.as_ref().is_some_and(|own| own.is_same(key)) {
+                return Err(TargetError::SameSecret);
+            }
         }
         for (lun, mapped) in &self.luns {
             check_lun(*lun)?;

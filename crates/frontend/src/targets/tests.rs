@@ -24,6 +24,7 @@ fn target(text: &str) -> Target {
         open: false,
         chap: None,
         mutual: None,
+        dhchap: None,
         luns: BTreeMap::new(),
         initiators: Vec::new(),
     }
@@ -38,7 +39,7 @@ fn chap(user: &str, secret: &str) -> Chap {
 }
 
 fn initiator(text: &str, luns: Option<Vec<u16>>) -> Initiator {
-    Initiator { name: name(text), chap: None, luns }
+    Initiator { name: name(text), chap: None, dhchap: None, luns }
 }
 
 fn error_text<T>(result: Result<T>) -> String {

@@ -770,6 +770,9 @@ pub enum TargetCommand {
         /// File with the secret for mutual CHAP, different from the initiators' secrets; - for standard input
         #[arg(long, value_name = "FILE", requires = "mutual_user")]
         mutual_secret_file: Option<PathBuf>,
+        /// File with the DH-HMAC-CHAP key of the target (DHHC-1:…), for NVMe hosts that authenticate it
+        #[arg(long, value_name = "FILE")]
+        dhchap_key_file: Option<PathBuf>,
         /// Disk that is to be mapped; a node of a cluster puts the target into the shard of this disk
         #[arg(long = "for", value_name = "DISK", value_parser = Name::new())]
         disk: Option<String>,
@@ -819,6 +822,10 @@ pub enum TargetCommand {
         /// CHAP credentials of this initiator, instead of those of the target.
         #[command(flatten)]
         chap: ChapArgs,
+        /// File with the DH-HMAC-CHAP key (DHHC-1:…) with which this NVMe host must authenticate itself; - for
+        /// standard input
+        #[arg(long, value_name = "FILE")]
+        dhchap_key_file: Option<PathBuf>,
         /// Expose only this LUN to the initiator (repeatable) [default: all]
         #[arg(long, value_name = "N")]
         lun: Vec<u16>,

@@ -10,7 +10,7 @@ pub struct NvmeArgs {
     /// NVMe/TCP listen address: HOST:PORT (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_nvme)]
     pub nvme: Vec<ListenAddr>,
-    /// Allow NVMe, whose hosts do not authenticate themselves, on --nvme addresses that other machines can
+    /// Allow NVMe, which is not encrypted and whose hosts without keys do not authenticate themselves, on --nvme addresses that other machines can
     /// reach
     #[arg(long)]
     pub nvme_allow_remote: bool,

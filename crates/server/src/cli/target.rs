@@ -1,7 +1,7 @@
 //! `forebay target …` and `forebay lun …`: iSCSI targets, initiator ACLs and LUNs.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use forebay_api::client::Client;
 use forebay_api::{
@@ -19,13 +19,22 @@ use super::remove;
 /// Runs `forebay target …`.
 pub(super) async fn target(client: &Client, command: TargetCommand, as_json: bool) -> Result<(), CliError> {
     match command {
-        TargetCommand::Create { name, open, chap: own, mutual_user, mutual_secret_file, disk } => {
+        TargetCommand::Create {
+            name,
+            open,
+            chap: own,
+            mutual_user,
+            mutual_secret_file,
+            dhchap_key_file,
+            disk,
+        } => {
             let mutual = ChapArgs { chap_user: mutual_user, chap_secret_file: mutual_secret_file };
-            let both = [&own, &mutual].map(|c| c.chap_secret_file.as_deref());
-            if both == [Some(Path::new("-")); 2] {
+            let files = [&own.chap_secret_file, &mutual.chap_secret_file, &dhchap_key_file];
+            if files.into_iter().filter(|file| file.as_deref() == Some(Path::new("-"))).count() > 1 {
                 return Err(CliError::TwoSecrets);
             }
-            let body = CreateTarget { name, open, chap: chap(own)?, mutual: chap(mutual)?, disk };
+            let (chap, mutual, dhchap_key) = (chap(own)?, chap(mutual)?, key(dhchap_key_file)?);
+            let body = CreateTarget { name, open, chap, mutual, dhchap_key, disk };
             let created: TargetView = client.post(&["targets"], &body).await?;
             let is_served = is_served(client).await;
             print_result(&created, as_json, |created| created_text(created, is_served))
@@ -60,9 +69,13 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
                 format!("ended session {session} of target {}", target.to_lowercase())
             })
         }
-        TargetCommand::Allow { target, initiator, chap: own, lun } => {
+        TargetCommand::Allow { target, initiator, chap: own, dhchap_key_file, lun } => {
             let luns = (!lun.is_empty()).then_some(lun);
-            let body = AllowInitiator { chap: chap(own)?, luns };
+            let files = [&own.chap_secret_file, &dhchap_key_file];
+            if files.map(|file| file.as_deref()) == [Some(Path::new("-")); 2] {
+                return Err(CliError::TwoSecrets);
+            }
+            let body = AllowInitiator { chap: chap(own)?, dhchap_key: key(dhchap_key_file)?, luns };
             let done: TargetView = client.put(&["targets", &target, "initiators", &initiator], &body).await?;
             print_result(&done, as_json, |done| {
                 format!("target {} admits {}", done.name, initiator.to_lowercase())
@@ -140,6 +153,15 @@ pub(super) async fn lun(client: &Client, command: LunCommand, as_json: bool) -> 
 /// Reads the secret of the CHAP arguments; clap ensures that user and file are given together.
 fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
     let (Some(user), Some(path)) = (args.chap_user, args.chap_secret_file) else { return Ok(None) };
+    Ok(Some(Chap { user, secret: secret(path)? }))
+}
+
+/// Reads a DH-HMAC-CHAP key.
+fn key(path: Option<PathBuf>) -> Result<Option<Secret>, CliError> {
+    path.map(secret).transpose()
+}
+
+fn secret(path: PathBuf) -> Result<Secret, CliError> {
     let secret = match path.as_os_str().as_encoded_bytes() {
         b"-" => Secret::read(std::io::stdin().lock()),
         _ => {
@@ -149,7 +171,7 @@ fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
             File::open(&path).and_then(Secret::read)
         }
     };
-    secret.map(|secret| Some(Chap { user, secret })).map_err(|e| CliError::Secret(path, e))
+    secret.map_err(|e| CliError::Secret(path, e))
 }
 
 fn created_text(t: &TargetView, is_served: bool) -> String {
@@ -196,7 +218,7 @@ fn target_table(targets: &[TargetView]) -> String {
 
 /// Renders which initiators have to authenticate: `all`, `some` or `no`.
 fn chap_text(target: &TargetView) -> String {
-    let own = target.initiators.iter().filter(|i| i.chap_user.is_some()).count();
+    let own = target.initiators.iter().filter(|i| i.chap_user.is_some() || i.has_dhchap_key).count();
     let text = if target.chap_user.is_some() || (own > 0 && own == target.initiators.len() && !target.open) {
         "all"
     } else if own > 0 {
@@ -223,6 +245,9 @@ fn target_details(target: &TargetView) -> String {
     row("chap", target.chap_user.as_ref().map_or("none".into(), |user| format!("user '{user}'")));
     if let Some(user) = &target.mutual_user {
         row("mutual chap", format!("user '{user}'"));
+    }
+    if target.has_dhchap_key {
+        row("dh-hmac-chap", "the target has a key".to_owned());
     }
     let mut parts = vec![render(t)];
     if !target.luns.is_empty() {
@@ -280,7 +305,10 @@ fn initiator_table(initiators: &[InitiatorView]) -> String {
             Some(luns) if luns.is_empty() => "none".into(),
             Some(luns) => luns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         };
-        let chap = initiator.chap_user.as_ref().map_or("-".into(), |user| format!("user '{user}'"));
+        let user = initiator.chap_user.as_ref().map(|user| format!("user '{user}'"));
+        let key = initiator.has_dhchap_key.then(|| "DH-HMAC-CHAP".to_owned());
+        let chap: Vec<String> = user.into_iter().chain(key).collect();
+        let chap = if chap.is_empty() { "-".to_owned() } else { chap.join(", ") };
         t.add_row([initiator.name.clone(), chap, luns]);
     }
     render(t)
@@ -307,6 +335,7 @@ mod tests {
         let initiator = |name: &str, chap: Option<&str>, luns: Option<Vec<u16>>| InitiatorView {
             name: name.into(),
             chap_user: chap.map(str::to_owned),
+            has_dhchap_key: false,
             luns,
         };
         TargetView {
@@ -315,6 +344,7 @@ mod tests {
             open: false,
             chap_user: Some("all".into()),
             mutual_user: Some("us".into()),
+            has_dhchap_key: false,
             luns: vec![lun(0, "db", false), lun(1, "scratch", false), lun(9, "db@monday", true)],
             initiators: vec![
                 initiator("iqn.1993-08.org.debian:01:x", None, None),

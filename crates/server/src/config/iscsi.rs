@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use forebay_frontend::iscsi::{Algorithm, SessionLimits, WhileStandby};
 use forebay_frontend::plane::ListenAddr;
-use forebay_frontend::targets::{Chap, Initiator, IqnName, Lun, Target, TargetError};
+use forebay_frontend::targets::{Chap, DhChapKey, Initiator, IqnName, Lun, Target, TargetError};
 use forebay_host::modes;
 use forebay_store::rados::MAX_GROUPS;
 use forebay_text::Secret;
@@ -76,6 +76,8 @@ pub struct TargetSection {
     pub mutual_user: Option<String>,
     /// File with the CHAP secret of the target.
     pub mutual_secret_file: Option<PathBuf>,
+    /// File with the DH-HMAC-CHAP key of the target, for NVMe hosts.
+    pub dhchap_key_file: Option<PathBuf>,
     /// Disks that the target maps.
     #[serde(default)]
     pub luns: Vec<LunSection>,
@@ -110,6 +112,8 @@ pub struct InitiatorSection {
     pub chap_user: Option<String>,
     /// File with the CHAP secret of the initiator.
     pub chap_secret_file: Option<PathBuf>,
+    /// File with the DH-HMAC-CHAP key of the initiator, an NVMe host.
+    pub dhchap_key_file: Option<PathBuf>,
     /// LUNs that the initiator can use; all LUNs if absent.
     pub luns: Option<Vec<u16>>,
 }
@@ -213,13 +217,15 @@ impl TargetSection {
         let mut initiators = Vec::new();
         for i in self.initiators {
             let chap = chap(&name, i.chap_user, i.chap_secret_file)?;
-            initiators.push(Initiator { name: i.name, chap, luns: i.luns });
+            let dhchap = key(&name, i.dhchap_key_file)?;
+            initiators.push(Initiator { name: i.name, chap, dhchap, luns: i.luns });
         }
         let mut target = Target {
             number: 0,
             open: self.open,
             chap: chap(&name, self.chap_user, self.chap_secret_file)?,
             mutual: chap(&name, self.mutual_user, self.mutual_secret_file)?,
+            dhchap: key(&name, self.dhchap_key_file)?,
             luns: Default::default(),
             initiators,
             name,
@@ -247,11 +253,21 @@ fn chap(
         (Some(user), Some(path)) => (user, path),
         _ => return Err(bad("a CHAP user and the file with its secret must be given together".into())),
     };
-    if let Some(warning) = modes::secret_warning(&path) {
+    Ok(Some(Chap { user, secret: secret(target, &path)? }))
+}
+
+/// Reads a DH-HMAC-CHAP key.
+fn key(target: &IqnName, file: Option<PathBuf>) -> Result<Option<DhChapKey>, ConfigError> {
+    file.map(|path| secret(target, &path).map(DhChapKey::new)).transpose()
+}
+
+fn secret(target: &IqnName, path: &Path) -> Result<Secret, ConfigError> {
+    if let Some(warning) = modes::secret_warning(path) {
         // Logging has not started yet.
         eprintln!("forebay: {}", forebay_text::one_line(&warning));
     }
-    let secret = File::open(&path).and_then(Secret::read);
-    let secret = secret.map_err(|e| bad(format!("cannot read the secret in {}: {e}", path.display())))?;
-    Ok(Some(Chap { user, secret }))
+    File::open(path).and_then(Secret::read).map_err(|e| ConfigError::Target {
+        name: target.clone(),
+        reason: format!("cannot read the secret in {}: {e}", path.display()),
+    })
 }

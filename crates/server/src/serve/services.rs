@@ -164,7 +164,7 @@ impl Prepared {
         let nvme = nvme::listen(
             &mut plane,
             (pool.clone(), units.clone()),
-            targets.served().clone(),
+            (targets.served().clone(), known_hosts.clone()),
             &config.nvme.settings(),
         )?;
         let (nfs, files) = listen_nfs(&mut plane, &pool, config).await?;

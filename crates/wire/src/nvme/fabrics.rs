@@ -1,6 +1,6 @@
 //! Fabrics commands (Base 6) and the properties of a controller (Base 3.1.3).
 
-use super::{Sqe, Status, array, get16};
+use super::{Sqe, Status, array, auth, get16};
 
 /// The operation code of all fabrics commands.
 pub(super) const OPCODE: u8 = 0x7f;
@@ -95,6 +95,10 @@ pub enum Fabrics {
     Connect(Connect),
     /// Property Get.
     Get(Property),
+    /// Authentication Send: a message of the host of this many bytes ([`super::auth`]).
+    AuthSend(u32),
+    /// Authentication Receive: the host has room for a message of this many bytes.
+    AuthReceive(u32),
     /// Disconnect.
     Disconnect,
 }
@@ -123,6 +127,9 @@ impl Fabrics {
                 keep_alive_ms: sqe.dword(12),
             })),
             0x04 => Ok(Fabrics::Get(property()?)),
+            0x05 | 0x06 if sqe.bytes(41) != auth::PROTOCOL => Err(Status::INVALID_FIELD),
+            0x05 => Ok(Fabrics::AuthSend(sqe.dword(11))),
+            0x06 => Ok(Fabrics::AuthReceive(sqe.dword(11))),
             0x08 if sqe.half(40) != 0 => Err(Status::CONNECT_FORMAT),
             0x08 => Ok(Fabrics::Disconnect),
             _ => Err(Status::INVALID_OPCODE),

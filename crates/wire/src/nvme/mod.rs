@@ -7,9 +7,11 @@
 //! [`FatalError`] with the status that a C2HTermReq reports. [`Sqe`] is the submission queue entry of a
 //! command capsule; [`Fabrics`], [`Admin`] and [`Io`] are commands that were decoded from one. [`Status`] is
 //! the reason why a command fails. [`reply`] frames the PDUs of the controller. [`identify`] and [`log`]
-//! build the data structures that a host reads.
+//! build the data structures that a host reads. [`auth`] has the messages by which both sides prove who they
+//! are.
 
 mod admin;
+pub mod auth;
 mod fabrics;
 mod fatal;
 pub mod identify;

@@ -50,6 +50,7 @@ statuses! {
     CONNECT_BUSY = 1, 0x81, false, "The controller cannot accept a Connect at present.";
     CONNECT_INVALID = 1, 0x82, true, "A parameter of a Connect is invalid.";
     CONNECT_INVALID_HOST = 1, 0x84, true, "The host has no access to the subsystem.";
+    AUTHENTICATION_REQUIRED = 1, 0x91, true, "The host has to authenticate itself on the queue first.";
     WRITE_FAULT = 2, 0x80, false, "The store failed to write.";
     READ_ERROR = 2, 0x81, true, "Stored data is damaged.";
     COMPARE_FAILURE = 2, 0x85, true, "The stored data differs from the sent data.";

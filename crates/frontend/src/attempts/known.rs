@@ -1,6 +1,6 @@
 //! The addresses from which hosts have proved their credentials, by account.
 //!
-//! An attempt from such an address does not wait for attempts from other addresses ([`super::attempts`]). So
+//! An attempt from such an address does not wait for attempts from other addresses ([`super::Attempts`]). So
 //! that a host is known after a restart of the server, and to a server that takes the pool over, the table is
 //! a document of the pool. It changes only when a host succeeds from a new address, and is written some time
 //! later by [`remember`]. A crash loses at most the addresses of the last moments: their hosts then wait like
@@ -28,7 +28,7 @@ const WRITE_AFTER: Duration = Duration::from_secs(1);
 
 /// The account that an attempt tries.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Account {
+pub(crate) struct Account {
     /// The target; `None` for discovery.
     pub target: Option<IqnName>,
     /// The initiator; `None` for an initiator without an entry, which only an open target admits.

@@ -1,4 +1,4 @@
-//! Rate limit of CHAP attempts, against guesses of secrets.
+//! Rate limit of attempts of CHAP and DH-HMAC-CHAP, against guesses of secrets.
 //!
 //! Failures are counted per [`Account`], an entry of a target's access list. So a success with another
 //! account, a change of address, or the use of many addresses does not speed up guesses. Attempts on an
@@ -6,7 +6,7 @@
 //! guesses test no more secrets than sequential guesses.
 //!
 //! An address from which a host succeeded has a separate lane, so that guesses from other addresses cannot
-//! delay a host that reconnects ([`super::known`]).
+//! delay a host that reconnects ([`known`]).
 //!
 //! **Order.** In the lane of all other addresses, the address with the fewest recent failures is next, so a
 //! host waits for one guess, however many a guesser has begun: the guesser's address has failed. Each
@@ -17,6 +17,8 @@
 //! **Bounds.** Accounts are entries of access lists, which administrators create: unknown initiator names
 //! share one account. If there are [`MANY`] lanes or more, lanes without failures are dropped.
 
+mod known;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,7 +28,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::known::{Account, KnownHosts};
+pub(crate) use known::Account;
+pub use known::{KnownHosts, remember};
+
 use crate::plane::network;
 
 /// Delay of the next attempt for each failure, and its maximum.
@@ -135,18 +139,18 @@ type Lanes = HashMap<(Account, Option<IpAddr>), Arc<Lane>>;
 
 /// The attempts on all accounts.
 #[derive(Debug, Default)]
-pub(super) struct Attempts {
+pub(crate) struct Attempts {
     known: Arc<KnownHosts>,
     lanes: Mutex<Lanes>,
 }
 
 /// Too many attempts on the account are waiting.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Busy;
+pub(crate) struct Busy;
 
 /// The right to try one secret. Other attempts in the lane wait until it is dropped.
 #[must_use]
-pub(super) struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     known: &'a KnownHosts,
     account: &'a Account,
     lane: Arc<Lane>,
