@@ -7,8 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_xray::device::Endpoint;
 use forebay_xray::iscsi::Address;
+
 use forebay_xray::load::{Access, Rate, Spec, Stop};
 use forebay_xray::nbd::Uri;
+use forebay_xray::nvme::Namespace;
 use forebay_xray::scenario::{QuantityError, Size, Span};
 use forebay_xray::vdi::{self, Cache, Phase};
 use forebay_xray::{ats, bench};
@@ -32,6 +34,8 @@ pub enum Command {
     NbdLoad(NbdLoad),
     /// Load one logical unit of an iSCSI target and report rates and latencies
     IscsiLoad(IscsiLoad),
+    /// Load one namespace of an NVMe/TCP subsystem and report rates and latencies
+    NvmeLoad(NvmeLoad),
     /// Measure Forebay's promises, next to its peers, in one run
     Bench(Bench<bench::Part>),
     /// Replay fleets of virtual desktops, and compare their store I/O with published figures
@@ -157,6 +161,25 @@ pub struct IscsiLoad {
     load: LoadArgs,
 }
 
+/// A load over NVMe/TCP.
+#[derive(Debug, Args)]
+pub struct NvmeLoad {
+    /// Controller: HOST:PORT
+    #[arg(long)]
+    portal: String,
+    /// Name of the subsystem
+    #[arg(long)]
+    subsystem: String,
+    /// Identifier of the namespace
+    #[arg(long, default_value_t = 1)]
+    namespace: u32,
+    /// Hosts, each with a controller that has one I/O queue; the range is divided between them
+    #[arg(long, default_value_t = 1)]
+    hosts: u16,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
 /// What all loads have in common.
 #[derive(Debug, Args)]
 struct LoadArgs {
@@ -238,6 +261,20 @@ impl IscsiLoad {
         let (portal, target) = (self.portal.clone(), self.target.clone());
         let endpoint = Endpoint::Iscsi(Address { portal, target, lun: self.lun });
         self.load.spec(endpoint, self.initiators)
+    }
+
+    /// Whether the report is printed as JSON.
+    pub fn json(&self) -> bool {
+        self.load.json
+    }
+}
+
+impl NvmeLoad {
+    /// The load with these options.
+    pub fn spec(&self) -> Spec {
+        let (portal, subsystem) = (self.portal.clone(), self.subsystem.clone());
+        let endpoint = Endpoint::Nvme(Namespace { portal, subsystem, number: self.namespace });
+        self.load.spec(endpoint, self.hosts)
     }
 
     /// Whether the report is printed as JSON.

@@ -1,10 +1,10 @@
-//! Workloads and reports: load generators for NBD servers and iSCSI targets, scenarios, and benchmarks of
-//! Forebay's promises.
+//! Workloads and reports: load generators for NBD servers, iSCSI targets and NVMe/TCP subsystems, scenarios,
+//! and benchmarks of Forebay's promises.
 //!
-//! **Engine.** `nbd` and `iscsi` are clients written from the protocol documents; they share no code with the
-//! server, so they are an oracle for it. `device` makes disks of them, and of files, all with the same
-//! interface. `load` drives one disk from each thread at depth; `run` and `vdi` drive many disks from each
-//! thread.
+//! **Engine.** `nbd`, `iscsi` and `nvme` are clients written from the protocol documents; they share no code
+//! with the server, so they are an oracle for it. `device` makes disks of them, and of files, all with the
+//! same interface. `load` drives one disk from each thread at depth; `run` and `vdi` drive many disks from
+//! each thread.
 //!
 //! **Launcher.** `targets::servers` starts Forebay and its peers. A disk of a running server has an endpoint
 //! for loads, and the process whose CPU time they cost.
@@ -24,6 +24,7 @@ pub mod iscsi;
 pub mod load;
 mod machine;
 pub mod nbd;
+pub mod nvme;
 pub mod report;
 mod rng;
 pub mod run;

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::NbdLoad(args) => run_load(&args.spec(), args.json()),
         Command::IscsiLoad(args) => run_load(&args.spec(), args.json()),
+        Command::NvmeLoad(args) => run_load(&args.spec(), args.json()),
         Command::Bench(args) => bench(args, "bench", bench::run),
         Command::Vdi(args) => vdi(&args),
         Command::Ats(args) => bench(args, "ats", ats::run),

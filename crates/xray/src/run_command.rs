@@ -18,9 +18,9 @@ pub struct RunCommand {
     /// A built-in scenario, or a file (with a . or / in its name)
     #[arg(required_unless_present = "resume")]
     scenario: Option<String>,
-    /// forebay, forebay-tcp, forebay-iscsi, forebay-rados, forebay-rados-2, qemu-nbd, nbdkit, tgtd, librbd,
-    /// nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH
-    /// (repeatable) [default: forebay]
+    /// forebay, forebay-tcp, forebay-iscsi, forebay-nvme, forebay-rados, forebay-rados-2, qemu-nbd, nbdkit,
+    /// tgtd, librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or
+    /// file:PATH (repeatable) [default: forebay]
     #[arg(long = "target", value_name = "TARGET")]
     targets: Vec<String>,
     /// File that describes targets (TOML)

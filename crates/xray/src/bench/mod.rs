@@ -16,6 +16,7 @@ mod reduce_rows;
 pub(crate) mod rounds;
 mod slow_rows;
 mod space_rows;
+mod transport_rows;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,6 +66,8 @@ pub enum Part {
     Slow,
     /// A guest next to others that take all that they can get.
     Hog,
+    /// Small requests over NVMe/TCP, NBD over TCP and iSCSI.
+    Transports,
 }
 
 /// Durations and sizes of a run.
@@ -190,6 +193,9 @@ fn own_rows(
         rows.extend(pool_rows::memory(bench, pace, binary, MAIN_POOL)?);
         rows.extend(pool_rows::clones(bench, binary)?);
         rows.extend(pool_rows::recovery(bench, pace, binary)?);
+    }
+    if options.wants(Part::Transports) {
+        rows.extend(transport_rows::transports(bench, pace, binary)?);
     }
     let mut packages = files::packages();
     let arena = Arc::new(files::bytes_of(&packages, ARENA));

@@ -1,4 +1,5 @@
-//! A disk with many requests in flight, whatever the transport is: NBD, iSCSI, or a file of this machine.
+//! A disk with many requests in flight, whatever the transport is: NBD, iSCSI, NVMe, or a file of this
+//! machine.
 //!
 //! A load queues requests, sends them, waits until the descriptor is readable, and receives answers. All
 //! loads of this crate do so through [`Device`]. Only [`Endpoint::open`] blocks, and [`Device::receive`] if
@@ -7,10 +8,12 @@
 mod drive;
 mod file;
 mod iscsi;
+mod nvme;
 
 pub use drive::{Client, drive};
 pub(crate) use file::{FileDevice, has_data};
 pub(crate) use iscsi::IscsiDevice;
+pub(crate) use nvme::NvmeDevice;
 
 use std::fmt;
 use std::os::fd::AsRawFd;
@@ -19,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::iscsi::{Address, IscsiError};
 use crate::nbd::{NbdError, Pipeline, Target};
+use crate::nvme::{Namespace, NvmeError};
 use crate::socket;
 
 /// At least the capacity of a socket buffer: room for all answers of a deep queue of small reads, and for one
@@ -110,6 +114,8 @@ pub enum Endpoint {
     Nbd(Target, String),
     /// A unit of an iSCSI target.
     Iscsi(Address),
+    /// A namespace of an NVMe/TCP subsystem.
+    Nvme(Namespace),
     /// A file or block device.
     File(PathBuf),
 }
@@ -149,6 +155,7 @@ impl Endpoint {
         Ok(match self {
             Endpoint::Nbd(target, export) => Box::new(Pipeline::open(target, export, needs)?),
             Endpoint::Iscsi(address) => Box::new(IscsiDevice::open(address, needs)?),
+            Endpoint::Nvme(namespace) => Box::new(NvmeDevice::open(namespace, needs)?),
             Endpoint::File(path) => Box::new(FileDevice::open(path, needs)?),
         })
     }
@@ -163,6 +170,7 @@ impl fmt::Display for Endpoint {
             }
             Endpoint::Nbd(Target::Tcp(address), export) => write!(f, "nbd://{address}/{export}"),
             Endpoint::Iscsi(a) => write!(f, "iscsi://{}/{}/{}", a.portal, a.target, a.lun),
+            Endpoint::Nvme(n) => write!(f, "nvme://{}/{}/{}", n.portal, n.subsystem, n.number),
             Endpoint::File(path) => write!(f, "file:{}", path.display()),
         }
     }
@@ -177,6 +185,9 @@ pub enum DeviceError {
     /// A device over iSCSI failed.
     #[error(transparent)]
     Iscsi(#[from] IscsiError),
+    /// A device over NVMe failed.
+    #[error(transparent)]
+    Nvme(#[from] NvmeError),
     /// A file cannot be used as a disk.
     #[error("{what} {}: {source}", path.display())]
     File {
@@ -209,6 +220,12 @@ impl DeviceError {
                 matches!(
                     e,
                     IscsiError::Io(_) | IscsiError::Closed(_) | IscsiError::Refused(_) | IscsiError::Stalled
+                )
+            }
+            DeviceError::Nvme(e) => {
+                matches!(
+                    e,
+                    NvmeError::Io(_) | NvmeError::Closed(_) | NvmeError::Failed { what: "Connect", .. }
                 )
             }
             DeviceError::Stalled(_) => true,

@@ -8,7 +8,8 @@ use super::report::{Report, Tally};
 use super::source::Source;
 use super::spec::{LoadError, Rate, Spec};
 use crate::device::{
-    Again, Device, DeviceError, Done, Endpoint, FileDevice, IscsiDevice, Needs, RECEIVE_BYTES, slots, turn,
+    Again, Device, DeviceError, Done, Endpoint, FileDevice, IscsiDevice, Needs, NvmeDevice, RECEIVE_BYTES,
+    slots, turn,
 };
 use crate::nbd::Pipeline;
 use crate::rng::Rng;
@@ -35,6 +36,7 @@ pub fn connect(spec: &Spec) -> Result<Ready<'_>, LoadError> {
     let threads = (0..spec.connections).map(|n| match &spec.endpoint {
         Endpoint::Nbd(target, export) => thread(spec, n, Pipeline::open(target, export, needs)?),
         Endpoint::Iscsi(address) => thread(spec, n, IscsiDevice::open(address, needs)?),
+        Endpoint::Nvme(namespace) => thread(spec, n, NvmeDevice::open(namespace, needs)?),
         Endpoint::File(path) => thread(spec, n, FileDevice::open(path, needs)?),
     });
     threads.collect::<Result<_, _>>().map(Ready)

@@ -10,9 +10,12 @@ use super::{Act, ForebayKind, Place, Surroundings, System, TargetError, Transpor
 use crate::device::Endpoint;
 use crate::iscsi::Address;
 use crate::nbd::Target;
+use crate::nvme::Namespace;
 use crate::scenario::Action;
 
 const IQN: &str = "iqn.2026-01.org.example:xray";
+/// The NVMe name of the target.
+const NQN: &str = "nqn.2026-01.org.example:xray";
 const NO_CLUSTER: TargetError = TargetError::Unsupported("an event of a Ceph cluster");
 
 /// A Forebay target; see the module documentation. Its fields drop in order: the servers end before their
@@ -56,7 +59,7 @@ impl ForebaySystem {
             luns: Vec::new(),
         };
         system.start()?;
-        if system.transport == Transport::Iscsi {
+        if system.transport.has_targets() {
             system.server()?.cli(&["target", "create", IQN, "--open"])?;
         }
         for number in 1..system.nodes.len() {
@@ -128,16 +131,20 @@ impl ForebaySystem {
         Ok(match self.transport {
             Transport::Unix => Endpoint::Nbd(Target::Unix(node.dir.socket("forebay")), name.to_owned()),
             Transport::Tcp => Endpoint::Nbd(Target::Tcp(node.address.clone()), name.to_owned()),
-            Transport::Iscsi => {
+            Transport::Iscsi | Transport::Nvme => {
                 let lun = self.luns.iter().position(|n| n == name).and_then(|n| u8::try_from(n).ok());
                 let lun = lun.ok_or(TargetError::Unsupported("a unit above 255"))?;
+                if self.transport == Transport::Nvme {
+                    let (portal, subsystem) = (node.address.clone(), NQN.to_owned());
+                    return Ok(Endpoint::Nvme(Namespace { portal, subsystem, number: u32::from(lun) + 1 }));
+                }
                 Endpoint::Iscsi(Address { portal: node.address.clone(), target: IQN.to_owned(), lun })
             }
         })
     }
 
     fn add(&mut self, kind: &str, names: Vec<String>) -> Result<(), TargetError> {
-        if self.transport == Transport::Iscsi {
+        if self.transport.has_targets() {
             for name in &names {
                 let lun = self.luns.len().to_string();
                 self.server()?.cli(&["lun", "map", IQN, name, "--lun", &lun, "--write-back"])?;

@@ -47,6 +47,7 @@ impl Node {
         match kind.transport {
             Transport::Unix => {}
             Transport::Tcp => config.options.extend(["--nbd".to_owned(), address.clone()]),
+            Transport::Nvme => config.options.extend(["--nvme".to_owned(), address.clone()]),
             Transport::Iscsi => config.options.extend(["--iscsi".to_owned(), address.clone()]),
         }
         if let Some(cluster) = cluster {

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use crate::device::Endpoint;
 use crate::iscsi::Address;
 use crate::nbd::Uri;
+use crate::nvme::Namespace;
 use crate::scenario::Size;
 
 /// How clients reach Forebay.
@@ -20,6 +21,15 @@ pub enum Transport {
     Tcp,
     /// Clients use iSCSI.
     Iscsi,
+    /// Clients use NVMe/TCP.
+    Nvme,
+}
+
+impl Transport {
+    /// Whether disks are mapped to a target.
+    pub fn has_targets(self) -> bool {
+        matches!(self, Transport::Iscsi | Transport::Nvme)
+    }
 }
 
 /// How a Forebay server is run.
@@ -68,8 +78,9 @@ pub struct TargetSpec {
 pub enum SpecError {
     /// The word names no known target.
     #[error(
-        "unknown target \"{0}\": use forebay, forebay-tcp, forebay-iscsi, forebay-rados, forebay-rados-2, qemu-nbd, \
-         nbdkit, tgtd, librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH"
+        "unknown target \"{0}\": use forebay, forebay-tcp, forebay-iscsi, forebay-nvme, forebay-rados, forebay-rados-2, qemu-nbd, \
+         nbdkit, tgtd, librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN, \
+         nvme://HOST:PORT/SUBSYSTEM/NAMESPACE or file:PATH"
     )]
     Unknown(String),
     /// A file of targets is wrong.
@@ -96,6 +107,7 @@ impl FromStr for TargetSpec {
             "forebay" => forebay(Transport::Unix, 0),
             "forebay-tcp" => forebay(Transport::Tcp, 0),
             "forebay-iscsi" => forebay(Transport::Iscsi, 0),
+            "forebay-nvme" => forebay(Transport::Nvme, 0),
             "forebay-rados" => forebay(Transport::Unix, 1),
             // Clients on a UNIX socket belong to one host.
             "forebay-rados-2" => forebay(Transport::Tcp, 2),
@@ -117,11 +129,23 @@ fn endpoint(uri: &str) -> Option<Endpoint> {
         let Uri { target, export } = uri.parse().ok()?;
         return Some(Endpoint::Nbd(target, export?));
     }
-    let mut parts = uri.strip_prefix("iscsi://")?.split('/');
-    let (portal, target, lun) = (parts.next()?, parts.next()?, parts.next()?);
-    let portal = if has_port(portal) { portal.to_owned() } else { format!("{portal}:3260") };
-    let address = Address { portal, target: target.to_owned(), lun: lun.parse().ok()? };
-    Some(Endpoint::Iscsi(address)).filter(|_| parts.next().is_none() && !target.is_empty())
+    let (is_nvme, rest) = match uri.strip_prefix("nvme://") {
+        Some(rest) => (true, rest),
+        None => (false, uri.strip_prefix("iscsi://")?),
+    };
+    let mut parts = rest.split('/');
+    let (portal, target, number) = (parts.next()?, parts.next()?.to_owned(), parts.next()?);
+    if parts.next().is_some() || target.is_empty() {
+        return None;
+    }
+    let port = if is_nvme { 4420 } else { 3260 };
+    let portal = if has_port(portal) { portal.to_owned() } else { format!("{portal}:{port}") };
+    Some(if is_nvme {
+        let number = number.parse().ok().filter(|number| *number > 0)?;
+        Endpoint::Nvme(Namespace { portal, subsystem: target, number })
+    } else {
+        Endpoint::Iscsi(Address { portal, target, lun: number.parse().ok()? })
+    })
 }
 
 fn has_port(address: &str) -> bool {
@@ -187,16 +211,31 @@ mod tests {
             Ok(Kind::Given(endpoint)) => endpoint.to_string(),
             other => panic!("{other:?}"),
         };
-        for uri in
-            ["nbd://localhost:10/a", "nbd+unix:///a?socket=/s", "iscsi://h:1/iqn.x:y/3", "file:/dev/sdX"]
-        {
+        for uri in [
+            "nbd://localhost:10/a",
+            "nbd+unix:///a?socket=/s",
+            "iscsi://h:1/iqn.x:y/3",
+            "nvme://h:1/nqn.x:y/3",
+            "file:/dev/sdX",
+        ] {
             assert_eq!(given(uri), uri);
         }
         assert_eq!(given("nbd://host/"), "nbd://host:10809/");
-        for word in ["forebay", "forebay-iscsi", "forebay-rados-2", "qemu-nbd", "nbdkit", "tgtd", "librbd"] {
+        for word in [
+            "forebay",
+            "forebay-iscsi",
+            "forebay-nvme",
+            "forebay-rados-2",
+            "qemu-nbd",
+            "nbdkit",
+            "tgtd",
+            "librbd",
+        ] {
             assert_eq!(word.parse::<TargetSpec>().expect(word).name, word);
         }
-        for bad in ["", "fore", "file:", "nbd+unix:///a", "iscsi://h/t", "iscsi://h/t/x", "http://a"] {
+        for bad in
+            ["", "fore", "file:", "nbd+unix:///a", "iscsi://h/t", "iscsi://h/t/x", "nvme://h/t/0", "http://a"]
+        {
             assert!(bad.parse::<TargetSpec>().is_err(), "{bad}");
         }
     }

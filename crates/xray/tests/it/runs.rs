@@ -424,6 +424,7 @@ fn forebay_survives_what_it_declares() {
         let binary = binary.to_string_lossy().into_owned();
         disturbed("forebay", &["--forebay", &binary]);
         disturbed("forebay-iscsi", &["--forebay", &binary]);
+        disturbed("forebay-nvme", &["--forebay", &binary]);
     } else {
         eprintln!("skipped: the server is not built (cargo build -p forebay-server)");
     }
