@@ -284,6 +284,24 @@ def nvme_discovery_lists_what_a_host_can_use(t):
 
 
 @test
+def nvme_discovery_has_addresses_of_its_own(t):
+    own = free_port()
+    s, address = target(t, "v", serve=(*ANYWHERE, "--nvme-discovery", f"127.0.0.1:{own}"))
+    page = Host(("127.0.0.1", own), DISCOVERY, queues=0).admin.log(0x70, 4096).data
+    equal(struct.unpack_from("<Q", page, 8)[0], 1, "entries: the address of discovery is none")
+    check(text(page[1024 + 32 : 1024 + 64]) == str(address[1]), "the port of the subsystem")
+    refused(INVALID_HOST, Queue, ("127.0.0.1", own), SUBSYSTEM)
+    equal(Host(address, SUBSYSTEM).queues[0].blocks(0).status, OK, "a read at the address of the subsystem")
+    shown = s.cli("volume", "connect", "v", "--for", "nvme").stdout
+    check(f"nvme connect -t tcp -a 127.0.0.1 -s {address[1]} -n {SUBSYSTEM} " in shown, shown)
+    clients = s.json("volume", "clients", "v")
+    equal([c["protocol"] for c in clients], ["nvme"], "clients of the volume")
+    equal(s.json("stats")["clients"]["nvme_controllers"], 1, "controllers in the statistics")
+    done = run(binary(), "--data", t.path("data"), "serve", "--nvme-discovery", "127.0.0.1:0", check=False)
+    check(done.returncode != 0 and "nothing to discover" in done.stderr, done.stderr)
+
+
+@test
 def nvme_needs_a_flag_for_other_machines(t):
     done = run(binary(), "--data", t.path("data"), "serve", "--nvme", "0.0.0.0:0", check=False)
     check(done.returncode != 0 and "--nvme-allow-remote" in done.stderr, done.stderr)

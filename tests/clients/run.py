@@ -74,6 +74,7 @@ import clients_iscsi  # noqa: E402, F401
 import clients_nvme  # noqa: E402, F401
 import clients_nvme_auth  # noqa: E402, F401
 import clients_nvme_linux  # noqa: E402, F401
+import clients_nvme_reservations  # noqa: E402, F401
 import clients_aborts  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
 import clients_send  # noqa: E402, F401

@@ -20,6 +20,8 @@ pub enum ClientKind {
     NbdClient,
     /// The commands that log in to the iSCSI target
     Iscsi,
+    /// The commands that connect to the NVMe/TCP subsystem
+    Nvme,
 }
 
 impl ClientKind {
@@ -31,12 +33,17 @@ impl ClientKind {
             ClientKind::Libvirt => "libvirt",
             ClientKind::NbdClient => "nbd-client",
             ClientKind::Iscsi => "iSCSI",
+            ClientKind::Nvme => "NVMe/TCP",
         }
     }
 
     /// The protocol by which it reaches the disk.
     pub fn protocol(self) -> Protocol {
-        if self == ClientKind::Iscsi { Protocol::Iscsi } else { Protocol::Nbd }
+        match self {
+            ClientKind::Iscsi => Protocol::Iscsi,
+            ClientKind::Nvme => Protocol::Nvme,
+            _ => Protocol::Nbd,
+        }
     }
 }
 
@@ -49,11 +56,11 @@ pub struct WayView {
     pub client: ClientKind,
     /// The kind of client, for people.
     pub title: String,
-    /// The address of the server: of an NBD listener, or an iSCSI portal.
+    /// The address of the server: of a listener of NBD or NVMe, or an iSCSI portal.
     pub address: String,
-    /// Name of the target; iSCSI only.
+    /// Name of the target, or of the subsystem; iSCSI and NVMe only.
     pub target: Option<String>,
-    /// Number of the disk at the target; iSCSI only.
+    /// Number of the disk at the target; iSCSI and NVMe only. The namespace of NVMe has the next number.
     pub lun: Option<u16>,
     /// The lines to copy. Words in capital letters, such as `SECRET`, are to be replaced.
     pub text: String,

@@ -4,6 +4,9 @@ import { get, url } from "./api.js";
 import { showDialog, showProblem, toast } from "./dialog.js";
 import { button, h } from "./dom.js";
 
+/** The protocols of the API, for people. */
+const PROTOCOLS = { nbd: "NBD", iscsi: "iSCSI", nvme: "NVMe/TCP" };
+
 /** Copies a text. Without the right to do that, `select` marks it, so that the user can. */
 export async function copyText(text, select) {
   try {
@@ -26,16 +29,20 @@ function copyable(title, text) {
 
 /** The ways by one address: their notes once, then their texts. */
 function place(ways) {
-  const [{ address, target, lun, notes }] = ways;
-  const number = lun === null ? "" : `, LUN ${lun}`;
-  const titles = target ? [copyable("Portal", address), copyable(`Target${number}`, target)] : [];
+  const [{ address, target, lun, notes, for: client }] = ways;
+  const isNvme = client === "nvme";
+  const number = lun === null ? "" : isNvme ? `, namespace ${lun + 1}` : `, LUN ${lun}`;
+  const names = isNvme ? ["Address", "Subsystem"] : ["Portal", "Target"];
+  const titles = target ? [copyable(names[0], address), copyable(`${names[1]}${number}`, target)] : [];
+  const commands = isNvme ? "Commands of Linux (nvme-cli)" : "Commands of Linux (open-iscsi)";
+  const protocol = target ? (isNvme ? "NVMe/TCP" : "iSCSI") : "NBD";
   return h(
     "section",
     {},
-    h("h2", { class: "copy-place" }, target ? `iSCSI at ${address}` : `NBD at ${address}`),
+    h("h2", { class: "copy-place" }, `${protocol} at ${address}`),
     notes.map((note) => h("p", { class: "note" }, note)),
     titles,
-    ways.map((way) => copyable(way.target ? "Commands of Linux (open-iscsi)" : way.title, way.text)),
+    ways.map((way) => copyable(way.target ? commands : way.title, way.text)),
   );
 }
 
@@ -51,7 +58,7 @@ async function show(name, path) {
     `Connect to ${name}`,
     [...places.values()].map(place),
     missing.map((one) =>
-      h("p", { class: "note" }, h("strong", {}, one.protocol === "nbd" ? "NBD: " : "iSCSI: "), `${one.message}.`),
+      h("p", { class: "note" }, h("strong", {}, `${PROTOCOLS[one.protocol]}: `), `${one.message}.`),
     ),
   );
 }

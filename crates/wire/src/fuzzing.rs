@@ -339,6 +339,7 @@ pub fn nvme_pdus(data: &[u8]) {
 /// Checks that a decoded command is within the namespace and transfers no more than its limits.
 fn check_nvme(sqe: &nvme::Sqe, data: &[u8], blocks: u64) {
     let _ = (nvme::Fabrics::decode(sqe), nvme::ConnectData::decode(data), sqe.sgl());
+    let _ = nvme::auth::decode(data);
     if let Ok(admin) = nvme::Admin::decode(sqe) {
         assert!(admin.data_in() <= nvme::TRANSFER_MAX);
     }
@@ -349,6 +350,7 @@ fn check_nvme(sqe: &nvme::Sqe, data: &[u8], blocks: u64) {
     assert!(io.data_in() <= nvme::TRANSFER_MAX && io.data_out() <= nvme::TRANSFER_MAX);
     let (offset, len) = match io {
         nvme::Io::Flush | nvme::Io::Dataset { .. } => return,
+        nvme::Io::Reservation(_) | nvme::Io::ReservationReport { .. } => return,
         nvme::Io::Write { offset, len, .. }
         | nvme::Io::Read { offset, len }
         | nvme::Io::Compare { offset, len }

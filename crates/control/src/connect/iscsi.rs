@@ -9,8 +9,9 @@ use super::{note_on_server, reachable};
 /// Maximum number of initiators that a note names.
 const MAX_NAMES: usize = 5;
 
-/// The ways to a target, or to one of its disks.
+/// The ways to a target, or to one of its disks. A target with a name of NVMe has none.
 pub(super) fn ways(portals: &[String], target: &Target, lun: Option<u16>) -> Vec<WayView> {
+    let portals = if target.name.is_nqn() { &[] } else { portals };
     portals.iter().map(|portal| way(portal, target, lun)).collect()
 }
 

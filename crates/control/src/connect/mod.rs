@@ -5,6 +5,7 @@
 
 mod iscsi;
 mod nbd;
+mod nvme;
 mod quote;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub(crate) struct Disk<'a> {
 pub(crate) struct Places {
     pub nbd: Vec<ServedListener>,
     pub iscsi: Vec<String>,
+    pub nvme: Vec<String>,
     /// The addresses of other nodes, for NBD.
     other_nbd: Vec<String>,
     /// The portals of other nodes.
@@ -39,7 +41,7 @@ pub(crate) struct Places {
 
 impl Places {
     pub fn of_server(server: &ServerInfo) -> Places {
-        Places { nbd: server.nbd.clone(), iscsi: server.iscsi.clone(), ..Places::default() }
+        Places { nbd: server.nbd.clone(), iscsi: server.iscsi.clone(), nvme: server.nvme.clone(), ..Places::default() }
     }
 
     /// The nodes of a cluster, the one that was asked first. A node without an address for other hosts names
@@ -84,9 +86,13 @@ pub(crate) fn to_disk(disk: Disk<'_>, server: &Places, targets: &TargetMap) -> C
     let offering = |listener: &&ServedListener| listener.access.offers(disk.name);
     let nbd: Vec<WayView> =
         server.nbd.iter().filter(offering).flat_map(|listener| nbd::ways(disk, listener)).collect();
-    let luns = targets.values().filter_map(|target| Some((&**target, target.lun_of(disk.name)?)));
+    let luns: Vec<_> =
+        targets.values().filter_map(|target| Some((&**target, target.lun_of(disk.name)?))).collect();
+    let all = luns.iter();
     let iscsi: Vec<WayView> =
-        luns.flat_map(|(target, lun)| iscsi::ways(&server.iscsi, target, Some(lun))).collect();
+        all.clone().flat_map(|(target, lun)| iscsi::ways(&server.iscsi, target, Some(*lun))).collect();
+    let nvme: Vec<WayView> =
+        all.flat_map(|(target, lun)| nvme::ways(&server.nvme, target, Some(*lun))).collect();
     let mut missing = Vec::new();
     if nbd.is_empty() {
         missing.push(MissingWayView {
@@ -110,17 +116,39 @@ pub(crate) fn to_disk(disk: Disk<'_>, server: &Places, targets: &TargetMap) -> C
             }
         });
     }
-    let mut ways: Vec<WayView> = nbd.into_iter().chain(iscsi).collect();
+    if nvme.is_empty() {
+        missing.push(if server.nvme.is_empty() {
+            without_nvme()
+        } else {
+            let map = format!("forebay lun map TARGET {}", quote::shell(disk.name));
+            let message = format!("the disk is not mapped to a target whose name NVMe can have: {map}");
+            MissingWayView { protocol: Protocol::Nvme, message }
+        });
+    }
+    let mut ways: Vec<WayView> = nbd.into_iter().chain(iscsi).chain(nvme).collect();
     server.note_others(&mut ways);
     ConnectView { ways, missing }
 }
 
 /// The ways to a target.
 pub(crate) fn to_target(server: &Places, target: &Target) -> ConnectView {
+    let mut missing = Vec::new();
     let mut ways = iscsi::ways(&server.iscsi, target, None);
+    if ways.is_empty() && !target.name.is_nqn() {
+        missing.push(without_iscsi());
+    }
+    let nvme = nvme::ways(&server.nvme, target, None);
+    if nvme.is_empty() && target.name.subsystem().is_some() {
+        missing.push(without_nvme());
+    }
+    ways.extend(nvme);
     server.note_others(&mut ways);
-    let missing = if ways.is_empty() { vec![without_iscsi()] } else { Vec::new() };
     ConnectView { ways, missing }
+}
+
+fn without_nvme() -> MissingWayView {
+    let message = "the server has no NVMe listener: start it with --nvme HOST:PORT".to_owned();
+    MissingWayView { protocol: Protocol::Nvme, message }
 }
 
 fn without_iscsi() -> MissingWayView {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forebay_api::{ClientKind, WayView};
 use forebay_frontend::nbd::{Access, ServedListener, TlsMode};
-use forebay_frontend::targets::{Chap, Initiator, Lun, Target};
+use forebay_frontend::targets::{Chap, DhChapKey, Initiator, Lun, Target};
 use forebay_text::Secret;
 
 use super::*;
@@ -83,6 +83,48 @@ fn iscsi_way(target: Target) -> WayView {
         to_disk(disk(DISK), &Places::of_server(&server(Vec::new(), &["0.0.0.0:3260"])), &targets).ways;
     assert_eq!(found.len(), 1);
     found.remove(0)
+}
+
+#[test]
+fn hosts_of_nvme_get_the_lines_for_their_access_but_no_key() {
+    const KEY: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    let way = |target: Target| {
+        let server = ServerInfo { nvme: vec!["0.0.0.0:4420".to_owned()], ..server(Vec::new(), &[]) };
+        let targets = [(target.name.clone(), Arc::new(target))].into();
+        to_disk(disk(DISK), &server, &targets)
+    };
+    let open = way(Target { open: true, ..target() });
+    let [found] = &open.ways[..] else { panic!("{open:?}") };
+    assert_eq!(
+        (found.client, found.target.as_deref(), found.lun),
+        (ClientKind::Nvme, Some("nqn.2026-01.a:x"), Some(3))
+    );
+    assert!(
+        found.text.contains("nvme connect -t tcp -a SERVER -s 4420 -n nqn.2026-01.a:x "),
+        "{}",
+        found.text
+    );
+    assert!(found.text.contains("discovery.conf\nsystemctl enable nvmf-autoconnect"), "{}", found.text);
+    assert!(found.notes.iter().any(|note| note == "The disk is namespace 4."), "{:?}", found.notes);
+    assert!(found.notes[0].starts_with("Every host"), "{:?}", found.notes);
+    let nobody = way(target());
+    assert!(nobody.ways[0].notes[0].starts_with("No host may use LUN 3 yet"), "{nobody:?}");
+    let key = |text: &str| Some(DhChapKey::new(Secret::new(text.into())));
+    let host =
+        |name: &str, dhchap| Initiator { name: name.parse().unwrap(), dhchap, ..initiator("x", None, None) };
+    let hosts = vec![
+        host("nqn.2026-01.b:one", key(KEY)),
+        host("nqn.2026-01.b:two", None),
+        initiator("i", None, None),
+    ];
+    let secured = way(Target { chap: Some(chap_of("u")), dhchap: key(KEY), initiators: hosts, ..target() });
+    let found = &secured.ways[0];
+    assert!(found.text.contains("--dhchap-secret=KEY --dhchap-ctrl-secret=TARGET-KEY"), "{}", found.text);
+    assert_eq!(found.notes[0], "Only these hosts may use LUN 3: nqn.2026-01.b:one.");
+    assert!(!serde_json::to_string(&secured).unwrap().contains("DHHC"), "{secured:?}");
+    let eui = Target { name: "eui.0123456789abcdef".parse().unwrap(), ..target() };
+    let none = way(eui);
+    assert!(none.ways.is_empty() && none.missing.iter().any(|one| one.message.contains("NVMe can have")));
 }
 
 #[test]

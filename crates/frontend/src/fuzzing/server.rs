@@ -88,6 +88,7 @@ async fn start() -> Server {
     };
     let nvme = nvme::Settings {
         addresses: &listen,
+        discovery: &[],
         allow_remote: false,
         limits: nvme::ControllerLimits { all: 2048, per_address: 512 },
     };

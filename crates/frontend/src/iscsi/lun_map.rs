@@ -89,6 +89,7 @@ impl LunMap {
             target: target.name.to_string(),
             tpgt: context.groups.own(),
             relative_port: relative_port(target.number, context.groups.own()),
+            host_id: None,
         };
         Arc::new(LunMap {
             context,

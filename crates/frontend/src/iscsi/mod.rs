@@ -1,11 +1,11 @@
 //! The iSCSI target (RFC 7143): sessions of initiators, served from the logical units of [`crate::scsi`].
 //!
-//! A `connection` logs in (`login`: `leading` handles the first request, `authentication` CHAP with `chap` and
-//! [`crate::attempts`]), which starts a session (`registry`). A session has one connection, and error
+//! A `connection` logs in (`login`: `leading` handles the first request, `authentication` CHAP with `chap`
+//! and [`crate::attempts`]), which starts a session (`registry`). A session has one connection, and error
 //! recovery level 0. Then its PDUs are served (`session`): commands (`command`), whose data is gathered by
 //! `gather` and which run in a `task`, their `management`, and text requests (`text`, `discovery`). `link`
-//! numbers and sends PDUs. `lun_map` holds the units that the initiator sees; `watch` reports events that
-//! the initiator does not cause. `handover` passes sessions to another process.
+//! numbers and sends PDUs. `lun_map` holds the units that the initiator sees; `watch` reports events that the
+//! initiator does not cause. `handover` passes sessions to another process.
 //!
 //! A server that waits for a pool in Ceph can redirect logins to the pool's owner, or serve sessions in the
 //! state standby (`standby`), by the `notice` of the owner. `groups` are the servers' target port groups. The

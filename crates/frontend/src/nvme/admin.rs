@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_wire::nvme::{self, Fabrics, FatalError, Feature, Property, Sqe, Status};
+use forebay_wire::nvme::{
+    self, ALL_NAMESPACES, AsyncEvent, Fabrics, FatalError, Feature, Property, Sqe, Status,
+};
 use forebay_wire::nvme::{NAMESPACES, QUEUE_ENTRIES, Sgl, VERSION, identify, log};
 use forebay_wire::scsi::Request;
 use sha2::{Digest, Sha256};
@@ -15,6 +17,7 @@ use super::context::Context;
 use super::controller::{Configured, Controller};
 use super::discovery;
 use super::link::Link;
+use super::notices::Notices;
 use crate::plane::{Output, spawn_request};
 
 /// Revision of the software, a field of eight characters.
@@ -113,6 +116,8 @@ impl Admin {
             Ok(Answer::Data(data)) => {
                 self.link.backlog.budget().count(data.len());
                 self.link.answer(sqe.id(), &data, output);
+                // A log page that was read permits the next event.
+                self.report_events(output);
             }
             Ok(Answer::Later) => self.report_events(output),
             Err(status) => {
@@ -142,8 +147,8 @@ impl Admin {
             }
             // The command was not aborted (Base 5.1): commands that run cannot be stopped.
             Abort { .. } if !is_discovery => Ok(Answer::Result(1)),
-            Set { feature, value } => self.set(feature, value).map(Answer::Result),
-            Get { feature, .. } => self.get(feature),
+            Set { feature, value } => self.set(feature, value, sqe.namespace()).map(Answer::Result),
+            Get { feature, .. } => self.get(feature, sqe.namespace()),
             AsyncEvent if self.waiting.len() >= usize::from(identify::ASYNC_EVENTS_MAX) => {
                 Err(Status::ASYNC_EVENT_LIMIT)
             }
@@ -158,6 +163,10 @@ impl Admin {
 
     /// Completes Asynchronous Event Requests with the events that can be reported.
     pub fn report_events(&mut self, output: &mut Output) {
+        let notices = self.controller.namespaces.as_ref().map(|namespaces| &namespaces.notices);
+        if notices.is_some_and(Notices::are_waiting) {
+            self.controller.note(AsyncEvent::Reservation);
+        }
         while !self.waiting.is_empty()
             && let Some(event) = self.controller.take_event()
         {
@@ -166,7 +175,7 @@ impl Admin {
         }
     }
 
-    fn set(&self, feature: Feature, value: u32) -> Result<u32, Status> {
+    fn set(&self, feature: Feature, value: u32, namespace: u32) -> Result<u32, Status> {
         let controller = &self.controller;
         match feature {
             // DULBE, error recovery: there are no deallocated blocks that fail to read.
@@ -194,11 +203,23 @@ impl Admin {
                 Ok(0)
             }
             Feature::HostId => Err(Status::SEQUENCE_ERROR),
+            Feature::ReservationMask => {
+                let namespaces = controller.namespaces.as_ref().ok_or(Status::INVALID_FIELD)?;
+                if namespace != ALL_NAMESPACES {
+                    namespaces.nexus(namespace).ok_or(Status::INVALID_NAMESPACE)?;
+                }
+                namespaces.notices.set_mask(namespace, value);
+                Ok(0)
+            }
+            // Hosts change it with their registration.
+            Feature::ReservationPersistence => Err(Status::FEATURE_NOT_CHANGEABLE),
         }
     }
 
-    fn get(&self, feature: Feature) -> Result<Answer, Status> {
+    fn get(&self, feature: Feature, namespace: u32) -> Result<Answer, Status> {
         let controller = &self.controller;
+        let namespaces = || controller.namespaces.as_ref().ok_or(Status::INVALID_FIELD);
+        let nexus = || namespaces()?.nexus(namespace).ok_or(Status::INVALID_NAMESPACE);
         Ok(Answer::Result(match feature {
             Feature::Stored(stored) => controller.stored(stored),
             Feature::Power => 0,
@@ -206,6 +227,11 @@ impl Admin {
             Feature::Queues => queues(),
             Feature::AsyncEvents => controller.enabled_events(),
             Feature::KeepAlive => controller.keep_alive_ms(),
+            Feature::ReservationMask => {
+                nexus()?;
+                namespaces()?.notices.mask(namespace)
+            }
+            Feature::ReservationPersistence => u32::from(nexus()?.keeps_reservations()),
             Feature::HostId => return Ok(Answer::Data(controller.host_id.to_vec())),
         }))
     }
@@ -256,6 +282,7 @@ impl Admin {
             (0x01, _) => log::errors(controller.errors().0.into_iter()),
             (0x02, _) => log::health(controller.errors().1),
             (0x03, _) => log::firmware(REVISION),
+            (0x80, Some(namespaces)) => namespaces.notices.page(retain),
             (0x04, Some(_)) => log::changed(controller.take_changed().into_iter()),
             _ => return Err(Status::INVALID_LOG_PAGE),
         };

@@ -15,7 +15,7 @@ use std::task::Poll;
 use forebay_wire::nvme::{
     COMPARE_AND_WRITE_MAX, DSM_RANGES_MAX, DataPdu, FatalError, Fuse, Io, Sgl, Sqe, Status,
 };
-use forebay_wire::scsi::{BLOCK, Request, VerifyCheck};
+use forebay_wire::scsi::{BLOCK, Request, ReserveIn, ReserveOut, VerifyCheck};
 
 use super::controller::Controller;
 use super::errors::status_of;
@@ -274,6 +274,11 @@ impl Commands {
             Io::Dataset { deallocate: true, ranges } => Request::Unmap { length: 8 + 16 * ranges as u32 },
             // Hints about ranges.
             Io::Dataset { .. } => Request::TestUnitReady,
+            // These are executed otherwise; they are admitted as what SCSI has for them.
+            Io::ReservationReport { len } => {
+                Request::PersistentReserveIn { action: ReserveIn::FullStatus, allocation: len }
+            }
+            Io::Reservation(_) => Request::PersistentReserveOut { action: ReserveOut::Clear, length: 0 },
             Io::Verify { offset, len } => {
                 Request::Verify { offset, len: len.into(), check: VerifyCheck::Nothing }
             }
@@ -504,15 +509,23 @@ impl Commands {
             return false;
         }
         self.link.backlog.budget().count(bytes);
-        let header = self.link.framing.data_header(command, bytes, self.link.omits_success);
-        let (head, data) = output.reserve(header.len(), bytes);
+        let (link, framing) = (&self.link, self.link.framing);
+        let header = framing.data_offset();
+        let (head, data) = output.reserve(header, bytes);
         if !matches!(self.executor.read_now(nexus.disk(), offset, data), Ok(true)) {
             return false;
         }
-        head.copy_from_slice(&header);
-        let after = self.link.after_data(command, data);
-        output.keep(header.len() + bytes);
-        output.push(&after);
+        let omits = link.omits_success;
+        link.encoded(|out| framing.put_data_header(command, bytes, omits, out), |h| head.copy_from_slice(h));
+        // A digest and a completion.
+        let mut tail = [0; 32];
+        let encode = |out: &mut Vec<u8>| link.after_data(command, data, out);
+        let len = link.encoded(encode, |after| {
+            tail[..after.len()].copy_from_slice(after);
+            after.len()
+        });
+        output.keep(header + bytes);
+        output.push(&tail[..len]);
         true
     }
 }

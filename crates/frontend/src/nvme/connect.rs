@@ -2,9 +2,9 @@
 //!
 //! Names of hosts can be forged, so a Connect that is refused does not reveal whether the subsystem exists.
 //! If the table of targets has a key for the host, the host has to prove with each queue that it has the key
-//! (`authentication`) before the queue is served. Commands of a queue before this proof fail, and their number
-//! is limited. Also the time until a queue is served is limited, since all of this is a part of the negotiation
-//! of a connection.
+//! (`authentication`) before the queue is served. Commands of a queue before this proof fail, and their
+//! number is limited. Also the time until a queue is served is limited, since all of this is a part of the
+//! negotiation of a connection.
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -40,6 +40,15 @@ const INPUT: usize = 4096;
 const UNAUTHENTICATED_MAX: usize = 10;
 /// In the result of a Connect: the host has to authenticate itself (AUTHREQ, ATR).
 const AUTHENTICATE: u64 = 1 << 17;
+
+/// What a listener serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Serves {
+    /// All subsystems.
+    All,
+    /// The discovery subsystem.
+    Discovery,
+}
 
 /// A connected queue.
 pub(super) struct Connected {
@@ -109,6 +118,7 @@ impl Beginning<'_> {
 pub(super) async fn connect(
     stream: &mut TcpStream,
     context: &Arc<Context>,
+    serves: Serves,
     peer: SocketAddr,
 ) -> Result<Option<Connected>, End> {
     let mut beginning = Beginning { stream, input: Vec::new() };
@@ -132,6 +142,9 @@ pub(super) async fn connect(
     };
     let fd = beginning.stream.as_raw_fd();
     let admitted = match parse(&sqe, &data, intact) {
+        Ok((_, data)) if serves == Serves::Discovery && data.subsystem != DISCOVERY_NQN => {
+            Err((Status::CONNECT_INVALID_HOST, "the address serves discovery only"))
+        }
         Ok((connect, data)) => {
             let admitted = admit(context, &connect, &data, peer, fd).await;
             admitted.map(|admitted| (connect, admitted))
@@ -236,7 +249,8 @@ async fn admit(
     let keys = target.as_ref().and_then(|target| keys(target, &host, &data.subsystem));
     context.registry.end_gone(&host, data.host_id, &data.subsystem).await.map_err(busy)?;
     let made = context.registry.begin(peer.ip(), |id| {
-        let namespaces = target.map(|target| Namespaces::new(context.clone(), &target, host.clone(), id));
+        let names = (host.clone(), data.host_id);
+        let namespaces = target.map(|target| Namespaces::new(context.clone(), &target, names));
         let subsystem = data.subsystem.clone();
         Controller::new(id, (host.clone(), data.host_id), subsystem, namespaces, connect.keep_alive_ms)
     });

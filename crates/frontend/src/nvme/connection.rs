@@ -9,7 +9,7 @@ use std::task::Poll;
 use forebay_host::clock::unix_ms;
 use tokio::net::TcpStream;
 
-use super::connect::{Connected, connect};
+use super::connect::{Connected, Serves, connect};
 use super::context::Context;
 use super::errors::End;
 use super::namespaces::Namespaces;
@@ -26,12 +26,15 @@ use crate::throttle::Throttle;
 const CONNECTION: &str = "an NVMe connection";
 
 /// The front end for NVMe/TCP.
-pub struct Front(pub Arc<Context>);
+pub(super) struct Front {
+    pub context: Arc<Context>,
+    pub serves: Serves,
+}
 
 impl FrontEnd for Front {
     fn spawn(&self, worker: &Rc<Worker>, client: Client) {
-        let context = self.0.clone();
-        worker.spawn_connection(CONNECTION, |worker| serve(worker, context, client), log_end);
+        let (context, serves) = (self.context.clone(), self.serves);
+        worker.spawn_connection(CONNECTION, move |worker| serve(worker, context, serves, client), log_end);
     }
 }
 
@@ -55,15 +58,16 @@ fn tcp(socket: RawSocket) -> Result<(TcpStream, (SocketAddr, SocketAddr)), End> 
     Ok((stream, addresses))
 }
 
-async fn serve(worker: Rc<Worker>, context: Arc<Context>, client: Client) -> Result<(), End> {
+async fn serve(worker: Rc<Worker>, context: Arc<Context>, serves: Serves, client: Client) -> Result<(), End> {
     let Client { socket, admission, .. } = client;
     let (mut stream, (peer, local)) = tcp(socket)?;
     let account = MemoryAccount::new(worker.memory());
     // Boxed, so that an idle connection does not keep its memory.
-    let connected = match admission.negotiate(&worker, Box::pin(connect(&mut stream, &context, peer))).await {
-        Err(Cut::Stopping) => return Ok(()),
-        connected => connected??,
-    };
+    let connected =
+        match admission.negotiate(&worker, Box::pin(connect(&mut stream, &context, serves, peer))).await {
+            Err(Cut::Stopping) => return Ok(()),
+            connected => connected??,
+        };
     drop(account);
     let Some(connected) = connected else { return Ok(()) };
     let is_discovery = connected.controller.namespaces.is_none();

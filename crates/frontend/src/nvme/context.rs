@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use forebay_engine::Pool;
 
+use super::connect::Serves;
 use super::connection::Front;
 use super::registry::Registry;
 use crate::attempts::{Attempts, KnownHosts};
@@ -25,7 +26,9 @@ pub struct ControllerLimits {
 pub struct Settings<'a> {
     /// Addresses to listen on.
     pub addresses: &'a [ListenAddr],
-    /// Whether other machines may use the addresses, although hosts do not authenticate themselves.
+    /// Addresses to listen on for hosts that discover subsystems, and nothing else.
+    pub discovery: &'a [ListenAddr],
+    /// Whether other machines may use the addresses, although NVMe is not encrypted.
     pub allow_remote: bool,
     /// Limits on controllers.
     pub limits: ControllerLimits,
@@ -39,8 +42,8 @@ pub enum ListenFailed {
     Listen(#[from] ListenError),
     /// Other machines could use the address without authentication.
     #[error(
-        "NVMe cannot be served on {listen} ({addr}): it is not encrypted, and hosts without keys do not authenticate \
-         themselves; use a loopback address, or add --nvme-allow-remote"
+        "NVMe cannot be served on {listen} ({addr}): it is not encrypted, and hosts without keys \
+         do not authenticate themselves; use a loopback address, or add --nvme-allow-remote"
     )]
     Remote {
         /// The address in the configuration.
@@ -66,7 +69,8 @@ pub(super) struct Context {
 /// # Errors
 /// [`ListenFailed::Remote`], or an address without a host.
 pub fn refuse_remote(settings: &Settings<'_>) -> Result<(), ListenFailed> {
-    for listen in settings.addresses.iter().filter(|_| !settings.allow_remote) {
+    let all = settings.addresses.iter().chain(settings.discovery);
+    for listen in all.filter(|_| !settings.allow_remote) {
         if let Some(addr) = listen.beyond_loopback()? {
             return Err(ListenFailed::Remote { listen: listen.clone(), addr });
         }
@@ -96,8 +100,9 @@ pub fn listen(
         attempts: Attempts::new(known),
         portals: OnceLock::new(),
     });
-    let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));
-    let bound = plane.listen(&front, settings.addresses)?;
+    let front = |serves| -> Arc<dyn FrontEnd> { Arc::new(Front { context: context.clone(), serves }) };
+    let bound = plane.listen(&front(Serves::All), settings.addresses)?;
+    plane.listen(&front(Serves::Discovery), settings.discovery)?;
     // The portals are set only here. This precedes the first connection, since connections are served only
     // once the plane runs.
     let _ = context.portals.set(bound.clone());

@@ -237,6 +237,9 @@ impl Controller {
                 *state = State { configuration: value, ..State::default() };
                 (state.errors, state.error_count) = errors;
                 self.cache_enabled.store(true, Relaxed);
+                if let Some(namespaces) = &self.namespaces {
+                    namespaces.notices.reset();
+                }
             }
         } else if before & ENABLE == 0 {
             state.status = if value & SELECTIONS == 0 { READY } else { FATAL };
@@ -283,7 +286,8 @@ impl Controller {
     /// Notes an event, once.
     pub fn note(&self, event: AsyncEvent) {
         let mut state = self.state.lock();
-        if state.enabled_events & event.bit() != 0 && !state.pending.contains(&event) {
+        let is_enabled = event.bit() == 0 || state.enabled_events & event.bit() != 0;
+        if is_enabled && !state.pending.contains(&event) {
             state.pending.push(event);
         }
     }

@@ -1,6 +1,6 @@
 //! The outgoing side of a queue, shared with its tasks: completions, data, and requests for data.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_wire::nvme::reply::{Completion, Framing, terminate};
@@ -18,6 +18,8 @@ pub(super) struct Link {
     /// A read that succeeds needs no completion, since the host does without flow control.
     pub omits_success: bool,
     head: Cell<u16>,
+    /// Where PDUs of commands that are served at once are encoded, so that they cost no allocation.
+    scratch: RefCell<Vec<u8>>,
     /// A fatal error was reported: nothing more is sent (Transport 3.5).
     is_ended: Cell<bool>,
 }
@@ -31,7 +33,8 @@ impl Link {
     ) -> Link {
         // The Connect and the authentication have used entries.
         let head = Cell::new(fetched % entries.max(1));
-        Link { backlog, framing, queue, entries, omits_success, head, is_ended: Cell::new(false) }
+        let (scratch, is_ended) = (RefCell::default(), Cell::new(false));
+        Link { backlog, framing, queue, entries, omits_success, head, scratch, is_ended }
     }
 
     /// Counts a command that has left the submission queue.
@@ -39,24 +42,34 @@ impl Link {
         self.head.set((self.head.get() + 1) % self.entries.max(1));
     }
 
-    fn completion(&self, command: u16, status: Status, result: u64) -> Vec<u8> {
+    fn completion(&self, command: u16, status: Status, result: u64, out: &mut Vec<u8>) {
         let (queue, head) = (self.queue, self.head.get());
-        let mut out = Vec::with_capacity(32);
-        self.framing.complete(&Completion { command, queue, head, result, status }, &mut out);
-        out
+        self.framing.complete(&Completion { command, queue, head, result, status }, out);
+    }
+
+    /// Encodes PDUs, and passes their bytes on.
+    pub fn encoded<T>(&self, encode: impl FnOnce(&mut Vec<u8>), then: impl FnOnce(&[u8]) -> T) -> T {
+        let mut scratch = self.scratch.take();
+        scratch.clear();
+        encode(&mut scratch);
+        let done = then(&scratch);
+        self.scratch.replace(scratch);
+        done
     }
 
     /// Completes a command while the queue serves input.
     pub fn complete(&self, command: u16, status: Status, result: u64, output: &mut Output) {
         if !self.is_ended.get() {
-            output.push(&self.completion(command, status, result));
+            self.encoded(|out| self.completion(command, status, result, out), |bytes| output.push(bytes));
         }
     }
 
     /// Completes a command from a task.
     pub fn complete_later(&self, command: u16, status: Status) {
         if !self.is_ended.get() {
-            self.backlog.push(self.completion(command, status, 0));
+            let mut out = Vec::with_capacity(32);
+            self.completion(command, status, 0, &mut out);
+            self.backlog.push(out);
             self.backlog.wake();
         }
     }
@@ -66,19 +79,21 @@ impl Link {
         if self.is_ended.get() {
             return;
         }
-        output.push(&self.framing.data_header(command, data.len(), self.omits_success));
+        let (framing, omits) = (self.framing, self.omits_success);
+        self.encoded(
+            |out| framing.put_data_header(command, data.len(), omits, out),
+            |bytes| output.push(bytes),
+        );
         output.push(data);
-        output.push(&self.after_data(command, data));
+        self.encoded(|out| self.after_data(command, data, out), |bytes| output.push(bytes));
     }
 
-    /// What follows the data of a command that has succeeded.
-    pub fn after_data(&self, command: u16, data: &[u8]) -> Vec<u8> {
-        let mut out = Vec::with_capacity(40);
-        self.framing.data_digest(data, &mut out);
+    /// Appends what follows the data of a command that has succeeded.
+    pub fn after_data(&self, command: u16, data: &[u8], out: &mut Vec<u8>) {
+        self.framing.data_digest(data, out);
         if !self.omits_success {
-            out.append(&mut self.completion(command, Status::SUCCESS, 0));
+            self.completion(command, Status::SUCCESS, 0, out);
         }
-        out
     }
 
     /// Sends data and the success of a command from a task; `charge` is for the memory of the data.
@@ -86,7 +101,8 @@ impl Link {
         if self.is_ended.get() {
             return;
         }
-        let after = self.after_data(command, &data);
+        let mut after = Vec::with_capacity(40);
+        self.after_data(command, &data, &mut after);
         self.backlog.push(self.framing.data_header(command, data.len(), self.omits_success));
         self.backlog.push_shrunk(data, charge);
         self.backlog.push(after);

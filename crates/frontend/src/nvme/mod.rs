@@ -35,6 +35,7 @@ mod errors;
 mod exchange;
 mod link;
 mod namespaces;
+mod notices;
 mod queue;
 mod registry;
 mod run;

@@ -11,7 +11,8 @@ use tokio::sync::watch;
 
 use super::context::Context;
 use super::discovery::admits;
-use crate::scsi::{AbortTasks, Followed, Nexus, NexusOwner, Port, Settings};
+use super::notices::Notices;
+use crate::scsi::{AbortTasks, Followed, Nexus, NexusOwner, Port, Settings, UnitAttention};
 use crate::targets::{DhChapKey, IqnName, Lun, OpenLuns, Target};
 use crate::throttle::Throttle;
 
@@ -36,19 +37,26 @@ pub(super) struct Namespaces {
     left: AtomicBool,
     /// The changes of the table that [`Namespaces::refresh`] saw.
     pub followed: Followed,
+    /// What the host has to be notified of.
+    pub notices: Notices,
     /// Counts the requests to end commands that gather data.
     interrupts: watch::Sender<u64>,
 }
 
 impl Namespaces {
-    pub fn new(context: Arc<Context>, target: &Target, host: IqnName, controller: u16) -> Arc<Namespaces> {
-        let [high, low] = controller.to_be_bytes();
+    pub fn new(
+        context: Arc<Context>,
+        target: &Target,
+        (host, host_id): (IqnName, [u8; 16]),
+    ) -> Arc<Namespaces> {
+        let [a, b, c, d, e, f, ..] = host_id;
         let port = Port {
             initiator: host.to_string(),
-            isid: [0, 0, 0, 0, high, low],
+            isid: [a, b, c, d, e, f],
             target: target.name.to_string(),
             tpgt: 1,
             relative_port: target.number,
+            host_id: Some(host_id),
         };
         Arc::new(Namespaces {
             context,
@@ -59,6 +67,7 @@ impl Namespaces {
             entries: Mutex::default(),
             left: AtomicBool::new(false),
             followed: Followed::default(),
+            notices: Notices::default(),
             interrupts: watch::Sender::default(),
         })
     }
@@ -102,7 +111,7 @@ impl Namespaces {
         self.interrupts.subscribe()
     }
 
-    /// Wakes all I/O queues of the controller.
+    /// Wakes all queues of the controller.
     pub fn interrupt(&self) {
         self.interrupts.send_modify(|count| *count += 1);
     }
@@ -227,5 +236,11 @@ impl OpenLuns for Namespaces {
 impl AbortTasks for Namespaces {
     fn abort_tasks(&self, _: u16) {
         self.interrupt();
+    }
+
+    fn noted(&self, lun: u16, event: UnitAttention) {
+        if self.notices.note(u32::from(lun) + 1, event) {
+            self.interrupt();
+        }
     }
 }

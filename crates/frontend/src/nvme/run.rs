@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use forebay_wire::nvme::reservation::{Acquire, Register, Reservation, keys};
 use forebay_wire::nvme::{Io, Status, unmap_list};
 use forebay_wire::scsi::{self, BLOCK, Request};
 
@@ -9,7 +10,7 @@ use super::commands::{Commands, Task};
 use super::errors::status_of;
 use crate::exec::Job;
 use crate::plane::{Backlog, Charge, Served};
-use crate::scsi::{Response, VERIFIED};
+use crate::scsi::{HostAction, HostChange, Response, VERIFIED};
 
 /// What the host sent for a command that runs.
 pub(super) enum Data {
@@ -42,6 +43,9 @@ impl Run {
 
     /// Bytes of memory that the command needs to run, in addition to its data.
     fn work(&self) -> usize {
+        if let Io::ReservationReport { len } = self.task.io {
+            return len as usize;
+        }
         match self.task.request {
             Request::Read { len, .. } => len as usize,
             Request::Verify { .. } => VERIFIED,
@@ -67,6 +71,8 @@ impl Run {
                     }
                 }
             }
+            Io::ReservationReport { len } => task.nexus.report_to_host(len),
+            Io::Reservation(command) => task.nexus.reserve_for_host(&change(command, data)).await,
             _ => task.nexus.perform(&task.request, data).await,
         };
         if task.flushes && done.status == scsi::Status::Good {
@@ -74,6 +80,34 @@ impl Run {
         }
         done
     }
+}
+
+/// What the device server does for a reservation command with its data.
+fn change(command: Reservation, data: &[u8]) -> HostChange {
+    let (current, second) = keys(data);
+    let (action, ignore_key, keep) = match command {
+        Reservation::Register { action, ignore_key, keep } => {
+            let action = match action {
+                Register::Register => HostAction::Register(second),
+                Register::Replace => HostAction::Replace(second),
+                Register::Unregister => HostAction::Unregister,
+            };
+            (action, ignore_key, keep)
+        }
+        Reservation::Acquire { action, kind, ignore_key } => {
+            let action = match action {
+                Acquire::Acquire => HostAction::Acquire(kind),
+                Acquire::Preempt => HostAction::Preempt { kind, key: second, abort: false },
+                Acquire::PreemptAndAbort => HostAction::Preempt { kind, key: second, abort: true },
+            };
+            (action, ignore_key, None)
+        }
+        Reservation::Release { kind: Some(kind), ignore_key } => {
+            (HostAction::Release(kind), ignore_key, None)
+        }
+        Reservation::Release { kind: None, ignore_key } => (HostAction::Clear, ignore_key, None),
+    };
+    HostChange { action, key: (!ignore_key).then_some(current), keep }
 }
 
 impl Job for Run {
@@ -106,11 +140,8 @@ impl Job for Run {
         let (task, link) = (self.task.clone(), self.commands.link.clone());
         self.commands.remove(&task);
         let status = status_of(&response);
-        let read = if let (Io::Read { .. }, true) = (task.io, status.is_success()) {
-            self.work.take()
-        } else {
-            None
-        };
+        let sends = matches!(task.io, Io::Read { .. } | Io::ReservationReport { .. });
+        let read = if sends && status.is_success() { self.work.take() } else { None };
         if let (Some(charge), [part]) = (read, &task.parts[..]) {
             return link.answer_later(part.command, response.data_in, charge);
         }

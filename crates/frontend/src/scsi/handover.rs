@@ -56,7 +56,9 @@ impl UnitState {
     pub(super) fn of(unit: &LogicalUnit) -> UnitState {
         let reservations = unit.reservations.lock().clone();
         let reserver = *unit.reserver.lock();
-        let members = unit.members.lock().clone();
+        let mut members = unit.members.lock().clone();
+        // NVMe hosts connect again.
+        members.retain(|member| member.port.host_id.is_none());
         let mode = unit.mode(false);
         UnitState {
             disk: unit.disk().name(),

@@ -16,6 +16,10 @@ pub trait AbortTasks: Send + Sync {
     /// nexus ([`Nexus::has_aborted`](super::Nexus::has_aborted)). The caller waits until those that change
     /// the unit have ended, so none of them may wait for an abort itself.
     fn abort_tasks(&self, lun: u16);
+
+    /// Informs the session of an event of reservations of a unit, in addition to the unit attention: for a
+    /// transport that has no unit attentions. No lock of a unit is held during the call.
+    fn noted(&self, _lun: u16, _event: UnitAttention) {}
 }
 
 /// A session that another process handed over and that has not resumed yet: it has no commands.

@@ -48,6 +48,7 @@ pub(crate) use io::VERIFIED;
 pub use member::AbortTasks;
 pub use nexus::{Admitted, Arrival, Nexus, NexusOwner};
 pub use port::{Port, Settings};
+pub use reserve::{HostAction, HostChange};
 pub use response::Response;
 pub use standby::{StandbyState, StandbyUnit, Surroundings, UnitFacts};
 pub use underway::Underway;

@@ -12,7 +12,7 @@ use super::attention::UnitAttention;
 use super::describe;
 use super::nexus::Nexus;
 use super::port::Port;
-use super::reserve::Refusal;
+use super::reserve::{Effects, HostChange, Refusal, Reservations};
 use super::response::Response;
 use crate::plane::Served;
 
@@ -179,12 +179,41 @@ impl Nexus {
             Ok(parameters) => parameters,
             Err(sense) => return Ok(self.check(&sense)),
         };
+        self.change_reservations(|state| state.change(self.port(), action, &parameters)).await
+    }
+
+    /// Executes a change of reservations that an NVMe host requests, as one of PERSISTENT RESERVE OUT.
+    pub async fn reserve_for_host(&self, change: &HostChange) -> Response {
+        if self.is_withdrawn() {
+            return self.cleared();
+        }
+        let done = self.change_reservations(|state| state.change_by_host(self.port(), change)).await;
+        done.unwrap_or_else(|error| self.failed(&error))
+    }
+
+    /// The data of a Reservation Report of NVMe, of `len` bytes.
+    pub fn report_to_host(&self, len: u32) -> Response {
+        let mut data = self.unit.reservations.lock().report_to_host(|port| self.can_see(port));
+        data.resize(len as usize, 0);
+        Response::data(data, len)
+    }
+
+    /// Whether registrations and reservation of the unit persist through power loss.
+    pub fn keeps_reservations(&self) -> bool {
+        self.unit.reservations.lock().keep
+    }
+
+    /// Changes registrations and reservation.
+    async fn change_reservations(
+        &self,
+        change: impl FnOnce(&mut Reservations) -> std::result::Result<Effects, Refusal>,
+    ) -> Result<Response> {
         // A revocation waits for this command. The command itself waits for the commands of other nexuses
         // only later: two commands that abort each other must not wait for ever.
         let underway = self.member.gate.enter();
         let mut kept = self.unit.kept.lock().await;
         let mut new = self.unit.reservations.lock().clone();
-        let effects = match new.change(self.port(), action, &parameters) {
+        let effects = match change(&mut new) {
             Ok(effects) => effects,
             Err(Refusal::Conflict) => return Ok(Response::conflict()),
             Err(Refusal::Check(sense)) => return Ok(self.check(&sense)),

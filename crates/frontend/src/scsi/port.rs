@@ -6,16 +6,19 @@ use forebay_wire::scsi::PortIdentity;
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
-    /// iSCSI name of the initiator.
+    /// Name of the initiator, or of the NVMe host.
     pub initiator: String,
-    /// ISID of the initiator's session.
+    /// ISID of the initiator's session; of an NVMe host, the beginning of its identifier.
     pub isid: [u8; 6],
-    /// iSCSI name of the target.
+    /// Name of the target.
     pub target: String,
     /// Target portal group tag.
     pub tpgt: u16,
     /// Relative target port identifier.
     pub relative_port: u16,
+    /// Identifier of the NVMe host; `None` for an iSCSI initiator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_id: Option<[u8; 16]>,
 }
 
 impl Port {
@@ -25,10 +28,14 @@ impl Port {
     }
 
     /// Whether both ports are the same nexus; a new session can establish the same nexus again (RFC 7143,
-    /// "SCSI architecture model").
+    /// "SCSI architecture model"). All controllers of an NVMe host are the same nexus in this sense: the host
+    /// is what registers and reserves (NVMe Base 8.19).
     pub(super) fn is(&self, other: &Port) -> bool {
-        (&self.initiator, self.isid, &self.target, self.tpgt)
-            == (&other.initiator, other.isid, &other.target, other.tpgt)
+        let is_same = match (self.host_id, other.host_id) {
+            (None, None) => (self.isid, self.tpgt) == (other.isid, other.tpgt),
+            (own, other) => own == other,
+        };
+        is_same && (&self.initiator, &self.target) == (&other.initiator, &other.target)
     }
 }
 

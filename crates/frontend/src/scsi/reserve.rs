@@ -3,6 +3,8 @@
 //!
 //! Pure state: a change is made on a copy, which the unit first stores with the disk and then installs.
 
+mod host;
+
 use std::sync::Arc;
 
 use forebay_wire::scsi::{
@@ -12,6 +14,8 @@ use forebay_wire::scsi::{
 
 use super::attention::UnitAttention;
 use super::port::Port;
+
+pub use host::{HostAction, HostChange};
 
 /// Maximum number of registrations of a unit. An initiator that does not reuse its ISID adds a registration
 /// with each login.

@@ -200,6 +200,7 @@ mod tests {
             target: "iqn.2026-11.example:disks".into(),
             tpgt: 2,
             relative_port: 4101,
+            host_id: None,
         };
         StandbyUnit::new(Arc::new(port), Settings { lun: 3, read_only: false, write_back: true }, &FACTS)
     }

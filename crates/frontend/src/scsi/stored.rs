@@ -3,7 +3,7 @@
 //!
 //! | bytes | |
 //! |---|---|
-//! | 1 | version: 1 |
+//! | 1 | version: 1; 2 if a registration is of an NVMe host |
 //! | 1 | type of the reservation; 0: not reserved |
 //! | 2 | index of the registration that holds it, or made it |
 //! | 2 | number of registrations, then each: |
@@ -13,6 +13,7 @@
 //! | 2 | relative target port identifier |
 //! | 1, *n* | length of the initiator's name, name |
 //! | 1, *n* | length of the target's name, name |
+//! | 1, *n* | of version 2: length of the host identifier, which is 16 or 0; host identifier |
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use super::port::Port;
 use super::reserve::{REGISTRATIONS_MAX, Registration, Reservations};
 
 const VERSION: u8 = 1;
+const VERSION_WITH_HOSTS: u8 = 2;
 
 impl Reservations {
     /// Encodes the state; `None` if there is nothing to be stored.
@@ -38,7 +40,8 @@ impl Reservations {
             }
             None => (0, 0),
         };
-        let mut bytes = vec![VERSION, kind];
+        let has_hosts = self.registrations.iter().any(|r| r.port.host_id.is_some());
+        let mut bytes = vec![if has_hosts { VERSION_WITH_HOSTS } else { VERSION }, kind];
         bytes.extend_from_slice(&holder.to_be_bytes());
         bytes.extend_from_slice(&(self.registrations.len() as u16).to_be_bytes());
         for Registration { key, port } in &self.registrations {
@@ -52,6 +55,10 @@ impl Reservations {
                 bytes.push(name.len() as u8);
                 bytes.extend_from_slice(name);
             }
+            if has_hosts {
+                bytes.push(port.host_id.map_or(0, |id| id.len() as u8));
+                bytes.extend(port.host_id.iter().flatten());
+            }
         }
         Some(bytes)
     }
@@ -62,7 +69,7 @@ impl Reservations {
         let [version, kind] = fields.array()?;
         let holder = usize::from(u16::from_be_bytes(fields.array()?));
         let count = usize::from(u16::from_be_bytes(fields.array()?));
-        if version != VERSION || count > REGISTRATIONS_MAX {
+        if !matches!(version, VERSION | VERSION_WITH_HOSTS) || count > REGISTRATIONS_MAX {
             return None;
         }
         let mut registrations = Vec::new();
@@ -72,7 +79,9 @@ impl Reservations {
             let tpgt = u16::from_be_bytes(fields.array()?);
             let relative_port = u16::from_be_bytes(fields.array()?);
             let (initiator, target) = (fields.name()?, fields.name()?);
-            let port = Arc::new(Port { initiator, isid, target, tpgt, relative_port });
+            let has_host = version == VERSION_WITH_HOSTS && fields.flag(16)?;
+            let host_id = if has_host { Some(fields.array()?) } else { None };
+            let port = Arc::new(Port { initiator, isid, target, tpgt, relative_port, host_id });
             registrations.push(Registration { key, port });
         }
         let held = match kind {
@@ -91,6 +100,12 @@ impl Fields<'_> {
         let (head, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
         Some(*head)
+    }
+
+    /// A byte that is either 0 or `set`.
+    fn flag(&mut self, set: u8) -> Option<bool> {
+        let [byte] = self.array()?;
+        (byte == 0 || byte == set).then_some(byte == set)
     }
 
     fn name(&mut self) -> Option<String> {
@@ -113,6 +128,7 @@ mod tests {
                 target: "iqn.2026-11.example:disks".into(),
                 tpgt: n.into(),
                 relative_port: 7,
+                host_id: (n == 2).then_some([7; 16]),
             })
         };
         let registrations: Vec<_> =
@@ -136,7 +152,7 @@ mod tests {
         for len in 0..bytes.len() {
             assert!(Reservations::decode(&bytes[..len]).is_none());
         }
-        for (at, bad) in [(0, 2), (1, 2), (1, 9), (3, 3), (4, 0xff)] {
+        for (at, bad) in [(0, 3), (0, 1), (1, 2), (1, 9), (3, 3), (4, 0xff)] {
             let mut bytes = bytes.clone();
             bytes[at] = bad;
             assert!(Reservations::decode(&bytes).is_none(), "byte {at} is {bad}");

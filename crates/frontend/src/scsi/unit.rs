@@ -181,7 +181,14 @@ impl LogicalUnit {
     /// Notes unit attentions for the nexuses of these ports, if they exist.
     pub(super) fn notify_ports(&self, attentions: &[(Arc<Port>, UnitAttention)]) {
         for (port, attention) in attentions {
-            self.members.lock().iter().filter(|m| m.port.is(port)).for_each(|m| m.note(*attention));
+            let members: Vec<_> = self.members.lock().iter().filter(|m| m.port.is(port)).cloned().collect();
+            for member in members {
+                member.note(*attention);
+                // No lock is held during this call.
+                if let Some(session) = member.session.upgrade() {
+                    session.noted(member.lun, *attention);
+                }
+            }
         }
     }
 

@@ -1,8 +1,8 @@
 //! Keys of DH-HMAC-CHAP, by which NVMe hosts and subsystems authenticate each other.
 //!
 //! A key has the text that `nvme gen-dhchap-key` prints: `DHHC-1:`, a hash function in hexadecimal, and in
-//! base64 the key and its CRC-32 (Base 8.13.5.8). If a hash function is named, the key is not used itself: the
-//! HMAC of the name of its owner is ([`DhChapKey::of_owner`]).
+//! base64 the key and its CRC-32 (Base 8.13.5.8). If a hash function is named, the key is not used itself:
+//! the HMAC of the name of its owner is ([`DhChapKey::of_owner`]).
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -245,6 +245,33 @@ async fn secrets_must_be_long_enough_and_differ_between_both_sides() {
 }
 
 #[tokio::test]
+async fn keys_of_nvme_hosts_are_checked_and_kept() {
+    const KEY: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    const NVME_HOST: &str = "nqn.2026-01.org.example:host";
+    let key = |text: &str| Some(DhChapKey::new(Secret::new(text.into())));
+    let fixture = Fixture::new().await;
+    let t = &fixture.targets;
+    t.create(target(A)).await.unwrap();
+    let entry = |name: &str, text: &str| Initiator { dhchap: key(text), ..initiator(name, None) };
+    assert!(
+        error_text(t.allow(&name(A), entry(NVME_HOST, "DHHC-1:00:")).await).contains("no DH-HMAC-CHAP key")
+    );
+    assert!(error_text(t.allow(&name(A), entry(HOST, KEY)).await).contains("is no NVMe host"));
+    t.allow(&name(A), entry(NVME_HOST, KEY)).await.unwrap();
+    // The same key as that of a host, in another form.
+    let same = key(&KEY.replace(":00:", ":01:"));
+    let of_host = Target { dhchap: same, initiators: vec![entry(NVME_HOST, KEY)], ..target(B) };
+    assert!(error_text(t.create(of_host).await).contains("must not be"));
+    let table = document::decode(&document::encode(t.table.lock().await.as_ref().unwrap())).unwrap();
+    let kept = table.targets[&name(A)].clone();
+    assert_eq!(kept.admission(&name(NVME_HOST)).unwrap().dhchap, key(KEY).as_ref());
+    assert!(!format!("{kept:?}").contains("AAEC"));
+    let before = Target { initiators: vec![entry(NVME_HOST, KEY)], ..target(B) };
+    let without = Target { initiators: vec![initiator(NVME_HOST, None)], ..target(B) };
+    assert!(!without.permits_all_of(&before), "a session is told of another key");
+}
+
+#[tokio::test]
 async fn a_target_with_sessions_is_removed_only_by_force() {
     let fixture = Fixture::new().await;
     let (t, a) = (&fixture.targets, name(A));

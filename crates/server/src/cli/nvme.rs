@@ -10,8 +10,10 @@ pub struct NvmeArgs {
     /// NVMe/TCP listen address: HOST:PORT (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_nvme)]
     pub nvme: Vec<ListenAddr>,
-    /// Allow NVMe, which is not encrypted and whose hosts without keys do not authenticate themselves, on --nvme addresses that other machines can
-    /// reach
+    /// NVMe/TCP listen address for discovery only: HOST:PORT; hosts expect port 8009 (repeatable)
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_nvme)]
+    pub nvme_discovery: Vec<ListenAddr>,
+    /// Allow NVMe, which is not encrypted, on --nvme addresses that other machines can reach
     #[arg(long)]
     pub nvme_allow_remote: bool,
 }
@@ -19,6 +21,6 @@ pub struct NvmeArgs {
 impl NvmeArgs {
     /// The options for the configuration.
     pub fn flags(self) -> NvmeFlags {
-        NvmeFlags { listen: self.nvme, allow_remote: self.nvme_allow_remote }
+        NvmeFlags { listen: self.nvme, discovery: self.nvme_discovery, allow_remote: self.nvme_allow_remote }
     }
 }

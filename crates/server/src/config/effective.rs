@@ -149,6 +149,7 @@ fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>,
     let rules: Vec<String> = c.nfs.access.iter().map(rule_text).collect();
     add("nfs.access", Some(rules.join(" ")), Upgrade);
     add("nvme.listen", Some(list(&c.nvme.listen)), Restart);
+    add("nvme.discovery", Some(list(&c.nvme.discovery)), Restart);
     add("nvme.allow_remote", Some(c.nvme.allow_remote.to_string()), Restart);
     add("nvme.max_controllers", Some(c.nvme.limits.all.to_string()), Upgrade);
     add("nvme.max_controllers_per_address", Some(c.nvme.limits.per_address.to_string()), Upgrade);

@@ -26,7 +26,10 @@ pub struct NvmeSection {
     /// Listen addresses.
     #[serde(default, deserialize_with = "addresses")]
     pub listen: Vec<ListenAddr>,
-    /// Other machines may use the addresses, although hosts do not authenticate themselves.
+    /// Listen addresses at which hosts discover subsystems only.
+    #[serde(default, deserialize_with = "addresses")]
+    pub discovery: Vec<ListenAddr>,
+    /// Other machines may use the addresses, although NVMe is not encrypted.
     pub allow_remote: Option<bool>,
     /// Maximum number of controllers.
     pub max_controllers: Option<usize>,
@@ -39,6 +42,7 @@ pub struct NvmeSection {
 #[allow(missing_docs)] // as in `NvmeSection`
 pub struct NvmeFlags {
     pub listen: Vec<ListenAddr>,
+    pub discovery: Vec<ListenAddr>,
     pub allow_remote: bool,
 }
 
@@ -47,6 +51,8 @@ pub struct NvmeFlags {
 pub struct NvmeConfig {
     /// Listen addresses.
     pub listen: Vec<ListenAddr>,
+    /// Listen addresses at which hosts discover subsystems only.
+    pub discovery: Vec<ListenAddr>,
     /// Other machines may use the addresses.
     pub allow_remote: bool,
     /// Limits on controllers.
@@ -58,6 +64,7 @@ impl NvmeConfig {
     pub fn settings(&self) -> forebay_frontend::nvme::Settings<'_> {
         forebay_frontend::nvme::Settings {
             addresses: &self.listen,
+            discovery: &self.discovery,
             allow_remote: self.allow_remote,
             limits: self.limits,
         }
@@ -76,8 +83,18 @@ impl NvmeSection {
                 return Err(ConfigError::Value { option, value: value.to_string(), why });
             }
         }
+        let or = |flags: Vec<ListenAddr>, file: &[ListenAddr]| match flags.is_empty() {
+            true => file.to_vec(),
+            false => flags,
+        };
+        let (listen, discovery) = (or(flags.listen, &self.listen), or(flags.discovery, &self.discovery));
+        if let (Some(address), true) = (discovery.first(), listen.is_empty()) {
+            let why = "there is nothing to discover: add 'listen', the addresses of the subsystems";
+            return Err(ConfigError::Value { option: "nvme.discovery", value: address.to_string(), why });
+        }
         Ok(NvmeConfig {
-            listen: if flags.listen.is_empty() { self.listen.clone() } else { flags.listen },
+            listen,
+            discovery,
             allow_remote: flags.allow_remote || self.allow_remote.unwrap_or(false),
             limits: ControllerLimits { all, per_address },
         })

@@ -39,7 +39,9 @@ fn cause(source: &Source, error: &ServeError) -> Option<(&'static str, usize)> {
         ServeError::Nbd(BindError::Clear { listen, .. } | BindError::Listen(ListenError::NoHost(listen))) => {
             of_address(ADDRESSES, listen)
         }
-        ServeError::Nvme(nvme::ListenFailed::Remote { listen, .. }) => of_address(&["nvme.listen"], listen),
+        ServeError::Nvme(nvme::ListenFailed::Remote { listen, .. }) => {
+            of_address(&["nvme.listen", "nvme.discovery"], listen)
+        }
         ServeError::Nfs(nfs::ListenFailed::Remote { listen, .. }) => {
             of_address(&["nfs.listen", "nfs.portmap"], listen)
         }

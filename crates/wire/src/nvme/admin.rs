@@ -20,6 +20,10 @@ pub enum Feature {
     KeepAlive,
     /// Host Identifier.
     HostId,
+    /// Reservation Notification Mask, of a namespace.
+    ReservationMask,
+    /// Reservation Persistence, of a namespace.
+    ReservationPersistence,
 }
 
 impl Feature {
@@ -38,6 +42,8 @@ impl Feature {
             0x0b => Feature::AsyncEvents,
             0x0f => Feature::KeepAlive,
             0x81 => Feature::HostId,
+            0x82 => Feature::ReservationMask,
+            0x83 => Feature::ReservationPersistence,
             _ => return Err(Status::INVALID_FIELD),
         })
     }
@@ -50,6 +56,8 @@ pub enum AsyncEvent {
     NamespaceChanged,
     /// The discovery log page has changed.
     DiscoveryChanged,
+    /// A reservation notification log page is available. Hosts mask it by a feature of their own.
+    Reservation,
 }
 
 impl AsyncEvent {
@@ -58,14 +66,16 @@ impl AsyncEvent {
         match self {
             AsyncEvent::NamespaceChanged => 0x0004_0002,
             AsyncEvent::DiscoveryChanged => 0x0070_f002,
+            AsyncEvent::Reservation => 0x0080_0006,
         }
     }
 
-    /// The bit of the event in the Asynchronous Event Configuration, and in OAES.
+    /// The bit of the event in the Asynchronous Event Configuration, and in OAES; 0 if it has none.
     pub fn bit(self) -> u32 {
         match self {
             AsyncEvent::NamespaceChanged => 1 << 8,
             AsyncEvent::DiscoveryChanged => 1 << 31,
+            AsyncEvent::Reservation => 0,
         }
     }
 

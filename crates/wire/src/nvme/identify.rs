@@ -19,6 +19,10 @@ pub const KEEP_ALIVE_UNIT_MS: u32 = 100;
 /// Blocks of a unit that is written as a whole: the engine maps 4096 bytes.
 const ATOMIC_BLOCKS: u16 = 8;
 
+/// Reservations can persist through power loss, and have all types; the key is ignored as of version 1.3
+/// (RESCAP).
+const RESERVATIONS: u8 = 0xff;
+
 /// What a controller structure contains.
 #[derive(Debug, Clone, Copy)]
 pub struct Controller<'a> {
@@ -71,8 +75,8 @@ pub fn controller(of: &Controller<'_>) -> Vec<u8> {
     }
     out[512..514].copy_from_slice(&[0x66, 0x44]);
     put(out, 516, NAMESPACES.to_le_bytes());
-    // ONCS: Compare, Dataset Management, Write Zeroes, Verify.
-    put(out, 520, 0x8cu16.to_le_bytes());
+    // ONCS: Compare, Dataset Management, Write Zeroes, reservations, Verify.
+    put(out, 520, 0xacu16.to_le_bytes());
     out[520] |= 0x01;
     out[522] = 1; // FUSES: Compare and Write.
     // VWC: a Flush of all namespaces at once is not supported.
@@ -104,6 +108,7 @@ pub fn namespace(of: &Namespace) -> Vec<u8> {
     // NSFEAT: the atomic units below apply (NSABP), and so do the preferred units (OPTPERF).
     out[24] = 0x12;
     out[30] = 1; // NMIC: shared by controllers.
+    out[31] = RESERVATIONS;
     out[33] = 0x09; // DLFEAT: deallocated blocks are zero; Write Zeroes deallocates.
     let unit = (ATOMIC_BLOCKS - 1).to_le_bytes();
     // NAWUN and NAWUPF, within the boundaries NABSN and NABSPF, the first of which is at block 0 (NABO): a
@@ -125,6 +130,7 @@ pub fn namespace(of: &Namespace) -> Vec<u8> {
 /// The structure that does not depend on the command set (Base 5.17.2.8).
 pub fn independent(of: &Namespace) -> Vec<u8> {
     let mut data = vec![0; BYTES];
+    data[2] = RESERVATIONS;
     (data[1], data[8], data[14]) = (1, u8::from(of.read_only), 1);
     data
 }
@@ -170,7 +176,7 @@ mod tests {
         };
         let data = controller(&of);
         assert_eq!((data.len(), get16(&data, 78), data[525]), (BYTES, 7, 0b101));
-        assert_eq!(get16(&data, 520), 0x8d);
+        assert_eq!(get16(&data, 520), 0xad);
         assert_eq!(get32(&data, 1792) * 16, 64 + IN_CAPSULE_MAX);
         assert_eq!(&data[768..794], b"nqn.2026-01.org.example:a\0");
         let discovery = controller(&Controller { is_discovery: true, ..of });

@@ -1,5 +1,6 @@
 //! I/O commands (NVM 3.2).
 
+use super::reservation::{Reservation, report_len};
 use super::{BLOCK, Fuse, Sqe, Status, TRANSFER_MAX, get32, get64};
 
 /// Maximum ranges of a Dataset Management command (NVM 3.2.3).
@@ -58,6 +59,13 @@ pub enum Io {
         /// Length of the range.
         len: u32,
     },
+    /// A command that changes reservations.
+    Reservation(Reservation),
+    /// Reservation Report.
+    ReservationReport {
+        /// Bytes that are sent to the host.
+        len: u32,
+    },
 }
 
 impl Io {
@@ -77,6 +85,9 @@ impl Io {
     }
 
     fn decode_any(sqe: &Sqe, blocks: u64) -> Result<Io, Status> {
+        if let Some(reservation) = Reservation::decode(sqe) {
+            return reservation.map(Io::Reservation);
+        }
         let controls = sqe.dword(12);
         let fua = controls & 1 << 30 != 0;
         let range = |most: u32| {
@@ -113,6 +124,7 @@ impl Io {
                 ranges: (sqe.dword(10) & 0xff) as usize + 1,
                 deallocate: sqe.dword(11) & 4 != 0,
             },
+            0x0e => Io::ReservationReport { len: report_len(sqe)? },
             0x0c => {
                 let (offset, len) = range(u32::MAX)?;
                 Io::Verify { offset, len }
@@ -126,13 +138,18 @@ impl Io {
         match *self {
             Io::Write { len, .. } | Io::Compare { len, .. } => len,
             Io::Dataset { ranges, .. } => ranges as u32 * 16,
+            Io::Reservation(reservation) => reservation.data_out(),
             _ => 0,
         }
     }
 
     /// Bytes that are sent to the host.
     pub fn data_in(&self) -> u32 {
-        if let Io::Read { len, .. } = *self { len } else { 0 }
+        match *self {
+            Io::Read { len, .. } => len,
+            Io::ReservationReport { len } => len,
+            _ => 0,
+        }
     }
 
     /// Whether the command changes the namespace.

@@ -80,8 +80,13 @@ pub fn effects(is_discovery: bool) -> Vec<u8> {
         put(&mut data, opcode * 4, SUPPORTED.to_le_bytes());
     }
     if !is_discovery {
-        for (opcode, changes) in [(0x00, 0), (0x01, CHANGES), (0x02, 0), (0x05, 0), (0x0c, 0)] {
+        for (opcode, changes) in
+            [(0x00, 0), (0x01, CHANGES), (0x02, 0), (0x05, 0), (0x0c, 0), (0x0d, 0), (0x0e, 0)]
+        {
             put(&mut data, 1024 + opcode * 4, (SUPPORTED | changes).to_le_bytes());
+        }
+        for opcode in [0x11, 0x15] {
+            put(&mut data, 1024 + opcode * 4, SUPPORTED.to_le_bytes());
         }
         for opcode in [0x08, 0x09] {
             put(&mut data, 1024 + opcode * 4, (SUPPORTED | CHANGES).to_le_bytes());

@@ -7,8 +7,8 @@
 //! [`FatalError`] with the status that a C2HTermReq reports. [`Sqe`] is the submission queue entry of a
 //! command capsule; [`Fabrics`], [`Admin`] and [`Io`] are commands that were decoded from one. [`Status`] is
 //! the reason why a command fails. [`reply`] frames the PDUs of the controller. [`identify`] and [`log`]
-//! build the data structures that a host reads. [`auth`] has the messages by which both sides prove who they
-//! are.
+//! build the data structures that a host reads. [`reservation`] has all about reservations, [`auth`] the
+//! messages by which both sides prove who they are.
 
 mod admin;
 pub mod auth;
@@ -19,6 +19,7 @@ mod io;
 pub mod log;
 mod pdu;
 pub mod reply;
+pub mod reservation;
 mod sqe;
 mod status;
 

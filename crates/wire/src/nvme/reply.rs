@@ -104,16 +104,21 @@ impl Framing {
     /// The bytes before the data of a C2HData PDU with all data of a command. With `success`, no completion
     /// follows: the command has succeeded.
     pub fn data_header(self, command: u16, len: usize, success: bool) -> Vec<u8> {
-        let offset = self.data_offset();
+        let mut out = Vec::with_capacity(self.data_offset());
+        self.put_data_header(command, len, success, &mut out);
+        out
+    }
+
+    /// Appends what [`Framing::data_header`] returns.
+    pub fn put_data_header(self, command: u16, len: usize, success: bool, out: &mut Vec<u8>) {
+        let (start, offset) = (out.len(), self.data_offset());
         let total = offset + len + self.digests.data_len();
         let flags = self.digests.flags(true) | FLAG_LAST | if success { FLAG_SUCCESS } else { 0 };
         let mut pdu = header::<SHORT>(0x07, flags, offset, total);
         put(&mut pdu, 8, command.to_le_bytes());
         put(&mut pdu, 16, (len as u32).to_le_bytes());
-        let mut out = Vec::with_capacity(offset);
-        self.seal(&pdu, &mut out);
-        out.resize(offset, 0);
-        out
+        self.seal(&pdu, out);
+        out.resize(start + offset, 0);
     }
 
     /// Appends the digest that follows data.

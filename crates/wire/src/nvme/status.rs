@@ -32,6 +32,7 @@ statuses! {
     INVALID_NAMESPACE = 0, 0x0b, true, "The namespace does not exist, or the host has no access to it.";
     SEQUENCE_ERROR = 0, 0x0c, true, "The command is not possible in the present state of the controller.";
     SGL_LENGTH_INVALID = 0, 0x0f, true, "The length of the data does not fit the command.";
+    HOST_ID_FORMAT = 0, 0x18, true, "The command needs host identifiers of 128 bits.";
     SGL_TYPE_INVALID = 0, 0x11, true, "The descriptor of the data has a type that is not supported.";
     ATOMIC_WRITE_UNIT_EXCEEDED = 0, 0x14, true, "A fused operation is longer than an atomic one may be.";
     SGL_OFFSET_INVALID = 0, 0x16, true, "The offset of data in the capsule is invalid.";

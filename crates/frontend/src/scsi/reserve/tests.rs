@@ -1,16 +1,17 @@
 use super::*;
 
-fn port(n: u8) -> Arc<Port> {
+pub(super) fn port(n: u8) -> Arc<Port> {
     Arc::new(Port {
         initiator: format!("iqn.2026-11.example:host{n}"),
         isid: [0x80, 0, 0, 0, 0, n],
         target: "iqn.2026-11.example:disks".into(),
         tpgt: 1,
         relative_port: 1,
+        host_id: None,
     })
 }
 
-fn with(key: u64, action_key: u64) -> ReserveParameters {
+pub(super) fn with(key: u64, action_key: u64) -> ReserveParameters {
     ReserveParameters { key, action_key, keep: false }
 }
 

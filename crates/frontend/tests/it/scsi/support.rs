@@ -80,6 +80,7 @@ impl World {
             target: target.into(),
             tpgt: 1,
             relative_port: 1,
+            host_id: None,
         });
         let shared = Arc::new(Shared::default());
         for (lun, disk) in disks.iter().enumerate() {
