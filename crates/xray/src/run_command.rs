@@ -19,8 +19,8 @@ pub struct RunCommand {
     #[arg(required_unless_present = "resume")]
     scenario: Option<String>,
     /// forebay, forebay-tcp, forebay-iscsi, forebay-nvme, forebay-rados, forebay-rados-2, qemu-nbd, nbdkit,
-    /// tgtd, librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or
-    /// file:PATH (repeatable) [default: forebay]
+    /// tgtd, librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN,
+    /// nvme://HOST:PORT/SUBSYSTEM/NAMESPACE or file:PATH (repeatable) [default: forebay]
     #[arg(long = "target", value_name = "TARGET")]
     targets: Vec<String>,
     /// File that describes targets (TOML)
