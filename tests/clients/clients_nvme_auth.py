@@ -93,7 +93,7 @@ def nvme_commands_before_the_authentication_fail(t):
     negotiate(q, (1,), (0,))
     message(q)
     equal(q.command(IDENTIFY, words=(1,), expects=4096).status, REQUIRED, "an admin command after the challenge")
-    # A host that does not go on is cut off after some commands.
+    # A host that does not continue is cut off after some commands.
     ended = False
     try:
         for _ in range(20):
@@ -124,7 +124,7 @@ def nvme_proofs_that_are_wrong_are_refused(t):
         return lambda: authenticate(fresh(), HOST, SUBSYSTEM, KEY, spoil=change, **more)
 
     rejected(FAILED, spoiled(lambda r, c: r[:16] + bytes(1) + r[17:], groups=(0,), hashes=(1,)))
-    # The target has no key of its own; and the controller's challenge is sent back to it.
+    # The target has no key; and the controller's challenge is sent back to it.
     rejected(FAILED, lambda: authenticate(fresh(), HOST, SUBSYSTEM, KEY, controller=OTHER, groups=(0,)))
     reflect = lambda r, c: r[:8] + b"\1" + r[9 : 16 + len(c)] + c + r[16 + 2 * len(c) :]  # noqa: E731
     rejected(FAILED, spoiled(reflect, groups=(0,)))
@@ -142,7 +142,7 @@ def nvme_proofs_that_are_wrong_are_refused(t):
     rejected(MESSAGE, message, q)
     try:
         receive(q)
-        raise Wrong("a connection goes on after its authentication has failed")
+        raise Wrong("a connection continues after its authentication has failed")
     except (Closed, ConnectionError):
         pass
     equal(receive(fresh()).status, SEQUENCE_ERROR, "a message before the negotiation")
@@ -208,7 +208,11 @@ def nvme_keys_can_be_changed_and_survive_restarts(t):
     s.cli("target", "create", "iqn.2026-01.org.example:chap", "--open", *chap)
     subsystem = "nqn.2026-01.org.example:chap"
     refused(INVALID_HOST, Queue, address, subsystem)
-    listed = lambda: Host(address, DISCOVERY, queues=0).admin.log(0x70, 4096).data.count(subsystem.encode())  # noqa: E731
+
+    def listed():
+        h = Host(address, DISCOVERY, queues=0)
+        return h.admin.log(0x70, 4096).data.count(subsystem.encode())
+
     equal(listed(), 0, "entries before the host has a key")
     s.cli("target", "allow", "iqn.2026-01.org.example:chap", HOST, "--dhchap-key-file", secret_file(t, KEY))
     equal(listed(), 1, "entries of a host with a key")

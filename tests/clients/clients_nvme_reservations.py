@@ -1,4 +1,5 @@
-"""Reservations of NVMe hosts: their commands, notifications, what survives, and one set of registrants with iSCSI."""
+"""Reservations of NVMe hosts: their commands, notifications, what survives, and one set of registrants
+with iSCSI."""
 
 import random
 import struct

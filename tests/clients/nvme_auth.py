@@ -1,5 +1,5 @@
-"""DH-HMAC-CHAP of an NVMe host for tests, written from the specification (NVMe Base 2.0, 8.13.5) with Python's own
-hash functions and integers."""
+"""DH-HMAC-CHAP of an NVMe host for tests, written from the specification (NVMe Base 2.0, 8.13.5) with
+Python's own hash functions and integers."""
 
 import base64
 import functools
@@ -89,8 +89,8 @@ def proof(secret, name, challenge, sequence, transaction, role, prover, verifier
 
 
 def authenticate(queue, host, subsystem, text, controller=None, hashes=(1, 2, 3), groups=(0, 1, 2, 3), spoil=None):
-    """Authenticates the host on a queue; with `controller` also the controller by this key. `spoil` is applied to the
-    reply before it is sent. Returns the identifiers of hash function and group."""
+    """Authenticates the host on a queue; with `controller` also the controller by this key. `spoil` is
+    applied to the reply before it is sent. Returns the identifiers of hash function and group."""
     transaction = 7
     negotiate(queue, hashes, groups, transaction)
     found = message(queue)

@@ -107,8 +107,8 @@ fn hosts_of_nvme_get_the_lines_for_their_access_but_no_key() {
     assert!(found.text.contains("discovery.conf\nsystemctl enable nvmf-autoconnect"), "{}", found.text);
     assert!(found.notes.iter().any(|note| note == "The disk is namespace 4."), "{:?}", found.notes);
     assert!(found.notes[0].starts_with("Every host"), "{:?}", found.notes);
-    let nobody = way(target());
-    assert!(nobody.ways[0].notes[0].starts_with("No host may use LUN 3 yet"), "{nobody:?}");
+    let closed = way(target());
+    assert!(closed.ways[0].notes[0].starts_with("No host may use LUN 3 yet"), "{closed:?}");
     let key = |text: &str| Some(DhChapKey::new(Secret::new(text.into())));
     let host =
         |name: &str, dhchap| Initiator { name: name.parse().unwrap(), dhchap, ..initiator("x", None, None) };

@@ -1,6 +1,6 @@
 //! The authentication of a host on one queue, and of the subsystem to the host: DH-HMAC-CHAP (Base 8.13.5).
 //!
-//! **Invariant.** A queue executes nothing but authentication commands until [`Authentication::is_done`]: the
+//! **Invariant.** A queue executes only authentication commands until [`Authentication::is_done`]: the
 //! host has answered a challenge of this queue, made of random bytes, with the key that the table of targets
 //! has for it; and the host is satisfied with the proof of the subsystem, if it requested one. A host can try
 //! one response on each connection, and waits for its turn ([`crate::attempts`]) before the response is
@@ -240,7 +240,7 @@ impl Check {
     /// host requests one.
     ///
     /// # Errors
-    /// The reason that the host is told.
+    /// The reason that is reported to the host.
     pub fn run(&self, keys: &Keys, transaction: u16) -> Result<Checked, AuthFailure> {
         let Challenge { hash, sequence, bytes, exchange, .. } = &*self.challenge;
         if self.response.len() != hash.len() || exchange.is_none() != self.public.is_empty() {

@@ -268,7 +268,7 @@ async fn keys_of_nvme_hosts_are_checked_and_kept() {
     assert!(!format!("{kept:?}").contains("AAEC"));
     let before = Target { initiators: vec![entry(NVME_HOST, KEY)], ..target(B) };
     let without = Target { initiators: vec![initiator(NVME_HOST, None)], ..target(B) };
-    assert!(!without.permits_all_of(&before), "a session is told of another key");
+    assert!(!without.permits_all_of(&before), "another key takes access away");
 }
 
 #[tokio::test]

@@ -822,8 +822,8 @@ pub enum TargetCommand {
         /// CHAP credentials of this initiator, instead of those of the target.
         #[command(flatten)]
         chap: ChapArgs,
-        /// File with the DH-HMAC-CHAP key (DHHC-1:…) with which this NVMe host must authenticate itself; - for
-        /// standard input
+        /// File with the DH-HMAC-CHAP key (DHHC-1:…) with which this NVMe host must authenticate itself;
+        /// - for standard input
         #[arg(long, value_name = "FILE")]
         dhchap_key_file: Option<PathBuf>,
         /// Expose only this LUN to the initiator (repeatable) [default: all]

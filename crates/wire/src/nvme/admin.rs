@@ -56,7 +56,7 @@ pub enum AsyncEvent {
     NamespaceChanged,
     /// The discovery log page has changed.
     DiscoveryChanged,
-    /// A reservation notification log page is available. Hosts mask it by a feature of their own.
+    /// A reservation notification log page is available. Hosts mask it by a separate feature.
     Reservation,
 }
 

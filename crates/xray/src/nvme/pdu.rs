@@ -35,7 +35,7 @@ impl Entry {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// States `len` bytes of data: in the capsule, or in PDUs of their own.
+    /// States `len` bytes of data: in the capsule, or in separate PDUs.
     pub fn with_data(mut self, len: u32, in_capsule: bool) -> Entry {
         self.put(32, &len.to_le_bytes());
         self.0[39] = if in_capsule { 0x01 } else { 0x5a };
