@@ -46,7 +46,7 @@ enum State {
     /// The next Authentication Receive gets the challenge.
     Ready(Box<Challenge>),
     Challenged(Box<Challenge>),
-    /// The next Authentication Receive gets this message of success. `awaits` is set if the host then tells
+    /// The next Authentication Receive gets this message of success. `awaits` is set if the host then reports
     /// whether it is satisfied.
     Proved {
         message: Vec<u8>,
@@ -113,7 +113,7 @@ impl Authentication {
         matches!(self.state, State::Done)
     }
 
-    /// Whether the authentication has failed, and the host knows it.
+    /// Whether the authentication has failed, and this was reported.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, State::Ended)
     }
@@ -259,7 +259,7 @@ impl Check {
         let Some((challenge, sequence)) = &self.theirs else {
             return Ok(Checked { hash: *hash, response: None });
         };
-        // The host would have its own challenge answered otherwise.
+        // A challenge that is sent back: the host could use the answer as its own.
         if challenge == bytes {
             return Err(AuthFailure::Failed);
         }
@@ -283,7 +283,7 @@ fn input(
         .concat()
 }
 
-/// The challenge, combined with the value that both sides share, if there is one (Base 8.13.5.3).
+/// The challenge, combined with the shared value of both sides, if any (Base 8.13.5.3).
 fn augment(hash: AuthHash, session: Option<&[u8]>, challenge: &[u8]) -> Vec<u8> {
     let Some(session) = session else { return challenge.to_vec() };
     let algorithm = match hash {

@@ -375,8 +375,8 @@ impl Unproved<'_> {
     }
 }
 
-/// Runs a computation that takes milliseconds on a thread that serves no connection. One such computation runs
-/// at a time, so that hosts that are not authenticated use at most one core. `None` if it panics.
+/// Runs a computation that takes milliseconds on a thread that serves no connection. One such computation
+/// runs at a time, so that hosts that are not authenticated use at most one core. `None` if it panics.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     static ONE: Semaphore = Semaphore::const_new(1);
     let permit = ONE.acquire().await.ok()?;

@@ -26,7 +26,7 @@ pub struct ControllerLimits {
 pub struct Settings<'a> {
     /// Addresses to listen on.
     pub addresses: &'a [ListenAddr],
-    /// Addresses to listen on for hosts that discover subsystems, and nothing else.
+    /// Addresses to listen on for hosts that discover subsystems only.
     pub discovery: &'a [ListenAddr],
     /// Whether other machines may use the addresses, although NVMe is not encrypted.
     pub allow_remote: bool,

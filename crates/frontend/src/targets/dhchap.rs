@@ -18,7 +18,7 @@ const PREFIX: &str = "DHHC-1:";
 /// Appended to the name of the owner of a key (Base 8.13.5.7).
 const SUFFIX: &[u8] = b"NVMe-over-Fabrics";
 
-/// A key, as administrators write it. [`DhChapKey::check`] tells whether the text is valid.
+/// A key, as administrators write it. [`DhChapKey::check`] refuses invalid texts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DhChapKey(Secret);
