@@ -49,6 +49,7 @@ pub struct FilesView {
 
 /// A clone of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"from": "/debian/disk.vmdk", "to": "/web/disk.vmdk"}))]
 #[serde(deny_unknown_fields)]
 pub struct CloneFile {
     /// Path of the file.

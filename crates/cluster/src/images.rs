@@ -7,12 +7,12 @@
 //! ```
 //!
 //! An image has a *home*: the shard that has its name, and in which it was made. The home copies the image
-//! into segments of its own, whose numbers it has reserved here, and then makes it *live*. The segments do
+//! into separate segments, whose numbers it has reserved here, and then makes it *live*. The segments do
 //! not change from then on. Another shard can use the image without the home: it registers, and gets the root
 //! of the image's map.
 //!
-//! **Invariant.** A shard has a disk, or a clone, that refers to a segment of an image only while the shard is
-//! registered; and the segments exist as long as a shard is registered. So there are two rules:
+//! **Invariant.** A shard has a disk, or a clone, that refers to a segment of an image only while the shard
+//! is registered; and the segments exist as long as a shard is registered. So there are two rules:
 //!
 //! 1. The owner of a shard registers the shard **before** it commits the first reference. It removes the
 //!    registration **after** it has committed the end of the last use, and a mark has found no reference
@@ -24,8 +24,8 @@
 //! which it depends with what its author has read. To register requires the entry of the image as it was
 //! read, when it was live. Each change of the state writes a higher *generation* into the entry. So no shard
 //! is registered between the moment at which the image became deleting and the removal of its entry, unless
-//! the image became live again in between. Whoever removes segments has read the entry of the deleting image
-//! first, and then the registrations. Nobody makes an image live again that has no registration
+//! the image became live again in between. An owner that removes segments has read the entry of the deleting
+//! image first, and then the registrations. No owner makes an image live again that has no registration
 //! ([`Images::restore`]), so the segments are not in use from then on.
 //!
 //! **Late operations** of an owner that was paused, or that has lost its shard:
@@ -36,7 +36,7 @@
 //! | make live | requires the entry that reserved the numbers, which the present owner of the home has removed or replaced; if not, the image becomes live, and the present owner adopts it or deletes it |
 //! | write a segment | the number was reserved for this copy alone, so it is a leak, which is swept ([`Images::is_leak`]) |
 //! | register | leaves a registration of a shard that does not use the image; the present owner of the shard finds it, and removes it |
-//! | unregister | requires the registration as its author has read it. Whoever uses the image again writes a registration of another content first, since each contains the term and a number of its own |
+//! | unregister | requires the registration as its author has read it. An owner that uses the image again writes another registration first, since each contains the term and a separate number |
 //! | change of the state | requires the entry of the image as its author has read it, with its generation |
 
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ const VERSION: u32 = 1;
 const FIRST: u64 = 1 << 31;
 /// The segment numbers end here.
 const END: u64 = 1 << 32;
-/// Attempts of an operation whose entries other servers change meanwhile.
+/// Attempts of an operation whose entries other servers change at the same time.
 const ATTEMPTS: usize = 64;
 
 /// Identity of an image.

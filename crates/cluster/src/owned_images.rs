@@ -46,7 +46,7 @@ pub struct LocalImage {
     pub is_adopted: bool,
 }
 
-/// A copy of an image in segments of its own.
+/// A copy of an image in separate segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copied {
     /// Root of the map, as bytes of a block reference.

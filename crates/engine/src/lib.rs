@@ -93,9 +93,9 @@ pub use offline::{
     inspect_batches, inspect_segments, inspect_superblocks, recover_log,
 };
 pub use pool::{
-    Affected, BlockRoom, CloneRequest, ClusterImage, DiskInfo, DiskLimits, Export, ImageRoot, ImageSegments,
-    Pool, PoolHealth, PoolImage, ReceiveError, ReceiveRequest, Receiving, TenantInfo, VolumePage,
-    WrittenImage, segments_of_image,
+    Affected, BlockRoom, CloneRequest, ClusterImage, ClusterImages, DiskInfo, DiskLimits, Export, ImageRoot,
+    ImageSegments, Pool, PoolHealth, PoolImage, ReceiveError, ReceiveRequest, Receiving, TenantInfo,
+    VolumePage, WrittenImage, segments_of_image,
 };
 pub use profile::ProfileInfo;
 pub use read::Prefetched;

@@ -41,7 +41,12 @@ pub(crate) struct Places {
 
 impl Places {
     pub fn of_server(server: &ServerInfo) -> Places {
-        Places { nbd: server.nbd.clone(), iscsi: server.iscsi.clone(), nvme: server.nvme.clone(), ..Places::default() }
+        Places {
+            nbd: server.nbd.clone(),
+            iscsi: server.iscsi.clone(),
+            nvme: server.nvme.clone(),
+            ..Places::default()
+        }
     }
 
     /// The nodes of a cluster, the one that was asked first. A node without an address for other hosts names
@@ -62,7 +67,8 @@ impl Places {
             iscsi.push(other_iscsi.remove(0));
         }
         let nbd = nbd.iter().filter_map(|address| address.parse().ok()).map(ServedListener::plain).collect();
-        Places { nbd, iscsi, other_nbd, other_iscsi }
+        // Nodes serve no NVMe hosts.
+        Places { nbd, iscsi, nvme: Vec::new(), other_nbd, other_iscsi }
     }
 
     /// Notes the addresses of other nodes, for clients of other hosts.

@@ -91,7 +91,7 @@ fn hosts_of_nvme_get_the_lines_for_their_access_but_no_key() {
     let way = |target: Target| {
         let server = ServerInfo { nvme: vec!["0.0.0.0:4420".to_owned()], ..server(Vec::new(), &[]) };
         let targets = [(target.name.clone(), Arc::new(target))].into();
-        to_disk(disk(DISK), &server, &targets)
+        to_disk(disk(DISK), &Places::of_server(&server), &targets)
     };
     let open = way(Target { open: true, ..target() });
     let [found] = &open.ways[..] else { panic!("{open:?}") };

@@ -1,5 +1,5 @@
-//! The images of a cluster, if the pool is a shard of one: any shard clones them, and no image is removed that
-//! a shard uses.
+//! The images of a cluster, if the pool is a shard of one: any shard clones them, and no image is removed
+//! that a shard uses.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -49,11 +49,11 @@ impl ShardPool for ImagesOfShard {
             domain: image.dedup_domain,
             is_adopted: image.is_adopted,
         };
-        self.pool.images().into_iter().map(image).collect()
+        self.pool.cluster_images().local().into_iter().map(image).collect()
     }
 
     fn attached(&self) -> Vec<Uuid> {
-        self.pool.attached_cluster_images()
+        self.pool.cluster_images().attached()
     }
 
     fn segments_for(&self, size: u64) -> u32 {
@@ -67,7 +67,7 @@ impl ShardPool for ImagesOfShard {
         to: &'a ImageObjects,
     ) -> BoxFuture<'a, Result<Option<Copied>, String>> {
         Box::pin(async move {
-            let written = text(self.pool.write_cluster_image(uuid, numbers, &Written(to)).await)?;
+            let written = text(self.pool.cluster_images().write(uuid, numbers, &Written(to)).await)?;
             Ok(written.map(|written| Copied {
                 root: written.root.to_bytes(),
                 segments: written.segments,
@@ -77,7 +77,7 @@ impl ShardPool for ImagesOfShard {
     }
 
     fn adopt(&self, uuid: Uuid, root: [u8; 12]) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async move { text(self.pool.adopt_cluster_image(uuid, root_of(&root)?).await) })
+        Box::pin(async move { text(self.pool.cluster_images().adopt(uuid, root_of(&root)?).await) })
     }
 
     fn attach<'a>(&'a self, uuid: Uuid, image: &'a Image) -> BoxFuture<'a, Result<(), String>> {
@@ -90,13 +90,13 @@ impl ShardPool for ImagesOfShard {
                 dedup_domain: image.domain,
                 root: root_of(&root)?,
             };
-            text(self.pool.attach_cluster_image(&image).await)
+            text(self.pool.cluster_images().attach(&image).await)
         })
     }
 
     fn detach(&self, uuid: Uuid) -> BoxFuture<'_, Result<Option<(u64, String)>, String>> {
         Box::pin(async move {
-            match self.pool.detach_cluster_image(uuid).await {
+            match self.pool.cluster_images().detach(uuid).await {
                 Ok(()) => Ok(None),
                 Err(EngineError::HasClones { clones, example, .. }) => Ok(Some((clones as u64, example))),
                 Err(e) => Err(e.to_string()),
@@ -106,7 +106,7 @@ impl ShardPool for ImagesOfShard {
 
     fn segments_in_use(&self) -> BoxFuture<'_, Result<BTreeSet<u32>, String>> {
         Box::pin(async move {
-            let found = text(self.pool.image_segments_in_use().await)?;
+            let found = text(self.pool.cluster_images().segments_in_use().await)?;
             Ok(found.into_iter().map(|segment| segment.0).collect())
         })
     }
@@ -133,7 +133,7 @@ impl Control {
             Err(e @ EngineError::NotFound(_)) => {
                 let Some(images) = self.inner.images.get() else { return Err(e.into()) };
                 let uuid = images.attach(source).await?.ok_or(e)?;
-                Ok(self.pool().clone_cluster_image(uuid, clones).await?)
+                Ok(self.pool().cluster_images().clone_to(uuid, clones).await?)
             }
             made => {
                 let mut made = made?;
@@ -150,7 +150,7 @@ impl Control {
         if let Some((images, name)) = self.inner.images.get().zip(elsewhere)
             && let Some(uuid) = images.attach(name).await?
         {
-            return Ok(pool.reset_to_cluster_image(volumes, uuid).await?);
+            return Ok(pool.cluster_images().reset(volumes, uuid).await?);
         }
         Ok(pool.reset_all_to(volumes, image).await?)
     }

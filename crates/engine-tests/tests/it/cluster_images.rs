@@ -19,7 +19,7 @@ const BLOCKS: u64 = 600;
 /// A map of three levels.
 const MANY_BLOCKS: u64 = 70_000;
 
-/// A host that gives each disk an identity of its own.
+/// A host that gives each disk a separate identity.
 struct Identities(Instant, AtomicU64);
 
 impl Identities {
@@ -168,8 +168,8 @@ fn numbers_from(first: u32, size: u64) -> std::ops::Range<u32> {
 async fn publish(pool: &Arc<Pool>, images: &Shared, first: u32) -> ClusterImage {
     let image = pool.disk("golden").unwrap();
     let numbers = numbers_from(first, image.size);
-    let written = pool.write_cluster_image(image.uuid, numbers, &writer(images)).await.unwrap().unwrap();
-    pool.adopt_cluster_image(image.uuid, written.root).await.unwrap();
+    let written = pool.cluster_images().write(image.uuid, numbers, &writer(images)).await.unwrap().unwrap();
+    pool.cluster_images().adopt(image.uuid, written.root).await.unwrap();
     known(pool, written)
 }
 
@@ -189,11 +189,11 @@ async fn an_image_is_stored_once_and_cloned_in_two_pools() {
         let space = a.stats().await.space.unwrap();
         assert_eq!((space.live_bytes, space.unique_bytes), (0, 0), "the pool stores nothing of the image");
 
-        b.attach_cluster_image(&image).await.unwrap();
-        b.attach_cluster_image(&image).await.unwrap();
-        assert_eq!(b.attached_cluster_images(), [image.uuid]);
+        b.cluster_images().attach(&image).await.unwrap();
+        b.cluster_images().attach(&image).await.unwrap();
+        assert_eq!(b.cluster_images().attached(), [image.uuid]);
         assert!(b.disks().is_empty(), "the image is not visible");
-        let made = b.clone_cluster_image(image.uuid, &[clone("c"), clone("d")]).await.unwrap();
+        let made = b.cluster_images().clone_to(image.uuid, &[clone("c"), clone("d")]).await.unwrap();
         assert_eq!(made[0].origin.as_deref(), Some("golden"));
         assert!(all(&b, "c", blocks).await == contents);
         let stored = b.stats().await.space.map_or(0, |space| space.live_bytes);
@@ -215,7 +215,7 @@ async fn an_image_is_stored_once_and_cloned_in_two_pools() {
         b.reset("c").await.unwrap();
         assert!(all(&b, "c", blocks).await == contents && all(&b, "d", blocks).await == contents);
         assert_eq!(problems(&after_crash(&other).await).await, Vec::<String>::new());
-        let found = b.image_segments_in_use().await.unwrap();
+        let found = b.cluster_images().segments_in_use().await.unwrap();
         let stored: BTreeSet<SegmentId> = images.lock().unwrap().keys().copied().collect();
         assert_eq!(found, stored, "all segments of the image are in use");
     }
@@ -228,28 +228,34 @@ async fn a_pool_states_when_it_has_no_reference_left() {
     let (a, b) = (open_shard(&home, 1, config()).await, open_shard(&other, 2, config()).await);
     let contents = golden(&a, BLOCKS).await;
     let image = publish(&a, &images, 0).await;
-    b.attach_cluster_image(&image).await.unwrap();
-    b.clone_cluster_image(image.uuid, &[clone("c")]).await.unwrap();
-    assert!(matches!(b.detach_cluster_image(image.uuid).await, Err(Error::HasClones { .. })));
+    b.cluster_images().attach(&image).await.unwrap();
+    b.cluster_images().clone_to(image.uuid, &[clone("c")]).await.unwrap();
+    assert!(matches!(b.cluster_images().detach(image.uuid).await, Err(Error::HasClones { .. })));
     // Another volume gets blocks of the image by reference.
     b.create_volume("w", BLOCKS * BLOCK, SyncMode::Flush, 0).await.unwrap();
     let (c, w) = (b.attach("c").unwrap(), b.attach("w").unwrap());
     w.copy_from(250 * BLOCK, &c, 250 * BLOCK, 20 * BLOCK).await.unwrap();
     drop(c);
     b.delete("c").await.unwrap();
-    b.detach_cluster_image(image.uuid).await.unwrap();
-    b.detach_cluster_image(image.uuid).await.unwrap();
-    assert_eq!(b.attached_cluster_images(), Vec::<[u8; 16]>::new());
-    assert!(matches!(b.clone_cluster_image(image.uuid, &[clone("e")]).await, Err(Error::NotFound(_))));
-    assert!(!b.image_segments_in_use().await.unwrap().is_empty(), "the other volume refers to the image");
+    b.cluster_images().detach(image.uuid).await.unwrap();
+    b.cluster_images().detach(image.uuid).await.unwrap();
+    assert_eq!(b.cluster_images().attached(), Vec::<[u8; 16]>::new());
+    assert!(matches!(b.cluster_images().clone_to(image.uuid, &[clone("e")]).await, Err(Error::NotFound(_))));
+    assert!(
+        !b.cluster_images().segments_in_use().await.unwrap().is_empty(),
+        "the other volume refers to the image"
+    );
     let at = (250 * BLOCK) as usize;
     assert_eq!(read(&w, 250 * BLOCK, BLOCK as usize).await, &contents[at..at + BLOCK as usize]);
     w.discard(250 * BLOCK, 20 * BLOCK, false).await.unwrap();
     w.flush().await.unwrap();
     drop(w);
-    assert!(b.image_segments_in_use().await.unwrap().is_empty());
+    assert!(b.cluster_images().segments_in_use().await.unwrap().is_empty());
     let b = open_shard(&after_crash(&other).await, 4, config()).await;
-    assert!(b.image_segments_in_use().await.unwrap().is_empty(), "a crash leads to no earlier state");
+    assert!(
+        b.cluster_images().segments_in_use().await.unwrap().is_empty(),
+        "a crash leads to no earlier state"
+    );
 }
 
 #[tokio::test]
@@ -260,12 +266,12 @@ async fn a_copy_that_fails_leaves_the_image_as_it_was() {
     let contents = golden(&a, BLOCKS).await;
     let image = a.disk("golden").unwrap();
     let failing = Writer { images: images.clone(), fails_after: AtomicU64::new(1) };
-    let failed = a.write_cluster_image(image.uuid, numbers_from(0, image.size), &failing).await;
+    let failed = a.cluster_images().write(image.uuid, numbers_from(0, image.size), &failing).await;
     assert!(matches!(failed, Err(Error::NoSpace)), "{failed:?}");
     let too_few = SegmentId::FIRST_OF_IMAGES + 100..SegmentId::FIRST_OF_IMAGES + 101;
-    let failed = a.write_cluster_image(image.uuid, too_few, &writer(&images)).await;
+    let failed = a.cluster_images().write(image.uuid, too_few, &writer(&images)).await;
     assert!(matches!(failed, Err(Error::NoSpace)), "{failed:?}");
-    let unknown = a.write_cluster_image([7; 16], numbers_from(200, image.size), &writer(&images)).await;
+    let unknown = a.cluster_images().write([7; 16], numbers_from(200, image.size), &writer(&images)).await;
     assert!(matches!(unknown, Err(Error::NotFound(_))), "{unknown:?}");
     assert_eq!(a.disks().len(), 2, "no hidden copy is left");
     assert!(all(&a, "golden", BLOCKS).await == contents);
@@ -273,12 +279,12 @@ async fn a_copy_that_fails_leaves_the_image_as_it_was() {
     a.create_volume("empty", BLOCKS * BLOCK, SyncMode::Flush, 0).await.unwrap();
     a.create_image("nothing", "empty").await.unwrap();
     let uuid = a.disk("nothing").unwrap().uuid;
-    let written = a.write_cluster_image(uuid, numbers_from(300, BLOCKS * BLOCK), &writer(&images)).await;
+    let written = a.cluster_images().write(uuid, numbers_from(300, BLOCKS * BLOCK), &writer(&images)).await;
     assert_eq!(written.unwrap(), None);
-    // The image can be removed while it is copied: what was written is for nobody.
-    let written = a.write_cluster_image(image.uuid, numbers_from(400, image.size), &writer(&images)).await;
+    // The image can be removed while it is copied: what was written is not in use.
+    let written = a.cluster_images().write(image.uuid, numbers_from(400, image.size), &writer(&images)).await;
     a.delete("golden").await.unwrap();
-    let adopted = a.adopt_cluster_image(image.uuid, written.unwrap().unwrap().root).await;
+    let adopted = a.cluster_images().adopt(image.uuid, written.unwrap().unwrap().root).await;
     assert!(matches!(adopted, Err(Error::NotFound(_))), "{adopted:?}");
 }
 
@@ -383,7 +389,7 @@ impl World {
         }
     }
 
-    /// Makes an image, publishes it, and removes the local one, so that only the image of the cluster is left.
+    /// Makes an image, publishes it, and removes the local one: only the image of the cluster is left.
     async fn publish(&mut self, member: usize, step: u64) {
         let name = format!("base{step}");
         let pool = self.members[member].pool.clone();
@@ -407,7 +413,7 @@ impl World {
         let segments = numbers_from(self.next_number, local.size);
         self.next_number += segments_of_image(local.size);
         let to = writer(&self.images);
-        let written = pool.write_cluster_image(local.uuid, segments.clone(), &to).await.unwrap().unwrap();
+        let written = pool.cluster_images().write(local.uuid, segments.clone(), &to).await.unwrap().unwrap();
         assert!(written.segments <= segments_of_image(local.size));
         let image = ClusterImage {
             uuid: local.uuid,
@@ -418,7 +424,7 @@ impl World {
         };
         self.published.push(Published { image: image.clone(), contents, segments, is_deleting: false });
         self.members[member].registered.insert(self.published.len() - 1);
-        pool.adopt_cluster_image(image.uuid, image.root).await.unwrap();
+        pool.cluster_images().adopt(image.uuid, image.root).await.unwrap();
         pool.delete(&image_name).await.unwrap();
     }
 
@@ -432,9 +438,9 @@ impl World {
         let one = &mut self.members[member];
         one.registered.insert(chosen);
         let published = &self.published[chosen];
-        one.pool.attach_cluster_image(&published.image).await.unwrap();
+        one.pool.cluster_images().attach(&published.image).await.unwrap();
         let name = format!("c{step}");
-        one.pool.clone_cluster_image(published.image.uuid, &[clone(&name)]).await.unwrap();
+        one.pool.cluster_images().clone_to(published.image.uuid, &[clone(&name)]).await.unwrap();
         one.disks.insert(name.clone(), published.contents.clone());
         one.handles.insert(name.clone(), one.pool.attach(&name).unwrap());
     }
@@ -500,13 +506,13 @@ impl World {
             one.registered.iter().copied().filter(|i| self.published[*i].is_deleting).collect();
         let mut detached = Vec::new();
         for chosen in unwanted {
-            match one.pool.detach_cluster_image(self.published[chosen].image.uuid).await {
+            match one.pool.cluster_images().detach(self.published[chosen].image.uuid).await {
                 Ok(()) => detached.push(chosen),
                 Err(Error::HasClones { .. }) => {}
                 Err(e) => panic!("{e}"),
             }
         }
-        let in_use = one.pool.image_segments_in_use().await.unwrap();
+        let in_use = one.pool.cluster_images().segments_in_use().await.unwrap();
         for chosen in detached {
             let Published { segments, .. } = &self.published[chosen];
             let range = SegmentId(segments.start)..SegmentId(segments.end);

@@ -1,26 +1,26 @@
 //! Images of a cluster, of which the pool is a shard.
 //!
-//! An image of the cluster is stored once, in segments of its own (`SegmentId::is_of_image`), which no pool
+//! An image of the cluster is stored once, in separate segments (`SegmentId::is_of_image`), which no pool
 //! writes, moves or deletes: `store::WithImages` adds them to the objects that a pool can read. A pool that
 //! uses the image has a hidden disk with the root of the image's map, and the clones that the pool has of
 //! the image are clones of that disk. So reads, writes, snapshots, resets and copies of these clones need
 //! nothing else: an address is an address.
 //!
-//! **Writing.** [`Pool::write_cluster_image`] copies an image of this pool into new segments, while the pool
-//! serves its clients. Then the image of this pool gets the root of the copy ([`Pool::adopt_cluster_image`]),
+//! **Writing.** [`ClusterImages::write`] copies an image of this pool into new segments, while the pool
+//! serves its clients. Then the image of this pool gets the root of the copy ([`ClusterImages::adopt`]),
 //! and its former blocks are reclaimed, unless clones refer to them that were made before.
 //!
 //! **Use.** The caller registers the pool as a user of the image before it calls
-//! [`Pool::attach_cluster_image`] or [`Pool::adopt_cluster_image`], so no disk of the pool can refer to a
+//! [`ClusterImages::attach`] or [`ClusterImages::adopt`], so no disk of the pool can refer to a
 //! segment of the image without a registration. Only these calls, and copies of what a disk of the pool
 //! refers to already, make such a reference: the index of fingerprints does not contain blocks of images.
 //!
 //! **The end of use.** The registration may be removed only when the pool has no reference any more, and can
-//! get none again. [`Pool::detach_cluster_image`] removes the hidden disk, unless it has clones; but other
-//! disks may hold blocks of the image that were copied by reference. [`Pool::image_segments_in_use`] states
-//! the segments to which the pool refers, as found by a mark that begins after the call. Both superblock
-//! copies are at the checkpoint of the mark or behind it, so that no recovery leads back to a state with more
-//! references. The caller makes both calls, and does not attach the image in between.
+//! get none again. [`ClusterImages::detach`] removes the hidden disk, unless it has clones; but other
+//! disks may hold blocks of the image that were copied by reference. [`ClusterImages::segments_in_use`]
+//! states the segments to which the pool refers, as found by a mark that begins after the call. Both
+//! superblock copies are at the checkpoint of the mark or behind it, so that no recovery leads back to a
+//! state with more references. The caller makes both calls, and does not attach the image in between.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -97,7 +97,7 @@ pub struct ClusterImage {
     pub root: ImageRoot,
 }
 
-/// The copy of an image in segments of its own.
+/// The copy of an image in separate segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrittenImage {
     /// Root of the block map.
@@ -107,6 +107,9 @@ pub struct WrittenImage {
     /// Bytes of these segments.
     pub bytes: u64,
 }
+
+/// The images of the cluster, for a pool that is a shard of it.
+pub struct ClusterImages(pub(super) Arc<Pool>);
 
 /// Where the segments of an image are stored.
 pub trait ImageSegments: Send + Sync {
@@ -300,46 +303,46 @@ impl Copying<'_> {
     }
 }
 
-impl Pool {
+impl ClusterImages {
     /// Copies an image of this pool into segments, whose numbers the caller has reserved
     /// ([`segments_of_image`]). Returns `None` for an image without data, which needs no segments.
     ///
     /// # Errors
     /// [`Error::NotFound`]; those of reading the image and of writing the segments. The segments that were
     /// written are not in use then.
-    pub async fn write_cluster_image(
-        self: &Arc<Pool>,
+    pub async fn write(
+        &self,
         uuid: [u8; 16],
         numbers: Range<u32>,
         to: &dyn ImageSegments,
     ) -> Result<Option<WrittenImage>> {
-        let admin = self.components.editor.lock.lock().await;
-        let image = self.local_image(uuid)?;
+        let admin = self.0.components.editor.lock.lock().await;
+        let image = self.find_local(uuid)?;
         let name = image.record().name.clone();
-        let copy = hidden_copy(self, &image, &name).await?;
+        let copy = hidden_copy(&self.0, &image, &name).await?;
         drop(admin);
         let first = numbers.start;
         let (full, written) = (Vec::new(), 0);
         let segments = Segments { numbers, first, blocks: None, nodes: None, full, written, to };
-        let (blocks, reader) = (blocks(image.size()), &*self.components.reader);
-        let done = match disk_by_id(&self.components.catalogue, copy.id()) {
+        let (blocks, reader) = (blocks(image.size()), &*self.0.components.reader);
+        let done = match disk_by_id(&self.0.components.catalogue, copy.id()) {
             Some(image) => Copying { reader, image, segments, copied: HashMap::new() }.run(blocks).await,
             None => Err(Error::NotFound(shorten(&name))),
         };
-        let ended = self.abandon_import(copy).await;
+        let ended = self.0.abandon_import(copy).await;
         done.and_then(|written| ended.map(|()| written))
     }
 
     /// The image of this pool with this identity.
-    fn local_image(&self, uuid: [u8; 16]) -> Result<Arc<Disk>> {
-        let catalogue = self.components.catalogue.read();
+    fn find_local(&self, uuid: [u8; 16]) -> Result<Arc<Disk>> {
+        let catalogue = self.0.components.catalogue.read();
         let found = catalogue.images_with(uuid).find(|disk| disk.role() == Role::Image);
         found.cloned().ok_or_else(|| Error::NotFound("the image".to_owned()))
     }
 
     /// The images that have their names in this pool.
-    pub fn images(&self) -> Vec<PoolImage> {
-        let catalogue = self.components.catalogue.read();
+    pub fn local(&self) -> Vec<PoolImage> {
+        let catalogue = self.0.components.catalogue.read();
         let images = catalogue.images().filter(|disk| disk.role() == Role::Image);
         let image = |disk: &Arc<Disk>| {
             let record = disk.record();
@@ -359,12 +362,12 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::NotFound`] if the image was removed in the meantime.
-    pub async fn adopt_cluster_image(&self, uuid: [u8; 16], root: ImageRoot) -> Result<()> {
-        let _admin = self.components.editor.lock.lock().await;
-        let image = self.local_image(uuid)?;
+    pub async fn adopt(&self, uuid: [u8; 16], root: ImageRoot) -> Result<()> {
+        let _admin = self.0.components.editor.lock.lock().await;
+        let image = self.find_local(uuid)?;
         let attach = CatalogueOp::Attach { disk: image.id(), root: root.0 };
-        self.components.intake.commit_ops(vec![attach]).await?;
-        self.components.space.reclaim_is_due();
+        self.0.components.intake.commit_ops(vec![attach]).await?;
+        self.0.components.space.reclaim_is_due();
         Ok(())
     }
 
@@ -373,36 +376,36 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::TooManyDisks`]; [`Error::BadName`] and [`Error::BadSize`] if no image can be like this.
-    pub async fn attach_cluster_image(&self, image: &ClusterImage) -> Result<()> {
+    pub async fn attach(&self, image: &ClusterImage) -> Result<()> {
         check_name(&image.name)?;
         check_size(image.size)?;
-        let _admin = self.components.editor.lock.lock().await;
-        if self.attached(&image.uuid).is_some() || self.local_image(image.uuid).is_ok() {
+        let _admin = self.0.components.editor.lock.lock().await;
+        if self.find_attached(&image.uuid).is_some() || self.find_local(image.uuid).is_ok() {
             return Ok(());
         }
-        self.check_count(1)?;
+        self.0.check_count(1)?;
         let disk = DiskRecord {
             uuid: image.uuid,
             dedup_domain: image.dedup_domain,
-            ..self.components.editor.new_record(&image.name, image.size, Role::ClusterImage)
+            ..self.0.components.editor.new_record(&image.name, image.size, Role::ClusterImage)
         };
         let attach = CatalogueOp::Attach { disk: disk.id, root: image.root.0 };
-        self.components.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }, attach]).await?;
-        if let Some(disk) = self.attached(&image.uuid) {
-            self.components.classes.scans.request(&disk);
+        self.0.components.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }, attach]).await?;
+        if let Some(disk) = self.find_attached(&image.uuid) {
+            self.0.components.classes.scans.request(&disk);
         }
         Ok(())
     }
 
     /// The hidden disk of an image of the cluster.
-    fn attached(&self, uuid: &[u8; 16]) -> Option<Arc<Disk>> {
-        let catalogue = self.components.catalogue.read();
+    fn find_attached(&self, uuid: &[u8; 16]) -> Option<Arc<Disk>> {
+        let catalogue = self.0.components.catalogue.read();
         catalogue.images_with(*uuid).find(|disk| disk.role() == Role::ClusterImage).cloned()
     }
 
     /// The images of the cluster that are attached to this pool: their identities.
-    pub fn attached_cluster_images(&self) -> Vec<[u8; 16]> {
-        let catalogue = self.components.catalogue.read();
+    pub fn attached(&self) -> Vec<[u8; 16]> {
+        let catalogue = self.0.components.catalogue.read();
         let attached = catalogue.images().filter(|disk| disk.role() == Role::ClusterImage);
         attached.map(|disk| disk.record().uuid).collect()
     }
@@ -412,31 +415,27 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::clone_disk`].
-    pub async fn clone_cluster_image(
-        &self,
-        uuid: [u8; 16],
-        clones: &[CloneRequest],
-    ) -> Result<Vec<DiskInfo>> {
-        let _admin = self.components.editor.lock.lock().await;
+    pub async fn clone_to(&self, uuid: [u8; 16], clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
+        let _admin = self.0.components.editor.lock.lock().await;
         let from = self.usable_image(uuid)?;
         let name = from.record().name.clone();
-        self.make_clones(&from, &name, clones).await
+        self.0.make_clones(&from, &name, clones).await
     }
 
-    /// Resets clones to an image of the cluster, which is their origin from then on: all of them, or none. The
-    /// image is attached, or is an image of this pool.
+    /// Resets clones to an image of the cluster, which is their origin from then on: all of them, or none.
+    /// The image is attached, or is an image of this pool.
     ///
     /// # Errors
     /// As [`Pool::reset_all_to`].
-    pub async fn reset_to_cluster_image(&self, volumes: &[&str], uuid: [u8; 16]) -> Result<()> {
-        let _admin = self.components.editor.lock.lock().await;
+    pub async fn reset(&self, volumes: &[&str], uuid: [u8; 16]) -> Result<()> {
+        let _admin = self.0.components.editor.lock.lock().await;
         let image = self.usable_image(uuid)?;
-        self.reset_to(volumes, Some(image)).await
+        self.0.reset_to(volumes, Some(image)).await
     }
 
     /// The hidden disk of an image of the cluster, or the image of this pool.
     fn usable_image(&self, uuid: [u8; 16]) -> Result<Arc<Disk>> {
-        self.attached(&uuid).map_or_else(|| self.local_image(uuid), Ok)
+        self.find_attached(&uuid).map_or_else(|| self.find_local(uuid), Ok)
     }
 
     /// Makes clones of an image of the cluster impossible in this pool. Other disks may continue to refer to
@@ -444,10 +443,10 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::HasClones`]
-    pub async fn detach_cluster_image(&self, uuid: [u8; 16]) -> Result<()> {
-        let _admin = self.components.editor.lock.lock().await;
-        match self.attached(&uuid) {
-            Some(disk) => self.delete_disks(&[disk]).await,
+    pub async fn detach(&self, uuid: [u8; 16]) -> Result<()> {
+        let _admin = self.0.components.editor.lock.lock().await;
+        match self.find_attached(&uuid) {
+            Some(disk) => self.0.delete_disks(&[disk]).await,
             None => Ok(()),
         }
     }
@@ -457,7 +456,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::MapsDamaged`] if they cannot be known, since a map is damaged; others of a reclaim.
-    pub async fn image_segments_in_use(&self) -> Result<BTreeSet<SegmentId>> {
-        self.components.reclaimer.image_segments_in_use().await
+    pub async fn segments_in_use(&self) -> Result<BTreeSet<SegmentId>> {
+        self.0.components.reclaimer.image_segments_in_use().await
     }
 }

@@ -13,7 +13,9 @@ mod receive;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo, VolumePage};
-pub use cluster_image::{ClusterImage, ImageRoot, ImageSegments, PoolImage, WrittenImage, segments_of_image};
+pub use cluster_image::{
+    ClusterImage, ClusterImages, ImageRoot, ImageSegments, PoolImage, WrittenImage, segments_of_image,
+};
 pub use export::Export;
 pub use health::{Affected, PoolHealth};
 pub use internal::BlockRoom;

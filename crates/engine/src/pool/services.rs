@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_format::{DiskId, SyncMode};
 
 use super::admin::DiskInfo;
+use super::cluster_image::ClusterImages;
 use super::export::{self, Export};
 use super::internal;
 use super::limits::{self, DiskLimits, TenantInfo};
@@ -63,6 +64,11 @@ impl Pool {
     /// [`crate::Error::Closed`].
     pub async fn flush(&self) -> Result<()> {
         self.components.intake.flush().await
+    }
+
+    /// The images of the cluster of which this pool is a shard.
+    pub fn cluster_images(self: &Arc<Pool>) -> ClusterImages {
+        ClusterImages(self.clone())
     }
 
     /// Makes a checkpoint now.

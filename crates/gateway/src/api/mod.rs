@@ -4,9 +4,9 @@
 //! - A request that concerns a disk goes to the owner of the shard that has the disk ([`route`]). The names
 //!   of disks are unique in the cluster.
 //! - Lists of disks and of jobs are merged from all shards ([`lists`]); so is the health.
-//! - A new volume, or an image that is imported, gets into a shard of this node; so do clones of an image that
-//!   every shard can clone, and a target, unless the request names a disk: all disks of a target are in the
-//!   target's shard.
+//! - A new volume, or an image that is imported, gets into a shard of this node; so do clones of an image
+//!   that every shard can clone, and a target, unless the request names a disk: all disks of a target are in
+//!   the target's shard.
 //! - What each shard has separately is at `/shards/NUMBER/...`.
 //!
 //! The gateway does not authenticate clients: the node has done that before, and names the client in a header

@@ -17,7 +17,9 @@ use forebay_text::{NamePattern, Size, SizeError};
 
 use super::cluster::{ClusterCommand, JoinArgs, NodeCommand};
 use super::export::ExportArgs;
+use super::file::FileCommand;
 use super::limit::{Change, LimitArgs};
+use super::memory::MemoryCommand;
 use super::nfs::NfsArgs;
 use super::nvme::NvmeArgs;
 use super::token::{self, Expiry};
@@ -187,18 +189,6 @@ pub enum Command {
     /// Print the manual page
     #[command(hide = true)]
     Man,
-}
-
-/// `forebay memory …`
-#[derive(Debug, Subcommand)]
-pub enum MemoryCommand {
-    /// List the files, to which pools they belong, and whether they are needed; no server has to run
-    #[command(alias = "ls")]
-    List {
-        /// Directory of the files, as --memory-dir of 'serve'
-        #[arg(long, value_name = "DIR", default_value = DEFAULT_MEMORY_DIR)]
-        memory_dir: PathBuf,
-    },
 }
 
 /// Parses a segment number: hexadecimal digits, as in `0000002a.seg`.
@@ -655,25 +645,6 @@ pub enum VolumeCommand {
         /// The changes.
         #[command(flatten)]
         limits: LimitArgs,
-    },
-}
-
-/// `forebay file …`
-#[derive(Debug, Subcommand)]
-pub enum FileCommand {
-    /// List a directory
-    #[command(alias = "ls")]
-    List {
-        /// Path of the directory
-        #[arg(default_value = "/")]
-        path: String,
-    },
-    /// Clone a file: the clone shares all data with it
-    Clone {
-        /// Path of the file
-        from: String,
-        /// Path of the new file
-        to: String,
     },
 }
 

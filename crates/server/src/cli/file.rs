@@ -1,13 +1,32 @@
 //! `forebay file`: the files that are served over NFS.
 
+use clap::Subcommand;
 use forebay_api::client::Client;
 use forebay_api::{CloneFile, FileKind, FileView, FilesView};
 use forebay_host::clock::unix_ms;
 use forebay_text::Size;
 
 use super::CliError;
-use super::args::FileCommand;
 use super::output::{age, print_result, render, table};
+
+/// `forebay file …`
+#[derive(Debug, Subcommand)]
+pub enum FileCommand {
+    /// List a directory
+    #[command(alias = "ls")]
+    List {
+        /// Path of the directory
+        #[arg(default_value = "/")]
+        path: String,
+    },
+    /// Clone a file: the clone shares all data with it
+    Clone {
+        /// Path of the file
+        from: String,
+        /// Path of the new file
+        to: String,
+    },
+}
 
 pub(super) async fn run(client: &Client, command: FileCommand, as_json: bool) -> Result<(), CliError> {
     match command {

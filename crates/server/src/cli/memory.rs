@@ -1,12 +1,25 @@
 //! `forebay memory list`: the files in RAM that hold acknowledged writes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Subcommand;
 use forebay_text::Size;
 
-use super::args::MemoryCommand;
 use super::{CliError, output};
+use crate::config::DEFAULT_MEMORY_DIR;
 use crate::serve::{MemoryFile, memory_files};
+
+/// `forebay memory …`
+#[derive(Debug, Subcommand)]
+pub enum MemoryCommand {
+    /// List the files, to which pools they belong, and whether they are needed; no server has to run
+    #[command(alias = "ls")]
+    List {
+        /// Directory of the files, as --memory-dir of 'serve'
+        #[arg(long, value_name = "DIR", default_value = DEFAULT_MEMORY_DIR)]
+        memory_dir: PathBuf,
+    },
+}
 
 pub(super) fn run(command: MemoryCommand, data: &Path, json: bool) -> Result<(), CliError> {
     let MemoryCommand::List { memory_dir } = command;

@@ -49,11 +49,13 @@ use clap::{CommandFactory, FromArgMatches};
 use forebay_text::Size;
 
 pub use args::{
-    CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand,
-    MemoryCommand, NewSize, PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand,
-    StatsArgs, TargetCommand, TokenCommand, VolumeCommand,
+    CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand, NewSize,
+    PoolArgs, PoolCommand, RemoveArgs, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs, TargetCommand,
+    TokenCommand, VolumeCommand,
 };
+pub use file::FileCommand;
 pub use forebay_api::client::{Client, ClientError, Lines};
+pub use memory::MemoryCommand;
 pub use offline::OfflineError;
 
 /// Exit status of a failure.

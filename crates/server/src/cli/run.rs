@@ -19,9 +19,8 @@ use super::args::{
 };
 use super::{
     CliError, classes, clients, cluster, complete, config, connect, export, file, gc, import, job, limit,
-    memory,
-    nearest, offline, output, pool, profile, remove, reset, sizing, space, stats, status, target, token, top,
-    transfer, upload,
+    memory, nearest, offline, output, pool, profile, remove, reset, sizing, space, stats, status, target,
+    token, top, transfer, upload,
 };
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SERVICE_SOCKET,

@@ -48,20 +48,7 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
             print_result(&target, as_json, target_details)
         }
         TargetCommand::Rm { name, all: _, force, yes } => {
-            match (&name, yes) {
-                (_, true) => {}
-                (name, false) if remove::can_ask(as_json) => confirm_removal(client, name.as_deref()).await?,
-                (None, false) => {
-                    return Err(CliError::Unconfirmed("'--all' would remove all targets".to_owned()));
-                }
-                (Some(_), false) => {}
-            }
-            let path: Vec<&str> = std::iter::once("targets").chain(name.as_deref()).collect();
-            let done = client.remove(&path, force.then_some("force")).await?;
-            print_result(&done, as_json, |_| match &name {
-                Some(name) => format!("removed target {name}"),
-                None => "removed all targets".into(),
-            })
+            remove_target(client, name, (force, yes), as_json).await
         }
         TargetCommand::Disconnect { target, session } => {
             let done: serde_json::Value = client.delete(&["targets", &target, "sessions", &session]).await?;
@@ -87,6 +74,29 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
             print_result(&done, as_json, |done| denied_text(done, &initiator.to_lowercase()))
         }
     }
+}
+
+/// Runs `forebay target rm`; without a name, for all targets.
+async fn remove_target(
+    client: &Client,
+    name: Option<String>,
+    (force, yes): (bool, bool),
+    as_json: bool,
+) -> Result<(), CliError> {
+    match (&name, yes) {
+        (_, true) => {}
+        (name, false) if remove::can_ask(as_json) => confirm_removal(client, name.as_deref()).await?,
+        (None, false) => {
+            return Err(CliError::Unconfirmed("'--all' would remove all targets".to_owned()));
+        }
+        (Some(_), false) => {}
+    }
+    let path: Vec<&str> = std::iter::once("targets").chain(name.as_deref()).collect();
+    let done = client.remove(&path, force.then_some("force")).await?;
+    print_result(&done, as_json, |_| match &name {
+        Some(name) => format!("removed target {name}"),
+        None => "removed all targets".into(),
+    })
 }
 
 /// Whether the server, or the cluster, has a portal.

@@ -1,9 +1,10 @@
-//! The segments of the images of a cluster: objects in a namespace of their own, which every shard reads.
+//! The segments of the images of a cluster: objects in a separate namespace, which every shard reads.
 //!
 //! A segment is written once, by one operation that creates the object, and does not change. Its number was
 //! reserved in the cluster for one copy of one image, so no two servers write the same object. A server that
-//! was paused may write a segment late: the object is then in nobody's map, and is removed as a leak. No term
-//! is compared, because a read of a segment that still exists always returns the bytes that were written.
+//! was paused may write a segment late: no map contains the segment then, and the object is removed as a
+//! leak. No term is compared, because a read of a segment that still exists always returns the bytes that
+//! were written.
 
 use std::sync::Arc;
 

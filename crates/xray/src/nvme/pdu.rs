@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn commands_are_laid_out_as_specified() {
-        let entry = Entry::blocks(1, 7, 2, 512 * 0x0102_0304_05, 4096).with_data(4096, true);
+        let entry = Entry::blocks(1, 7, 2, 512 * 0x01_0203_0405, 4096).with_data(4096, true);
         let capsule = entry.capsule(4096);
         assert_eq!(capsule[..8], [4, 0, 72, 72, 0x48, 0x10, 0, 0]);
         assert_eq!(capsule[8..16], [1, 0x40, 7, 0, 2, 0, 0, 0]);
