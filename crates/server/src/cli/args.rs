@@ -26,8 +26,8 @@ use super::token::{self, Expiry};
 use super::top::TopArgs;
 use super::upload::UploadCommand;
 use crate::config::{
-    AnswerMode, DEFAULT_DATA, DEFAULT_MEMORY_DIR, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode,
-    parse_http_addr, parse_portal,
+    AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, SERVICE_SOCKET, SOCKET_NAME, TokenMode, parse_http_addr,
+    parse_portal,
 };
 use crate::log::LogFormat;
 use crate::sizing::{ImageKind, Profile};
