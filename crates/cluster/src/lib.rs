@@ -23,6 +23,8 @@ mod hash;
 pub mod images;
 #[cfg(test)]
 mod images_model;
+#[cfg(test)]
+mod images_rules;
 pub mod map;
 pub mod names;
 pub mod owned;
