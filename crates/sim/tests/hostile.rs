@@ -60,8 +60,8 @@ fn every_structure_is_forged() {
     let structures: std::collections::BTreeSet<_> = names.iter().map(|(s, _)| *s).collect();
     let missing: Vec<_> =
         forebay_format::LAYOUTS.iter().map(|l| l.name).filter(|l| !structures.contains(l)).collect();
-    // Block references are parts of other structures. Only a shard of a cluster has attached roots: these pools
-    // are none, and `crates/format` forges such roots.
+    // Block references are parts of other structures. Only a shard of a cluster has attached roots: these
+    // pools are none, and `crates/format` forges such roots.
     assert_eq!(missing, ["attached root", "block reference"]);
 }
 
