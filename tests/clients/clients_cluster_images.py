@@ -144,7 +144,6 @@ def cluster_images_are_cloned_at_every_node(t):
 
 
 @needs(CLUSTER)
-@alone
 @test
 def cluster_images_are_removed_beside_clones_and_stopped_owners(t):
     """An image is deleted at one node while another node clones it, with one of the owners stopped and
