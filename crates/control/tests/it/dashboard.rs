@@ -124,7 +124,7 @@ async fn statistics_have_what_the_pages_show() {
     let latency = &stats["latency"];
     let bounds = latency["bounds_us"].as_array().unwrap().len();
     let paths = latency["paths"].as_array().unwrap();
-    assert_eq!(paths.len(), 12);
+    assert_eq!(paths.len(), 16);
     for path in paths {
         assert_eq!(path["buckets"].as_array().unwrap().len(), bounds + 1, "{path}");
     }
