@@ -127,6 +127,7 @@ mod tests {
         let document: serde_json::Value = serde_json::from_str(text).unwrap();
         let per_shard = [
             "events",
+            "files",
             "jobs",
             "openapi.json",
             "pool",
