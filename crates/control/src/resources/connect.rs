@@ -76,8 +76,8 @@ impl Operation for ConnectDisk {
         let disk = Disk { name: &self.name, is_read_only, shows_certificates: true };
         let view = connect::to_disk(disk, &server, &targets);
         let mut of_scope = connect::to_disk(Disk { shows_certificates: false, ..disk }, &server, &targets);
-        of_scope.ways.retain(|way| way.client.protocol() != Protocol::Iscsi);
-        of_scope.missing.retain(|missing| missing.protocol != Protocol::Iscsi);
+        of_scope.ways.retain(|way| way.client.protocol() == Protocol::Nbd);
+        of_scope.missing.retain(|missing| missing.protocol == Protocol::Nbd);
         Ok(Connected { view, of_scope })
     }
 }
