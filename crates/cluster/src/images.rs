@@ -34,7 +34,7 @@
 //! |---|---|
 //! | reserve | leaves an image in the state *publishing* with an earlier term; the present owner of the home removes it |
 //! | make live | requires the entry that reserved the numbers, which the present owner of the home has removed or replaced; if not, the image becomes live, and the present owner adopts it or deletes it |
-//! | write a segment | the number was reserved for this copy alone, so it is a leak, which is swept ([`Images::is_leak`]) |
+//! | write a segment | the number was reserved for this copy alone, so it is a leak, which is swept ([`Catalogue::has_segment`]) |
 //! | register | leaves a registration of a shard that does not use the image; the present owner of the shard finds it, and removes it |
 //! | unregister | requires the registration as its author has read it. An owner that uses the image again writes another registration first, since each contains the term and a separate number |
 //! | change of the state | requires the entry of the image as its author has read it, with its generation |
@@ -47,6 +47,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use forebay_store::rados::{Cluster, Entries, Errno, Step, Wanted, WhenFull, digits};
 use serde::{Deserialize, Serialize};
 
+use crate::entry::{self, encode};
 use crate::error::{ClusterError, Result};
 
 const OBJECT: &str = "images";
@@ -113,9 +114,7 @@ impl Image {
 
     /// The root of its map, as bytes of a block reference.
     pub fn root(&self) -> Option<[u8; 12]> {
-        let byte = |i: usize| u8::from_str_radix(self.root.get(2 * i..2 * i + 2)?, 16).ok();
-        let bytes: Option<Vec<u8>> = (0..12).map(byte).collect();
-        bytes?.try_into().ok().filter(|_| self.root.len() == 24)
+        from_hex(&self.root)
     }
 }
 
@@ -179,11 +178,11 @@ impl Catalogue {
         all.map(|((_, shard), seen)| (*shard, seen))
     }
 
-    /// The live image of this name.
-    pub fn live(&self, name: &str) -> Option<(Uuid, &Image)> {
-        let live = |image: &&Seen<Image>| image.value.state == State::Live && image.value.name == name;
-        let (uuid, seen) = self.images.iter().find(|(_, image)| live(image))?;
-        Some((*uuid, &seen.value))
+    /// Whether an image has a segment of this number. If the segment was found before the catalogue was read,
+    /// and no image has it, the copy to which it belongs was given up: its number was reserved before it was
+    /// written, and is not reserved again.
+    pub fn has_segment(&self, segment: u32) -> bool {
+        self.images.values().any(|image| image.value.segments().contains(&segment))
     }
 }
 
@@ -194,14 +193,14 @@ pub struct Images {
     next: AtomicU64,
 }
 
-fn hex(uuid: &Uuid) -> String {
-    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn parse_uuid(text: &str) -> Option<Uuid> {
+fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let byte = |i: usize| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..16).map(byte).collect();
-    bytes?.try_into().ok().filter(|_| text.len() == 32)
+    let bytes: Option<Vec<u8>> = (0..N).map(byte).collect();
+    bytes?.try_into().ok().filter(|_| text.len() == 2 * N)
 }
 
 fn image_key(uuid: &Uuid) -> String {
@@ -212,27 +211,12 @@ fn registration_key(uuid: &Uuid, shard: u32) -> String {
     format!("r.{}.{shard:08x}", hex(uuid))
 }
 
-fn json<T: Serialize>(value: &T) -> Vec<u8> {
-    serde_json::to_vec(value).expect("an entry consists of texts and numbers")
-}
-
 fn damaged(reason: impl ToString) -> ClusterError {
     ClusterError::Damaged { object: OBJECT.to_owned(), reason: reason.to_string() }
 }
 
 fn decode<T: for<'a> Deserialize<'a>>(value: &[u8]) -> Result<Seen<T>> {
-    #[derive(Deserialize)]
-    struct Version {
-        version: u32,
-    }
-    let Version { version } = serde_json::from_slice(value).map_err(damaged)?;
-    match version {
-        1..=VERSION => {
-            let stored = value.to_vec();
-            serde_json::from_slice(value).map(|value| Seen { value, stored }).map_err(damaged)
-        }
-        _ => Err(ClusterError::Unsupported),
-    }
+    Ok(Seen { value: entry::decode(OBJECT, value, VERSION)?, stored: value.to_vec() })
 }
 
 impl Images {
@@ -249,28 +233,43 @@ impl Images {
         }
     }
 
+    async fn read_images(&self) -> Result<BTreeMap<Uuid, Seen<Image>>> {
+        let entries = self.entries(Wanted::Prefix("i.".to_owned())).await?.entries.into_iter();
+        let image = |(key, value): (String, Vec<u8>)| {
+            let uuid = key.strip_prefix("i.").and_then(from_hex).ok_or_else(|| damaged(&key))?;
+            Ok((uuid, decode(&value)?))
+        };
+        entries.map(image).collect()
+    }
+
+    /// The live image of this name.
+    ///
+    /// # Errors
+    /// As [`Images::read`].
+    pub async fn live(&self, name: &str) -> Result<Option<(Uuid, Image)>> {
+        let is_live = |image: &Image| image.state == State::Live && image.name == name;
+        let all = self.read_images().await?.into_iter();
+        Ok(all.map(|(uuid, seen)| (uuid, seen.value)).find(|(_, image)| is_live(image)))
+    }
+
     /// Reads all images, and then all registrations. The images are read first, as the module documentation
     /// requires for the removal of segments.
     ///
     /// # Errors
     /// [`ClusterError::Unsupported`], [`ClusterError::Damaged`]; those of Ceph.
     pub async fn read(&self) -> Result<Catalogue> {
-        let mut all = Catalogue::default();
-        for (key, value) in self.entries(Wanted::Prefix("i.".to_owned())).await?.entries {
-            let uuid = key.strip_prefix("i.").and_then(parse_uuid).ok_or_else(|| damaged(&key))?;
-            all.images.insert(uuid, decode(&value)?);
-        }
+        let mut all = Catalogue { images: self.read_images().await?, ..Catalogue::default() };
         for (key, value) in self.entries(Wanted::Prefix("r.".to_owned())).await?.entries {
             let parsed = key.strip_prefix("r.").and_then(|key| key.split_once('.'));
             let parsed = parsed
-                .and_then(|(uuid, shard)| Some((parse_uuid(uuid)?, u32::from_str_radix(shard, 16).ok()?)));
+                .and_then(|(uuid, shard)| Some((from_hex(uuid)?, u32::from_str_radix(shard, 16).ok()?)));
             all.registrations.insert(parsed.ok_or_else(|| damaged(&key))?, decode(&value)?);
         }
         Ok(all)
     }
 
     /// One image, and the registration of a shard for it.
-    async fn look_up(
+    pub(crate) async fn look_up(
         &self,
         uuid: &Uuid,
         shard: u32,
@@ -338,7 +337,7 @@ impl Images {
                 bytes: 0,
                 root: String::new(),
             };
-            let entry = json(&image);
+            let entry = encode(&image);
             if stored.is_empty() {
                 // The first image: a comparison needs the object.
                 match self.cluster.operate(OBJECT, vec![Step::Create], WhenFull::Proceed).await {
@@ -368,7 +367,7 @@ impl Images {
         new: Image,
         more: Vec<Step>,
     ) -> Result<Option<Seen<Image>>> {
-        let stored = json(&new);
+        let stored = encode(&new);
         let mut steps = vec![
             Step::RequireEntry(image_key(uuid), seen.stored.clone()),
             Step::SetEntries(vec![(image_key(uuid), stored.clone())]),
@@ -389,11 +388,18 @@ impl Images {
         (root, count, bytes): ([u8; 12], u32, u64),
         term: u64,
     ) -> Result<Option<Seen<Image>>> {
-        let root: String = root.iter().map(|byte| format!("{byte:02x}")).collect();
-        let registration = json(&self.registration(term, Use::Attached, None));
+        let registration = encode(&self.registration(term, Use::Attached, None));
         let key = registration_key(uuid, seen.value.home);
         let generation = seen.value.generation + 1;
-        let new = Image { state: State::Live, generation, term, count, bytes, root, ..seen.value.clone() };
+        let new = Image {
+            state: State::Live,
+            generation,
+            term,
+            count,
+            bytes,
+            root: hex(&root),
+            ..seen.value.clone()
+        };
         self.swap(uuid, seen, new, vec![Step::SetEntries(vec![(key, registration)])]).await
     }
 
@@ -417,7 +423,7 @@ impl Images {
             let steps = vec![
                 Step::RequireEntry(image_key(uuid), image.stored.clone()),
                 Step::RequireEntry(key.clone(), registered.map(|seen| seen.stored).unwrap_or_default()),
-                Step::SetEntries(vec![(key, json(&self.registration(term, Use::Attached, None)))]),
+                Step::SetEntries(vec![(key, encode(&self.registration(term, Use::Attached, None)))]),
             ];
             if self.operate(steps).await? {
                 return Ok(image.value);
@@ -440,7 +446,7 @@ impl Images {
         (used, refusal): (Use, Option<Refusal>),
     ) -> Result<bool> {
         let key = registration_key(uuid, shard);
-        let new = json(&self.registration(term, used, refusal));
+        let new = encode(&self.registration(term, used, refusal));
         self.operate(vec![
             Step::RequireEntry(key.clone(), seen.stored.clone()),
             Step::SetEntries(vec![(key, new)]),
@@ -509,12 +515,5 @@ impl Images {
         let key = image_key(uuid);
         self.operate(vec![Step::RequireEntry(key.clone(), seen.stored.clone()), Step::RemoveKeys(vec![key])])
             .await
-    }
-
-    /// Whether no image has a segment of this number, in a catalogue that was read after the segment was
-    /// found: the copy to which it belongs was given up, since its numbers were reserved before it was
-    /// written, and are not reserved again.
-    pub fn is_leak(all: &Catalogue, segment: u32) -> bool {
-        !all.images.values().any(|image| image.value.segments().contains(&segment))
     }
 }

@@ -133,8 +133,12 @@ impl ShardPool for Owner {
         self.memory.lock().local.values().cloned().collect()
     }
 
-    fn attached(&self) -> Vec<Uuid> {
-        self.memory.lock().attached.iter().copied().collect()
+    fn find(&self, uuid: Uuid) -> Option<LocalImage> {
+        self.memory.lock().local.get(&uuid).cloned()
+    }
+
+    fn is_attached(&self, uuid: Uuid) -> bool {
+        self.memory.lock().attached.contains(&uuid)
     }
 
     fn segments_for(&self, _: u64) -> u32 {

@@ -2,71 +2,17 @@
 //! another server that changes it in between.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use forebay_store::rados::{
-    Cluster, Contents, Entries, Operation, SimulatedClient, SimulatedRados, Step, Wanted, WhenFull,
-};
-use forebay_store::{BoxFuture, Capacity, IoBuf, StoreError};
-use parking_lot::Mutex;
+use forebay_store::rados::{Cluster, SimulatedClient, SimulatedRados};
 
 use crate::error::ClusterError;
 use crate::images::{Image, Images, Registration, Seen, State, Use, Uuid};
-use crate::testing::run;
+use crate::testing::{Intercepted, run};
 
 const IMAGE: Uuid = [7; 16];
 const HOME: u32 = 1;
 const OTHER: u32 = 2;
-
-type Between = Mutex<Option<Box<dyn FnOnce() + Send>>>;
-
-/// A client of the cluster, before whose next change something else happens.
-struct Interrupted {
-    client: Arc<SimulatedClient>,
-    between: Between,
-}
-
-impl Cluster for Interrupted {
-    fn beside(&self, namespace: &str) -> Result<Arc<dyn Cluster>, StoreError> {
-        self.client.beside(namespace)
-    }
-    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()> {
-        if let Some(between) = self.between.lock().take() {
-            between();
-        }
-        self.client.operate(object, steps, full)
-    }
-    fn read(&self, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
-        self.client.read(object, offset, len)
-    }
-    fn contents(&self, object: &str, len: usize) -> Operation<Contents> {
-        self.client.contents(object, len)
-    }
-    fn entries(&self, object: &str, wanted: Wanted) -> Operation<Entries> {
-        self.client.entries(object, wanted)
-    }
-    fn len_of(&self, object: &str) -> Operation<u64> {
-        self.client.len_of(object)
-    }
-    fn list(&self) -> Operation<Vec<String>> {
-        self.client.list()
-    }
-    fn capacity(&self) -> Operation<Capacity> {
-        self.client.capacity()
-    }
-    fn now(&self) -> Duration {
-        self.client.now()
-    }
-    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
-        self.client.sleep(time)
-    }
-    fn spawn(&self, task: BoxFuture<'static, ()>) {
-        self.client.spawn(task);
-    }
-    fn finish(&self, task: BoxFuture<'static, ()>, time: Duration) {
-        self.client.finish(task, time);
-    }
-}
 
 /// A cluster with a live image, and what a server does with it.
 fn live() -> (Arc<SimulatedRados>, Arc<Images>) {
@@ -101,8 +47,15 @@ fn delete(images: &Images) {
 fn a_shard_does_not_register_for_an_image_that_was_deleted_in_between() {
     let (rados, images) = live();
     let other = images.clone();
-    let between: Between = Mutex::new(Some(Box::new(move || delete(&other))));
-    let late = Images::new(Arc::new(Interrupted { client: rados.client(), between }));
+    // The image is deleted after the registration has read it.
+    let is_deleted = AtomicBool::new(false);
+    let operate = move |client: &SimulatedClient, object: &str, steps, full| {
+        if !is_deleted.swap(true, Relaxed) {
+            delete(&other);
+        }
+        client.operate(object, steps, full)
+    };
+    let late = Images::new(Arc::new(Intercepted { client: rados.client(), operate }));
     let registered = run(late.register(&IMAGE, "golden", OTHER, 5));
     assert_eq!(registered, Err(ClusterError::Missing("golden".into())));
     assert!(users(&images).is_empty());
@@ -156,7 +109,7 @@ fn numbers_are_reserved_once_and_a_copy_that_was_given_up_is_not_published() {
     let next = run(images.reserve([8; 16], ("next", 4096, 0), 3, (OTHER, 1))).unwrap();
     assert_eq!(next.value.segments(), (1 << 31) + 3..(1 << 31) + 6);
     let all = run(images.read()).unwrap();
-    let is_leak = |segment: u32| Images::is_leak(&all, (1 << 31) + segment);
+    let is_leak = |segment: u32| !all.has_segment((1 << 31) + segment);
     // The image that is live has two of the three segments that were reserved for its copy.
     assert_eq!([0, 1, 2, 3, 5, 6].map(is_leak), [false, false, true, false, false, true]);
     assert!(run(images.remove(&[8; 16], &next)).unwrap());

@@ -18,6 +18,7 @@
 //! Every change compares, within the operation, the values on which it depends. So a node that was paused, or
 //! whose operation arrives late, does not overwrite a later change of another node.
 
+mod entry;
 pub mod error;
 mod hash;
 pub mod images;

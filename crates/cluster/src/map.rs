@@ -26,6 +26,7 @@ use std::sync::Arc;
 use forebay_store::rados::{Cluster, Entries, Errno, Step, Wanted, WhenFull, digits};
 use serde::{Deserialize, Serialize};
 
+use crate::entry::encode;
 use crate::error::{ClusterError, Result};
 use crate::placement::{self, Candidate, Place};
 
@@ -218,10 +219,6 @@ fn damaged(reason: impl ToString) -> ClusterError {
     ClusterError::Damaged { object: OBJECT.to_owned(), reason: reason.to_string() }
 }
 
-fn json<T: Serialize>(value: &T) -> Vec<u8> {
-    serde_json::to_vec(value).expect("a record consists of texts and numbers")
-}
-
 fn text(identity: &Identity) -> String {
     serde_json::to_string(identity).expect("a record consists of texts and numbers")
 }
@@ -393,7 +390,7 @@ impl Maps {
     /// # Errors
     /// [`ClusterError::Exists`] if the map exists; those of Ceph.
     pub async fn create(&self, name: &str, id: &str, links: &str, shards: &[Shard]) -> Result<()> {
-        let entries = shards.iter().map(|shard| (shard_key(shard.number), json(shard))).collect();
+        let entries = shards.iter().map(|shard| (shard_key(shard.number), encode(shard))).collect();
         let identity = text(&Identity { format: FORMAT, id: id.to_owned(), links: links.to_owned() });
         let steps = vec![
             Step::Create,
@@ -486,20 +483,20 @@ impl Maps {
             map.version = version;
             let mut entries: BTreeMap<String, Vec<u8>> = BTreeMap::new();
             for node in change.nodes {
-                entries.insert(node_key(node.number), json(&node));
+                entries.insert(node_key(node.number), encode(&node));
                 map.nodes.insert(node.number, node);
             }
             for shard in change.shards {
-                entries.insert(shard_key(shard.number), json(&shard));
+                entries.insert(shard_key(shard.number), encode(&shard));
                 map.shards.insert(shard.number, shard);
             }
             for node in &change.removed_nodes {
-                entries.insert(gone_key(&node.id), json(&node.number));
+                entries.insert(gone_key(&node.id), encode(&node.number));
                 map.gone.insert(node.id.clone(), node.number);
                 map.nodes.remove(&node.number);
             }
             for shard in map.move_homes() {
-                entries.insert(shard_key(shard.number), json(&shard));
+                entries.insert(shard_key(shard.number), encode(&shard));
             }
             if let Some(tokens) = change.tokens {
                 entries.insert(TOKENS.to_owned(), tokens.clone());

@@ -60,6 +60,7 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::entry::{decode, encode};
 use crate::error::{ClusterError, Result};
 use crate::hash::hash;
 
@@ -193,26 +194,6 @@ pub struct Names {
     next: Arc<AtomicU64>,
 }
 
-fn encode(record: &Record) -> Vec<u8> {
-    serde_json::to_vec(record).expect("a record consists of numbers and words")
-}
-
-fn decode(object: &str, value: &[u8]) -> Result<Record> {
-    #[derive(Deserialize)]
-    struct Version {
-        version: u32,
-    }
-    let damaged = |e: serde_json::Error| ClusterError::Damaged {
-        object: object.to_owned(),
-        reason: format!("an entry cannot be read: {e}"),
-    };
-    let Version { version } = serde_json::from_slice(value).map_err(damaged)?;
-    match version {
-        1..=VERSION => serde_json::from_slice(value).map_err(damaged),
-        _ => Err(ClusterError::Unsupported),
-    }
-}
-
 fn object_of(name: &str) -> String {
     object(hash(name.as_bytes()) % OBJECTS)
 }
@@ -289,7 +270,7 @@ impl Names {
         for (object, entries) in self.scan("n.").await? {
             for (key, value) in entries {
                 let name = key.strip_prefix("n.").unwrap_or(&key);
-                all.push(entry(name, &decode(&object, &value)?));
+                all.push(entry(name, &decode(&object, &value, VERSION)?));
             }
         }
         Ok(all)
@@ -470,7 +451,7 @@ impl Names {
         };
         let decoded = entries.into_iter().map(|(key, value)| {
             let name = key.strip_prefix("n.").unwrap_or(&key).to_owned();
-            Ok((name, decode(object, &value)?, value))
+            Ok((name, decode(object, &value, VERSION)?, value))
         });
         decoded.collect()
     }
@@ -482,7 +463,7 @@ impl Names {
         for Swap { name, seen, new } in swaps {
             required.push(Step::RequireEntry(key_of(name), seen.clone()));
             if !seen.is_empty() {
-                obsolete.push(pending_key(decode(object, seen)?.shard, name));
+                obsolete.push(pending_key(decode::<Record>(object, seen, VERSION)?.shard, name));
             }
             match new {
                 None => obsolete.push(key_of(name)),

@@ -325,15 +325,12 @@ impl OwnedNames {
 mod tests {
     use std::task::{Context, Waker};
 
-    use forebay_store::rados::{
-        Contents, Entries, Operation, SimulatedClient, SimulatedRados, Step, Wanted, WhenFull,
-    };
-    use forebay_store::{Capacity, IoBuf, StoreError};
+    use forebay_store::rados::{Operation, SimulatedClient, SimulatedRados, WhenFull};
     use parking_lot::Mutex;
 
     use super::*;
     use crate::names::{of_target, target_of};
-    use crate::testing::run;
+    use crate::testing::{Intercepted, run};
 
     /// What a shard has. Its targets may be unreadable.
     #[derive(Default)]
@@ -412,70 +409,6 @@ mod tests {
         Late,
     }
 
-    /// A client of the cluster that dies at its operation number `left`.
-    struct Mortal {
-        inner: Arc<SimulatedClient>,
-        left: Mutex<u32>,
-        last: Last,
-        late: Mutex<Option<(String, Vec<Step>)>>,
-    }
-
-    impl Mortal {
-        fn dies(&self) -> bool {
-            let mut left = self.left.lock();
-            *left = left.saturating_sub(1);
-            *left == 0
-        }
-    }
-
-    /// Everything but `operate` is passed on.
-    impl Cluster for Mortal {
-        fn beside(&self, namespace: &str) -> std::result::Result<Arc<dyn Cluster>, StoreError> {
-            self.inner.beside(namespace)
-        }
-        fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> Operation<()> {
-            if !self.dies() {
-                return self.inner.operate(object, steps, full);
-            }
-            match self.last {
-                Last::Lost => {}
-                Last::Done => drop(run(self.inner.operate(object, steps, full)).is_ok()),
-                Last::Late => *self.late.lock() = Some((object.to_owned(), steps)),
-            }
-            Operation::of(std::future::pending())
-        }
-        fn read(&self, object: &str, offset: u64, len: usize) -> Operation<IoBuf> {
-            self.inner.read(object, offset, len)
-        }
-        fn contents(&self, object: &str, len: usize) -> Operation<Contents> {
-            self.inner.contents(object, len)
-        }
-        fn entries(&self, object: &str, wanted: Wanted) -> Operation<Entries> {
-            self.inner.entries(object, wanted)
-        }
-        fn len_of(&self, object: &str) -> Operation<u64> {
-            self.inner.len_of(object)
-        }
-        fn list(&self) -> Operation<Vec<String>> {
-            self.inner.list()
-        }
-        fn capacity(&self) -> Operation<Capacity> {
-            self.inner.capacity()
-        }
-        fn now(&self) -> Duration {
-            self.inner.now()
-        }
-        fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
-            self.inner.sleep(time)
-        }
-        fn spawn(&self, task: BoxFuture<'static, ()>) {
-            self.inner.spawn(task);
-        }
-        fn finish(&self, task: BoxFuture<'static, ()>, time: Duration) {
-            self.inner.finish(task, time);
-        }
-    }
-
     /// Renames `a` to `b` by an owner that dies at its operation `step`; then the next owner settles. Returns
     /// the name that the disk has, or `None` if the owner did not die.
     fn renamed_until(step: u32, last: Last, is_entered: bool) -> Option<String> {
@@ -486,9 +419,24 @@ mod tests {
         if is_entered {
             run(owner(cluster.clone(), 1).enter_all()).unwrap();
         }
-        let (left, late) = (Mutex::new(step), Mutex::default());
-        let mortal = Arc::new(Mortal { inner: cluster.clone(), left, last, late });
-        let mut first = owner(mortal.clone(), 2);
+        // The owner dies at its operation number `step`.
+        let (left, late) = (Mutex::new(step), Arc::new(Mutex::default()));
+        let arrives_late = late.clone();
+        let operate = move |client: &SimulatedClient, object: &str, steps, full| {
+            let is_last = {
+                let mut left = left.lock();
+                *left = left.saturating_sub(1);
+                *left == 0
+            };
+            match last {
+                _ if !is_last => return client.operate(object, steps, full),
+                Last::Lost => {}
+                Last::Done => drop(run(client.operate(object, steps, full)).is_ok()),
+                Last::Late => *arrives_late.lock() = Some((object.to_owned(), steps)),
+            }
+            Operation::of(std::future::pending())
+        };
+        let mut first = owner(Arc::new(Intercepted { client: cluster.clone(), operate }), 2);
         let is_done = {
             let mut rename = Box::pin(first.rename("a", "b", Kind::Volume, async {
                 has.names.lock().remove("a");
@@ -501,7 +449,7 @@ mod tests {
         // The process ends, with its list of operations in progress.
         first = owner(cluster.clone(), 3);
         run(first.settle_all()).unwrap();
-        let is_late = mortal.late.lock().take();
+        let is_late: Option<(String, _)> = late.lock().take();
         if let Some((object, steps)) = is_late {
             let _ = run(cluster.operate(&object, steps, WhenFull::Proceed));
             run(first.settle_all()).unwrap();

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use forebay_store::BoxFuture;
 use forebay_store::rados::{Cluster, ImageObjects};
+use forebay_store::{BoxFuture, SegmentId};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
@@ -63,8 +63,11 @@ pub trait ShardPool: Send + Sync {
     /// The images that have their names in this shard.
     fn local(&self) -> Vec<LocalImage>;
 
-    /// The images that are attached.
-    fn attached(&self) -> Vec<Uuid>;
+    /// The image of the shard with this identity.
+    fn find(&self, uuid: Uuid) -> Option<LocalImage>;
+
+    /// Whether an image is attached.
+    fn is_attached(&self, uuid: Uuid) -> bool;
 
     /// Number of segments to reserve for an image of this size.
     fn segments_for(&self, size: u64) -> u32;
@@ -166,10 +169,9 @@ impl OwnedImages {
     /// # Errors
     /// Those of [`Images::register`]; [`ClusterError::Refused`] if the pool cannot attach the image.
     pub async fn attach(&self, name: &str) -> Result<Option<Uuid>> {
-        let all = self.images.read().await?;
-        let Some((uuid, _)) = all.live(name) else { return Ok(None) };
+        let Some((uuid, _)) = self.images.live(name).await? else { return Ok(None) };
         let _lock = self.lock(uuid).await;
-        if self.pool.attached().contains(&uuid) {
+        if self.pool.is_attached(uuid) {
             // The registration is older than the disk, and is removed only after the disk.
             return Ok(Some(uuid));
         }
@@ -186,7 +188,7 @@ impl OwnedImages {
     pub async fn begin_deletion(&self, uuid: Uuid, name: &str) -> Result<Deletion> {
         let lock = self.lock(uuid).await;
         loop {
-            let Some(seen) = self.images.read().await?.images.remove(&uuid) else {
+            let Some(seen) = self.images.look_up(&uuid, self.shard).await?.0 else {
                 return Ok(Deletion { uuid, published: None, _lock: lock });
             };
             match seen.value.state {
@@ -255,9 +257,8 @@ impl OwnedImages {
     }
 
     async fn restore(&self, uuid: &Uuid, seen: &Seen<Image>) -> Result<()> {
-        let all = self.images.read().await?;
-        if let Some(home) = all.registrations.get(&(*uuid, seen.value.home)) {
-            self.images.restore(uuid, seen, home, self.term).await?;
+        if let (_, Some(home)) = self.images.look_up(uuid, seen.value.home).await? {
+            self.images.restore(uuid, seen, &home, self.term).await?;
         }
         Ok(())
     }
@@ -275,7 +276,8 @@ impl OwnedImages {
                     return Ok(());
                 }
                 self.failed.lock().clear();
-                self.sweep().await
+                // One shard removes what servers have written that were paused.
+                if self.shard == 1 { self.remove_leaks().await } else { Ok(()) }
             };
             match done.await {
                 Ok(()) => passes += 1,
@@ -300,12 +302,11 @@ impl OwnedImages {
                 continue;
             }
             let Some(_lock) = self.try_lock(*uuid) else { continue };
-            let local = self.pool.local().into_iter().find(|local| local.uuid == *uuid);
-            match (image.state, local) {
+            match (image.state, self.pool.find(*uuid)) {
                 (State::Publishing, _) if self.copying.lock().contains(uuid) => {}
                 (State::Publishing, _) => {
                     if self.images.remove(uuid, seen).await? {
-                        self.remove_segments(image.segments()).await?;
+                        self.remove_leaks().await?;
                     }
                 }
                 (State::Live, Some(local)) => {
@@ -322,7 +323,9 @@ impl OwnedImages {
                 (State::Deleting, Some(_)) => self.restore(uuid, seen).await?,
                 (State::Deleting, None) => {
                     if all.users(*uuid).next().is_none() {
-                        self.remove_segments(image.segments()).await?;
+                        for segment in image.segments() {
+                            self.segments.delete(SegmentId(segment)).await.map_err(store_failed)?;
+                        }
                         self.images.remove(uuid, seen).await?;
                         self.locks.lock().remove(uuid);
                     }
@@ -341,14 +344,6 @@ impl OwnedImages {
         }
     }
 
-    async fn remove_segments(&self, numbers: Range<u32>) -> Result<()> {
-        let all = self.segments.list().await.map_err(store_failed)?;
-        for segment in all.into_iter().filter(|segment| numbers.contains(&segment.0)) {
-            self.segments.delete(segment).await.map_err(store_failed)?;
-        }
-        Ok(())
-    }
-
     /// One pass over the registrations of this shard: states whether images that are to be deleted have
     /// clones, and removes registrations that are not needed.
     ///
@@ -364,9 +359,8 @@ impl OwnedImages {
             // Without an entry, the image was published since the images were read: no other image has
             // registrations.
             let Some(image) = all.images.get(uuid).map(|seen| &seen.value) else { continue };
-            let is_local =
-                image.home == self.shard && self.pool.local().iter().any(|local| local.uuid == *uuid);
-            let is_attached = self.pool.attached().contains(uuid);
+            let is_local = image.home == self.shard && self.pool.find(*uuid).is_some();
+            let is_attached = self.pool.is_attached(*uuid);
             let is_deleting = image.state == State::Deleting;
             if is_local || (is_attached && !is_deleting) {
                 continue;
@@ -416,16 +410,12 @@ impl OwnedImages {
         self.images.state_use(uuid, self.shard, seen, self.term, new).await.map(drop)
     }
 
-    /// Removes segments that belong to no image, which copies have left that were given up. Only one shard
-    /// sweeps.
-    async fn sweep(&self) -> Result<()> {
-        if self.shard != 1 {
-            return Ok(());
-        }
+    /// Removes segments that belong to no image, which copies have left that were given up.
+    async fn remove_leaks(&self) -> Result<()> {
         // The segments are listed before the images are read.
         let found = self.segments.list().await.map_err(store_failed)?;
         let all = self.images.read().await?;
-        for segment in found.into_iter().filter(|segment| Images::is_leak(&all, segment.0)) {
+        for segment in found.into_iter().filter(|segment| !all.has_segment(segment.0)) {
             self.segments.delete(segment).await.map_err(store_failed)?;
         }
         Ok(())
@@ -473,8 +463,8 @@ impl OwnedImages {
     }
 
     async fn copy(&self, image: &LocalImage, seen: Seen<Image>) -> Result<()> {
-        let (uuid, numbers) = (image.uuid, seen.value.segments());
-        let copied = self.pool.copy(uuid, numbers.clone(), &self.segments).await;
+        let uuid = image.uuid;
+        let copied = self.pool.copy(uuid, seen.value.segments(), &self.segments).await;
         let published = match &copied {
             Ok(Some(Copied { root, segments, bytes })) => {
                 let copy = (*root, *segments, *bytes);
@@ -499,7 +489,7 @@ impl OwnedImages {
                 tracing::warn!(image = image.name, "the image is cloned by its shard only: {why}");
             }
         }
-        self.remove_segments(numbers).await
+        self.remove_leaks().await
     }
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use forebay_cluster::images::{Image, Uuid};
 use forebay_cluster::owned_images::{Copied, LocalImage, OwnedImages, ShardPool};
 use forebay_engine::{
-    CloneRequest, ClusterImage, DiskInfo, Error as EngineError, ImageRoot, ImageSegments, Pool, Role,
-    SegmentId, segments_of_image,
+    CloneRequest, ClusterImage, DiskInfo, Error as EngineError, ImageRoot, ImageSegments, Pool, PoolImage,
+    Role, SegmentId, segments_of_image,
 };
 use forebay_store::BoxFuture;
 use forebay_store::rados::ImageObjects;
@@ -36,24 +36,31 @@ fn text<T>(done: Result<T, EngineError>) -> Result<T, String> {
     done.map_err(|e| e.to_string())
 }
 
+fn local(image: PoolImage) -> LocalImage {
+    LocalImage {
+        uuid: image.uuid,
+        name: image.name,
+        size: image.size,
+        domain: image.dedup_domain,
+        is_adopted: image.is_adopted,
+    }
+}
+
 fn root_of(bytes: &[u8; 12]) -> Result<ImageRoot, String> {
     ImageRoot::from_bytes(bytes).ok_or_else(|| "the root of its map is damaged".to_owned())
 }
 
 impl ShardPool for ImagesOfShard {
     fn local(&self) -> Vec<LocalImage> {
-        let image = |image: forebay_engine::PoolImage| LocalImage {
-            uuid: image.uuid,
-            name: image.name,
-            size: image.size,
-            domain: image.dedup_domain,
-            is_adopted: image.is_adopted,
-        };
-        self.pool.cluster_images().local().into_iter().map(image).collect()
+        self.pool.cluster_images().local().into_iter().map(local).collect()
     }
 
-    fn attached(&self) -> Vec<Uuid> {
-        self.pool.cluster_images().attached()
+    fn find(&self, uuid: Uuid) -> Option<LocalImage> {
+        self.pool.cluster_images().find(uuid).map(local)
+    }
+
+    fn is_attached(&self, uuid: Uuid) -> bool {
+        self.pool.cluster_images().is_attached(uuid)
     }
 
     fn segments_for(&self, size: u64) -> u32 {

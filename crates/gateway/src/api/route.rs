@@ -10,7 +10,7 @@ pub(super) enum Destination {
     Disk(String),
     /// The shard that has the volume or image which the body names as its source.
     Source,
-    /// The same; or any shard, if the source is an image that every shard can clone.
+    /// The shard of the source, which the body names; or any shard, if every shard can clone the source.
     Clone,
     /// A shard for a new volume.
     New,

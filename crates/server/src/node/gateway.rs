@@ -223,7 +223,7 @@ impl Cluster for Gateway {
             if found.is_none_or(|found| found.kind != Kind::Image) {
                 return Ok(false);
             }
-            Ok(self.images.read().await.map_err(io::Error::other)?.live(name).is_some())
+            Ok(self.images.live(name).await.map_err(io::Error::other)?.is_some())
         })
     }
 

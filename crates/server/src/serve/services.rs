@@ -415,9 +415,9 @@ fn shared(
     let Some((ownership, term)) = ownership.zip(term) else { return Err(StoreError::Fenced) };
     let disks =
         DisksOfShard { pool: pool.clone(), targets: targets.clone(), shard: own.shard, gate: store.gate() };
-    let names = OwnedNames::new(ownership.beside(&own.cluster)?, own.shard, term, Arc::new(disks));
-    let (objects, segments) =
-        (ownership.beside(&own.cluster)?, ownership.beside(&images_namespace(&own.cluster))?);
+    let objects = ownership.beside(&own.cluster)?;
+    let segments = ownership.beside(&images_namespace(&own.cluster))?;
+    let names = OwnedNames::new(objects.clone(), own.shard, term, Arc::new(disks));
     let images = Arc::new(ImagesOfShard { pool: pool.clone() });
     let images = OwnedImages::new(objects, segments, (own.shard, term), images);
     Ok((Arc::new(names), Arc::new(images)))
