@@ -188,11 +188,8 @@ impl Protocol for Session {
         self.inbox.received();
         let mut used = 0;
         while !self.leaving {
-            if let Some(stop) = must_stop(output, &self.link.backlog) {
+            if let Some(stop) = must_stop(&self.worker, output, &self.link.backlog, self.needs_input()) {
                 return Ok((used, stop));
-            }
-            if self.worker.is_quiescing() && !self.needs_input() {
-                return Ok((used, Stop::Backlog));
             }
             match decode(&input[used..], self.link.parameters.digests, MAX_RECV)? {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),

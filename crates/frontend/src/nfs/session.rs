@@ -144,11 +144,8 @@ impl Protocol for Session {
     fn serve(&mut self, input: &[u8], output: &mut Output) -> Result<(usize, Stop), End> {
         let mut used = 0;
         while !self.leaving {
-            if let Some(stop) = must_stop(output, self.backlog()) {
+            if let Some(stop) = must_stop(&self.worker, output, self.backlog(), false) {
                 return Ok((used, stop));
-            }
-            if self.worker.is_quiescing() {
-                return Ok((used, Stop::Backlog));
             }
             if self.worker.closing() {
                 // Clients repeat calls that were not answered.

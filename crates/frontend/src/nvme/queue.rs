@@ -121,11 +121,8 @@ impl Protocol for Queue {
         self.controller.touch();
         let mut used = 0;
         while !self.leaving {
-            if let Some(stop) = must_stop(output, &self.link.backlog) {
+            if let Some(stop) = must_stop(&self.worker, output, &self.link.backlog, false) {
                 return Ok((used, stop));
-            }
-            if self.worker.is_quiescing() {
-                return Ok((used, Stop::Backlog));
             }
             if self.worker.closing() {
                 // Hosts repeat commands that were not answered.

@@ -40,14 +40,22 @@ const KEEP_HELD: usize = 8 << 10;
 /// Number of passes in which requests are refused when the server is closing and all other work is done.
 const LAST_PASSES: u8 = 4;
 
-/// Why a protocol must not decode another message now; `None` if it may.
-pub(crate) fn must_stop(output: &Output, backlog: &Backlog) -> Option<Stop> {
+/// Why a protocol must not decode another message now; `None` if it may. `needs_input`: a request that was
+/// accepted waits for the rest of its data.
+pub(crate) fn must_stop(
+    worker: &Worker,
+    output: &Output,
+    backlog: &Backlog,
+    needs_input: bool,
+) -> Option<Stop> {
     if output.is_full() {
         Some(Stop::Output)
     } else if backlog.is_full() {
         Some(Stop::Backlog)
     } else if backlog.budget().turn_is_over() {
         Some(Stop::Turn)
+    } else if worker.is_quiescing() && !needs_input {
+        Some(Stop::Backlog)
     } else {
         None
     }
