@@ -1,10 +1,12 @@
 //! Operations on names: look up, create, link, rename, remove.
 
+use std::sync::Arc;
+
 use crate::layout::{BLOCK, Block, LINKS_MAX, NAME_MAX};
 use crate::permission::{SEARCH, SET_GROUP, SET_ID, WRITE, check, check_removal};
 use crate::requests::Ticket;
 use crate::setattr::times;
-use crate::table::{Change, FIRST_COOKIE, Inode, Table};
+use crate::table::{Change, Entry, FIRST_COOKIE, Inode, Table};
 use crate::types::{Attributes, Caller, Changed, Create, FileId, Kind, SetAttributes};
 use crate::{Error, Files, Result, TARGET_MAX};
 
@@ -86,6 +88,22 @@ impl Table {
         check(inode, caller, WRITE | SEARCH)
     }
 
+    /// Checks that a user may add a name to a directory, and that the name does not exist.
+    fn check_vacant(&self, dir: FileId, name: &[u8], caller: &Caller) -> Result<()> {
+        self.check_addition(dir, name, caller)?;
+        if self.find(dir, name)?.is_some() { Err(Error::Exists) } else { Ok(()) }
+    }
+
+    /// Finds a name that a user may remove from a directory.
+    fn find_removable(&self, dir: FileId, name: &[u8], caller: &Caller) -> Result<(u32, Arc<Entry>)> {
+        let (parent, _) = self.directory(dir)?;
+        check_old_name(name)?;
+        check(parent, caller, SEARCH)?;
+        let (slot, entry) = self.find(dir, name)?.ok_or(Error::NoEntry)?;
+        check_removal(parent, &self.inodes[entry.child as usize], caller)?;
+        Ok((slot, entry))
+    }
+
     /// Adds a new object under a name that does not exist.
     fn create(
         &mut self,
@@ -157,7 +175,6 @@ impl Files {
             let (inode, _) = table.directory(dir)?;
             check_new_name(name)?;
             check(inode, caller, SEARCH)?;
-            let (gid_of_dir, dir_mode) = (inode.gid, inode.mode);
             if let Some((_, entry)) = table.find(dir, name)? {
                 let existing = table.at(entry.child);
                 let is_same = match how {
@@ -176,13 +193,13 @@ impl Files {
             if set.size.is_some_and(|size| size > crate::FILE_MAX) {
                 return Err(Error::TooLarge);
             }
-            let parent = Inode { gid: gid_of_dir, mode: dir_mode, ..Inode::default() };
+            let parent = table.get(dir)?;
             let mut inode = match how {
                 // The client sets the attributes afterwards (RFC 1813, section 3.3.8).
                 Create::Exclusive(_) => {
-                    new_inode(&parent, Kind::File, caller, &SetAttributes::default(), 0, now)
+                    new_inode(parent, Kind::File, caller, &SetAttributes::default(), 0, now)
                 }
-                _ => new_inode(&parent, Kind::File, caller, set, 0o600, now),
+                _ => new_inode(parent, Kind::File, caller, set, 0o600, now),
             };
             if let Create::Exclusive(verifier) = how {
                 inode.verifier = Some(verifier);
@@ -216,10 +233,7 @@ impl Files {
         (caller, ticket): (&Caller, Option<&Ticket<'_>>),
     ) -> Result<Created> {
         let make = |table: &mut Table, change: &mut Change, now: u64| {
-            table.check_addition(dir, name, caller)?;
-            if table.find(dir, name)?.is_some() {
-                return Err(Error::Exists);
-            }
+            table.check_vacant(dir, name, caller)?;
             let parent = table.get(dir)?;
             if parent.links >= LINKS_MAX {
                 return Err(Error::TooManyLinks);
@@ -257,10 +271,7 @@ impl Files {
             return Err(Error::NameTooLong);
         }
         let make = |table: &mut Table, change: &mut Change, now: u64| {
-            table.check_addition(dir, name, caller)?;
-            if table.find(dir, name)?.is_some() {
-                return Err(Error::Exists);
-            }
+            table.check_vacant(dir, name, caller)?;
             let mut inode = new_inode(table.get(dir)?, Kind::Symlink, caller, set, 0o777, now);
             inode.size = target.len() as u64;
             let created = table.create(dir, name, inode, now, change)?;
@@ -291,10 +302,7 @@ impl Files {
             } else if inode.links >= LINKS_MAX {
                 return Err(Error::TooManyLinks);
             }
-            table.check_addition(dir, name, caller)?;
-            if table.find(dir, name)?.is_some() {
-                return Err(Error::Exists);
-            }
+            table.check_vacant(dir, name, caller)?;
             table.check_room(0, 1)?;
             let before = table.attributes(dir.number);
             table.at(file.number).links += 1;
@@ -319,13 +327,8 @@ impl Files {
         (caller, ticket): (&Caller, Option<&Ticket<'_>>),
     ) -> Result<Changed> {
         let make = |table: &mut Table, change: &mut Change, now: u64| {
-            let (parent, _) = table.directory(dir)?;
-            check_old_name(name)?;
-            check(parent, caller, SEARCH)?;
-            let (slot, entry) = table.find(dir, name)?.ok_or(Error::NoEntry)?;
-            let child = &table.inodes[entry.child as usize];
-            check_removal(parent, child, caller)?;
-            if child.kind == Some(Kind::Directory) {
+            let (slot, entry) = table.find_removable(dir, name, caller)?;
+            if table.inodes[entry.child as usize].kind == Some(Kind::Directory) {
                 return Err(Error::IsDirectory);
             }
             let before = table.attributes(dir.number);
@@ -349,15 +352,12 @@ impl Files {
         (caller, ticket): (&Caller, Option<&Ticket<'_>>),
     ) -> Result<Changed> {
         let make = |table: &mut Table, change: &mut Change, now: u64| {
-            let (parent, _) = table.directory(dir)?;
+            table.directory(dir)?;
             if name == b".." {
                 return Err(Error::Exists);
             }
-            check_old_name(name)?;
-            check(parent, caller, SEARCH)?;
-            let (slot, entry) = table.find(dir, name)?.ok_or(Error::NoEntry)?;
+            let (slot, entry) = table.find_removable(dir, name, caller)?;
             let child = &table.inodes[entry.child as usize];
-            check_removal(parent, child, caller)?;
             let entries = child.dir.as_deref().ok_or(Error::NotDirectory)?;
             if !entries.names.is_empty() {
                 return Err(Error::NotEmpty);
