@@ -24,6 +24,17 @@ pub(crate) fn compress(block: &[u8; BLOCK], out: &mut Vec<u8>) -> Form {
     Compressor::default().append(block, out)
 }
 
+/// The stored form of a block that is not in a group, and its bytes; raw unless `compressed`.
+pub(crate) fn store_singly(block: &[u8; BLOCK], compressed: bool) -> (Form, Vec<u8>) {
+    let mut bytes = Vec::new();
+    let form = if compressed { compress(block, &mut bytes) } else { Form::RAW_BLOCK };
+    if bytes.is_empty() {
+        bytes.extend_from_slice(block);
+    }
+    bytes.resize(form.stored_len(), 0);
+    (form, bytes)
+}
+
 /// Compresses consecutive blocks. After a block that looks random, a smaller sample of the next block is
 /// examined: in a compressed or encrypted file, no block is worth compressing.
 pub(crate) struct Compressor {

@@ -46,7 +46,7 @@ impl Files {
                     if inode.kind != Some(Kind::File) || inode.disk != 0 || inode.size != 0 {
                         return Err(Error::Exists);
                     }
-                    inode.disk = disk.disk_id().0;
+                    inode.disk = disk.id().0;
                     inode.size = source.size;
                     *inode.open.disk.lock() = Some(disk.clone());
                     table.modify(id.number, now, change);
@@ -57,7 +57,7 @@ impl Files {
             Err(e) => Err(e),
         };
         if made.is_err() {
-            let _ = self.pool.remove_internal(&[disk.disk_id()]).await;
+            let _ = self.pool.remove_internal(&[disk.id()]).await;
         }
         made
     }

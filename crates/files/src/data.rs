@@ -230,7 +230,7 @@ impl Files {
             }
             let make = |table: &mut Table, change: &mut Change, _: u64| {
                 let inode = table.get_mut(id)?;
-                inode.disk = disk.disk_id().0;
+                inode.disk = disk.id().0;
                 *inode.open.disk.lock() = Some(disk.clone());
                 change.inode(id.number);
                 Ok(())
@@ -240,7 +240,7 @@ impl Files {
         let made = made.await;
         if made.is_err() {
             // The file was removed, or the pool has stopped. Otherwise the next opening deletes the disk.
-            let _ = self.pool.remove_internal(&[disk.disk_id()]).await;
+            let _ = self.pool.remove_internal(&[disk.id()]).await;
         }
         made
     }

@@ -101,7 +101,8 @@ impl DiskHandle {
         }
     }
 
-    pub(crate) fn id(&self) -> DiskId {
+    /// Number of this disk, which is never reused.
+    pub fn id(&self) -> DiskId {
         self.disk.id()
     }
 

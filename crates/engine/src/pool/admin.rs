@@ -602,9 +602,7 @@ impl Pool {
         self.components.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
         let disk =
             disk_by_id(&self.components.catalogue, id).ok_or_else(|| Error::NotFound(shorten(name)))?;
-        disk.attach(name)?;
-        let (metadata, marks) = (self.components.metadata.clone(), self.components.marks.clone());
-        Ok(Arc::new(DiskHandle::new(metadata, marks, disk, name.to_owned(), None)))
+        self.open_without_client(disk, name.to_owned())
     }
 
     /// Turns an import into an image, durably. After an error, the import is removed.

@@ -112,9 +112,8 @@ pub(super) async fn begin(pool: &Pool, name: &str, since: Option<&str>) -> Resul
 
 /// Opens an earlier disk for comparisons with the disk `name`; see [`Pool::since`].
 pub(super) fn compare(pool: &Pool, name: &str, earlier: &str) -> Result<Since> {
-    let components = &pool.components;
     let (earlier, disk) = {
-        let catalogue = components.catalogue.read();
+        let catalogue = pool.components.catalogue.read();
         let volume = name.split_once('@').map_or(name, |(volume, _)| volume);
         let of_volume = format!("{volume}@{earlier}");
         match catalogue.find(&of_volume) {
@@ -127,9 +126,7 @@ pub(super) fn compare(pool: &Pool, name: &str, earlier: &str) -> Result<Since> {
         return Err(Error::WrongKind { name: shorten(&earlier), is, needs });
     }
     disk.check_map(&earlier)?;
-    disk.attach(&earlier)?;
-    let (metadata, marks) = (components.metadata.clone(), components.marks.clone());
-    Ok(Since::new(Arc::new(DiskHandle::new(metadata, marks, disk, earlier, None))))
+    Ok(Since::new(pool.open_without_client(disk, earlier)?))
 }
 
 /// Makes a hidden copy of a disk, and opens the copy.
@@ -144,9 +141,7 @@ pub(super) async fn hidden_copy(pool: &Pool, from: &Arc<Disk>, name: &str) -> Re
     let id = disk.id;
     components.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(from.id()) }]).await?;
     let copy = disk_by_id(&components.catalogue, id).ok_or_else(|| Error::NotFound(shorten(name)))?;
-    copy.attach(&copy_name)?;
-    let (metadata, marks) = (components.metadata.clone(), components.marks.clone());
-    Ok(Arc::new(DiskHandle::new(metadata, marks, copy, copy_name, None)))
+    pool.open_without_client(copy, copy_name)
 }
 
 /// Ends an export; see [`Pool::end_export`].

@@ -65,9 +65,7 @@ pub(super) fn open(pool: &Pool, id: DiskId) -> Result<Arc<DiskHandle>> {
     let disk = disk_by_id(&pool.components.catalogue, id).filter(|disk| disk.is_internal());
     let disk = disk.ok_or_else(|| Error::NotFound(format!("internal disk {}", id.0)))?;
     let name = disk.record().name.clone();
-    disk.attach(&name)?;
-    let (metadata, marks) = (pool.components.metadata.clone(), pool.components.marks.clone());
-    Ok(Arc::new(DiskHandle::new(metadata, marks, disk, name, None)))
+    pool.open_without_client(disk, name)
 }
 
 /// Deletes internal disks; see [`Pool::remove_internal`].
@@ -89,11 +87,6 @@ fn internal_name(purpose: &str) -> String {
 }
 
 impl DiskHandle {
-    /// Number of this disk, which is never reused.
-    pub fn disk_id(&self) -> DiskId {
-        self.id()
-    }
-
     /// Waits until the write buffers have room for `blocks` blocks of the disk.
     ///
     /// # Errors
@@ -164,12 +157,12 @@ mod tests {
         other.write(100, b"data", false).await.unwrap();
         disk.flush().await.unwrap();
         other.flush().await.unwrap();
-        assert_eq!(pool.internal_disks("table"), [disk.disk_id()]);
+        assert_eq!(pool.internal_disks("table"), [disk.id()]);
         assert!(pool.disks().is_empty());
         assert!(pool.attach("internal/table").is_err());
         pool.create_volume("internal", 1 << 20, SyncMode::Flush, 0).await.unwrap();
-        let ids = (disk.disk_id(), other.disk_id());
-        let copy = pool.create_internal("data", 1 << 20, Some(&other)).await.unwrap().disk_id();
+        let ids = (disk.id(), other.id());
+        let copy = pool.create_internal("data", 1 << 20, Some(&other)).await.unwrap().id();
         other.write(100, b"more", true).await.unwrap();
         drop((disk, other));
         pool.close().await.unwrap();

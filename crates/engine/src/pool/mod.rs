@@ -5,6 +5,7 @@ mod admin;
 mod cluster_image;
 mod export;
 mod health;
+mod image_copy;
 mod internal;
 mod limits;
 #[allow(clippy::module_inception, reason = "the type that the folder is named after")]
@@ -13,11 +14,10 @@ mod receive;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo, VolumePage};
-pub use cluster_image::{
-    ClusterImage, ClusterImages, ImageRoot, ImageSegments, PoolImage, WrittenImage, segments_of_image,
-};
+pub use cluster_image::{ClusterImage, ClusterImages, ImageRoot, PoolImage, WrittenImage};
 pub use export::Export;
 pub use health::{Affected, PoolHealth};
+pub use image_copy::{ImageSegments, segments_of_image};
 pub use internal::BlockRoom;
 pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;

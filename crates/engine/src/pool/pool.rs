@@ -185,6 +185,13 @@ impl Pool {
         self.attach_disk(disk, name, client)
     }
 
+    /// Opens a disk for the pool itself, or for a front end, without a client: so writes are not marked.
+    pub(super) fn open_without_client(&self, disk: Arc<Disk>, name: String) -> Result<Arc<DiskHandle>> {
+        disk.attach(&name)?;
+        let Components { metadata, marks, .. } = &self.components;
+        Ok(Arc::new(DiskHandle::new(metadata.clone(), marks.clone(), disk, name, None)))
+    }
+
     fn attach_disk(&self, disk: Arc<Disk>, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         if disk.attach(name)? == 1 {
             self.components.profiles.on_first_attach(&disk);

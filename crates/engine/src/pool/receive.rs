@@ -197,9 +197,7 @@ pub(super) async fn begin(pool: &Pool, request: ReceiveRequest) -> Outcome<Recei
     ops.insert(0, CatalogueOp::Create { disk: record, from });
     components.intake.commit_ops(ops).await?;
     let disk = disk_by_id(&components.catalogue, id).ok_or_else(|| Error::NotFound(shorten(name)))?;
-    disk.attach(&hidden_name)?;
-    let (metadata, marks) = (components.metadata.clone(), components.marks.clone());
-    let handle = Arc::new(DiskHandle::new(metadata, marks, disk, hidden_name, None));
+    let handle = pool.open_without_client(disk, hidden_name)?;
     Ok(Receiving { handle, request, replaces })
 }
 

@@ -46,7 +46,7 @@ use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES, PACK_GROUPS};
 use crate::log::{Barrier, Item, Log, block_at, directory_entry};
 use crate::read::{Reader, RelocationRef};
 use crate::space::SpaceGovernor;
-use crate::stored::{GROUP_BLOCKS, compress, compress_group};
+use crate::stored::{GROUP_BLOCKS, compress_group, store_singly};
 use crate::sync::Mutex;
 use crate::workers::map;
 use crate::{Error, Mutation, Result};
@@ -352,13 +352,7 @@ fn pack_group(group: &[Survivor], blocks: &[u8], pack: bool) -> Vec<Piece> {
         return vec![Piece { bytes, survivors }];
     }
     let each = |(survivor, block): (&Survivor, &[u8])| {
-        let block = block.first_chunk()?;
-        let mut bytes = Vec::new();
-        let form = if pack { compress(block, &mut bytes) } else { Form::RAW_BLOCK };
-        if bytes.is_empty() {
-            bytes.extend_from_slice(block);
-        }
-        bytes.resize(form.stored_len(), 0);
+        let (form, bytes) = store_singly(block.first_chunk()?, pack);
         Some(Piece { bytes, survivors: vec![(*survivor, form)] })
     };
     group.iter().zip(blocks.chunks_exact(BLOCK)).filter_map(each).collect()
