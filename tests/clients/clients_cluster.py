@@ -135,6 +135,19 @@ def connected(node, volume):
         h.shutdown()
 
 
+def exchange(client, h, in_flight, depth, blocks):
+    """Keeps `depth` requests under way, on different blocks, and ends the requests that were answered."""
+    busy = {block for block, *_ in in_flight.values()}
+    while len(in_flight) < depth and not client.stopping.is_set():
+        block = client.random.choice([b for b in range(blocks) if b not in busy])
+        busy.add(block)
+        cookie, request = client.begin(h, block)
+        in_flight[cookie] = request
+    h.poll(100)
+    for cookie in [cookie for cookie in in_flight if h.aio_command_completed(cookie)]:
+        client.end(*in_flight.pop(cookie))
+
+
 class Guest(threading.Thread):
     """A client of one node, with many requests at a time, which never connects again: whatever happens to the
     owners of its disk has to be a pause. Each read has to return what was acknowledged last."""
@@ -157,15 +170,7 @@ class Guest(threading.Thread):
             h.connect_uri(self.uri)
             in_flight = {}
             while in_flight or not self.stopping.is_set():
-                busy = {block for block, _, _ in in_flight.values()}
-                while len(in_flight) < self.DEPTH and not self.stopping.is_set():
-                    block = self.random.choice([b for b in range(BLOCKS) if b not in busy])
-                    busy.add(block)
-                    cookie, request = self.begin(h, block)
-                    in_flight[cookie] = request
-                h.poll(100)
-                for cookie in [cookie for cookie in in_flight if h.aio_command_completed(cookie)]:
-                    self.end(*in_flight.pop(cookie))
+                exchange(self, h, in_flight, self.DEPTH, BLOCKS)
             h.shutdown()
         except Exception as e:  # noqa: BLE001: reported by `finish`
             self.error = e

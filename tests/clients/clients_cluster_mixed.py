@@ -23,7 +23,7 @@ import threading
 import time
 
 from ceph import Cluster
-from clients_cluster import STATE_S, ShardedCluster
+from clients_cluster import STATE_S, ShardedCluster, exchange
 from forebay import Failed, binary, run
 from harness import BLOCK, Skipped, alone, check, equal, test, wait_for
 from ledger import HEADER, MAGIC, block_bytes
@@ -134,15 +134,7 @@ class Client(threading.Thread):
         connected = time.monotonic()
         try:
             while in_flight or not self.stopping.is_set():
-                busy = {block for block, *_ in in_flight.values()}
-                while len(in_flight) < DEPTH and not self.stopping.is_set():
-                    block = self.random.choice([b for b in range(BLOCKS) if b not in busy])
-                    busy.add(block)
-                    cookie, request = self.begin(h, block)
-                    in_flight[cookie] = request
-                h.poll(100)
-                for cookie in [cookie for cookie in in_flight if h.aio_command_completed(cookie)]:
-                    self.end(*in_flight.pop(cookie))
+                exchange(self, h, in_flight, DEPTH, BLOCKS)
                 if node.is_unwell and time.monotonic() - max(self.last or connected, connected) > patience:
                     # Without a word: the requests that were sent may be executed later.
                     self.moves += 1

@@ -54,7 +54,7 @@ const OBJECT: &str = "images";
 const NEXT: &str = "next";
 /// The version of entries that this release writes, and the highest that it reads.
 const VERSION: u32 = 1;
-/// The first segment number of images. The numbers below are those of pools.
+/// The first segment number of images. Pools have the lower numbers.
 const FIRST: u64 = 1 << 31;
 /// The segment numbers end here.
 const END: u64 = 1 << 32;
@@ -135,7 +135,7 @@ pub struct Refusal {
     pub generation: u64,
     /// Number of clones that the shard has of the image.
     pub clones: u64,
-    /// Name of one of them.
+    /// Name of a clone.
     pub example: String,
 }
 
@@ -145,7 +145,7 @@ pub struct Registration {
     version: u32,
     /// The term of the owner that has written it.
     pub term: u64,
-    /// Number of the change among those of the process.
+    /// Number of this change among the changes that the process has written.
     number: u64,
     /// What the shard does with the image.
     pub used: Use,
@@ -256,7 +256,7 @@ impl Images {
     /// requires for the removal of segments.
     ///
     /// # Errors
-    /// [`ClusterError::Unsupported`], [`ClusterError::Damaged`]; those of Ceph.
+    /// [`ClusterError::Unsupported`], [`ClusterError::Damaged`]; the errors of Ceph.
     pub async fn read(&self) -> Result<Catalogue> {
         let mut all = Catalogue { images: self.read_images().await?, ..Catalogue::default() };
         for (key, value) in self.entries(Wanted::Prefix("r.".to_owned())).await?.entries {
@@ -300,7 +300,7 @@ impl Images {
     ///
     /// # Errors
     /// [`ClusterError::Exists`] if the image is in the catalogue; [`ClusterError::Refused`] if no numbers are
-    /// left; those of Ceph.
+    /// left; the errors of Ceph.
     pub async fn reserve(
         &self,
         uuid: Uuid,
@@ -380,7 +380,7 @@ impl Images {
     /// the entry has changed since it was read: another owner of the home has removed it.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn publish(
         &self,
         uuid: &Uuid,
@@ -436,7 +436,7 @@ impl Images {
     /// read.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn state_use(
         &self,
         uuid: &Uuid,
@@ -457,7 +457,7 @@ impl Images {
     /// Removes a registration. Returns whether it was as it was read.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn unregister(&self, uuid: &Uuid, shard: u32, seen: &Seen<Registration>) -> Result<bool> {
         let key = registration_key(uuid, shard);
         self.operate(vec![Step::RequireEntry(key.clone(), seen.stored.clone()), Step::RemoveKeys(vec![key])])
@@ -467,7 +467,7 @@ impl Images {
     /// Begins to delete an image: no shard can register from then on. `None` if the entry has changed.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn begin_deletion(
         &self,
         uuid: &Uuid,
@@ -484,7 +484,7 @@ impl Images {
     /// were read.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn restore(
         &self,
         uuid: &Uuid,
@@ -501,7 +501,7 @@ impl Images {
     /// Gives an image the name that it has in its home. Returns whether the entry was as it was read.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn rename(&self, uuid: &Uuid, seen: &Seen<Image>, name: &str) -> Result<bool> {
         let new = Image { name: name.to_owned(), ..seen.value.clone() };
         Ok(self.swap(uuid, seen, new, Vec::new()).await?.is_some())
@@ -510,7 +510,7 @@ impl Images {
     /// Removes the entry of an image whose segments are removed. Returns whether it was as it was read.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn remove(&self, uuid: &Uuid, seen: &Seen<Image>) -> Result<bool> {
         let key = image_key(uuid);
         self.operate(vec![Step::RequireEntry(key.clone(), seen.stored.clone()), Step::RemoveKeys(vec![key])])

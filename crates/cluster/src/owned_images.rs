@@ -167,7 +167,7 @@ impl OwnedImages {
     /// `None` if the cluster has no live image of the name.
     ///
     /// # Errors
-    /// Those of [`Images::register`]; [`ClusterError::Refused`] if the pool cannot attach the image.
+    /// The errors of [`Images::register`]; [`ClusterError::Refused`] if the pool cannot attach the image.
     pub async fn attach(&self, name: &str) -> Result<Option<Uuid>> {
         let Some((uuid, _)) = self.images.live(name).await? else { return Ok(None) };
         let _lock = self.lock(uuid).await;
@@ -184,7 +184,7 @@ impl OwnedImages {
     ///
     /// # Errors
     /// [`ClusterError::Refused`] if a shard has clones of the image, or does not answer: then it stays as it
-    /// was; those of Ceph.
+    /// was; the errors of Ceph.
     pub async fn begin_deletion(&self, uuid: Uuid, name: &str) -> Result<Deletion> {
         let lock = self.lock(uuid).await;
         loop {
@@ -294,7 +294,7 @@ impl OwnedImages {
     /// One pass over the images whose home is this shard: continues what earlier owners have begun.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn keep_images(&self, all: &Catalogue) -> Result<()> {
         for (uuid, seen) in &all.images {
             let image = &seen.value;
@@ -348,7 +348,7 @@ impl OwnedImages {
     /// clones, and removes registrations that are not needed.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn keep_registrations(&self, all: &Catalogue) -> Result<()> {
         let mut in_use: Option<BTreeSet<u32>> = None;
         for ((uuid, shard), seen) in &all.registrations {
@@ -436,7 +436,7 @@ impl OwnedImages {
     /// Publishes one image. Returns whether there was one.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn publish_next(&self) -> Result<bool> {
         let waiting: Vec<_> = {
             let failed = self.failed.lock();

@@ -10,7 +10,7 @@ impl Files {
     /// answered before are included.
     ///
     /// # Errors
-    /// Those of [`Files::create`] and of a commit.
+    /// The errors of [`Files::create`] and of a commit.
     pub async fn clone_file(
         &self,
         from: FileId,

@@ -112,7 +112,7 @@ impl Files {
     /// The target of a symbolic link, and its attributes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the object is no link; those of a read.
+    /// [`Error::Invalid`] if the object is no link; the errors of a read.
     pub async fn target(&self, id: FileId) -> Result<(Vec<u8>, Attributes)> {
         let attributes = self.attributes(id)?;
         if attributes.kind != Kind::Symlink {
@@ -273,7 +273,7 @@ impl Files {
     /// Makes all data and attributes of a file durable.
     ///
     /// # Errors
-    /// [`Error::Stale`], [`Error::IsDirectory`]; those of a flush.
+    /// [`Error::Stale`], [`Error::IsDirectory`]; the errors of a flush.
     pub async fn commit(&self, id: FileId) -> Result<Attributes> {
         regular(&self.table.read(), id)?;
         self.flush_file(id).await?;

@@ -177,7 +177,7 @@ impl Table {
     /// Writes a change that was made to the table.
     ///
     /// # Errors
-    /// Those of a pool that does not run. The table then differs from the disk, and is not used again.
+    /// The errors of a pool that does not run. The table then differs from the disk, and is not used again.
     pub fn write(&mut self, disk: &DiskHandle, room: &mut BlockRoom<'_>, change: &Change) -> Result<()> {
         if self.is_broken {
             return Err(Error::Engine(forebay_engine::Error::Closed));

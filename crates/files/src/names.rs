@@ -344,7 +344,7 @@ impl Files {
     /// Removes an empty directory, durably.
     ///
     /// # Errors
-    /// [`Error::NotEmpty`], [`Error::NotDirectory`], and those of [`Files::remove`].
+    /// [`Error::NotEmpty`], [`Error::NotDirectory`], and the errors of [`Files::remove`].
     pub async fn remove_directory(
         &self,
         dir: FileId,

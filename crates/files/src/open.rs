@@ -65,7 +65,7 @@ impl Files {
     /// Opens the namespace of a pool; creates it if the pool has none.
     ///
     /// # Errors
-    /// [`Error::Damaged`]; those of the pool.
+    /// [`Error::Damaged`]; the errors of the pool.
     pub async fn open(pool: Arc<Pool>) -> Result<Arc<Files>> {
         let mut disks = pool.internal_disks(TABLE);
         disks.sort_unstable();

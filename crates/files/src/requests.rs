@@ -38,7 +38,7 @@ impl Files {
     /// has ended. A repeated request is durable on return.
     ///
     /// # Errors
-    /// Those of a flush.
+    /// The errors of a flush.
     pub async fn begin(&self, key: RequestKey) -> Result<Begun<'_>> {
         loop {
             let admission = self.table.write().replies.begin(key, self.now());

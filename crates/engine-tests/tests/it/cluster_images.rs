@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_engine::{
     BoxFuture, ClusterImage, DiskHandle, Error, Host, ImageSegments, Pool, PoolConfig, SegmentId, SyncMode,
@@ -29,18 +29,7 @@ impl Identities {
 }
 
 impl Host for Identities {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        1_700_000_000_000
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
+    crate::common::of_runtime!(0);
     fn boot_id(&self) -> [u8; 16] {
         crate::common::boot_of(self.0)
     }

@@ -26,36 +26,15 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BlockRef, CatalogueOp, DiskRecord, MapValue, Role, SegmentId};
+use forebay_format::{CatalogueOp, DiskRecord, MapValue, Role, SegmentId};
 
 use super::admin::{CloneRequest, DiskInfo};
 use super::export::hidden_copy;
-use super::image_copy::{ImageSegments, copy_image};
+use super::image_copy::{ImageRoot, ImageSegments, WrittenImage, copy_image};
 use super::pool::Pool;
 use crate::catalogue::{check_name, check_size};
 use crate::disk::Disk;
 use crate::{Error, Result};
-
-/// The root of the block map of an image of the cluster: a node in one of its segments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ImageRoot(pub(super) BlockRef);
-
-impl ImageRoot {
-    /// The root as a block reference in its stored form.
-    pub fn to_bytes(self) -> [u8; 12] {
-        MapValue::At(self.0).encode()
-    }
-
-    /// The root with this stored form; `None` if no writer produces these bytes.
-    pub fn from_bytes(bytes: &[u8; 12]) -> Option<ImageRoot> {
-        match MapValue::decode(bytes)? {
-            MapValue::At(at) if at.addr.segment.is_of_image() && at.form.of_node().is_some() => {
-                Some(ImageRoot(at))
-            }
-            _ => None,
-        }
-    }
-}
 
 /// An image that has its name in this pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,17 +66,6 @@ pub struct ClusterImage {
     pub root: ImageRoot,
 }
 
-/// The copy of an image in separate segments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WrittenImage {
-    /// Root of the block map.
-    pub root: ImageRoot,
-    /// Number of segments, which are the first of those that the caller has reserved.
-    pub segments: u32,
-    /// Bytes of these segments.
-    pub bytes: u64,
-}
-
 /// The images of the cluster, for a pool that is a shard of it.
 pub struct ClusterImages(pub(super) Arc<Pool>);
 
@@ -106,8 +74,8 @@ impl ClusterImages {
     /// ([`segments_of_image`]). Returns `None` for an image without data, which needs no segments.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of reading the image and of writing the segments. The segments that were
-    /// written are not in use then.
+    /// [`Error::NotFound`]; the errors of reading the image and of writing the segments. The segments that
+    /// were written are not in use then.
     pub async fn write(
         &self,
         uuid: [u8; 16],
@@ -244,7 +212,7 @@ impl ClusterImages {
     /// module documentation.
     ///
     /// # Errors
-    /// [`Error::MapsDamaged`] if they cannot be known, since a map is damaged; others of a reclaim.
+    /// [`Error::MapsDamaged`] if they cannot be known, since a map is damaged; the errors of a reclaim.
     pub async fn segments_in_use(&self) -> Result<BTreeSet<SegmentId>> {
         self.0.components.reclaimer.image_segments_in_use().await
     }

@@ -10,7 +10,6 @@ use forebay_format::{Address, BLOCK, BlockRef, MapValue, SegmentId, Slot};
 use hashbrown::{HashMap, HashSet};
 use tokio::task::yield_now;
 
-use super::cluster_image::{ImageRoot, WrittenImage};
 use crate::disk::{Disk, blocks};
 use crate::host::BoxFuture;
 use crate::limits::{IMAGE_SEGMENT_BYTES, KNOWN_COPIES, WORKER_BLOCKS};
@@ -20,12 +19,44 @@ use crate::stored::store_singly;
 use crate::workers::map;
 use crate::{Error, Result};
 
+/// The root of the block map of an image of the cluster: a node in one of its segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageRoot(pub(super) BlockRef);
+
+impl ImageRoot {
+    /// The root as a block reference in its stored form.
+    pub fn to_bytes(self) -> [u8; 12] {
+        MapValue::At(self.0).encode()
+    }
+
+    /// The root with this stored form; `None` if no writer produces these bytes.
+    pub fn from_bytes(bytes: &[u8; 12]) -> Option<ImageRoot> {
+        match MapValue::decode(bytes)? {
+            MapValue::At(at) if at.addr.segment.is_of_image() && at.form.of_node().is_some() => {
+                Some(ImageRoot(at))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The copy of an image in separate segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrittenImage {
+    /// Root of the block map.
+    pub root: ImageRoot,
+    /// Number of segments, which are the first of those that the caller has reserved.
+    pub segments: u32,
+    /// Bytes of these segments.
+    pub bytes: u64,
+}
+
 /// Where the segments of an image are stored.
 pub trait ImageSegments: Send + Sync {
     /// Stores a segment, durably. No segment is stored twice.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     fn write(&self, segment: SegmentId, bytes: Vec<u8>) -> BoxFuture<'_, Result<()>>;
 }
 
@@ -96,11 +127,11 @@ impl Segments<'_> {
     }
 }
 
-/// Copies the disk of an image, which does not change, into segments with these numbers. Returns `None` for an
-/// image without data.
+/// Copies the disk of an image, which does not change, into segments with these numbers. Returns `None` for
+/// an image without data.
 ///
 /// # Errors
-/// [`Error::NoSpace`] if the numbers do not suffice; those of reading and writing.
+/// [`Error::NoSpace`] if the numbers do not suffice; the errors of reading and writing.
 pub(super) async fn copy_image(
     reader: &Reader,
     image: &Disk,

@@ -90,7 +90,7 @@ impl DiskHandle {
     /// Waits until the write buffers have room for `blocks` blocks of the disk.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; those of a pool that does not run.
+    /// [`Error::NoSpace`]; the errors of a pool that does not run.
     pub async fn admit_blocks(&self, blocks: usize) -> Result<BlockRoom<'_>> {
         let mut admitted = self.intake.admit(&self.disk, (blocks * BLOCK) as u64).await?;
         admitted.spend((blocks * BLOCK) as u64);
@@ -100,7 +100,8 @@ impl DiskHandle {
     /// Replaces whole blocks in this order. All of them are in the same group of the log. Does not wait.
     ///
     /// # Errors
-    /// Those of a pool that does not run: nothing was written, or the pool stops without a further commit.
+    /// The errors of a pool that does not run: nothing was written, or the pool stops without a further
+    /// commit.
     ///
     /// # Panics
     /// More blocks than were admitted, or a block beyond the end of the disk.

@@ -14,10 +14,10 @@ mod receive;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo, VolumePage};
-pub use cluster_image::{ClusterImage, ClusterImages, ImageRoot, PoolImage, WrittenImage};
+pub use cluster_image::{ClusterImage, ClusterImages, PoolImage};
 pub use export::Export;
 pub use health::{Affected, PoolHealth};
-pub use image_copy::{ImageSegments, segments_of_image};
+pub use image_copy::{ImageRoot, ImageSegments, WrittenImage, segments_of_image};
 pub use internal::BlockRoom;
 pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;

@@ -37,7 +37,7 @@ impl ImageObjects {
     /// Stores a segment, durably.
     ///
     /// # Errors
-    /// [`StoreError::Full`] if there is no room for it; others of Ceph. `EEXIST` if the segment exists.
+    /// [`StoreError::Full`] if there is no room for it; the errors of Ceph. `EEXIST` if the segment exists.
     pub async fn write(&self, segment: SegmentId, bytes: &[u8]) -> Result<()> {
         let mut data = IoBuf::with_capacity(bytes.len());
         data.extend_from_slice(bytes);
@@ -54,7 +54,7 @@ impl ImageObjects {
     /// Removes a segment. Has no effect if it does not exist.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn delete(&self, segment: SegmentId) -> Result<()> {
         match self.0.operate(&segment_object(segment), vec![Step::Remove], WhenFull::Proceed).await {
             Ok(()) | Err(Errno(libc::ENOENT)) => Ok(()),
@@ -65,7 +65,7 @@ impl ImageObjects {
     /// The segments that exist, in no order.
     ///
     /// # Errors
-    /// Those of Ceph.
+    /// The errors of Ceph.
     pub async fn list(&self) -> Result<Vec<SegmentId>> {
         let failed = |e| store_error("listing the segments of images", e);
         let names = self.0.list().await.map_err(failed)?;

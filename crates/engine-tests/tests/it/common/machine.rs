@@ -3,9 +3,8 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
-use forebay_engine::{BoxFuture, Host, Pool, PoolConfig, PoolId, Result};
+use forebay_engine::{Host, Pool, PoolConfig, PoolId, Result};
 use forebay_retained::{HeapMemory, Memory};
 use forebay_store::{MemoryStore, Store};
 use tokio::time::Instant;
@@ -82,18 +81,7 @@ struct Process {
 }
 
 impl Host for Process {
-    fn now(&self) -> Duration {
-        self.start.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        1_700_000_000_000
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
+    super::of_runtime!(start);
     fn random(&self, bytes: &mut [u8]) {
         bytes.copy_from_slice(&noise(self.seed, bytes.len().next_multiple_of(8))[..bytes.len()]);
     }

@@ -6,25 +6,33 @@ pub mod machine;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, CloneRequest, DiskHandle, Host, Pool, PoolConfig, Result};
+use forebay_engine::{CloneRequest, DiskHandle, Host, Pool, PoolConfig, Result};
 use forebay_store::{MemoryStore, Store};
+
+/// The time since the field `$start`, a fixed date, and the tasks of the runtime of a test.
+macro_rules! of_runtime {
+    ($start:tt) => {
+        fn now(&self) -> std::time::Duration {
+            self.$start.elapsed()
+        }
+        fn unix_ms(&self) -> u64 {
+            1_700_000_000_000
+        }
+        fn sleep(&self, duration: std::time::Duration) -> forebay_engine::BoxFuture<'static, ()> {
+            Box::pin(tokio::time::sleep(duration))
+        }
+        fn spawn(&self, _: &'static str, task: forebay_engine::BoxFuture<'static, ()>) {
+            tokio::spawn(task);
+        }
+    };
+}
+pub(crate) use of_runtime;
 
 /// The real environment, with a fixed date and numbers that are not random.
 pub struct TestHost(pub Instant);
 
 impl Host for TestHost {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        1_700_000_000_000
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
+    of_runtime!(0);
     fn boot_id(&self) -> [u8; 16] {
         boot_of(self.0)
     }
@@ -37,18 +45,7 @@ impl Host for TestHost {
 pub struct PausedHost(pub tokio::time::Instant);
 
 impl Host for PausedHost {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        1_700_000_000_000
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
+    of_runtime!(0);
     fn random(&self, bytes: &mut [u8]) {
         bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
     }
